@@ -1,0 +1,1 @@
+"""The `hawker` command. Imports the rest only when a command runs."""

@@ -1,0 +1,1 @@
+"""The worker: source of truth for its machines. Durable flows over a log, and the drivers that run things."""

@@ -1,0 +1,1 @@
+"""Drivers run machines. `base` is the contract, every other module one driver."""

@@ -1,0 +1,220 @@
+"""The contract of a driver: the life of an instance in order, and what a driver may leave out.
+
+An *instance* is one run of a machine's program. It is named by its *key*, `<run id>/<step>`, the name of the outside
+effect that started it: asking twice for the same key gives the same instance. A driver keeps what it needs to find its
+instances again by that key, so that a worker daemon can be killed and upgraded while machines run on.
+
+The order of a life: `start` → (`signal`, `exec`, `stats`, `suspend`, `resume`)* → `stop` or an exit of its own →
+`destroy`, which removes every leftover. The exit record of an instance stays readable until `destroy`.
+
+Every driver passes the conformance suite in `tests/worker/drivers/conformance.py`. Third parties register drivers under
+the entry point group `hawker.drivers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What this driver can do on this host. A call outside them is refused by name, never ignored."""
+
+    suspend: bool = False
+    exec: bool = False
+    limits: bool = False  # cpu, memory and process limits are enforced by the kernel
+    images: bool = False  # runs OCI images; False: runs the host's own programs
+
+
+class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
+    """What the driver found on this host. `healthy` False keeps the worker from offering it; `problem` says why."""
+
+    driver: str
+    healthy: bool
+    problem: str = ""
+    capabilities: Capabilities = Capabilities()
+    attributes: dict[str, str] = {}
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Kernel limits of one instance. `cpu_millis` 1000 is one cpu; `dedicated` caps at it, shared only weighs by it."""
+
+    cpu_millis: int
+    memory_mib: int
+    dedicated: bool = False
+    pids: int = 4096
+
+
+class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a driver needs to start an instance, and to know it again."""
+
+    key: str
+    machine: str
+    image: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    limits: Limits
+
+
+class Exit(msgspec.Struct, frozen=True, kw_only=True):
+    """How an instance ended. All of `code`, `signal` None: it is gone and nobody saw how (`error` says why)."""
+
+    key: str
+    machine: str
+    code: int | None = None
+    signal: int | None = None
+    oom_killed: bool = False
+    error: str = ""
+    at_ms: int = 0
+
+    @property
+    def status(self) -> int:
+        """The shell's convention: the exit code, 128 + signal, or -1 when nobody saw it."""
+        if self.code is not None:
+            return self.code
+        return 128 + self.signal if self.signal is not None else -1
+
+
+class Instance(msgspec.Struct, frozen=True, kw_only=True):
+    """A driver's view of one instance. `exit` is set once it has ended."""
+
+    key: str
+    machine: str
+    pid: int | None
+    started_at_ms: int
+    suspended: bool = False
+    exit: Exit | None = None
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """Use of one instance: cumulative cpu seconds, resident bytes, live processes."""
+
+    cpu_s: float
+    memory_bytes: int
+    processes: int
+
+
+class Process(msgspec.Struct, frozen=True, kw_only=True):
+    """One live process of an instance, as `ps` shows it."""
+
+    pid: int
+    ppid: int
+    started_at_ms: int
+    cpu_s: float
+    rss_bytes: int
+    directory: str
+    command: str
+    listen: Sequence[tuple[str, str]] = ()  # (protocol, "address:port")
+
+
+class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a command run inside an instance gave back. Output is cut at `MAX_EXEC_OUTPUT` bytes each."""
+
+    code: int
+    signal: int | None
+    stdout: bytes
+    stderr: bytes
+    timed_out: bool = False
+
+
+class LogLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One line that the program wrote. `stream` is "stdout" or "stderr"; `instance` the key that wrote it."""
+
+    at_ms: int
+    stream: str
+    text: str
+    instance: str = ""
+
+
+MAX_EXEC_OUTPUT = 1 << 20
+
+
+class UnknownInstance(Exception):
+    """No instance of this key is known to the driver: never started, or destroyed."""
+
+
+class InstanceRunning(Exception):
+    """`destroy` without `force` on an instance that still runs."""
+
+
+class NotSupported(Exception):
+    """The driver's capabilities leave this out."""
+
+
+class StartFailed(Exception):
+    """The program could not be started: not found, not executable, a limit the kernel refused. Final, not retried."""
+
+
+class Driver(Protocol):
+    """Runs instances. Every method may be called again after a crash and must give the same end state.
+
+    `open` takes hold of what still runs and starts what the driver needs of its own; `close` lets go and leaves
+    instances running. `stop_all` is for a host that shuts down.
+    """
+
+    name: str
+
+    async def open(self, on_exit: Callable[[Exit], None]) -> None:
+        """Connect, recover, and from now on call `on_exit` once for every instance that ends, also for those that
+        ended while nobody was looking. Calls for one key may repeat after a crash."""
+
+    async def close(self) -> None: ...
+
+    async def fingerprint(self) -> Fingerprint: ...
+
+    async def start(self, spec: InstanceSpec) -> Instance:
+        """Start the program. The same key again: the instance that is there, running or ended.
+
+        Raises `StartFailed` when the program cannot be started; nothing is left behind then.
+        """
+
+    async def recover(self) -> Sequence[Instance]:
+        """Every instance that has not been destroyed, running or ended."""
+
+    async def inspect(self, key: str) -> Instance:
+        """Raises `UnknownInstance`."""
+
+    async def wait(self, key: str) -> Exit:
+        """Return when it has ended; at once if it already has. Raises `UnknownInstance`."""
+
+    async def stop(self, key: str, *, signal: int, grace_s: float) -> Exit:
+        """Signal the main process, wait up to `grace_s`, then kill the whole tree. Returns when all of it is gone.
+
+        A suspended instance is killed without a grace time. Raises `UnknownInstance`.
+        """
+
+    async def destroy(self, key: str, *, force: bool = False) -> None:
+        """Remove every leftover of the instance but the machine's log and directory. Unknown key: success.
+
+        Raises `InstanceRunning` when it still runs and `force` is False; with `force` kills it first.
+        """
+
+    async def purge(self, machine: str) -> None:
+        """Remove the machine's log files and working directory. Unknown machine: success."""
+
+    async def signal(self, key: str, signal: int) -> None:
+        """Deliver to the main process. Raises `UnknownInstance`; an ended instance: `UnknownInstance` too."""
+
+    async def suspend(self, key: str) -> None:
+        """Freeze the whole tree, memory kept. Raises `NotSupported`, `UnknownInstance`. Repeating is harmless."""
+
+    async def resume(self, key: str) -> None: ...
+
+    async def exec(
+        self, key: str, argv: Sequence[str], *, stdin: bytes = b"", env: Mapping[str, str] | None = None, timeout_s: float
+    ) -> ExecResult:
+        """Run a command beside the program: same environment, directory and limits. Killed, tree and all, at the
+        time-out. Raises `UnknownInstance`, `StartFailed`."""
+
+    async def stats(self, key: str) -> Stats: ...
+
+    async def processes(self, key: str) -> Sequence[Process]: ...
+
+    def logs(self, machine: str, *, tail: int = 100, follow: bool = False) -> AsyncIterator[LogLine]:
+        """The last `tail` lines the machine's instances wrote, oldest first; then, with `follow`, new ones as they
+        come until the caller stops iterating."""
+
+    async def stop_all(self, *, grace_s: float) -> None:
+        """Stop every instance and everything the driver started of its own. Exits stay recorded for `recover`."""
