@@ -1,0 +1,172 @@
+"""Ranking offers: a pure function of the offers, the order's resources and the policy, with every term kept.
+
+The default policy is the article's: the utility of a resource is a piecewise linear curve over its utilisation
+after the fill, so that both an almost empty and an almost full worker can be less desirable than one in between; an
+offer's score is the weighted sum over resources, plus terms for image bytes already here and for spreading an app's
+own machines. Broker, lab and tests call `rank`; curves and weights are configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from hawker.errors import Invalid
+from hawker.model.guest import Resources
+from hawker.model.market import Offer, Scored, Term
+
+if TYPE_CHECKING:
+    from random import Random
+
+RANKED = ("cpus_shared", "cpus_dedicated", "memory_mib", "disk_mib", "machines")
+
+Curve = tuple[tuple[float, float], ...]
+"""Points (utilisation, utility), utilisation rising from 0 to 1."""
+
+
+class Policy(Protocol):
+    """Orders offers, best first. Ties are broken by a draw from `rng`, so that equal workers share the load."""
+
+    name: str
+
+    def rank(self, offers: Sequence[Offer], wanted: Resources, rng: Random) -> list[Scored]: ...
+
+
+def utility(curve: Curve, utilisation: float) -> float:
+    """Linear interpolation; outside the curve, its end points."""
+    if utilisation <= curve[0][0]:
+        return curve[0][1]
+    for (x0, y0), (x1, y1) in pairwise(curve):
+        if utilisation <= x1:
+            return y0 + (y1 - y0) * (utilisation - x0) / (x1 - x0)
+    return curve[-1][1]
+
+
+def check_curve(curve: Curve) -> Curve:
+    """Raises `Invalid` unless utilisation rises from 0 to 1 and there are at least two points."""
+    xs = [x for x, _ in curve]
+    if len(xs) < 2 or xs[0] != 0 or xs[-1] != 1 or any(b <= a for a, b in pairwise(xs)):
+        raise Invalid("curve", [list(p) for p in curve], "give points whose utilisation rises from 0 to 1")
+    return curve
+
+
+def used_after(offer: Offer, wanted: Resources, resource: str) -> float:
+    """Utilisation of one resource after the fill, 0..1. A worker that has none of it counts as full."""
+    capacity: int = getattr(offer.capacity, resource)
+    if capacity <= 0:
+        return 1.0
+    left: int = getattr(offer.free, resource) - getattr(wanted, resource)
+    return min(1.0, max(0.0, 1.0 - left / capacity))
+
+
+HEADROOM: Curve = ((0.0, 0.7), (0.5, 1.0), (0.8, 0.6), (1.0, 0.0))
+"""Prefer workers about half used: warm ones over empty ones, none over the knee at 80 %."""
+
+
+class CurvePolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Weighted sum of curve utilities. Only resources the order asks for count; see the module's docstring."""
+
+    name: str = "curve"
+    curve: Curve = HEADROOM
+    weights: dict[str, float] = {
+        "cpus_shared": 1.0,
+        "cpus_dedicated": 1.0,
+        "memory_mib": 1.0,
+        "disk_mib": 0.3,
+        "machines": 0.2,
+    }
+    image_weight: float = 1.0
+    image_bytes_full: int = 1 << 30  # missing this much is worth nothing, missing nothing is worth 1
+    spread_weight: float = 0.5
+
+    def rank(self, offers: Sequence[Offer], wanted: Resources, rng: Random) -> list[Scored]:
+        return _best_first([(offer, self._terms(offer, wanted)) for offer in offers], rng)
+
+    def _terms(self, offer: Offer, wanted: Resources) -> list[Term]:
+        terms = []
+        for resource in RANKED:
+            weight = self.weights.get(resource, 0.0)
+            if weight and getattr(wanted, resource) > 0:
+                used = used_after(offer, wanted, resource)
+                terms.append(Term(name=resource, value=used, utility=utility(self.curve, used), weight=weight))
+        missing = min(1.0, offer.image_missing_bytes / self.image_bytes_full)
+        terms.append(Term(name="image", value=missing, utility=1.0 - missing, weight=self.image_weight))
+        siblings = offer.app_machines
+        terms.append(
+            Term(name="spread", value=float(siblings), utility=1.0 / (1 + siblings), weight=self.spread_weight)
+        )
+        return terms
+
+
+class PackPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Bin packing: the fuller after the fill, the better. Nomad's and Borg's classic, for who pays per server."""
+
+    name: str = "pack"
+
+    def rank(self, offers: Sequence[Offer], wanted: Resources, rng: Random) -> list[Scored]:
+        return _best_first([(o, _mean_use(o, wanted, sign=1.0)) for o in offers], rng)
+
+
+class SpreadPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """The emptier after the fill, the better."""
+
+    name: str = "spread"
+
+    def rank(self, offers: Sequence[Offer], wanted: Resources, rng: Random) -> list[Scored]:
+        return _best_first([(o, _mean_use(o, wanted, sign=-1.0)) for o in offers], rng)
+
+
+class RandomPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Any offer is as good as another: the yardstick for the others."""
+
+    name: str = "random"
+
+    def rank(self, offers: Sequence[Offer], wanted: Resources, rng: Random) -> list[Scored]:
+        return _best_first([(o, [Term(name="none", value=0.0, utility=0.0, weight=0.0)]) for o in offers], rng)
+
+
+class TwoChoicesPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Power of two choices: of two offers drawn at random the emptier, then the rest at random (Mitzenmacher 2001)."""
+
+    name: str = "two-choices"
+
+    def rank(self, offers: Sequence[Offer], wanted: Resources, rng: Random) -> list[Scored]:
+        drawn = rng.sample(range(len(offers)), min(2, len(offers)))
+        picked = [(offers[i], _mean_use(offers[i], wanted, sign=-1.0)) for i in drawn]
+        rest = [
+            (o, [Term(name="not_drawn", value=1.0, utility=-2.0, weight=1.0)])
+            for i, o in enumerate(offers)
+            if i not in drawn
+        ]
+        return _best_first(picked + rest, rng)
+
+
+POLICIES: dict[str, Policy] = {
+    p.name: p for p in (CurvePolicy(), PackPolicy(), SpreadPolicy(), RandomPolicy(), TwoChoicesPolicy())
+}
+
+
+def policy(name: str) -> Policy:
+    """A built-in policy by name. Raises `Invalid` naming the ones there are."""
+    try:
+        return POLICIES[name]
+    except KeyError:
+        raise Invalid("policy", name, f"use one of {', '.join(sorted(POLICIES))}") from None
+
+
+def _mean_use(offer: Offer, wanted: Resources, *, sign: float) -> list[Term]:
+    asked = [r for r in RANKED if getattr(wanted, r) > 0]
+    return [
+        Term(name=r, value=(used := used_after(offer, wanted, r)), utility=sign * used, weight=1.0 / len(asked))
+        for r in asked
+    ]
+
+
+def _best_first(scored: Sequence[tuple[Offer, list[Term]]], rng: Random) -> list[Scored]:
+    ties = [rng.random() for _ in scored]
+    scores = [sum(term.points for term in terms) for _, terms in scored]
+    order = sorted(range(len(scored)), key=lambda i: (-scores[i], ties[i]))
+    return [Scored(worker=scored[i][0].worker, score=scores[i], terms=scored[i][1]) for i in order]

@@ -1,0 +1,230 @@
+"""A machine's configuration: checked, with defaults filled in, and everything unknown kept.
+
+An update replaces the whole configuration with what the client read before, so a field we do not know must survive
+the round trip. Therefore the raw JSON object is what is stored and given back (`Config.raw`), and the typed attributes
+beside it are what Hawker acts on. A field that the public API documents and Hawker does not build is refused by name,
+unless it is empty: clients send `"mounts": []` without meaning anything by it.
+"""
+
+from __future__ import annotations
+
+import signal as signals
+from typing import Any, Literal, cast
+
+import msgspec
+
+from hawker.errors import Invalid, NotBuilt
+from hawker.model.guest import Guest, check_guest, preset
+from hawker.model.values import format_duration, is_host_image, parse_duration_s
+
+CONFIG_BYTES_MAX = 256 * 1024  # four times what the largest deploy seen in the wild sends
+STOP_TIMEOUT_S_MAX = 300.0
+
+RestartPolicy = Literal["no", "on-failure", "always"]
+
+NOT_BUILT = {
+    "mounts": "volumes are not built yet",
+    "services": "the proxy is not built yet; reach the program on its own port",
+    "checks": "health checks are not built yet",
+    "schedule": "scheduled machines are not built yet",
+    "standbys": "standby machines are not built yet",
+    "files": "files are not built yet; pass small values in config.env",
+    "processes": "several processes in one machine are not built yet; create one machine each",
+    "containers": "several containers in one machine are not built yet; create one machine each",
+    "volumes": "temporary volumes are not built yet",
+    "statics": "static files are not built yet",
+    "metrics": "scraping a machine's metrics is not built yet",
+    "rootfs": "root file systems are not built yet",
+}
+_NOT_BUILT_IN = {
+    "init": {"tty": "terminals", "swap_size_mb": "swap", "kernel_args": "kernel arguments"},
+    "guest": {
+        "kernel_args": "kernel arguments",
+        "host_dedication_id": "dedicated hosts",
+        "persist_rootfs": "root file systems",
+        "max_memory_mb": "memory that grows",
+    },
+    "dns": {
+        "nameservers": "name service",
+        "searches": "name service",
+        "options": "name service",
+        "dns_forward_rules": "name service",
+        "hostname": "name service",
+        "hostname_fqdn": "name service",
+    },
+}
+
+
+class Restart(msgspec.Struct, frozen=True, kw_only=True):
+    policy: RestartPolicy = "on-failure"
+    max_retries: int = 10
+
+
+class Stop(msgspec.Struct, frozen=True, kw_only=True):
+    """How a machine is asked to stop: signal number, and seconds until the rest is killed."""
+
+    signal: int = int(signals.SIGINT)
+    timeout_s: float = 5.0
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """What Hawker acts on, and `raw`, what the client reads back."""
+
+    raw: dict[str, Any]
+    image: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    guest: Guest
+    restart: Restart
+    stop: Stop
+    auto_destroy: bool
+    metadata: dict[str, str]
+
+
+def check_config(raw: Any, *, at: str = "config") -> Config:
+    """A configuration from decoded JSON. Raises `Invalid` or `NotBuilt`, naming the field, the value and the remedy.
+
+    Checking what this returned in `raw` again gives the same `Config`.
+    """
+    if not isinstance(raw, dict):
+        raise Invalid(at, raw, 'give an object with at least an "image"')
+    _refuse_not_built(raw, at)
+    image = raw.get("image")
+    if not isinstance(image, str) or not image or any(c.isspace() or c == "\0" for c in image):
+        raise Invalid(f"{at}.image", image, 'name an image, or "host" for a program of the host itself')
+    size = raw.get("size")
+    if raw.get("guest"):
+        guest = check_guest(raw["guest"], f"{at}.guest")
+    elif size:
+        guest = preset(_string(f"{at}.size", size))
+    else:
+        guest = Guest()
+    restart = _restart(raw.get("restart"), f"{at}.restart")
+    filled = {
+        **raw,
+        "guest": {**(raw.get("guest") or {}), **msgspec.to_builtins(guest)},
+        "init": raw.get("init") or {},
+        "restart": {**(raw.get("restart") or {}), **msgspec.to_builtins(restart)},
+    }
+    if raw.get("stop_config"):
+        filled["stop_config"] = _stop_json(raw["stop_config"], f"{at}.stop_config")
+    return Config(
+        raw=filled,
+        image=image,
+        argv=_argv(image, raw.get("init"), at),
+        env=string_map(f"{at}.env", raw.get("env"), names=True),
+        guest=guest,
+        restart=restart,
+        stop=_stop(raw.get("stop_config"), f"{at}.stop_config"),
+        auto_destroy=_boolean(f"{at}.auto_destroy", raw.get("auto_destroy")),
+        metadata=string_map(f"{at}.metadata", raw.get("metadata")),
+    )
+
+
+def parse_signal(field: str, value: Any) -> int:
+    """A signal number from its name ("SIGTERM") or number (9). Only the documented ones."""
+    name = value
+    if isinstance(value, int) and not isinstance(value, bool):
+        name = next((s for s in _SIGNALS if int(getattr(signals, s)) == value), None)
+    elif isinstance(value, str):
+        name = value.upper() if value.upper().startswith("SIG") else f"SIG{value.upper()}"
+    if name not in _SIGNALS:
+        raise Invalid(field, value, f"use one of {', '.join(_SIGNALS)}")
+    return int(getattr(signals, name))
+
+
+_SIGNALS = (
+    *("SIGABRT", "SIGALRM", "SIGFPE", "SIGHUP", "SIGILL", "SIGINT", "SIGKILL"),
+    *("SIGPIPE", "SIGQUIT", "SIGSEGV", "SIGTERM", "SIGTRAP", "SIGUSR1", "SIGUSR2"),
+)
+
+
+def string_map(field: str, value: Any, *, names: bool = False) -> dict[str, str]:
+    """A map of strings. With `names`, keys must be usable as names of environment variables."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise Invalid(field, value, "give an object whose values are strings")
+    for key, text in value.items():
+        if not isinstance(text, str) or (names and "\0" in text):
+            raise Invalid(f"{field}.{key}", text, "give a string")
+        if names and (not key or "=" in key or "\0" in key):
+            raise Invalid(f"{field}.{key}", text, "a name has at least one character and neither '=' nor NUL")
+    return dict(value)
+
+
+def _refuse_not_built(raw: dict[str, Any], at: str) -> None:
+    for field, why in NOT_BUILT.items():
+        if raw.get(field):
+            raise NotBuilt(f"{at}.{field}", raw[field], f"{why}; leave the field out")
+    for outer, fields in _NOT_BUILT_IN.items():
+        inner = raw.get(outer)
+        if inner is not None and not isinstance(inner, dict):
+            raise Invalid(f"{at}.{outer}", inner, "give an object")
+        for field, what in fields.items():
+            if inner and inner.get(field):
+                raise NotBuilt(f"{at}.{outer}.{field}", inner[field], f"{what}: not built yet; leave the field out")
+
+
+def _argv(image: str, init: dict[str, Any] | None, at: str) -> tuple[str, ...]:
+    init = init or {}
+    parts: dict[str, list[str]] = {}
+    for field in ("exec", "entrypoint", "cmd"):
+        value = init.get(field) or []
+        if not isinstance(value, list) or not all(isinstance(a, str) and "\0" not in a for a in value):
+            raise Invalid(f"{at}.init.{field}", value, "give a list of strings")
+        parts[field] = value
+    argv = tuple(parts["exec"] or parts["entrypoint"] + parts["cmd"])
+    if is_host_image(image) and not (argv and argv[0]):
+        raise Invalid(
+            f"{at}.init.exec", list(argv), 'the image "host" has no program of its own: give its command line here'
+        )
+    return argv
+
+
+def _restart(raw: Any, at: str) -> Restart:
+    if raw is None:
+        return Restart()
+    if not isinstance(raw, dict):
+        raise Invalid(at, raw, 'give an object such as {"policy": "on-failure", "max_retries": 10}')
+    policy = raw.get("policy") or "on-failure"
+    if policy == "spot-price":
+        raise NotBuilt(f"{at}.policy", policy, "spot prices are not built yet; use no, on-failure or always")
+    if policy not in ("no", "on-failure", "always"):
+        raise Invalid(f"{at}.policy", policy, "use no, on-failure or always")
+    retries = raw.get("max_retries")
+    if retries is None or (retries == 0 and policy != "on-failure"):
+        retries = Restart().max_retries
+    if isinstance(retries, bool) or not isinstance(retries, int) or not 0 <= retries <= 1_000_000:
+        raise Invalid(f"{at}.max_retries", retries, "give a count from 0 to 1000000")
+    return Restart(policy=cast(RestartPolicy, policy), max_retries=retries)
+
+
+def _stop(raw: Any, at: str) -> Stop:
+    if raw is None:
+        return Stop()
+    if not isinstance(raw, dict):
+        raise Invalid(at, raw, 'give an object such as {"signal": "SIGTERM", "timeout": "10s"}')
+    timeout = Stop().timeout_s if raw.get("timeout") is None else parse_duration_s(f"{at}.timeout", raw["timeout"])
+    if timeout > STOP_TIMEOUT_S_MAX:
+        raise Invalid(f"{at}.timeout", raw["timeout"], "at most 300s")
+    signal = Stop().signal if not raw.get("signal") else parse_signal(f"{at}.signal", raw["signal"])
+    return Stop(signal=signal, timeout_s=timeout)
+
+
+def _stop_json(raw: Any, at: str) -> dict[str, Any]:
+    """As the client wrote it, but durations are always strings on the way out."""
+    stop = _stop(raw, at)
+    return {**raw, "timeout": format_duration(stop.timeout_s), "signal": signals.Signals(stop.signal).name}
+
+
+def _string(field: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise Invalid(field, value, "give a string")
+    return value
+
+
+def _boolean(field: str, value: Any) -> bool:
+    if value is not None and not isinstance(value, bool):
+        raise Invalid(field, value, "give true or false")
+    return bool(value)

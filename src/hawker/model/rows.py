@@ -1,0 +1,263 @@
+"""What a worker keeps: one frozen struct per table, stored whole as JSON beside its key.
+
+A row is written in the same transaction as the log record that changes it, and the record carries the row's image, so
+that the tables can be compared with the log and rebuilt from it (`hawker worker verify`). Times are Unix milliseconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from hawker.model.guest import Resources
+from hawker.model.machine import HOLDS_ALL, State
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of every stored row. `table` is its table's name, `key` its primary key as text."""
+
+    table: ClassVar[str]
+
+    @property
+    def key(self) -> str:
+        raise TypeError("a row class names its key")
+
+
+class MachineRow(Row, frozen=True, kw_only=True):
+    """A machine this worker owns, or owned: destroyed ones stay readable.
+
+    `desired` is what the last request asked for, `state` what is. `instance` is the key of the program's present run at
+    the driver, empty when there is none. `cause` is the request or local rule behind the last change.
+    """
+
+    table: ClassVar[str] = "machine"
+
+    id: str
+    app: str
+    name: str
+    region: str
+    state: State
+    desired: Literal["started", "stopped", "suspended", "destroyed"]
+    version: str
+    config: dict[str, Any]
+    resources: Resources
+    created_at_ms: int
+    updated_at_ms: int
+    cause: str
+    private_ip: str
+    order: str = ""
+    cordoned: bool = False
+    instance: str = ""
+    driver: str = "process"
+    started_at_ms: int = 0
+    restarts: int = 0
+    decision: dict[str, Any] | None = None
+
+    @property
+    def key(self) -> str:
+        return self.id
+
+    def held(self) -> Resources:
+        """What the ledger counts for it now."""
+        if self.state is State.destroyed:
+            return Resources()
+        return self.resources if self.state in HOLDS_ALL else self.resources.at_rest()
+
+
+class VersionRow(Row, frozen=True, kw_only=True):
+    """One configuration a machine has had."""
+
+    table: ClassVar[str] = "version"
+
+    id: str
+    machine: str
+    config: dict[str, Any]
+    created_at_ms: int
+
+    @property
+    def key(self) -> str:
+        return self.id
+
+
+class EventRow(Row, frozen=True, kw_only=True):
+    """One change of a machine, as the API shows it, with the run and step that made it and its cause."""
+
+    table: ClassVar[str] = "event"
+
+    id: str
+    machine: str
+    version: str
+    type: str
+    status: str
+    source: str  # "user" or "flyd", the words clients of this API know; flyd stands for the worker
+    at_ms: int
+    cause: str
+    run: str = ""
+    step: str = ""
+    request: dict[str, Any] | None = None
+
+    @property
+    def key(self) -> str:
+        return self.id
+
+
+class ReservationRow(Row, frozen=True, kw_only=True):
+    """Room held for an order until it is confirmed, released, or its time runs out. Gone once it ended."""
+
+    table: ClassVar[str] = "reservation"
+
+    id: str  # the order's key
+    machine: str
+    order: dict[str, Any]
+    resources: Resources
+    created_at_ms: int
+    expires_at_ms: int
+
+    @property
+    def key(self) -> str:
+        return self.id
+
+
+class FillRow(Row, frozen=True, kw_only=True):
+    """An order's end, so that the same key is answered the same way: `machine`, or "" when it was released."""
+
+    table: ClassVar[str] = "fill"
+
+    id: str  # the order's key
+    machine: str
+    at_ms: int
+
+    @property
+    def key(self) -> str:
+        return self.id
+
+
+class ClaimRow(Row, frozen=True, kw_only=True):
+    """On the arbiter of a client's idempotency key: the worker and order key that may fill it. See `broker.claims`."""
+
+    table: ClassVar[str] = "claim"
+
+    id: str
+    worker: str
+    order: str
+    at_ms: int
+
+    @property
+    def key(self) -> str:
+        return self.id
+
+
+class LedgerRow(Row, frozen=True, kw_only=True):
+    """The one row of totals: everything reservations and machines hold together."""
+
+    table: ClassVar[str] = "ledger"
+
+    held: Resources
+
+    @property
+    def key(self) -> str:
+        return "ledger"
+
+
+class LeaseRow(Row, frozen=True, kw_only=True):
+    """A client's exclusive right to change one machine, until `expires_at_ms`."""
+
+    table: ClassVar[str] = "lease"
+
+    machine: str
+    nonce: str
+    owner: str
+    description: str
+    expires_at_ms: int
+
+    @property
+    def key(self) -> str:
+        return self.machine
+
+
+class AppRow(Row, frozen=True, kw_only=True):
+    """An app, kept by every worker until the catalog exists: the newest stamp wins, a deleted one leaves a
+    tombstone."""
+
+    table: ClassVar[str] = "app"
+
+    name: str
+    id: str
+    org: str
+    network: str
+    number: int
+    created_at_ms: int
+    stamp_ms: int
+    deleted: bool = False
+    deployed: bool = False
+    role: str = ""
+
+    @property
+    def key(self) -> str:
+        return self.name
+
+
+class WorkerRow(Row, frozen=True, kw_only=True):
+    """The worker itself. `epoch` names this database: it changes when the disk was lost."""
+
+    table: ClassVar[str] = "worker"
+
+    name: str
+    region: str
+    epoch: str
+    created_at_ms: int
+    cordoned: bool = False
+
+    @property
+    def key(self) -> str:
+        return "worker"
+
+
+class RunRow(Row, frozen=True, kw_only=True):
+    """One run of a flow, as its records leave it. `core.journal` is the only code that computes the next one.
+
+    `steps` is the list recorded when the run began, the final step last; `next` points into it. `outputs` holds what
+    finished steps gave back, by step.
+    """
+
+    table: ClassVar[str] = "run"
+
+    id: str
+    flow: str
+    flow_version: int
+    resource: str
+    exclusive: bool
+    args: dict[str, Any]
+    steps: list[str]
+    cause: str
+    source: Literal["user", "flyd"]
+    trace: str
+    started_at_ms: int
+    updated_at_ms: int
+    status: Literal["active", "parked", "done", "failed", "cancelled"] = "active"
+    next: int = 0
+    attempt: int = 0
+    not_before_ms: int = 0
+    outputs: dict[str, Any] = {}
+    error: str = ""
+    ending: Literal["", "failed", "cancelled"] = ""
+
+    @property
+    def key(self) -> str:
+        return self.id
+
+
+ROWS: tuple[type[Row], ...] = (
+    MachineRow,
+    VersionRow,
+    EventRow,
+    ReservationRow,
+    FillRow,
+    ClaimRow,
+    LedgerRow,
+    LeaseRow,
+    AppRow,
+    WorkerRow,
+    RunRow,
+)
