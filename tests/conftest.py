@@ -1,0 +1,114 @@
+"""What holds for every test: what a marker asks of the machine, the order, and the account given at the end.
+
+A test that cannot run here is skipped, and the end of the report lists it with its reason, in a section of its own.
+With `--forbid-skips` such a test makes the run fail: that is how `.ci/run` knows that everything ran. Quick tests come
+first. A process that outlives its tests makes the run fail too; `tests/kit/leftovers.py` says how it is found.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+pytest.register_assert_rewrite("tests.kit")
+
+from tests.kit.leftovers import Leftovers  # noqa: E402  # after the rewrite of its assertions is asked for
+
+# No deadline per example: a busy machine is not a failure. `print_blob`: a failure prints how to run it again.
+hypothesis.settings.register_profile("hawker", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("hawker")
+
+CGROUPS = Path("/sys/fs/cgroup")
+CONTROLLERS = ("cpu", "memory", "pids")
+
+
+def missing_for_root(euid: int, cgroups: Path = CGROUPS) -> str:
+    """Why a test marked `root` cannot run, or "" when it can: it needs root and cgroups it may make groups in."""
+    if euid != 0:
+        return "needs root"
+    if (listing := cgroups / "cgroup.controllers").exists():  # version 2: one tree
+        absent = [name for name in CONTROLLERS if name not in listing.read_text().split()]
+        writable = os.access(cgroups / "cgroup.subtree_control", os.W_OK)
+    else:  # version 1: a tree per controller
+        absent = [name for name in CONTROLLERS if not (cgroups / name).is_dir()]
+        writable = all(os.access(cgroups / name, os.W_OK) for name in CONTROLLERS)
+    if absent:
+        return f"needs the cgroup controllers {', '.join(absent)}"
+    return "" if writable else f"needs {cgroups} to be writable"
+
+
+def missing_for_node() -> str:
+    """Why a test marked `node` cannot run, or "" when it can."""
+    absent = [name for name in ("node", "npm") if shutil.which(name) is None]
+    return f"needs {' and '.join(absent)}" if absent else ""
+
+
+@functools.cache
+def _missing(marker: str) -> str:
+    return missing_for_root(os.geteuid()) if marker == "root" else missing_for_node()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--forbid-skips", action="store_true", help="a skipped test makes the run fail")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(SkipAccount(config.getoption("--forbid-skips")), "hawker-skips")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for marker in ("root", "node"):
+            if item.get_closest_marker(marker) and (reason := _missing(marker)):
+                item.add_marker(pytest.mark.skip(reason=reason))
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)  # stable: otherwise the order of the files
+
+
+class SkipAccount:
+    """Remembers what was skipped, lists it at the end, and fails the run when skips are forbidden."""
+
+    def __init__(self, forbidden: bool) -> None:
+        self.forbidden = forbidden
+        self.skips: list[tuple[str, str]] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._note(report)
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail"):  # an expected failure counts as skipped, and did run
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            self.skips.append((report.nodeid, reason.removeprefix("Skipped: ")))
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if self.skips and self.forbidden and exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not self.skips:
+            return
+        terminalreporter.section(f"{len(self.skips)} not run" + (", which is forbidden here" * self.forbidden))
+        for nodeid, reason in self.skips:
+            terminalreporter.write_line(f"{nodeid}: {reason}")
+
+
+@pytest.fixture(scope="session")
+def leftovers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Leftovers]:
+    found = Leftovers(tmp_path_factory.getbasetemp())
+    yield found
+    if alive := found.end():
+        pytest.fail("processes outlived their tests (now killed):\n" + "\n".join(alive))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _note_leftovers(leftovers: Leftovers, request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    leftovers.note(request.node.nodeid)

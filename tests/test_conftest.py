@@ -1,0 +1,126 @@
+"""What `tests/conftest.py` promises: nothing is skipped in silence, quick tests run first, nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.conftest import CONTROLLERS, missing_for_root
+
+ROOT = Path(__file__).parent.parent
+
+SKIPPED = """
+import pytest
+
+def test_runs(): pass
+
+@pytest.mark.skip(reason="no kvm here")
+def test_cannot_run(): pass
+"""
+
+
+def run_pytest(directory: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run one file of tests under this project's configuration and conftest, in a pytest of its own."""
+    (directory / "test_it.py").write_text(source)
+    argv = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-v", *options]
+    argv += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(directory), "--basetemp", str(directory / "tmp")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        [*argv, str(directory)], env=environment, cwd=directory, capture_output=True, text=True, timeout=50
+    )
+
+
+def test_a_skipped_test_is_listed_with_its_reason(tmp_path: Path) -> None:
+    run = run_pytest(tmp_path, SKIPPED)
+    assert run.returncode == 0, run.stdout
+    section = run.stdout.partition("= 1 not run =")[2]
+    assert "test_it.py::test_cannot_run: no kvm here" in section
+
+
+def test_a_skipped_test_fails_the_run_where_skips_are_forbidden(tmp_path: Path) -> None:
+    run = run_pytest(tmp_path, SKIPPED, "--forbid-skips")
+    assert run.returncode == pytest.ExitCode.TESTS_FAILED, run.stdout
+    assert "= 1 not run, which is forbidden here =" in run.stdout
+    assert "1 passed, 1 skipped" in run.stdout
+
+
+def test_a_file_that_is_skipped_whole_counts(tmp_path: Path) -> None:
+    run = run_pytest(
+        tmp_path, "import pytest\npytest.skip('no such kernel', allow_module_level=True)\n", "--forbid-skips"
+    )
+    assert run.returncode != 0
+    assert "test_it.py: no such kernel" in run.stdout
+
+
+def test_forbidden_skips_leave_a_run_without_skips_alone(tmp_path: Path) -> None:
+    expected_to_fail = "import pytest\n@pytest.mark.xfail(reason='not yet')\ndef test_fails(): assert False\n"
+    run = run_pytest(tmp_path, expected_to_fail + "def test_runs(): pass\n", "--forbid-skips")
+    assert run.returncode == 0, run.stdout
+    assert "not run" not in run.stdout
+
+
+def test_slow_tests_run_last_and_the_others_in_the_order_of_the_file(tmp_path: Path) -> None:
+    source = "import pytest\n@pytest.mark.slow\ndef test_c(): pass\ndef test_b(): pass\ndef test_a(): pass\n"
+    run = run_pytest(tmp_path, source)
+    order = [line.split("::")[1].split()[0] for line in run.stdout.splitlines() if " PASSED " in line]
+    assert order == ["test_b", "test_a", "test_c"], run.stdout
+
+
+FORGETFUL = """
+import subprocess
+
+def forget(**where):
+    subprocess.run(["/bin/sh", "-c", "setsid sleep 61 & setsid sleep 62 & exit"], check=True, **where)
+
+def test_a_daemon(): forget(cwd="/")
+
+def test_a_machine(tmp_path): forget(cwd=tmp_path, env={})
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_outlive_their_tests_fail_the_run_and_are_killed(tmp_path: Path) -> None:
+    run = run_pytest(tmp_path, FORGETFUL)
+    assert run.returncode != 0, run.stdout
+    found = [line.split() for line in run.stdout.splitlines() if "(first seen after test_it.py)" in line]
+    assert sorted(words[2:4] for words in found) == [["sleep", "61"]] * 2 + [["sleep", "62"]] * 2, run.stdout
+    for words in found:
+        wait_until_ended(int(words[1]))
+
+
+def wait_until_ended(pid: int) -> None:
+    """A pidfd is readable once its process has ended, also while nobody has asked for its status yet."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([pidfd], [], [], 5)[0], f"process {pid} was not killed"
+    finally:
+        os.close(pidfd)
+
+
+@pytest.mark.parametrize(
+    ("controllers", "reason"), [("cpu memory pids io", ""), ("cpu pids", "needs the cgroup controllers memory")]
+)
+def test_the_root_marker_asks_for_the_controllers_of_cgroup_version_2(
+    tmp_path: Path, controllers: str, reason: str
+) -> None:
+    (tmp_path / "cgroup.controllers").write_text(controllers + "\n")
+    (tmp_path / "cgroup.subtree_control").touch()
+    assert missing_for_root(0, tmp_path) == reason
+
+
+def test_the_root_marker_asks_for_the_controllers_of_cgroup_version_1(tmp_path: Path) -> None:
+    assert missing_for_root(0, tmp_path) == "needs the cgroup controllers cpu, memory, pids"
+    for name in CONTROLLERS:
+        (tmp_path / name).mkdir()
+    assert missing_for_root(0, tmp_path) == ""
+
+
+def test_the_root_marker_asks_for_root(tmp_path: Path) -> None:
+    assert missing_for_root(1000, tmp_path) == "needs root"
