@@ -1,0 +1,102 @@
+# Finds a Python and keeps this checkout's virtual environment. Sourced by the commands in scripts/, never run.
+#
+#   root               the checkout; the command that sources this file sets it first
+#   venv               where the environment is: .venv in the checkout, or $HAWKER_VENV
+#   make_venv runtime  the package and what it needs to run
+#   make_venv dev      the same, and the tools of the dependency group "dev" in pyproject.toml
+#   apt_install PKG... installs Debian packages; only as root, only where there is apt
+#
+# An environment is reused until a file that decides its contents changes: its stamp holds their checksum.
+
+venv=${HAWKER_VENV:-$root/.venv}
+command_name=${0##*/}
+
+say() { printf '%s: %s\n' "$command_name" "$*" >&2; }
+
+fail() {
+    say "$*"
+    exit 1
+}
+
+can_apt() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; }
+
+apt_install() {
+    if [ -z "${apt_lists_are_fresh:-}" ]; then
+        DEBIAN_FRONTEND=noninteractive apt-get -qq update >&2 || return
+        apt_lists_are_fresh=yes
+    fi
+    # A freshly booted server may hold apt's lock for its own updates: wait for it.
+    DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o DPkg::Lock::Timeout=120 -o Dpkg::Use-Pty=0 \
+        install --no-install-recommends "$@" >/dev/null
+}
+
+# Sets `python` to one that can make virtual environments, or to nothing. `bare_python` is one that is new enough and
+# cannot: Debian and Ubuntu keep that part of Python in a package of its own.
+find_python() {
+    python='' bare_python=''
+    if [ -n "${PYTHON:-}" ]; then
+        set -- "$PYTHON"
+    else
+        set -- python3.11 python3.12 python3.13 python3.14 python3
+    fi
+    for candidate; do
+        # Run it: a name in PATH may be a version manager's shim with nothing behind it.
+        "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 || continue
+        if "$candidate" -c 'import ensurepip, venv' >/dev/null 2>&1; then
+            python=$candidate
+            return
+        fi
+        bare_python=${bare_python:-$candidate}
+    done
+}
+
+require_python() {
+    find_python
+    [ -z "$python" ] || return 0
+    if [ -z "$bare_python" ]; then
+        fail "no Python 3.11 or newer found${PYTHON:+ at $PYTHON}; on Debian or Ubuntu install the packages" \
+            "python3.11 and python3.11-venv, or name one with PYTHON=/path/to/python3."
+    fi
+    package=$("$bare_python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
+    if can_apt; then
+        say "installing $package with apt"
+        apt_install "$package" && find_python
+    fi
+    [ -n "$python" ] || fail "$bare_python cannot make virtual environments; install the package $package (or python3-venv)."
+}
+
+# What decides the contents of an environment: the requirements, their pinned versions, and where the checkout is.
+venv_checksum() {
+    { cat "$root/pyproject.toml" "$root/scripts/constraints.txt" && printf '%s\n' "$root"; } | cksum
+}
+
+make_venv() {
+    # Settings of the caller's Python must not leak into ours.
+    unset PYTHONHOME PYTHONPATH
+    checksum=$(venv_checksum)
+    for stamp in "$venv/.hawker-dev" "$venv/.hawker-$1"; do # what holds the tools holds the package too
+        if [ "$(cat "$stamp" 2>/dev/null)" = "$checksum" ] && "$venv/bin/python" -c 'import hawker' 2>/dev/null; then
+            return 0
+        fi
+    done
+
+    if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then # none yet, or its Python has gone
+        require_python
+        say "making $venv with $("$python" --version)"
+        "$python" -m venv --clear "$venv" || fail "could not make $venv"
+    fi
+    say "installing what pyproject.toml asks for; the first time takes about half a minute"
+    rm -f "$venv"/.hawker-*
+    pip_install --upgrade 'pip>=25.1' # the one that Python 3.11 brings does not know dependency groups
+    if [ "$1" = dev ]; then
+        pip_install --editable "$root" --group "$root/pyproject.toml:dev"
+    else
+        pip_install --editable "$root"
+    fi
+    printf '%s\n' "$checksum" >"$venv/.hawker-$1"
+}
+
+pip_install() {
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+        --constraint "$root/scripts/constraints.txt" "$@" || fail "pip could not install what pyproject.toml asks for"
+}
