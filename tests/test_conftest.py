@@ -26,7 +26,7 @@ def test_cannot_run(): pass
 def run_pytest(directory: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Run one file of tests under this project's configuration and conftest, in a pytest of its own."""
     (directory / "test_it.py").write_text(source)
-    argv = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-v", *options]
+    argv = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:schemathesis", "-v", *options]
     argv += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(directory), "--basetemp", str(directory / "tmp")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(

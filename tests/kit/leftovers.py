@@ -38,14 +38,12 @@ class Leftovers:
         deadline = time.monotonic() + SETTLE_S
         while (alive := self.alive()) and time.monotonic() < deadline:
             time.sleep(0.02)
-        lines = [
-            f"  {pid} {_command(pid)} (first seen after {self._first_seen.get((pid, at), '?')})" for pid, at in alive
-        ]
-        for pid, _ in alive:
-            try:
+        lines = []
+        for pid, started in alive:
+            where = self._first_seen.get((pid, started), "the last test")
+            lines.append(f"  {pid} {_command(pid)} (first seen after {where})")
+            with contextlib.suppress(ProcessLookupError):  # it ended by itself meanwhile
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # it ended by itself meanwhile
         return lines
 
     def alive(self) -> list[tuple[int, str]]:
