@@ -42,7 +42,7 @@ find_python() {
     for candidate; do
         # Run it: a name in PATH may be a version manager's shim with nothing behind it.
         "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 || continue
-        if "$candidate" -c 'import ensurepip, venv' >/dev/null 2>&1; then
+        if "$candidate" -c 'import venv; from ensurepip import bootstrap' >/dev/null 2>&1; then
             python=$candidate
             return
         fi
