@@ -4,7 +4,8 @@
 #   venv               where the environment is: .venv in the checkout, or $HAWKER_VENV
 #   make_venv runtime  the package and what it needs to run
 #   make_venv dev      the same, and the tools of the dependency group "dev" in pyproject.toml
-#   apt_install PKG... installs Debian packages; only as root, only where there is apt
+#   can_apt            whether packages may be installed: as root, where there is apt, and unless apt=no is set
+#   apt_install PKG... installs Debian packages
 #
 # An environment is reused until a file that decides its contents changes: its stamp holds their checksum.
 
@@ -18,7 +19,7 @@ fail() {
     exit 1
 }
 
-can_apt() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; }
+can_apt() { [ "${apt:-yes}" = yes ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; }
 
 apt_install() {
     if [ -z "${apt_lists_are_fresh:-}" ]; then
