@@ -1,0 +1,64 @@
+"""The documentation holds together: links lead somewhere, lists are in order, figures name the test that holds them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hawker.model.machine import diagram
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("changelog.d/*.md"), *DOCS.rglob("*.md")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_machine_states_page_shows_the_table_of_the_code() -> None:
+    drawn = re.search(r"```mermaid\n(.*?)\n```", (DOCS / "machine-states.md").read_text(), re.DOTALL)
+    assert drawn is not None
+    assert drawn[1] == diagram(), f"put this into docs/machine-states.md:\n{diagram()}"
+
+
+def test_the_glossary_names_each_term_once_in_order() -> None:
+    terms = re.findall(r"^\*\*(.+?)\*\*", (DOCS / "glossary.md").read_text(), re.MULTILINE)
+    assert len(terms) > 60
+    assert terms == sorted(set(terms))
+
+
+def test_decisions_are_numbered_without_gaps_and_have_the_four_sections() -> None:
+    template, *decisions = sorted((DOCS / "decisions").glob("*.md"))
+    sections = re.findall(r"^## .*", template.read_text(), re.MULTILINE)
+    assert len(sections) == 4
+    for number, page in enumerate(decisions, start=1):
+        text = page.read_text()
+        assert page.name.startswith(f"{number:04d}-")
+        assert text.startswith(f"# {number:04d}: ")
+        assert re.findall(r"^## .*", text, re.MULTILINE) == sections, page.name
+
+
+def test_changelog_fragments_name_their_kind() -> None:
+    fragments = [page.name for page in ROOT.glob("changelog.d/*") if page.name != "README.md"]
+    assert [
+        name for name in fragments if not re.fullmatch(r"[a-z0-9-]+\.(added|changed|fixed|removed)\.md", name)
+    ] == []
+
+
+def test_a_measured_promise_names_what_holds_it() -> None:
+    """Rows are `promise | number | held by | measured`. Once there is a figure, its test or benchmark must exist."""
+    rows = re.findall(
+        r"^\|([^|]+)\|([^|]+)\|([^|]+)\|([^|]+)\|$", (DOCS / "specification.md").read_text(), re.MULTILINE
+    )
+    promises = [row for row in rows if row[0].strip() not in ("promise", "---")]
+    assert len(promises) > 20
+    for promise, _, held_by, measured in promises:
+        paths = re.findall(r"`([^`]+)`", held_by)
+        assert paths, f"nothing holds: {promise}"
+        if measured.strip() != "not measured yet":
+            assert [path for path in paths if not (ROOT / path).exists()] == [], promise
