@@ -1,4 +1,4 @@
-"""The outside world a part may touch, as one frozen record: wall clock, randomness, ids made of both.
+"""The outside world a part may touch: wall clock, randomness, and ids made of both.
 
 Live it is `live()`. The simulator puts a virtual clock and a seeded `Random` in its place; connections and timers come
 from the running event loop, which the simulator replaces too. Nothing else in Hawker reads a clock or draws a number.
@@ -9,23 +9,31 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from hawker.model.values import MachineId, Ulid, ulid
 
 
-@dataclass(frozen=True)
 class Host:
     """`wall_s` gives Unix seconds; `rng` is drawn from for ids, jitter and ties."""
 
-    wall_s: Callable[[], float]
-    rng: random.Random
+    def __init__(self, wall_s: Callable[[], float], rng: random.Random) -> None:
+        self._wall_s = wall_s
+        self.rng = rng
+        self._last_ulid = (0, 0)
 
     def now_ms(self) -> int:
-        return int(self.wall_s() * 1000)
+        return int(self._wall_s() * 1000)
 
     def ulid(self) -> Ulid:
-        return ulid(self.now_ms(), self.rng.getrandbits(80))
+        """A ULID greater than every one before it from this host, also within a millisecond and if the clock goes
+        back."""
+        last_ms, last_random = self._last_ulid
+        at_ms = self.now_ms()
+        if at_ms > last_ms:
+            self._last_ulid = at_ms, self.rng.getrandbits(79)  # 79: room to count up within the millisecond
+        else:
+            self._last_ulid = last_ms, last_random + 1
+        return ulid(*self._last_ulid)
 
     def machine_id(self) -> MachineId:
         """14 hexadecimal digits. 56 random bits: among a million machines a clash has odds of one in 140,000."""

@@ -30,7 +30,8 @@ Curve = tuple[tuple[float, float], ...]
 class Policy(Protocol):
     """Orders offers, best first. Ties are broken by a draw from `rng`, so that equal workers share the load."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def rank(self, offers: Sequence[Offer], wanted: Resources, rng: Random) -> list[Scored]: ...
 

@@ -199,7 +199,11 @@ class AppRow(Row, frozen=True, kw_only=True):
 
 
 class WorkerRow(Row, frozen=True, kw_only=True):
-    """The worker itself. `epoch` names this database: it changes when the disk was lost."""
+    """The worker itself. `epoch` names this database: it changes when the disk was lost.
+
+    From `stopping_since_ms` to `started_again_ms` the host shut down and took its machines with it: programs that ended
+    in between did not end by themselves, and the next start brings them back.
+    """
 
     table: ClassVar[str] = "worker"
 
@@ -208,10 +212,18 @@ class WorkerRow(Row, frozen=True, kw_only=True):
     epoch: str
     created_at_ms: int
     cordoned: bool = False
+    stopping_since_ms: int = 0
+    started_again_ms: int = 0
 
     @property
     def key(self) -> str:
         return "worker"
+
+    def was_stopping(self, at_ms: int) -> bool:
+        """Whether the host was shutting down at that time."""
+        if not self.stopping_since_ms or at_ms < self.stopping_since_ms:
+            return False
+        return self.started_again_ms < self.stopping_since_ms or at_ms <= self.started_again_ms
 
 
 class RunRow(Row, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
@@ -21,16 +22,17 @@ from typing import Any, TypeVar
 import apsw
 import msgspec
 
-from hawker.errors import Broken, Corrupt, DiskFull, StoreError
+from hawker.errors import Corrupt, StoreError
 from hawker.host import Host
 from hawker.model.rows import Row
 from hawker.store import log
+from hawker.store.connection import prepare, rows, translated
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Row)
 
 SLOW_COMMIT_S = 0.002
-_WAL_PAGES_BEFORE_CHECKPOINT = 2000  # 8 MiB
+BATCH_MOST = 512  # changes in one commit: about 10 ms of work, then the loop gets its turn
 
 _encode = msgspec.json.Encoder().encode
 _decoders: dict[type[Row], msgspec.json.Decoder[Any]] = {}
@@ -45,11 +47,6 @@ def _decode(kind: type[R], body: str) -> R:
     except msgspec.DecodeError as error:
         raise Corrupt(f"table {kind.table}: a row does not read as {kind.__name__}: {error}") from error
     return row
-
-
-def rows(db: apsw.Connection, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-    """All rows of a query. Their types are the caller's knowledge of the schema."""
-    return list(db.execute(sql, values))
 
 
 class Reads:
@@ -72,11 +69,15 @@ class Reads:
 
 
 class Tx(Reads):
-    """A change in progress. Sees its own writes and those of earlier changes in the same commit."""
+    """A change in progress. Sees its own writes and those of earlier changes in the same commit.
+
+    Ends with its change: writing to it afterwards is a bug and raises.
+    """
 
     def __init__(self, db: apsw.Connection, now_ms: int) -> None:
         super().__init__(db)
         self.now_ms = now_ms
+        self._open = True
         self._records: list[log.Record] = []
         self._after: list[Callable[[], None]] = []
 
@@ -85,21 +86,30 @@ class Tx(Reads):
         self._records.append(log.Record(kind=kind, resource=resource, cause=cause, **fields))
 
     def put(self, row: Row) -> None:
+        """Write a row, new or changed. A unique index of its table that forbids it raises `apsw.ConstraintError`."""
         body = _encode(row)
         self._write(row.table, row.key, body)
-        self._db.execute(f"insert or replace into {row.table} (id, body) values (?, ?)", (row.key, body.decode()))
+        # Not "insert or replace", which would delete the row that a unique index protects.
+        self._db.execute(
+            f"insert into {row.table} (id, body) values (?, ?) on conflict (id) do update set body = excluded.body",
+            (row.key, body.decode()),
+        )
 
     def delete(self, kind: type[Row], key: str) -> None:
         self._write(kind.table, key, None)
         self._db.execute(f"delete from {kind.table} where id = ?", (key,))
 
     def after_commit(self, call: Callable[[], None]) -> None:
-        """Call once this change is on disk, before `submit` returns to its caller."""
+        """Call once this change is on disk, before `submit` returns to its caller. What it raises is logged."""
         self._after.append(call)
 
     def _write(self, table: str, key: str, body: bytes | None) -> None:
         if not self._records:
             raise AssertionError(f"{table} {key}: written without a record")
+        if not self._open:
+            raise AssertionError(f"{table} {key}: written after its change had ended")
+        if self._db.get_autocommit():
+            raise apsw.AbortError(f"{table} {key}: SQLite has rolled the transaction back")
         self._records[-1].writes.append(log.write_image(table, key, body))
 
 
@@ -112,9 +122,18 @@ class _Pending:
         self.tx: Tx | None = None
         self.value: Any = None
 
+    def fail(self, error: BaseException) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
 
 class Store:
-    """Open with `Store.open`. `on_commit` is told "before" and "after" each commit: the crash tests cut there."""
+    """Open with `Store.open`. `on_commit` is told "before" and "after" each commit: the crash tests cut there.
+
+    `full`: the last commit found no room, or the disk has failed; new orders are to be refused. `failed` says why
+    nothing can be written until the database is opened anew, and is empty while all is well: an I/O error of a commit
+    leaves open whether it is on the disk, and only reading it back at start-up tells.
+    """
 
     def __init__(
         self,
@@ -129,13 +148,14 @@ class Store:
         self._on_commit = on_commit
         self._queue: list[_Pending] = []
         self._scheduled = False
-        self._committing: asyncio.Future[None] | None = None
+        self._committing: asyncio.Future[float] | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._slow = False
         self._closed = False
         self.read = Reads(reader)
         self.commits = 0
         self.full = False
+        self.failed = ""
         last = rows(db, "select seq, checksum from log order by seq desc limit 1")
         self._seq, self._checksum = last[0] if last else (0, log.GENESIS)
 
@@ -149,30 +169,39 @@ class Store:
         on_commit: Callable[[str], None] | None = None,
     ) -> Store:
         """Open or make the database at `path`. Raises `Corrupt` when SQLite or the log's end says so, `StoreError` when
-        it was written by a newer Hawker."""
-        try:
-            db = _connect(str(path), vfs)
-            _migrate(db)
-            _check_tail(db)
-            # With a VFS of a simulated disk there is no shared memory, so one connection serves both.
-            reader = db if vfs else apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
-        except (apsw.CorruptError, apsw.NotADBError) as error:
-            raise Corrupt(f"{path}: {error}") from error
-        return cls(db, reader, host, on_commit)
+        it was written by a newer Hawker or cannot be opened.
+
+        `vfs` names a simulated disk. It has no shared memory, so one connection serves reads and writes, and all on the
+        caller's thread.
+        """
+        with ExitStack() as undo:
+            try:
+                db = apsw.Connection(str(path), vfs=vfs)
+                undo.callback(db.close, True)
+                prepare(db, exclusive=vfs is not None)
+                reader = db
+                if vfs is None:
+                    reader = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+                    undo.callback(reader.close, True)
+                store = cls(db, reader, host, on_commit)
+            except apsw.Error as error:
+                raise translated(error, str(path)) from error
+            undo.pop_all()
+        return store
 
     async def submit(self, change: Callable[[Tx], T]) -> T:
         """Run `change` in the next commit and return what it returned, once that is on disk.
 
-        Raises what `change` raises (then nothing of it is kept) and `DiskFull`.
+        Raises what `change` raises and `DiskFull`: then nothing of it is kept. Any other `StoreError`, and a cancel,
+        leave open whether it was.
         """
         if self._closed:
             raise StoreError("the database is closed")
-        loop = asyncio.get_running_loop()
-        pending = _Pending(change, loop.create_future())
+        if self.failed:
+            raise StoreError(self.failed)
+        pending = _Pending(change, asyncio.get_running_loop().create_future())
         self._queue.append(pending)
-        if not self._scheduled and self._committing is None:
-            self._scheduled = True
-            loop.call_soon(self._flush)
+        self._schedule()
         result: T = await pending.future
         return result
 
@@ -184,26 +213,36 @@ class Store:
                 await asyncio.wait([self._committing])
             else:
                 self._flush()
-        if self._thread:
-            self._thread.shutdown()
-        if self._reader is not self._db:
-            self._reader.close()
-        self._db.close()
+        self._shut()
 
     def abandon(self) -> None:
-        """Close as a killed process would: what is not committed is gone. For crash tests."""
+        """Close as a killed process would: what is not committed is gone, and whoever waits in `submit` is never
+        answered. For crash tests."""
         self._closed = True
+        self._queue = []
+        self._committing = None  # its thread is waited for, its outcome is told to nobody
+        self._db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        self._shut()
+
+    def _shut(self) -> None:
+        if self._thread:
+            self._thread.shutdown()
         if self._reader is not self._db:
             self._reader.close(True)
         self._db.close(True)
 
+    def _schedule(self) -> None:
+        if self._queue and not self._scheduled and self._committing is None:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
     def _flush(self) -> None:
         self._scheduled = False
-        batch, self._queue = self._queue, []
-        if not batch or self._committing:
-            self._queue = batch + self._queue
+        if not self._queue or self._committing:
             return
+        batch, self._queue = self._queue[:BATCH_MOST], self._queue[BATCH_MOST:]
         saved = self._seq, self._checksum
+        committing = False
         try:
             self._db.execute("begin immediate")
             for pending in batch:
@@ -214,39 +253,48 @@ class Store:
                 self._commit_in_thread(batch, saved)
                 return
             started = perf_counter()
+            committing = True
             self._db.execute("commit")
-        except apsw.Error as error:
-            self._failed(batch, saved, error)
-            return
-        self._slow = perf_counter() - started > SLOW_COMMIT_S
-        self._committed(batch)
+            # A simulated disk stays on one thread: its only connection is read from the loop.
+            self._slow = perf_counter() - started > SLOW_COMMIT_S and self._reader is not self._db
+        except Exception as error:
+            self._refused(batch, saved, error, committing=committing)
+        except BaseException as error:
+            self._cut(batch, error)
+        else:
+            self._committed(batch)
+        self._schedule()
 
     def _apply(self, pending: _Pending) -> None:
-        """Run one change under its own savepoint."""
+        """Run one change under its own savepoint. Raises when SQLite has rolled back the whole transaction."""
+        if pending.future.cancelled():
+            return  # its caller left before it began
         db = self._db
         saved = self._seq, self._checksum
         tx = Tx(db, self._host.now_ms())
         db.execute("savepoint change")
         try:
             pending.value = pending.change(tx)
+            if db.get_autocommit():
+                raise apsw.AbortError("SQLite has rolled the transaction back inside a change")
             for record in tx._records:
                 values = record.values(self._seq + 1, tx.now_ms, self._checksum)
                 db.execute(log.INSERT, values)
                 self._seq, self._checksum = self._seq + 1, values[-1]
         except Exception as error:
             self._seq, self._checksum = saved
-            if db.get_autocommit():  # SQLite itself rolled the whole transaction back
-                raise
+            if db.get_autocommit():
+                raise _from_sqlite(error) from error
             db.execute("rollback to change")
             db.execute("release change")
-            if not pending.future.cancelled():
-                pending.future.set_exception(_translated(error))
+            pending.fail(translated(error) if isinstance(error, apsw.Error | StopIteration) else error)
         else:
             db.execute("release change")
             pending.tx = tx
+        finally:
+            tx._open = False
 
     def _commit_in_thread(self, batch: list[_Pending], saved: tuple[int, bytes]) -> None:
-        loop = asyncio.get_running_loop()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hawker-commit")
 
@@ -256,91 +304,83 @@ class Store:
             return perf_counter() - started
 
         def done(future: asyncio.Future[float]) -> None:
+            if self._committing is not future:
+                return  # abandoned
             self._committing = None
             error = future.exception()
-            if isinstance(error, apsw.Error):
-                self._failed(batch, saved, error)
-            elif error is None:
+            if error is None:
                 self._slow = future.result() > SLOW_COMMIT_S / 2  # half: no flutter around the limit
                 self._committed(batch)
-            if self._queue and not self._scheduled:
-                self._scheduled = True
-                loop.call_soon(self._flush)
+            elif isinstance(error, Exception):
+                self._refused(batch, saved, error, committing=True)
+            else:
+                self._cut(batch, error)
+            self._schedule()
 
-        committing = loop.run_in_executor(self._thread, commit)
-        self._committing = committing  # type: ignore[assignment]  # only waited for
-        committing.add_done_callback(done)
+        self._committing = asyncio.get_running_loop().run_in_executor(self._thread, commit)
+        self._committing.add_done_callback(done)
 
     def _committed(self, batch: list[_Pending]) -> None:
         self.commits += 1
         self.full = False
-        if self._on_commit:
-            self._on_commit("after")
-        for pending in batch:
-            if pending.tx is None:
-                continue
-            for call in pending.tx._after:
-                call()
-            if not pending.future.cancelled():
-                pending.future.set_result(pending.value)
+        try:
+            if self._on_commit:
+                self._on_commit("after")
+            for pending in batch:
+                if pending.tx is None:
+                    continue
+                for call in pending.tx._after:
+                    _call(call)
+                if not pending.future.cancelled():
+                    pending.future.set_result(pending.value)
+        except BaseException as error:
+            self._cut(batch, error)
 
-    def _failed(self, batch: list[_Pending], saved: tuple[int, bytes], error: apsw.Error) -> None:
+    def _refused(
+        self, batch: list[_Pending], saved: tuple[int, bytes], error: Exception, *, committing: bool
+    ) -> None:
+        """Nothing of the batch is kept, as far as we know."""
         self._seq, self._checksum = saved
-        if not self._db.get_autocommit():
-            self._db.execute("rollback")
-        translated = _translated(error)
-        self.full = isinstance(translated, DiskFull)
+        self.full = isinstance(error, apsw.FullError)
+        try:
+            if not self._db.get_autocommit():
+                self._db.execute("rollback")
+        except apsw.Error as second:
+            error, committing = second, True
+        if committing and not isinstance(error, apsw.FullError | apsw.BusyError):
+            # The commit's mark may be in the write-ahead log though its sync failed, and after a power cut it would
+            # count. The next commit would write over it, but that is no promise: stop, and let start-up find out.
+            self.full = True
+            self.failed = f"{translated(error)}; restart the worker: it reads back what the disk holds"
+            batch, self._queue = batch + self._queue, []
         for pending in batch:
-            if not pending.future.done():
-                pending.future.set_exception(translated)
+            pending.fail(StoreError(self.failed) if self.failed else translated(error))
+
+    def _cut(self, batch: list[_Pending], error: BaseException) -> None:
+        """Something that is no error ends the program: Ctrl-C, or the cut of a crash test. Whoever waits is told, and
+        nothing more is written."""
+        self.failed = f"the database was cut off: {error!r}"
+        for pending in batch + self._queue:
+            pending.fail(error)
+        self._queue = []
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise error
 
 
-def _translated(error: Exception) -> Exception:
-    if isinstance(error, apsw.FullError):
-        return DiskFull(f"the worker's disk is full: {error}")
-    if isinstance(error, apsw.CorruptError | apsw.NotADBError):
-        return Corrupt(f"the worker's database is damaged: {error}")
-    if isinstance(error, apsw.IOError | apsw.ReadOnlyError | apsw.CantOpenError):
-        return StoreError(f"the worker's database cannot be written: {error}")
-    if isinstance(error, apsw.Error):
-        return Broken(f"{type(error).__name__}: {error}")
-    return error
+def _call(call: Callable[[], None]) -> None:
+    try:
+        call()
+    except Exception as error:  # the change is on disk: its caller must hear that, and the others theirs
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": "a call after a commit failed", "exception": error}
+        )
 
 
-def _connect(path: str, vfs: str | None) -> apsw.Connection:
-    db = apsw.Connection(path, vfs=vfs)
-    if vfs:
-        db.execute("pragma locking_mode = exclusive")
-    db.set_busy_timeout(5000)
-    mode = rows(db, "pragma journal_mode = wal")[0][0]
-    if mode != "wal":
-        raise StoreError(f"{path}: SQLite cannot use a write-ahead log here ({mode}); use a local file system")
-    db.execute("pragma synchronous = full")
-    db.execute(f"pragma wal_autocheckpoint = {_WAL_PAGES_BEFORE_CHECKPOINT}")
-    return db
-
-
-def _migrate(db: apsw.Connection) -> None:
-    """Apply the numbered SQL files above the database's version, each in its own transaction."""
-    files = sorted((Path(__file__).parent / "migrations").glob("*.sql"))
-    version = rows(db, "pragma user_version")[0][0]
-    newest = int(files[-1].stem)
-    if version > newest:
-        raise StoreError(f"this database has version {version}; this Hawker knows up to {newest}: upgrade it")
-    for file in files:
-        number = int(file.stem)
-        if number > version:
-            with db:
-                db.execute(file.read_text())
-                db.execute(f"pragma user_version = {number}")
-
-
-def _check_tail(db: apsw.Connection, records: int = 100) -> None:
-    """Check the last records at start-up; the whole log is `store.verify`'s work."""
-    tail = rows(db, f"select {log.COLUMNS} from log order by seq desc limit {records + 1}")
-    tail.reverse()
-    previous = log.GENESIS if len(tail) <= records else tail.pop(0)[-1]
-    for row in tail:
-        if log.checksum(previous, row[:-1]) != row[-1]:
-            raise Corrupt(f"log record {row[0]}: its checksum does not match its content", seq=row[0])
-        previous = row[-1]
+def _from_sqlite(error: BaseException) -> BaseException:
+    """SQLite's error behind what a change made of it."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, apsw.Error) and not isinstance(seen, apsw.AbortError):
+            return seen
+        seen = seen.__cause__ or seen.__context__
+    return error if isinstance(error, apsw.Error) else apsw.AbortError(f"rolled back by SQLite: {error!r}")

@@ -16,6 +16,10 @@ GENESIS = bytes(CHECKSUM_BYTES)
 
 COLUMNS = "seq, at_ms, kind, resource, flow, run, step, attempt, cause, trace, data, writes, checksum"
 INSERT = f"insert into log ({COLUMNS}) values (?,?,?,?,?,?,?,?,?,?,?,?,?)"
+BYTES = ", ".join(
+    name if name in ("seq", "at_ms", "attempt") else f"cast({name} as blob)" for name in COLUMNS.split(", ")
+)
+"""The columns for checking: text as its bytes, because damaged text may not be UTF-8 any more."""
 
 _encode = msgspec.json.Encoder().encode
 _decode_writes = msgspec.json.Decoder(list[tuple[str, str, msgspec.Raw]]).decode
@@ -69,7 +73,10 @@ def read_images(writes: bytes) -> list[tuple[str, str, bytes | None]]:
 
 
 def checksum(previous: bytes, columns: tuple[Any, ...]) -> bytes:
-    """8 bytes over the previous checksum and every column before it, each led by its length."""
+    """8 bytes over the previous checksum and every column before it, each led by its length.
+
+    Text and its UTF-8 bytes give the same checksum.
+    """
     digest = blake2b(previous, digest_size=CHECKSUM_BYTES)
     for value in columns:
         raw = value if isinstance(value, bytes) else str(value).encode()

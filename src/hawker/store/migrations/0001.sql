@@ -37,7 +37,7 @@ create table machine (
   updated_at_ms integer generated always as (body ->> '$.updated_at_ms') virtual
 ) without rowid;
 create index machine_app on machine (app);
-create index machine_live on machine (desired) where desired = 'started';
+create index machine_instance on machine (instance) where instance <> '';
 
 create table version (
   id text primary key, body text not null,

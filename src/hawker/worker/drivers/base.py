@@ -203,7 +203,13 @@ class Driver(Protocol):
     async def resume(self, key: str) -> None: ...
 
     async def exec(
-        self, key: str, argv: Sequence[str], *, stdin: bytes = b"", env: Mapping[str, str] | None = None, timeout_s: float
+        self,
+        key: str,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        timeout_s: float,
     ) -> ExecResult:
         """Run a command beside the program: same environment, directory and limits. Killed, tree and all, at the
         time-out. Raises `UnknownInstance`, `StartFailed`."""

@@ -1,0 +1,85 @@
+"""How a database is opened, and what SQLite's errors mean to us.
+
+Settings, numbered migrations, and a check of the log's end. `store.db` writes through the connection made here,
+`store.verify` replays the whole log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from hawker.errors import Broken, Corrupt, DiskFull, StoreError
+from hawker.store import log
+
+BUSY_MS = 5000
+_WAL_PAGES_BEFORE_CHECKPOINT = 2000  # 8 MiB
+_WAL_BYTES_KEPT = 64 << 20  # a reader that stays long makes the write-ahead log grow; afterwards it shrinks to this
+
+
+def rows(db: apsw.Connection, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    """All rows of a query. Their types are the caller's knowledge of the schema."""
+    return list(db.execute(sql, values))
+
+
+def prepare(db: apsw.Connection, *, exclusive: bool) -> None:
+    """Make a fresh connection the writer of its database: settings, migrations, check of the log's end.
+
+    `exclusive` does without shared memory, for file systems that have none: no second connection can open the database.
+    Raises `Corrupt`, `StoreError`, and what SQLite raises.
+    """
+    if exclusive:
+        db.execute("pragma locking_mode = exclusive")
+    db.set_busy_timeout(BUSY_MS)
+    mode = rows(db, "pragma journal_mode = wal")[0][0]
+    if mode != "wal":
+        raise StoreError(f"SQLite cannot use a write-ahead log here ({mode}); use a local file system")
+    db.execute("pragma synchronous = full")
+    db.execute(f"pragma wal_autocheckpoint = {_WAL_PAGES_BEFORE_CHECKPOINT}")
+    db.execute(f"pragma journal_size_limit = {_WAL_BYTES_KEPT}")
+    _migrate(db)
+    _check_tail(db)
+
+
+def translated(error: BaseException, what: str = "the worker's database") -> StoreError | Broken:
+    """Our error for one of SQLite's (or, from inside SQLite, any other)."""
+    match error:
+        case apsw.FullError():
+            return DiskFull(f"{what}: the disk is full: {error}")
+        case apsw.CorruptError() | apsw.NotADBError():
+            return Corrupt(f"{what} is damaged: {error}")
+        case apsw.IOError() | apsw.ReadOnlyError() | apsw.CantOpenError():
+            return StoreError(f"{what} cannot be read or written: {error}")
+        case apsw.BusyError() | apsw.LockedError():
+            return StoreError(f"{what} is being written by another process: {error}")
+        case _:
+            return Broken(f"{what}: {type(error).__name__}: {error}")
+
+
+def _migrate(db: apsw.Connection) -> None:
+    """Apply the numbered SQL files above the database's version, each in its own transaction."""
+    files = sorted((Path(__file__).parent / "migrations").glob("*.sql"))
+    version = rows(db, "pragma user_version")[0][0]
+    newest = int(files[-1].stem)
+    if version > newest:
+        raise StoreError(f"this database has version {version}; this Hawker knows up to {newest}: upgrade it")
+    for file in files:
+        number = int(file.stem)
+        if number > version:
+            with db:
+                db.execute(file.read_text())
+                db.execute(f"pragma user_version = {number}")
+
+
+def _check_tail(db: apsw.Connection, records: int = 100) -> None:
+    """Check the last records at start-up; the whole log is `store.verify`'s work."""
+    tail = rows(db, f"select {log.BYTES} from log order by seq desc limit {records + 1}")
+    tail.reverse()
+    previous = log.GENESIS if len(tail) <= records else tail.pop(0)[-1]
+    for row in tail:
+        if log.checksum(previous, row[:-1]) != row[-1]:
+            raise Corrupt(f"log record {row[0]}: its checksum does not match its content", seq=row[0])
+        previous = row[-1]

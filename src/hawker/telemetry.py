@@ -1,0 +1,88 @@
+"""Logs and metrics: how they are set up, and the list of metric names with their units.
+
+A log line is one event with fields, never a sentence: `step.completed flow=machine.start step=launch resource=...
+cause=...`. Names and units listed here are an interface; change them with a note. Resource ids and causes are not
+metric labels, since there are as many as machines; they ride along as exemplars, which the OpenMetrics format
+shows.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+METRICS_CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+_LATENCY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 60)
+
+
+class Metrics:
+    """One registry per agent. Times are seconds."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.steps = Counter(
+            "hawker_steps", "Attempts of steps by outcome", ["flow", "step", "outcome"], registry=self.registry
+        )
+        self.step_seconds = Histogram(
+            "hawker_step_seconds",
+            "Time from the beginning of a step to its commit",
+            ["flow", "step"],
+            buckets=_LATENCY_BUCKETS,
+            registry=self.registry,
+        )
+        self.runs = Counter("hawker_runs", "Runs that ended, by status", ["flow", "status"], registry=self.registry)
+        self.alarms = Counter("hawker_alarms", "Runs parked for a person", ["flow", "step"], registry=self.registry)
+        self.orders = Counter("hawker_orders", "Orders by outcome", ["region", "outcome"], registry=self.registry)
+        self.order_seconds = Histogram(
+            "hawker_order_seconds",
+            "Time from an order to its fill or refusal",
+            ["region", "outcome"],
+            buckets=_LATENCY_BUCKETS,
+            registry=self.registry,
+        )
+        self.held = Gauge("hawker_held", "What the ledger holds, by resource", ["resource"], registry=self.registry)
+        self.capacity = Gauge(
+            "hawker_capacity", "What the worker has, by resource", ["resource"], registry=self.registry
+        )
+        self.requests = Counter(
+            "hawker_requests", "HTTP requests by operation and status", ["operation", "status"], registry=self.registry
+        )
+
+    def exposition(self) -> bytes:
+        """All metrics in the OpenMetrics text format."""
+        text: bytes = generate_latest(self.registry)  # type: ignore[no-untyped-call]  # the library leaves it untyped
+        return text
+
+
+def exemplar(resource: str, cause: str) -> dict[str, str]:
+    """Resource and cause for a counter's exemplar, cut to the 128 characters that OpenMetrics allows in all."""
+    return {"resource": resource[:32], "cause": cause[:70]}
+
+
+def set_up_logs(*, level: str = "info", json: bool = True) -> None:
+    """Log to standard error: one JSON object a line, or columns for a person."""
+    renderer: Any = structlog.processors.JSONRenderer() if json else structlog.dev.ConsoleRenderer()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def get_logger(**fields: Any) -> structlog.typing.FilteringBoundLogger:
+    """A logger whose lines carry these fields."""
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(**fields)
+    return logger

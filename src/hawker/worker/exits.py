@@ -1,0 +1,129 @@
+"""What a worker does by itself: programs that end, and machines found not running when it starts.
+
+These are the only runs that no request begins. Each carries the local rule that began it as its cause: the restart
+policy with its verdict, or the start of the worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from hawker.core import restart
+from hawker.host import Host
+from hawker.model.config import check_config
+from hawker.model.machine import State
+from hawker.model.rows import MachineRow, RunRow, WorkerRow
+from hawker.store.db import Store, Tx
+from hawker.telemetry import get_logger
+from hawker.worker.drivers.base import Driver, Exit
+from hawker.worker.machine_log import MachineLog
+from hawker.worker.runner import Busy, Runner
+
+
+class Exits:
+    """Turns exits that the driver reports into runs of `machine.exit`. Told again of the same exit, it does nothing.
+
+    An exit of a machine that another run holds waits until that run has ended: a stop in progress reads the exit
+    itself.
+    """
+
+    def __init__(self, store: Store, host: Host, driver: Driver, log: MachineLog, runner: Runner) -> None:
+        self._store = store
+        self._host = host
+        self._driver = driver
+        self._log = log
+        self._runner = runner
+        self._waiting: dict[str, Exit] = {}  # by machine; bounded by the number of machines
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def on_exit(self, ended: Exit) -> None:
+        """The driver's callback."""
+        self._waiting[ended.machine] = ended
+        self.on_end(ended.machine)
+
+    def on_end(self, machine: str) -> None:
+        """A run of this machine has ended: look at an exit that waited for it."""
+        if ended := self._waiting.get(machine):
+            task = asyncio.get_running_loop().create_task(self._handle(ended), name=f"exit of {machine}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def recover(self) -> None:
+        """At the worker's start, after the driver is open and before requests: compare what should run with what does.
+
+        A machine that should run and has no instance begins again; an instance that no machine knows is removed.
+        """
+        instances = {i.key: i for i in await self._driver.recover()}
+        running = self._store.read.select(MachineRow, "instance <> ''")
+        for row in running:
+            if row.instance not in instances and row.state in (State.started, State.suspended):
+                self.on_exit(Exit(key=row.instance, machine=row.id, error=LOST, at_ms=self._host.now_ms()))
+        known = {row.instance for row in running}
+        active = {run.id for run in self._store.read.select(RunRow, "status in ('active', 'parked')")}
+        for key in instances.keys() - known:
+            if key.partition("/")[0] not in active:
+                _logger.warning("orphan.removed", resource=instances[key].machine, instance=key, cause=ORPHAN)
+                await self._driver.destroy(key, force=True)
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _handle(self, ended: Exit) -> None:
+        try:
+            await self._store.submit(lambda tx: self._begin(tx, ended))
+        except Busy:
+            return  # on_end comes back when that run has ended
+        if self._waiting.get(ended.machine) == ended:
+            del self._waiting[ended.machine]
+
+    def _begin(self, tx: Tx, ended: Exit) -> None:
+        row = tx.get(MachineRow, ended.machine)
+        if row is None or row.instance != ended.key or row.state not in (State.started, State.suspended):
+            return
+        verdict = self._verdict(tx, row, ended)
+        steps, path, desired = ["clear"], State.stopped, "stopped"
+        if verdict.again:
+            steps, path, desired = ["clear", "backoff", "launch"], State.starting, "started"
+        elif check_config(row.config).auto_destroy:
+            steps, path, desired = ["clear", "purge"], State.destroying, "destroyed"
+
+        def writes(tx: Tx, run: RunRow) -> None:
+            after = self._log.exited(tx, row, run, ended, requested=False, restarting=verdict.again)
+            self._log.move(tx, after, path, cause=run.cause, instance="", desired=desired, restarts=verdict.restarts)
+
+        self._runner.begin(
+            tx,
+            "machine.exit",
+            row.id,
+            steps=steps,
+            cause=verdict.rule,
+            source="flyd",
+            args={"instance": ended.key, "resume_at_ms": tx.now_ms + int(verdict.delay_s * 1000)},
+            writes=writes,
+        )
+
+    def _verdict(self, tx: Tx, row: MachineRow, ended: Exit) -> restart.Verdict:
+        if row.state is State.suspended:
+            return restart.Verdict(
+                again=False, delay_s=0.0, restarts=row.restarts, rule="the suspended program is gone"
+            )
+        policy = check_config(row.config).restart
+        worker = tx.get(WorkerRow, "worker")
+        lost = ended.error == LOST or (worker is not None and worker.was_stopping(ended.at_ms))
+        if lost and policy.policy != "no":
+            return restart.Verdict(again=True, delay_s=0.0, restarts=row.restarts, rule=f"worker start: {LOST}")
+        ending = restart.Ending(
+            status=ended.status,
+            oom_killed=ended.oom_killed,
+            ran_s=max(0, ended.at_ms - row.started_at_ms) / 1000,
+            restarts=row.restarts,
+        )
+        return restart.decide(policy, ending)
+
+
+LOST = "the program was gone when the worker started"
+ORPHAN = "worker start: no machine knows this instance"
+
+_logger = get_logger()

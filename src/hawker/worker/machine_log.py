@@ -1,0 +1,121 @@
+"""Writing a machine's changes: its row, the ledger, the event the API shows, and who waits for it.
+
+Every change of a machine goes through `MachineLog`, inside a change of the store: a move is checked against the
+table of legal moves, the ledger follows the state, the event carries run, step and cause, and waiters are told
+after the commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from hawker.errors import NotFound
+from hawker.host import Host
+from hawker.model.guest import Resources
+from hawker.model.machine import State, check_move
+from hawker.model.rows import EventRow, MachineRow, RunRow
+from hawker.store.db import Reads, Tx
+from hawker.worker import ledger
+from hawker.worker.drivers.base import Exit
+
+Listener = Callable[[MachineRow, EventRow | None], None]
+
+
+class MachineLog:
+    """The one writer of machine rows and events. `capacity` is the worker's, for the ledger."""
+
+    def __init__(self, host: Host, capacity: Resources) -> None:
+        self._host = host
+        self.capacity = capacity
+        self._listeners: dict[str, list[Listener]] = {}
+
+    def move(self, tx: Tx, row: MachineRow, *states: State, cause: str, **changes: Any) -> MachineRow:
+        """Take a machine through `states` (none: it stays where it is) and set other fields.
+
+        Raises `ledger.Full` when the new state needs room that is not there.
+        """
+        state = row.state
+        for new in states:
+            state = check_move(row.id, state, new)
+        after = replace(row, state=state, cause=cause, updated_at_ms=max(tx.now_ms, row.updated_at_ms), **changes)
+        ledger.adjust(tx, self.capacity, row.held(), after.held())
+        tx.put(after)
+        tx.after_commit(lambda: self._tell(after, None))
+        return after
+
+    def event(
+        self,
+        tx: Tx,
+        row: MachineRow,
+        kind: str,
+        status: str,
+        run: RunRow,
+        *,
+        request: dict[str, Any] | None = None,
+    ) -> MachineRow:
+        """Add an event. Times of one machine's events strictly rise, whatever the clock does: clients order by them."""
+        at_ms = max(tx.now_ms, row.updated_at_ms + 1)
+        event = EventRow(
+            id=self._host.ulid(),
+            machine=row.id,
+            version=row.version,
+            type=kind,
+            status=status,
+            source=run.source,
+            at_ms=at_ms,
+            cause=run.cause,
+            run=run.id,
+            step=run.steps[run.next] if run.next < len(run.steps) else "",
+            request=request,
+        )
+        after = replace(row, updated_at_ms=at_ms)
+        tx.put(event)
+        tx.put(after)
+        tx.after_commit(lambda: self._tell(after, event))
+        return after
+
+    def exited(
+        self, tx: Tx, row: MachineRow, run: RunRow, ended: Exit, *, requested: bool, restarting: bool
+    ) -> MachineRow:
+        """The `exit` event of an instance, in the form that release commands and smoke checks of clients read."""
+        exit_event = {
+            "exit_code": ended.status,
+            "guest_exit_code": ended.code if ended.code is not None else 0,
+            "guest_signal": ended.signal if ended.signal is not None else -1,
+            "guest_error": ended.error,
+            "signal": ended.signal if ended.signal is not None else -1,
+            "error": ended.error,
+            "oom_killed": ended.oom_killed,
+            "requested_stop": requested,
+            "restarting": restarting,
+            "exited_at": ended.at_ms,
+        }
+        request = {"exit_event": exit_event, "restart_count": row.restarts}
+        return self.event(tx, row, "exit", "stopped", run, request=request)
+
+    def listen(self, machine: str, listener: Listener) -> Callable[[], None]:
+        """Call `listener` after every committed change of a machine. Returns how to stop that."""
+        listeners = self._listeners.setdefault(machine, [])
+        listeners.append(listener)
+
+        def stop() -> None:
+            listeners.remove(listener)
+            if not listeners:
+                self._listeners.pop(machine, None)
+
+        return stop
+
+    def _tell(self, row: MachineRow, event: EventRow | None) -> None:
+        for listener in list(self._listeners.get(row.id, ())):
+            listener(row, event)
+
+
+def get_machine(reads: Reads, machine_id: str, app: str | None = None) -> MachineRow:
+    """Raises `NotFound`, also when the machine belongs to another app."""
+    row = reads.get(MachineRow, machine_id)
+    if row is None or (app is not None and row.app != app):
+        raise NotFound(f"machine not found: {machine_id}")
+    return row

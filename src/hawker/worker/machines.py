@@ -1,0 +1,327 @@
+"""What clients may ask of a machine: the checks that must hold, then the run that does it.
+
+Each request is one change: lease, state and room are checked and the run is recorded in the same commit, so an
+answer of 200 means the work survives a crash. A request that meets another run on its machine waits for it, for a
+bounded time; a restart that is only waiting out its backoff makes way at once. `hawker.worker.flows` has the steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from hawker.errors import Conflict, NotBuilt, PreconditionFailed
+from hawker.host import Host
+from hawker.model.config import Config, check_config
+from hawker.model.guest import RESOURCES, Resources
+from hawker.model.machine import State
+from hawker.model.rows import LeaseRow, MachineRow, RunRow, VersionRow
+from hawker.store.db import Store, Tx
+from hawker.worker import leases
+from hawker.worker.drivers.base import Driver
+from hawker.worker.machine_log import MachineLog, get_machine
+from hawker.worker.runner import Busy, Runner
+
+T = TypeVar("T")
+
+BUSY_WAIT_S = 60.0
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asks, and why: carried into every record and event of what follows.
+
+    `nonce` is the lease the caller holds, if any; `trace` a W3C traceparent.
+    """
+
+    id: str
+    owner: str = ""
+    nonce: str = ""
+    trace: str = ""
+
+    @property
+    def cause(self) -> str:
+        return f"request {self.id}" + (f" by {self.owner}" if self.owner else "")
+
+
+class Machines:
+    """The operations on machines that exist. Creating one is the market's: `hawker.worker.market`."""
+
+    def __init__(self, store: Store, host: Host, driver: Driver, log: MachineLog, runner: Runner) -> None:
+        self._store = store
+        self._host = host
+        self._driver = driver
+        self._log = log
+        self._runner = runner
+
+    async def start(self, app: str, machine_id: str, request: Request) -> tuple[State, str]:
+        """Start a machine at rest, or wake a suspended one. Returns its state before, and the run ("" if none was
+        needed).
+
+        Raises `PreconditionFailed` in a wrong state, `ledger.Full` when the worker has no room for it now.
+        """
+
+        def change(tx: Tx) -> tuple[State, str]:
+            row = self._leased(tx, app, machine_id, request)
+            if row.state is State.started:
+                return row.state, ""
+            _require(row, "start", State.created, State.stopped, State.suspended, State.failed)
+            asleep = row.state is State.suspended
+
+            def writes(tx: Tx, run: RunRow) -> None:
+                after = self._log.move(tx, row, State.starting, cause=run.cause, desired="started", restarts=0)
+                self._log.event(tx, after, "start", "starting", run)
+
+            steps = ["resume"] if asleep else ["launch"]
+            run = self._begin(tx, "machine.start", row, steps, request, writes, {"instance": row.instance})
+            return row.state, run.id
+
+        return await self._when_free(change)
+
+    async def stop(
+        self, app: str, machine_id: str, request: Request, *, signal: int | None = None, timeout_s: float | None = None
+    ) -> str:
+        """Stop a machine: signal, grace time, then kill. One at rest stays as it is. Returns the run ("" if none)."""
+
+        def change(tx: Tx) -> str:
+            row = self._leased(tx, app, machine_id, request)
+            if row.state is State.stopped:
+                return ""
+            _require(row, "stop", State.created, State.started, State.suspended, State.failed)
+
+            def writes(tx: Tx, run: RunRow) -> None:
+                after = self._log.move(tx, row, State.stopping, cause=run.cause, desired="stopped")
+                self._log.event(tx, after, "stop", "stopping", run)
+
+            args = _stop_args(row, signal, timeout_s)
+            return self._begin(tx, "machine.stop", row, ["stop", "clear"], request, writes, args).id
+
+        return await self._when_free(change)
+
+    async def restart(
+        self,
+        app: str,
+        machine_id: str,
+        request: Request,
+        *,
+        signal: int | None = None,
+        timeout_s: float | None = None,
+        force: bool = False,
+    ) -> str:
+        """Stop and start a running machine, keeping its room. With `force` it is killed without a grace time."""
+
+        def change(tx: Tx) -> str:
+            row = self._leased(tx, app, machine_id, request)
+            _require(row, "restart", State.started)
+
+            def writes(tx: Tx, run: RunRow) -> None:
+                after = self._log.move(tx, row, State.restarting, cause=run.cause, desired="started", restarts=0)
+                self._log.event(tx, after, "restart", "restarting", run)
+
+            args = _stop_args(row, signal, 0.0 if force else timeout_s)
+            return self._begin(tx, "machine.restart", row, ["stop", "clear", "launch"], request, writes, args).id
+
+        return await self._when_free(change)
+
+    async def suspend(self, app: str, machine_id: str, request: Request) -> str:
+        """Freeze a running machine, memory kept. Raises `NotBuilt` where the driver cannot."""
+        fingerprint = await self._driver.fingerprint()
+        if not fingerprint.capabilities.suspend:
+            raise NotBuilt(
+                "suspend", machine_id, f"the {self._driver.name} driver cannot suspend on this host; use stop"
+            )
+
+        def change(tx: Tx) -> str:
+            row = self._leased(tx, app, machine_id, request)
+            if row.state is State.suspended:
+                return ""
+            _require(row, "suspend", State.started)
+
+            def writes(tx: Tx, run: RunRow) -> None:
+                after = self._log.move(tx, row, State.suspending, cause=run.cause, desired="suspended")
+                self._log.event(tx, after, "suspend", "suspending", run)
+
+            args = {"instance": row.instance}
+            return self._begin(tx, "machine.suspend", row, ["suspend"], request, writes, args).id
+
+        return await self._when_free(change)
+
+    async def update(
+        self,
+        app: str,
+        machine_id: str,
+        request: Request,
+        *,
+        config: Config,
+        current_version: str = "",
+        skip_launch: bool = False,
+        lease_ttl_s: int = 0,
+        cordoned: bool | None = None,
+    ) -> tuple[MachineRow, LeaseRow | None]:
+        """Replace the configuration: a new version. A running machine is stopped and started with it, one at rest stays
+        at rest. Returns the row as it is right after acceptance.
+
+        Raises `Conflict` when `current_version` is not the present one, `ledger.Full` when a larger guest has no room.
+        """
+
+        def change(tx: Tx) -> tuple[MachineRow, LeaseRow | None]:
+            row = self._leased(tx, app, machine_id, request)
+            if current_version and current_version != row.version:
+                raise Conflict(
+                    f"aborted: machine {machine_id} has version {row.version}, not {current_version}: read it again",
+                    details={"current_version": row.version},
+                )
+            resting = (State.created, State.stopped, State.failed)
+            _require(row, "update", State.started, State.suspended, *resting)
+            version = self._host.ulid()
+            wanted = config.guest.resources()
+            launch = row.state is State.started and not skip_launch
+            changes: dict[str, Any] = {
+                "version": version,
+                "config": config.raw,
+                "resources": wanted if row.state in resting else _larger(row.resources, wanted),
+                "desired": "started" if launch else "stopped",
+            }
+            if cordoned is not None:
+                changes["cordoned"] = cordoned
+
+            def writes(tx: Tx, run: RunRow) -> None:
+                tx.put(VersionRow(id=version, machine=row.id, config=config.raw, created_at_ms=tx.now_ms))
+                path = [State.updating, State.stopped] if row.state in resting else [State.updating]
+                after = self._log.move(tx, row, *path, cause=run.cause, **changes)
+                self._log.event(tx, after, "update", after.state, run)
+
+            steps = [] if row.state in resting else ["stop", "clear", *(["launch"] if launch else [])]
+            self._begin(tx, "machine.update", row, steps, request, writes, _stop_args(row, None, None))
+            after = get_machine(tx, machine_id)
+            lease = leases.acquire(tx, self._host, after, request, lease_ttl_s) if lease_ttl_s else None
+            return after, lease
+
+        return await self._when_free(change)
+
+    async def destroy(self, app: str, machine_id: str, request: Request, *, force: bool = False) -> str:
+        """Remove a machine and everything it left. One that runs is refused unless `force`, which also ends
+        whatever run holds the machine, a parked one included. Repeating is harmless."""
+
+        def change(tx: Tx) -> str:
+            row = self._leased(tx, app, machine_id, request)
+            if row.state in (State.destroyed, State.destroying):
+                return ""
+            if not force:
+                _require(row, "destroy", State.created, State.stopped, State.suspended, State.failed)
+
+            def writes(tx: Tx, run: RunRow) -> None:
+                after = self._log.move(tx, row, State.destroying, cause=run.cause, desired="destroyed")
+                self._log.event(tx, after, "destroy", "destroying", run)
+
+            args = _stop_args(row, None, 0.0)
+            return self._begin(tx, "machine.destroy", row, ["stop", "clear", "purge"], request, writes, args).id
+
+        return await self._when_free(change, force=force)
+
+    async def cordon(self, app: str, machine_id: str, request: Request, *, cordoned: bool) -> None:
+        """Take a machine out of traffic, or put it back. Needs the lease only to cordon, as upstream."""
+
+        def change(tx: Tx) -> None:
+            row = self._leased(tx, app, machine_id, request) if cordoned else get_machine(tx, machine_id, app)
+            if row.cordoned != cordoned:
+                kind = "machine.cordoned" if cordoned else "machine.uncordoned"
+                tx.record(kind, row.id, cause=request.cause, trace=request.trace)
+                self._log.move(tx, row, cause=request.cause, cordoned=cordoned)
+
+        await self._store.submit(change)
+
+    async def set_metadata(
+        self,
+        app: str,
+        machine_id: str,
+        request: Request,
+        edit: Callable[[dict[str, str]], dict[str, str]],
+        *,
+        version: str = "",
+    ) -> None:
+        """Replace a machine's metadata by what `edit` makes of it. No new version: nothing is restarted.
+
+        Raises `PreconditionFailed` when `version` is given and not the present one.
+        """
+
+        def change(tx: Tx) -> None:
+            row = get_machine(tx, machine_id, app)
+            if version and version != row.version:
+                raise PreconditionFailed(f"failed_precondition: machine {machine_id} has version {row.version}")
+            metadata = edit(dict(check_config(row.config).metadata))
+            tx.record("machine.metadata_set", row.id, cause=request.cause, trace=request.trace)
+            self._log.move(tx, row, cause=request.cause, config={**row.config, "metadata": metadata})
+
+        await self._store.submit(change)
+
+    async def wait_ended(self, run_id: str) -> RunRow | None:
+        """The run's end; None for the empty run of a request that had nothing to do."""
+        return await self._runner.wait_ended(run_id) if run_id else None
+
+    def _leased(self, tx: Tx, app: str, machine_id: str, request: Request) -> MachineRow:
+        row = get_machine(tx, machine_id, app)
+        leases.check(tx, row.id, request)
+        return row
+
+    def _begin(
+        self,
+        tx: Tx,
+        flow: str,
+        row: MachineRow,
+        steps: list[str],
+        request: Request,
+        writes: Callable[[Tx, RunRow], None],
+        args: dict[str, Any],
+    ) -> RunRow:
+        return self._runner.begin(
+            tx, flow, row.id, steps=steps, cause=request.cause, trace=request.trace, args=args, writes=writes
+        )
+
+    async def _when_free(self, change: Callable[[Tx], T], *, force: bool = False) -> T:
+        """Submit a change that begins a run; while another run holds the machine, wait for its end and try again."""
+        try:
+            async with asyncio.timeout(BUSY_WAIT_S):
+                while True:
+                    try:
+                        return await self._store.submit(change)
+                    except Busy as busy:
+                        await self._make_way(busy, force)
+        except TimeoutError:
+            raise Conflict(f"the machine was still busy after {BUSY_WAIT_S:g} s; try again later") from None
+
+    async def _make_way(self, busy: Busy, force: bool) -> None:
+        run = busy.run
+        waiting = run.status == "active" and run.next < len(run.steps) and run.steps[run.next] == "backoff"
+        if waiting or (force and run.flow != "machine.destroy"):
+            await self._runner.cancel(run.id, "a later request took its place")
+        elif run.status == "parked":
+            raise busy
+        await self._runner.wait_ended(run.id)
+
+
+def _require(row: MachineRow, verb: str, *states: State) -> None:
+    if row.state not in states:
+        raise PreconditionFailed(
+            f"failed_precondition: unable to {verb} machine from current state: '{row.state}'",
+            details={"machine": row.id, "state": row.state, "allowed": list(states)},
+        )
+
+
+def _stop_args(row: MachineRow, signal: int | None, timeout_s: float | None) -> dict[str, Any]:
+    """How to stop the present instance, fixed when the run begins: an update may change the configuration after it."""
+    stop = check_config(row.config).stop
+    stop = replace(
+        stop,
+        signal=stop.signal if signal is None else signal,
+        timeout_s=stop.timeout_s if timeout_s is None else timeout_s,
+    )
+    return {"instance": row.instance, "signal": stop.signal, "grace_s": stop.timeout_s}
+
+
+def _larger(a: Resources, b: Resources) -> Resources:
+    """What covers both: held while an old program is being replaced by a new one of another size."""
+    return Resources(**{name: max(getattr(a, name), getattr(b, name)) for name in RESOURCES})

@@ -1,0 +1,288 @@
+"""The worker's side of the market: offers, reservations with a lease, and confirming one into a machine.
+
+The worker alone decides. A reservation checks and books in one commit; one that is not confirmed in time lapses by
+the worker's own clock, so a broker that dies leaves nothing behind. A key names one order for ever: asked again,
+the answer is the same reservation, the machine it became, or a refusal because it was released.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import msgspec
+from msgspec.structs import replace
+
+from hawker.core import capacity
+from hawker.errors import Conflict, DiskFull
+from hawker.host import Host
+from hawker.model.guest import Resources
+from hawker.model.machine import State
+from hawker.model.market import Ask, Decision, Offer, Order, Reason, Refusal, Reservation
+from hawker.model.rows import (
+    AppRow,
+    FillRow,
+    LeaseRow,
+    MachineRow,
+    ReservationRow,
+    RunRow,
+    VersionRow,
+    WorkerRow,
+)
+from hawker.model.values import is_host_image
+from hawker.store.db import Reads, Store, Tx
+from hawker.worker import leases, ledger
+from hawker.worker.drivers.base import Driver
+from hawker.worker.machine_log import MachineLog, get_machine
+from hawker.worker.machines import Request
+from hawker.worker.runner import Runner
+
+FILL_KEPT_MS = 24 * 3600 * 1000
+"""How long an ended order's key is remembered: well past any client's retries."""
+
+
+class Lapsed(Conflict):
+    """The reservation is not there any more: its time ran out or it was released. Nothing is held."""
+
+    code = "lapsed"
+
+
+class Market:
+    """Offers and orders of one worker. `runs_images` says whether its driver takes OCI images."""
+
+    def __init__(
+        self, store: Store, host: Host, driver: Driver, log: MachineLog, runner: Runner, me: WorkerRow
+    ) -> None:
+        self._store = store
+        self._host = host
+        self._driver = driver
+        self._log = log
+        self._runner = runner
+        self._name = me.name
+        self._region = me.region
+        self.runs_images = False
+
+    def offer(self, ask: Ask) -> Offer | Refusal:
+        """What this worker has for an ask, now. Reads only; nothing is held."""
+        reads = self._store.read
+        held = ledger.held(reads)
+        if reason := self._unfit(reads, ask.region, ask.image):
+            return self._refusal(reason)
+        if ask.key and (fill := reads.get(FillRow, ask.key)) and fill.machine:
+            return self._offered(ask, held, filled=fill.machine)
+        if short := capacity.shortfall(self._log.capacity, held, ask.resources):
+            return self._refusal(Reason.full, short)
+        return self._offered(ask, held)
+
+    async def reserve(self, order: Order) -> Reservation | Refusal:
+        """Check and book in one commit. Repeating it with the same key gives the same reservation."""
+
+        def change(tx: Tx) -> Reservation | Refusal:
+            if done := tx.get(FillRow, order.key):
+                return self._ended(tx, order, done)
+            if there := tx.get(ReservationRow, order.key):
+                return self._reservation(tx, there)
+            self._lapse(tx)
+            if reason := self._unfit(tx, order.region, order.config["image"]):
+                return self._refusal(reason)
+            row = ReservationRow(
+                id=order.key,
+                machine=self._host.machine_id(),
+                order=msgspec.to_builtins(order),
+                resources=order.resources,
+                created_at_ms=tx.now_ms,
+                expires_at_ms=tx.now_ms + int(order.hold_s * 1000),
+            )
+            tx.record("reservation.held", order.key, cause=_cause(order), trace=order.trace)
+            try:
+                ledger.adjust(tx, self._log.capacity, Resources(), order.resources)
+            except ledger.Full as full:
+                raise _Refused(self._refusal(Reason.full, full.short)) from full
+            tx.put(row)
+            return self._reservation(tx, row)
+
+        try:
+            return await self._store.submit(change)
+        except _Refused as refused:
+            return refused.refusal
+        except DiskFull:
+            return self._refusal(Reason.disk_full)
+
+    async def confirm(
+        self, key: str, app: AppRow, decision: Decision | None
+    ) -> tuple[MachineRow, LeaseRow | None, str]:
+        """Turn a reservation into its machine: the fill. Returns the machine as created, its lease if the order
+        asked for one, and the run that launches it.
+
+        Repeating gives the same machine and an empty run. Raises `Lapsed` when the reservation is gone.
+        """
+
+        def change(tx: Tx) -> tuple[MachineRow, LeaseRow | None, str]:
+            done = tx.get(FillRow, key)
+            if done and done.machine:
+                row = get_machine(tx, done.machine)
+                return row, leases.current(tx, row.id, tx.now_ms), ""
+            there = tx.get(ReservationRow, key)
+            if there is None or there.expires_at_ms <= tx.now_ms:
+                raise Lapsed(
+                    f"the reservation of order {key} on {self._name} has lapsed", details={"worker": self._name}
+                )
+            order = msgspec.convert(there.order, Order)
+            request = Request(id=order.request, owner=order.owner, trace=order.trace)
+            row = self._machine(tx, there, order, app, decision)
+
+            def writes(tx: Tx, run: RunRow) -> None:
+                tx.delete(ReservationRow, key)
+                tx.put(FillRow(id=key, machine=row.id, at_ms=tx.now_ms))
+                if not app.deployed or tx.get(AppRow, app.name) is None:
+                    tx.put(replace(app, deployed=True, stamp_ms=max(app.stamp_ms + 1, tx.now_ms)))
+                tx.put(VersionRow(id=row.version, machine=row.id, config=order.config, created_at_ms=tx.now_ms))
+                tx.put(row)  # it takes over what the reservation held: the ledger stays as it is
+                self._log.event(tx, row, "launch", "created", run)
+
+            steps = [] if order.skip_launch else ["launch"]
+            run = self._runner.begin(
+                tx, "machine.create", row.id, steps=steps, cause=request.cause, trace=order.trace, writes=writes
+            )
+            after = get_machine(tx, row.id)
+            lease = leases.acquire(tx, self._host, after, request, order.lease_ttl_s) if order.lease_ttl_s else None
+            return after, lease, "" if run.status != "active" else run.id
+
+        return await self._store.submit(change)
+
+    async def release(self, key: str, cause: str) -> None:
+        """Give up an order for good. Also before its reservation arrives: a late one is refused then. A machine
+        that was confirmed stays. Repeating is harmless."""
+
+        def change(tx: Tx) -> None:
+            if tx.get(FillRow, key):
+                return
+            tx.record("reservation.released", key, cause=cause)
+            if there := tx.get(ReservationRow, key):
+                tx.delete(ReservationRow, key)
+                ledger.adjust(tx, self._log.capacity, there.resources, Resources())
+            tx.put(FillRow(id=key, machine="", at_ms=tx.now_ms))
+
+        await self._store.submit(change)
+
+    async def sweep(self) -> int:
+        """Lapse reservations whose time ran out, and forget keys of orders that ended long ago. Returns how many
+        lapsed."""
+
+        def change(tx: Tx) -> int:
+            lapsed = self._lapse(tx)
+            old = tx.select(FillRow, "at_ms < ? limit 1000", (tx.now_ms - FILL_KEPT_MS,))
+            if old:
+                tx.record("fill.forgotten", self._name, cause="local rule: a day after the order ended")
+                for fill in old:
+                    tx.delete(FillRow, fill.key)
+            return lapsed
+
+        return await self._store.submit(change)
+
+    def _lapse(self, tx: Tx) -> int:
+        expired = tx.select(ReservationRow, "expires_at_ms <= ?", (tx.now_ms,))
+        for row in expired:
+            tx.record("reservation.lapsed", row.id, cause="local rule: not confirmed in time")
+            tx.delete(ReservationRow, row.id)
+            tx.put(FillRow(id=row.id, machine="", at_ms=tx.now_ms))
+            ledger.adjust(tx, self._log.capacity, row.resources, Resources())
+        return len(expired)
+
+    def _unfit(self, reads: Reads, region: str, image: str) -> Reason | None:
+        """Why this worker takes no order at all for this region and image, whatever its size."""
+        if region != self._region:
+            return Reason.wrong_region
+        if is_host_image(image) == self.runs_images:
+            return Reason.no_driver
+        if self._store.full:
+            return Reason.disk_full
+        me = reads.get(WorkerRow, "worker")
+        return Reason.cordoned if me and me.cordoned else None
+
+    def _offered(self, ask: Ask, held: Resources, *, filled: str = "") -> Offer:
+        reads = self._store.read
+        app = reads.get(AppRow, ask.app)
+        count = reads.query("select count(*) from machine where app = ? and state <> 'destroyed'", (ask.app,))[0][0]
+        return Offer(
+            worker=self._name,
+            region=self._region,
+            capacity=self._log.capacity,
+            free=capacity.free(self._log.capacity, held),
+            app_machines=count,
+            app=msgspec.to_builtins(app) if app and not app.deleted else None,
+            filled=filled,
+        )
+
+    def _refusal(self, reason: Reason, short: capacity.Shortfall | None = None) -> Refusal:
+        figures = {"resource": short.resource, "wanted": short.wanted, "free": short.free} if short else {}
+        return Refusal(worker=self._name, region=self._region, reason=reason, **figures)  # type: ignore[arg-type]
+
+    def _ended(self, reads: Reads, order: Order, done: FillRow) -> Reservation | Refusal:
+        if not done.machine:
+            return self._refusal(Reason.in_doubt)  # released: this order was given up
+        left = capacity.free(self._log.capacity, ledger.held(reads))
+        return Reservation(
+            key=order.key,
+            worker=self._name,
+            region=self._region,
+            machine=done.machine,
+            expires_at_ms=0,
+            free=left,
+            state="confirmed",
+        )
+
+    def _reservation(self, reads: Reads, row: ReservationRow) -> Reservation:
+        return Reservation(
+            key=row.id,
+            worker=self._name,
+            region=self._region,
+            machine=row.machine,
+            expires_at_ms=row.expires_at_ms,
+            free=capacity.free(self._log.capacity, ledger.held(reads)),
+        )
+
+    def _machine(
+        self, tx: Tx, reservation: ReservationRow, order: Order, app: AppRow, decision: Decision | None
+    ) -> MachineRow:
+        return MachineRow(
+            id=reservation.machine,
+            app=order.app,
+            name=order.name,
+            region=self._region,
+            state=State.created,
+            desired="stopped" if order.skip_launch else "started",
+            version=self._host.ulid(),
+            config=order.config,
+            resources=order.resources,
+            created_at_ms=tx.now_ms,
+            updated_at_ms=tx.now_ms,
+            cause=_cause(order),
+            private_ip=private_ip(app.number, self._name, reservation.machine),
+            order=order.key,
+            cordoned=order.cordoned,
+            driver=self._driver.name,
+            decision=msgspec.to_builtins(decision) if decision else None,
+        )
+
+
+class _Refused(Exception):
+    """Carries a refusal out of a change, so that nothing of it is kept."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.sentence())
+        self.refusal = refusal
+
+
+def private_ip(network: int, worker: str, machine: str) -> str:
+    """The machine's address in the private network's layout: fdaa, network, host, machine, 2 (eight groups).
+
+    Reserved for the private network, which is not built yet: nothing listens on it.
+    """
+    host = int.from_bytes(blake2b(worker.encode(), digest_size=4).digest(), "big")
+    low = int(machine, 16) & 0xFFFFFFFF
+    groups = (network >> 16, network & 0xFFFF, host >> 16, host & 0xFFFF, low >> 16, low & 0xFFFF)
+    return ":".join(["fdaa", *(f"{g:x}" for g in groups), "2"])
+
+
+def _cause(order: Order) -> str:
+    return Request(id=order.request or "unknown", owner=order.owner).cause
