@@ -34,7 +34,7 @@ class Reason(StrEnum):
     outbid = "outbid"  # a good offer; another one was better
 
 
-class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="refusal"):
     """A worker's no, with its true figures. `free` is what was left of `resource` when it answered."""
 
     worker: str
@@ -60,7 +60,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
 
 
-class Offer(msgspec.Struct, frozen=True, kw_only=True):
+class Offer(msgspec.Struct, frozen=True, kw_only=True, tag="offer"):
     """What a worker has, at the moment it answers. Facts only: the ranking is the broker's."""
 
     worker: str
@@ -92,7 +92,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     keyed: bool = False  # the client named the key itself and may come back with it
 
 
-class Reservation(msgspec.Struct, frozen=True, kw_only=True):
+class Reservation(msgspec.Struct, frozen=True, kw_only=True, tag="reservation"):
     """Room held on a worker until `expires_at_ms`. `machine` is the id the machine will have."""
 
     key: str

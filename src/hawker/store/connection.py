@@ -45,7 +45,13 @@ def prepare(db: apsw.Connection, *, exclusive: bool) -> None:
 
 
 def translated(error: BaseException, what: str = "the worker's database") -> StoreError | Broken:
-    """Our error for one of SQLite's (or, from inside SQLite, any other)."""
+    """Our error for one of SQLite's, or for any other that ended a commit."""
+    ours = _ours(error, what)
+    ours.__cause__ = error
+    return ours
+
+
+def _ours(error: BaseException, what: str) -> StoreError | Broken:
     match error:
         case apsw.FullError():
             return DiskFull(f"{what}: the disk is full: {error}")

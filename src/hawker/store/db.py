@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
@@ -283,7 +283,7 @@ class Store:
                 self._seq, self._checksum = self._seq + 1, values[-1]
         except Exception as error:
             self._seq, self._checksum = saved
-            if db.get_autocommit():
+            if db.get_autocommit() or isinstance(error, apsw.FullError):  # no room for one is no room for the batch
                 raise _from_sqlite(error) from error
             db.execute("rollback to change")
             db.execute("release change")
@@ -336,9 +336,7 @@ class Store:
         except BaseException as error:
             self._cut(batch, error)
 
-    def _refused(
-        self, batch: list[_Pending], saved: tuple[int, bytes], error: Exception, *, committing: bool
-    ) -> None:
+    def _refused(self, batch: list[_Pending], saved: tuple[int, bytes], error: Exception, *, committing: bool) -> None:
         """Nothing of the batch is kept, as far as we know."""
         self._seq, self._checksum = saved
         self.full = isinstance(error, apsw.FullError)
@@ -360,6 +358,9 @@ class Store:
         """Something that is no error ends the program: Ctrl-C, or the cut of a crash test. Whoever waits is told, and
         nothing more is written."""
         self.failed = f"the database was cut off: {error!r}"
+        with suppress(apsw.Error):
+            if not self._db.get_autocommit():
+                self._db.execute("rollback")
         for pending in batch + self._queue:
             pending.fail(error)
         self._queue = []
@@ -371,16 +372,13 @@ def _call(call: Callable[[], None]) -> None:
     try:
         call()
     except Exception as error:  # the change is on disk: its caller must hear that, and the others theirs
-        asyncio.get_running_loop().call_exception_handler(
-            {"message": "a call after a commit failed", "exception": error}
-        )
+        problem = {"message": "a call after a commit failed", "exception": error}
+        asyncio.get_running_loop().call_exception_handler(problem)
 
 
-def _from_sqlite(error: BaseException) -> BaseException:
+def _from_sqlite(error: BaseException) -> apsw.Error:
     """SQLite's error behind what a change made of it."""
     seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, apsw.Error) and not isinstance(seen, apsw.AbortError):
-            return seen
+    while seen is not None and not isinstance(seen, apsw.Error):
         seen = seen.__cause__ or seen.__context__
-    return error if isinstance(error, apsw.Error) else apsw.AbortError(f"rolled back by SQLite: {error!r}")
+    return seen or apsw.AbortError(f"SQLite has rolled the transaction back: {error!r}")

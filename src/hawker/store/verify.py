@@ -16,7 +16,7 @@ import msgspec
 from hawker.errors import Corrupt
 from hawker.model.rows import ROWS
 from hawker.store import log
-from hawker.store.db import rows
+from hawker.store.connection import rows
 
 TABLES = tuple(row.table for row in ROWS)
 
@@ -34,52 +34,67 @@ class Report(msgspec.Struct, kw_only=True):
         return not self.faults
 
 
-def verify(path: Path | str, *, rebuild: bool = False) -> Report:
+def verify(path: Path | str, *, rebuild: bool = False, vfs: str | None = None) -> Report:
     """Replay the whole log of the database at `path` and compare. With `rebuild`, write the tables anew from the log.
 
     Raises `Corrupt` instead of rebuilding when a record of the log itself does not hold: tables made from a damaged log
-    would be wrong in silence.
+    would be wrong in silence. Raises `StoreError` when there is no database of ours at `path`.
+
+    What this cannot see: that the last records were cut off together with everything they wrote.
     """
-    flags = apsw.SQLITE_OPEN_READWRITE if rebuild else apsw.SQLITE_OPEN_READONLY
-    db = apsw.Connection(str(path), flags=flags)
+    flags = apsw.SQLITE_OPEN_READWRITE if rebuild or vfs else apsw.SQLITE_OPEN_READONLY
+    try:
+        db = apsw.Connection(str(path), flags=flags, vfs=vfs)
+    except apsw.Error as error:
+        raise translated(error, str(path)) from error
     report = Report()
     try:
+        db.set_busy_timeout(BUSY_MS)
+        if vfs:
+            db.execute("pragma locking_mode = exclusive")
         db.execute("begin immediate" if rebuild else "begin")
         images = _replay(db, report)
-        damaged = bool(report.faults)
+        damaged = report.faults[0] if report.faults else ""
         _compare(db, images, report)
-        if rebuild and damaged:
-            raise Corrupt(f"{path}: the log itself is damaged, so nothing was rebuilt: {report.faults[0]}")
         if rebuild:
+            if damaged:
+                raise Corrupt(f"{path}: the log itself is damaged, so nothing was rebuilt: {damaged}")
             _rewrite(db, images)
             report.rebuilt = True
         db.execute("commit")
     except (apsw.CorruptError, apsw.NotADBError) as error:
+        if rebuild:
+            raise translated(error, str(path)) from error
         report.faults.append(f"SQLite: {error}")
+    except apsw.Error as error:
+        raise translated(error, str(path)) from error
     finally:
-        db.close()
+        db.close(True)
     return report
 
 
 def _replay(db: apsw.Connection, report: Report) -> dict[tuple[str, str], bytes]:
     images: dict[tuple[str, str], bytes] = {}
     previous, due = log.GENESIS, 1
-    records: Iterator[tuple[Any, ...]] = db.execute(f"select {log.COLUMNS} from log order by seq")
+    records: Iterator[tuple[Any, ...]] = db.execute(f"select {log.BYTES} from log order by seq")
     for row in records:
         seq, writes, stored = row[0], row[-2], row[-1]
         if seq != due:
-            report.faults.append(f"log: records {due} to {seq - 1} are missing")
+            missing = f"record {due} is" if seq == due + 1 else f"records {due} to {seq - 1} are"
+            report.faults.append(f"log: {missing} missing")
         elif log.checksum(previous, row[:-1]) != stored:
             report.faults.append(f"log record {seq}: its checksum does not match its content")
         previous, due = stored, seq + 1
         report.records += 1
         try:
             entries = log.read_images(writes)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             report.faults.append(f"log record {seq}: its row images do not read: {error}")
             continue
         for table, key, body in entries:
-            if body is None:
+            if table not in TABLES:
+                report.faults.append(f"log record {seq}: writes to a table this Hawker does not know, {table}")
+            elif body is None:
                 images.pop((table, key), None)
             else:
                 images[table, key] = body
@@ -87,8 +102,11 @@ def _replay(db: apsw.Connection, report: Report) -> dict[tuple[str, str], bytes]
 
 
 def _compare(db: apsw.Connection, images: dict[tuple[str, str], bytes], report: Report) -> None:
+    # SQLite's own check first: it also compares every index with its table.
+    report.faults += [f"SQLite: {line}" for (line,) in rows(db, "pragma integrity_check") if line != "ok"]
     for table in TABLES:
-        stored = {key: body.encode() for key, body in rows(db, f"select id, body from {table}")}
+        found = rows(db, f"select cast(id as blob), cast(body as blob) from {table}")
+        stored = {key.decode(errors="replace"): body for key, body in found}
         logged = {key: body for (t, key), body in images.items() if t == table}
         report.rows += len(stored)
         for key in sorted(stored.keys() | logged.keys()):

@@ -20,6 +20,7 @@ from hawker.model.machine import State
 from hawker.model.market import Ask, Decision, Offer, Order, Reason, Refusal, Reservation
 from hawker.model.rows import (
     AppRow,
+    ClaimRow,
     FillRow,
     LeaseRow,
     MachineRow,
@@ -149,20 +150,53 @@ class Market:
 
         return await self._store.submit(change)
 
-    async def release(self, key: str, cause: str) -> None:
-        """Give up an order for good. Also before its reservation arrives: a late one is refused then. A machine
-        that was confirmed stays. Repeating is harmless."""
+    async def release(self, key: str, cause: str) -> str:
+        """Give up an order for good, whatever became of it: a reservation is given back, one that arrives later is
+        refused, a machine that was confirmed is destroyed. Returns the id of that machine, or "". Repeating is
+        harmless."""
 
-        def change(tx: Tx) -> None:
-            if tx.get(FillRow, key):
-                return
+        def change(tx: Tx) -> str:
+            done = tx.get(FillRow, key)
+            if done:
+                return done.machine
             tx.record("reservation.released", key, cause=cause)
             if there := tx.get(ReservationRow, key):
                 tx.delete(ReservationRow, key)
                 ledger.adjust(tx, self._log.capacity, there.resources, Resources())
             tx.put(FillRow(id=key, machine="", at_ms=tx.now_ms))
+            return ""
 
-        await self._store.submit(change)
+        return await self._store.submit(change)
+
+    def fate(self, key: str) -> str:
+        """What became of an order: "held", "released", "unknown", or the id of its machine."""
+        if done := self._store.read.get(FillRow, key):
+            return done.machine or "released"
+        there = self._store.read.get(ReservationRow, key)
+        if there is None:
+            return "unknown"
+        return "held" if there.expires_at_ms > self._host.now_ms() else "released"
+
+    def claimed(self, claim_id: str) -> ClaimRow | None:
+        """The claim in force for a client's idempotency key."""
+        return self._store.read.get(ClaimRow, claim_id)
+
+    async def claim(self, claim_id: str, worker: str, order: str, replaces: str) -> ClaimRow:
+        """On the arbiter of a client's idempotency key: let `order` on `worker` be the one that may fill it.
+
+        The first claim wins; a later one only when it names the order it `replaces`. Returns the claim in force.
+        """
+
+        def change(tx: Tx) -> ClaimRow:
+            there = tx.get(ClaimRow, claim_id)
+            if there and there.order != replaces:
+                return there
+            tx.record("claim.taken", claim_id, cause=f"order {order}")
+            row = ClaimRow(id=claim_id, worker=worker, order=order, at_ms=tx.now_ms)
+            tx.put(row)
+            return row
+
+        return await self._store.submit(change)
 
     async def sweep(self) -> int:
         """Lapse reservations whose time ran out, and forget keys of orders that ended long ago. Returns how many
@@ -209,7 +243,7 @@ class Market:
             capacity=self._log.capacity,
             free=capacity.free(self._log.capacity, held),
             app_machines=count,
-            app=msgspec.to_builtins(app) if app and not app.deleted else None,
+            app=msgspec.to_builtins(app) if app else None,
             filled=filled,
         )
 

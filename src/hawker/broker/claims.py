@@ -1,0 +1,83 @@
+"""Idempotency keys: the same key never makes two machines, whichever brokers it reaches.
+
+Brokers share no state, so a key needs a place that decides. That is the key's *arbiter*, one worker of the list
+chosen by rendezvous hashing (Thaler and Ravishankar 1998), the same for every broker with the same list. Before an
+order with a key is confirmed, its broker claims the key there, durably, for that order; of two that race one gets
+the claim and the other gives its reservation back. A claim whose order came to nothing may be replaced, after the
+worker that held it has said so.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from hawker.broker.fleet import Fleet, PeerError, WorkerLink
+from hawker.errors import Conflict, Unreachable
+from hawker.host import Host
+from hawker.model.rows import ClaimRow
+
+
+class Claimed(Enum):
+    ours = "ours"
+    theirs = "theirs"
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a key so far: its machine's JSON, or the order whose claim may be replaced ("" for none)."""
+
+    machine: bytes = b""
+    worker: str = ""
+    order: str = ""
+
+
+class Claims:
+    """Looks up and takes claims on their arbiters."""
+
+    def __init__(self, fleet: Fleet, host: Host) -> None:
+        self._fleet = fleet
+        self._host = host
+
+    async def look(self, owner: str, app: str, key: str) -> Known:
+        """Raises `Conflict` while another order with this key is in progress, `Unreachable` when nobody can tell."""
+        claim_id = claim_key(owner, app, key)
+        arbiter = self._arbiter(claim_id)
+        claim = await arbiter.call("POST", "/v1/market/claim", ClaimRow | None, {"id": claim_id})  # type: ignore[arg-type]  # a union is a type to msgspec
+        if claim is None:
+            return Known()
+        link = self._fleet.links.get(claim.worker)
+        if link is None:
+            raise Unreachable(f"the key was used on worker {claim.worker}, which is not in this broker's list")
+        fate = (await link.call("POST", "/v1/market/fate", dict[str, str], {"key": claim.order}))["fate"]
+        if fate == "held":
+            raise Conflict("an order with this idempotency key is in progress; ask again with the same key")
+        if fate in ("released", "unknown"):
+            return Known(order=claim.order)
+        try:
+            machine = await link.call("GET", f"/v1/apps/{app}/machines/{fate}", msgspec.Raw)
+        except PeerError as error:
+            raise Conflict(f"the machine of this idempotency key cannot be read: {error.message}") from error
+        return Known(machine=bytes(machine), worker=link.name)
+
+    async def take(self, owner: str, app: str, key: str, worker: str, order: str, replaces: str) -> Claimed:
+        """Claim a key for an order that is reserved. Raises `Unreachable` when the arbiter does not answer."""
+        claim_id = claim_key(owner, app, key)
+        body: dict[str, Any] = {"id": claim_id, "worker": worker, "order": order, "replaces": replaces}
+        claim = await self._arbiter(claim_id).call("POST", "/v1/market/claim", ClaimRow, body)
+        return Claimed.ours if claim.order == order else Claimed.theirs
+
+    def _arbiter(self, claim_id: str) -> WorkerLink:
+        return self._fleet.links[arbiter(claim_id, list(self._fleet.links))]
+
+
+def claim_key(owner: str, app: str, key: str) -> str:
+    """Keys belong to an owner and an app: another one's key of the same text is another key."""
+    return blake2b("\0".join((owner, app, key)).encode(), digest_size=16).hexdigest()
+
+
+def arbiter(claim_id: str, workers: list[str]) -> str:
+    """The worker with the highest hash of key and name. Depends on the set of workers, not on their order."""
+    return max(workers, key=lambda name: blake2b(f"{claim_id}/{name}".encode(), digest_size=8).digest())

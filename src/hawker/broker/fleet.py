@@ -1,0 +1,178 @@
+"""The workers a broker knows, and the calls it makes to them.
+
+For now the list comes from a file or flags; the catalog will take its place as the default. Calls that many orders
+make at once (offers, reservations, confirmations) are collected per worker and tick and sent as one request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from hawker.client.batching import Batcher
+from hawker.client.connection import Peer, Response
+from hawker.errors import HawkerError, Invalid, Unreachable
+from hawker.http.call import read_json
+from hawker.model.market import Ask, Decision, Offer, Order, Refusal, Reservation
+from hawker.model.rows import AppRow
+
+OFFERS_S = 0.25
+"""The one deadline of an offers round. A worker that has not answered by then is simply not in the book."""
+RESERVE_S = 1.5
+CALL_S = 5.0
+BATCHES_IN_FLIGHT = 2  # one on its way while the next one fills
+
+T = TypeVar("T")
+
+
+class WorkerAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a worker listens. `name` and `region` are what it must call itself."""
+
+    name: str
+    region: str
+    host: str
+    port: int
+
+
+def parse_address(text: str) -> WorkerAddress:
+    """An address from a flag: `name@region=host:port`."""
+    head, _, address = text.partition("=")
+    name, _, region = head.partition("@")
+    host, _, port = address.rpartition(":")
+    if not (name and region and host and port.isdigit()):
+        raise Invalid("worker", text, "write name@region=host:port")
+    return WorkerAddress(name=name, region=region, host=host.strip("[]"), port=int(port))
+
+
+class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
+    key: str
+    app: AppRow
+    decision: Decision | None = None
+    wait: bool = False
+
+
+class Confirmed(msgspec.Struct, frozen=True, kw_only=True):
+    """`machine` is the API's JSON as the worker wrote it, passed on unread."""
+
+    status: int = 200
+    machine: msgspec.Raw = msgspec.Raw(b"null")
+    error: dict[str, Any] | None = None
+
+
+class AppKept(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's row of an app and how many machines of it live there."""
+
+    app: AppRow
+    machines: int
+
+
+class PeerError(HawkerError):
+    """A worker answered with an error of its own; passed on with its status."""
+
+    def __init__(self, response: Response) -> None:
+        try:
+            body = msgspec.json.decode(response.body, type=dict[str, Any])
+        except msgspec.DecodeError:
+            body = {"error": response.body[:200].decode(errors="replace")}
+        super().__init__(str(body.get("error", "unknown")), details=body.get("details"))
+        self.http_status = response.status
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+class WorkerLink:
+    """One worker as a broker sees it. All calls may be repeated; they raise `Unreachable` when the outcome is in
+    doubt."""
+
+    def __init__(self, address: WorkerAddress, token: str) -> None:
+        self.name = address.name
+        self.region = address.region
+        headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+        self.peer = Peer(address.host, address.port, headers=headers)
+        self._offers = self._batcher("offers", list[Offer | Refusal], OFFERS_S)
+        self._reserves = self._batcher("reserve", list[Reservation | Refusal], RESERVE_S)
+        self._confirms = self._batcher("confirm", list[Confirmed], CALL_S)
+
+    async def offer(self, ask: Ask) -> Offer | Refusal:
+        answer: Offer | Refusal = await self._offers.submit(ask)
+        return answer
+
+    async def reserve(self, order: Order) -> Reservation | Refusal:
+        answer: Reservation | Refusal = await self._reserves.submit(order)
+        return answer
+
+    async def confirm(self, item: Confirmation, *, timeout_s: float = CALL_S) -> Confirmed:
+        """A confirmation that waits for the start goes alone: a slow program must not hold up its neighbours."""
+        if item.wait:
+            return (await self._send("confirm", list[Confirmed], timeout_s, [item]))[0]
+        answer: Confirmed = await self._confirms.submit(item)
+        return answer
+
+    async def call(self, method: str, path: str, kind: type[T], body: Any = None, timeout_s: float = CALL_S) -> T:
+        """A call between agents. Raises `PeerError` for an answer other than 2xx."""
+        raw = b"" if body is None else _encode(body)
+        response = await self.peer.request(method, path, body=raw, timeout_s=timeout_s)
+        if response.status >= 300:
+            raise PeerError(response)
+        return read_json(response.body, kind)
+
+    def _batcher(self, verb: str, kind: Any, timeout_s: float) -> Batcher[Any, Any]:
+        return Batcher(partial(self._send, verb, kind, timeout_s), in_flight_max=BATCHES_IN_FLIGHT)
+
+    async def _send(self, verb: str, kind: Any, timeout_s: float, items: Sequence[Any]) -> Any:
+        return await self.call("POST", f"/v1/market/{verb}", kind, list(items), timeout_s)
+
+
+class Fleet:
+    """All workers, by name, in the order of the list. The first one decides the names of apps."""
+
+    def __init__(self, addresses: Sequence[WorkerAddress], token: str, region: str = "") -> None:
+        names = [a.name for a in addresses]
+        for name in names:
+            if names.count(name) > 1:
+                raise Invalid("workers", name, "two workers of the list have this name; each needs its own")
+        self.links = {a.name: WorkerLink(a, token) for a in addresses}
+        self._home = region
+
+    def regions(self) -> list[str]:
+        """Regions that have workers, the broker's own first."""
+        codes = dict.fromkeys(link.region for link in self.links.values())
+        return sorted(codes, key=lambda code: code != self._home)
+
+    def in_region(self, region: str) -> list[WorkerLink]:
+        return [link for link in self.links.values() if link.region == region]
+
+    async def ask_all(
+        self, method: str, path: str, kind: type[T], body: Any = None, timeout_s: float = CALL_S
+    ) -> tuple[dict[str, T], dict[str, HawkerError]]:
+        """The same call to every worker at once: answers and errors by name."""
+        calls = {name: link.call(method, path, kind, body, timeout_s) for name, link in self.links.items()}
+        return await gather_named(calls)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(link.peer.close() for link in self.links.values()))
+
+
+async def gather_named(calls: dict[str, Awaitable[T]]) -> tuple[dict[str, T], dict[str, HawkerError]]:
+    """Await all; errors of ours are sorted out by name, others are raised."""
+    results = await asyncio.gather(*calls.values(), return_exceptions=True)
+    answers: dict[str, T] = {}
+    errors: dict[str, HawkerError] = {}
+    for name, result in zip(calls, results, strict=True):
+        if isinstance(result, HawkerError):
+            errors[name] = result
+        elif isinstance(result, BaseException):
+            raise result
+        else:
+            answers[name] = result
+    return answers, errors
+
+
+def unreachable(errors: dict[str, HawkerError]) -> list[str]:
+    """The workers whose answer is missing."""
+    return sorted(name for name, error in errors.items() if isinstance(error, Unreachable))

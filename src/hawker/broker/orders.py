@@ -1,0 +1,265 @@
+"""Placing an order: offers, ranking, reserve, confirm. Fill or kill, within one round of offers.
+
+The broker keeps nothing: an order lives in the task that handles its request. If the broker dies, a reservation
+lapses by the worker's clock. When a call's outcome is in doubt, the order is released on that worker until that is
+acknowledged, and the client is told; nothing is left half done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from time import perf_counter
+from typing import Any
+
+import msgspec
+
+from hawker.broker.claims import Claimed, Claims
+from hawker.broker.fleet import OFFERS_S, Confirmation, Confirmed, Fleet, WorkerLink
+from hawker.core.auction import Auction, candidates
+from hawker.core.ranking import Policy
+from hawker.errors import Conflict, HawkerError, NoCapacity, NotFound, Unreachable
+from hawker.host import Host
+from hawker.model.config import Config
+from hawker.model.market import LEASE_S, Ask, Offer, Order, Reason, Refusal, Reservation
+from hawker.model.regions import expand
+from hawker.model.rows import AppRow
+from hawker.model.values import is_host_image
+from hawker.telemetry import Metrics, exemplar, get_logger
+
+RELEASE_RETRY_S = 0.5
+START_S = 60.0
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """An order as the client wrote it, checked. `key` is the client's idempotency key, "" when it gave none."""
+
+    app: str
+    name: str
+    region: str
+    config: Config
+    skip_launch: bool
+    cordoned: bool
+    lease_ttl_s: int
+    owner: str
+    request: str
+    trace: str
+    key: str = ""
+    wait: bool = False
+
+
+class Fill(msgspec.Struct, frozen=True, kw_only=True):
+    """A filled order: the machine in the API's JSON, and what each phase took."""
+
+    machine: bytes
+    worker: str
+    timings_ms: dict[str, float]
+
+
+class Orders:
+    """Places orders over a fleet under one policy."""
+
+    def __init__(self, fleet: Fleet, host: Host, policy: Policy, metrics: Metrics) -> None:
+        self._fleet = fleet
+        self._host = host
+        self._policy = policy
+        self._metrics = metrics
+        self._claims = Claims(fleet, host)
+        self._releases: set[asyncio.Task[None]] = set()
+
+    async def place(self, wanted: Wanted) -> Fill:
+        """Fill the order in the first of its regions that has room.
+
+        Raises `NoCapacity` with a reason per worker, `NotFound` for an unknown app, `Unreachable` when a worker stopped
+        answering in the middle: the order is then undone there as soon as it answers again.
+        """
+        started = perf_counter()
+        replaces = ""
+        if wanted.key:
+            known = await self._claims.look(wanted.owner, wanted.app, wanted.key)
+            if known.machine:
+                return Fill(machine=known.machine, worker=known.worker, timings_ms={})
+            replaces = known.order
+        refusals: list[Refusal] = []
+        regions = expand(wanted.region, self._fleet.regions())
+        for region in regions:
+            auction = await self._auction(wanted, region)
+            fill = await self._try_fill(wanted, auction, region, replaces, started)
+            outcome = "filled" if fill else "refused"
+            self._metrics.orders.labels(region, outcome).inc(exemplar=exemplar(auction.order, wanted.request))
+            self._metrics.order_seconds.labels(region, outcome).observe(perf_counter() - started)
+            if fill:
+                return fill
+            refusals += auction.refusals()
+        raise no_capacity(wanted, regions, refusals)
+
+    async def close(self) -> None:
+        for task in list(self._releases):
+            task.cancel()
+        await asyncio.gather(*self._releases, return_exceptions=True)
+
+    async def _auction(self, wanted: Wanted, region: str) -> Auction:
+        """Ask for offers, all at once with one deadline, and rank them."""
+        seed = self._host.rng.getrandbits(32)
+        rng = Random(seed)
+        resources = wanted.config.guest.resources()
+        auction = Auction(self._host.ulid(), wanted.app, region, resources, self._policy, seed)
+        links = {link.name: link for link in self._fleet.in_region(region)}
+        asked = candidates(sorted(links), rng)
+        ask = Ask(app=wanted.app, region=region, image=wanted.config.image, resources=resources)
+        began = perf_counter()
+        answers = await asyncio.gather(*(_offer(links[name], ask) for name in asked))
+        auction.answered(asked, [a for a in answers if a is not None], rng, _ms(began))
+        auction.app = newest_app(auction.offers)
+        return auction
+
+    async def _try_fill(
+        self, wanted: Wanted, auction: Auction, region: str, replaces: str, started: float
+    ) -> Fill | None:
+        if auction.offers and auction.app is None:
+            raise NotFound(f"app not found: {wanted.app}", hint=f"hawker apps create {wanted.app}")
+        while (name := auction.next_worker()) is not None:
+            link, began = self._fleet.links[name], perf_counter()
+            order = self._order(wanted, auction.order, region)
+            try:
+                answer = await link.reserve(order)
+            except Unreachable:
+                self._give_up(link, auction.order)
+                auction.doubted(name, _ms(began))
+                auction.order = self._host.ulid()  # the doubtful one must never fill on another worker, too
+                continue
+            except HawkerError as error:
+                _logger.warning("reserve.failed", worker=name, order=auction.order, error=error.message)
+                auction.refused(Refusal(worker=name, region=region, reason=Reason.no_answer), _ms(began))
+                continue
+            if isinstance(answer, Refusal):
+                auction.refused(answer, _ms(began))
+                continue
+            auction.filled(name, reserve_ms := _ms(began))
+            return await self._confirm(wanted, auction, link, answer, replaces, started, reserve_ms)
+        return None
+
+    async def _confirm(
+        self,
+        wanted: Wanted,
+        auction: Auction,
+        link: WorkerLink,
+        reservation: Reservation,
+        replaces: str,
+        started: float,
+        reserve_ms: float,
+    ) -> Fill:
+        began = perf_counter()
+        if wanted.key:
+            await self._claim(wanted, link, reservation.key, replaces)
+        assert auction.app is not None  # checked before reserving
+        decision = auction.decision(_ms(started))
+        item = Confirmation(key=reservation.key, app=auction.app, decision=decision, wait=wanted.wait)
+        try:
+            confirmed = await link.confirm(item, timeout_s=START_S if wanted.wait else RELEASE_RETRY_S * 10)
+        except Unreachable as error:
+            self._give_up(link, reservation.key)
+            raise Unreachable(
+                f"{link.name} stopped answering while it filled the order; the order is being undone there",
+                hint="order again",
+            ) from error
+        except asyncio.CancelledError:
+            self._give_up(link, reservation.key)
+            raise
+        timings = {"offers": decision.offers_ms, "reserve": reserve_ms, "confirm": _ms(began), "total": _ms(started)}
+        return Fill(machine=_machine(confirmed), worker=link.name, timings_ms=timings)
+
+    async def _claim(self, wanted: Wanted, link: WorkerLink, order: str, replaces: str) -> None:
+        """With a client's key: only the order that holds the claim may be confirmed."""
+        try:
+            claimed = await self._claims.take(wanted.owner, wanted.app, wanted.key, link.name, order, replaces)
+        except BaseException:
+            self._give_up(link, order)
+            raise
+        if claimed is not Claimed.ours:
+            self._give_up(link, order)
+            raise Conflict("another order with this idempotency key is being filled; ask again with the same key")
+
+    def _order(self, wanted: Wanted, key: str, region: str) -> Order:
+        config = wanted.config
+        return Order(
+            key=key,
+            app=wanted.app,
+            region=region,
+            name=wanted.name,
+            config=config.raw,
+            resources=config.guest.resources(),
+            skip_launch=wanted.skip_launch,
+            cordoned=wanted.cordoned,
+            lease_ttl_s=wanted.lease_ttl_s,
+            owner=wanted.owner,
+            request=wanted.request,
+            trace=wanted.trace,
+        )
+
+    def _give_up(self, link: WorkerLink, key: str) -> None:
+        """Release an order in the background until the worker acknowledges it."""
+        task = asyncio.get_running_loop().create_task(self._release(link, key), name=f"release {key}")
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+    async def _release(self, link: WorkerLink, key: str) -> None:
+        """Bounded by twice the lease: an unconfirmed reservation is gone by then, acknowledged or not."""
+        deadline = asyncio.get_running_loop().time() + 2 * LEASE_S
+        body = {"key": key, "cause": "the broker gave the order up", "undo": True}
+        while asyncio.get_running_loop().time() < deadline:
+            try:
+                await link.call("POST", "/v1/market/release", dict[str, Any], body)
+            except HawkerError:
+                await asyncio.sleep(RELEASE_RETRY_S)
+            else:
+                return
+        _logger.error("release.unacknowledged", worker=link.name, order=key, cause="the broker gave the order up")
+
+
+def newest_app(offers: list[Offer]) -> AppRow | None:
+    """The app's newest row among the offers; None when nobody knows it or it was deleted."""
+    rows = [msgspec.convert(o.app, AppRow) for o in offers if o.app is not None]
+    newest = max(rows, key=lambda row: row.stamp_ms, default=None)
+    return None if newest is None or newest.deleted else newest
+
+
+def no_capacity(wanted: Wanted, regions: list[str], refusals: list[Refusal]) -> NoCapacity:
+    """The error for an order that nobody filled: one sentence, and a reason with true figures per worker."""
+    where = ", ".join(regions) or wanted.region
+    guest = wanted.config.guest
+    if not refusals:
+        text, hint = f"no worker is in region {where}", "hawker regions shows the ones there are"
+    elif all(r.reason is Reason.no_driver for r in refusals) and not is_host_image(wanted.config.image):
+        text = f'no worker in {where} runs container images such as "{wanted.config.image}": that is not built yet'
+        hint = 'use the image "host" and give the command line in config.init.exec'
+    else:
+        asked = f"{guest.cpus} {guest.cpu_kind} cpus and {guest.memory_mb} MiB"
+        reasons = "; ".join(r.sentence() for r in refusals)
+        text = f"insufficient resources available to fulfill request: {asked} in {where} ({reasons})"
+        hint = "hawker workers shows what is free; try a smaller guest or another region"
+    return NoCapacity(text, hint=hint, details={"refusals": msgspec.to_builtins(refusals)})
+
+
+async def _offer(link: WorkerLink, ask: Ask) -> Offer | Refusal | None:
+    """None: no answer by the deadline, or an error in its place."""
+    try:
+        async with asyncio.timeout(OFFERS_S):
+            return await link.offer(ask)
+    except (TimeoutError, HawkerError):
+        return None
+
+
+def _machine(confirmed: Confirmed) -> bytes:
+    if confirmed.error is not None:
+        body = confirmed.error
+        error = Conflict(f"the reservation was lost before it was confirmed: {body.get('error')}", hint="order again")
+        raise error
+    return bytes(confirmed.machine)
+
+
+def _ms(since: float) -> float:
+    return round((perf_counter() - since) * 1000, 3)
+
+
+_logger = get_logger()

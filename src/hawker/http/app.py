@@ -1,0 +1,186 @@
+"""Turns endpoints and handlers into an ASGI application: authentication, ids, errors in the API's form, metrics.
+
+Every request needs a bearer token but those for health and the OpenAPI document. Every answer carries the request's id
+(`fly-request-id`); a broker that passes a request on passes the id, so that it names one cause in both logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from hashlib import sha256
+from time import perf_counter
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from hawker.errors import HawkerError, Invalid, NotBuilt, NotFound, Refused, Unauthorized
+from hawker.host import Host
+from hawker.http.call import BODY_BYTES_MAX, Call, TooLarge
+from hawker.model.endpoints import Endpoint
+from hawker.telemetry import Metrics, get_logger
+
+Handler = Callable[[Call], Awaitable[Any]]
+
+REQUEST_ID = "fly-request-id"
+OWNER = "hawker-owner"
+OPEN_PATHS = frozenset({"/health", "/openapi.json"})
+AGENT = "agent"
+"""The owner behind the token that agents share: it may speak for others (`hawker-owner`) and reach agents' own
+paths."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Tokens:
+    """Who a bearer token belongs to. Only digests are kept, so a memory dump or a log shows no token."""
+
+    def __init__(self, owners: Mapping[str, str]) -> None:
+        self._owners = {sha256(token.encode()).hexdigest(): owner for token, owner in owners.items()}
+
+    def owner(self, header: str) -> str:
+        """The owner for an Authorization header: `Bearer T`, or `FlyV1 T,T,...`. Raises `Unauthorized`."""
+        scheme, _, rest = header.partition(" ")
+        if scheme.lower() not in ("bearer", "flyv1") or not rest:
+            raise Unauthorized("Authenticate: no token", hint="send the header Authorization: Bearer TOKEN")
+        for token in rest.split(","):
+            if owner := self._owners.get(sha256(token.strip().encode()).hexdigest()):
+                return owner
+        raise Unauthorized("Authenticate: token validation error", hint="this token is not known here")
+
+
+class Serving:
+    """Builds an application from endpoints. One instance per agent role."""
+
+    def __init__(self, host: Host, tokens: Tokens, metrics: Metrics, region: str) -> None:
+        self._host = host
+        self._tokens = tokens
+        self._metrics = metrics
+        self._region = region
+
+    def app(
+        self,
+        endpoints: Sequence[Endpoint],
+        handlers: Mapping[str, Handler],
+        *,
+        agent_routes: Mapping[tuple[str, str], Handler] | None = None,
+        lifespan: Any = None,
+    ) -> Starlette:
+        """Routes in the order given. `agent_routes`, by (method, path), are for agents only: others get 404."""
+        routes = [
+            Route(path, self._endpoint(f"{method} {path}", handler, agents_only=True), methods=[method])
+            for (method, path), handler in (agent_routes or {}).items()
+        ]
+        routes += [
+            Route(e.path, self._endpoint(e.op, handlers[e.op], success=e.success), methods=[e.method])
+            for e in endpoints
+        ]
+        return Starlette(
+            routes=routes,
+            lifespan=lifespan,
+            exception_handlers={HTTPException: self._http_exception, 404: self._http_exception},
+        )
+
+    def _endpoint(
+        self, op: str, handler: Handler, *, success: int = 200, agents_only: bool = False
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def serve(request: Request) -> Response:
+            request_id = self._host.ulid() + "-" + self._region
+            try:
+                owner = "" if request.url.path in OPEN_PATHS else self._tokens.owner(_authorization(request))
+                agent = owner == AGENT
+                if agents_only and not agent:
+                    raise NotFound(f"no such path: {request.url.path}")
+                if agent:
+                    request_id = request.headers.get(REQUEST_ID, request_id)
+                    owner = request.headers.get(OWNER, owner)
+                body = await _read_body(request)
+                call = Call(request, body, id=request_id, owner=owner, agent=agent)
+                value = await handler(call)
+                response = value if isinstance(value, Response) else reply(value, success)
+            except HawkerError as error:
+                response = self._error(op, request_id, error)
+            except Exception as error:
+                _logger.exception("request.failed", operation=op, request=request_id)
+                response = self._error(op, request_id, HawkerError(f"internal error: {type(error).__name__}"))
+            response.headers.setdefault(REQUEST_ID, request_id)
+            self._metrics.requests.labels(op, response.status_code).inc()
+            return response
+
+        return serve
+
+    def _error(self, op: str, request_id: str, error: HawkerError) -> Response:
+        if not isinstance(error, Refused):
+            _logger.warning("request.error", operation=op, request=request_id, error=error.message)
+        return reply(error.body(), error.status)
+
+    async def _http_exception(self, request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 404
+        path = request.url.path
+        try:
+            self._tokens.owner(_authorization(request))
+        except Unauthorized as unauthorized:
+            return reply(unauthorized.body(), 401)
+        if status == 405:
+            return reply({"error": f"{request.method} is not a method of {path}", "status": "not_found"}, 405)
+        for part, what in _NOT_BUILT_PATHS.items():
+            if part in path:
+                missing = NotBuilt("path", path, f"{what} not built yet")
+                return reply(missing.body(), missing.status)
+        return reply(NotFound(f"no such path: {path}").body(), status)
+
+
+_NOT_BUILT_PATHS = {
+    "/volumes": "volumes are",
+    "/secrets": "secrets are",
+    "/secretkeys": "secret keys are",
+    "/ip_assignments": "addresses are",
+    "/certificates": "certificates are",
+    "/tokens": "tokens of this kind are",
+    "/deploy_token": "deploy tokens are",
+    "/memory": "changing a running machine's memory is",
+    "/v1/orgs/": "organisation-wide lists are",
+    "/graphql": "the GraphQL API is",
+    "/api/v1/": "this API is",
+    "/postgres": "managed Postgres is",
+}
+
+
+def reply(value: Any, status: int = 200) -> Response:
+    """Encode a value as JSON; None and 204 have no body."""
+    if value is None or status == 204:
+        return Response(status_code=204 if value is None else status)
+    return Response(_encode(value), status, media_type="application/json")
+
+
+def timed_ms(since: float) -> float:
+    """Milliseconds since a `perf_counter`, to the microsecond."""
+    return round((perf_counter() - since) * 1000, 3)
+
+
+def _authorization(request: Request) -> str:
+    value: str = request.headers.get("authorization", "")
+    return value
+
+
+async def _read_body(request: Request) -> bytes:
+    if request.method in ("GET", "HEAD", "DELETE"):
+        return b""
+    length = request.headers.get("content-length", "0")
+    if length.isdigit() and int(length) > BODY_BYTES_MAX:
+        raise TooLarge(f"the body has {length} bytes; at most {BODY_BYTES_MAX} are taken")
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > BODY_BYTES_MAX:
+            raise TooLarge(f"the body has more than the {BODY_BYTES_MAX} bytes that are taken")
+    if b"\0" in body:
+        raise Invalid("body", "...", "send JSON without NUL bytes")
+    return bytes(body)
+
+
+_logger = get_logger()

@@ -1,0 +1,99 @@
+"""One request on its way through a handler: what it asks, who asks, and how its answer is encoded.
+
+Handlers are `async def handler(call: Call) -> Any`: they return a value to encode, or a ready Starlette response,
+or raise a `HawkerError`. Nothing else of HTTP reaches them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from hawker.errors import Invalid, TooManyRequests
+
+T = TypeVar("T")
+
+BODY_BYTES_MAX = 1 << 20
+
+
+class TooLarge(TooManyRequests):
+    """The body is larger than any call of this API needs."""
+
+    status = 413
+    code = "too_large"
+
+
+class Call:
+    """A request. `id` is its id (a ULID and a region), `owner` whose token it brought, `trace` its W3C traceparent."""
+
+    __slots__ = ("agent", "body", "id", "owner", "request", "trace")
+
+    def __init__(self, request: Request, body: bytes, *, id: str, owner: str, agent: bool) -> None:
+        self.request = request
+        self.body = body
+        self.id = id
+        self.owner = owner
+        self.agent = agent
+        self.trace = request.headers.get("traceparent", "")
+
+    @property
+    def nonce(self) -> str:
+        return self.request.headers.get("fly-machine-lease-nonce", "")
+
+    def path(self, name: str) -> str:
+        value: str = self.request.path_params[name]
+        return value
+
+    def query(self, name: str) -> str:
+        """The parameter's value, "" when absent."""
+        return self.request.query_params.get(name, "")
+
+    def query_list(self, name: str) -> list[str]:
+        """Values of a parameter that may be repeated and may hold several separated by commas."""
+        return [part for value in self.request.query_params.getlist(name) for part in value.split(",") if part]
+
+    def flag(self, name: str) -> bool:
+        value = self.query(name).lower()
+        if value not in ("", "0", "1", "true", "false"):
+            raise Invalid(name, self.query(name), "give true or false")
+        return value in ("1", "true")
+
+    def number(self, name: str, default: int, low: int, high: int) -> int:
+        text = self.query(name)
+        if not text:
+            return default
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if not low <= value <= high:
+            raise Invalid(name, text, f"give a whole number from {low} to {high}")
+        return value
+
+    def read(self, kind: type[T]) -> T:
+        """The JSON body as `kind`. An empty body reads as `{}`. Raises `Invalid` naming the field."""
+        return read_json(self.body or b"{}", kind)
+
+
+def read_json(raw: bytes, kind: type[T]) -> T:
+    """Decode and check JSON. Raises `Invalid` with the path of what is wrong."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at `$")
+        field = path.rstrip("`").lstrip(".") or "body"
+        raise Invalid(field, _at(raw, field), text[0].lower() + text[1:]) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Invalid("body", raw[:60].decode(errors="replace"), f"send JSON: {error}") from error
+
+
+def _at(raw: bytes, field: str) -> Any:
+    """The value at a plain path, for the error's text; the whole body where the path is not that plain."""
+    value = msgspec.json.decode(raw)
+    for name in field.split("."):
+        if not isinstance(value, dict) or name not in value:
+            return None
+        value = value[name]
+    return value

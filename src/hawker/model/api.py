@@ -1,0 +1,364 @@
+"""The bodies of the public API, as it documents them, and how a worker's rows become them.
+
+Requests: unknown fields are accepted (a client may be newer than we are); known ones are checked. `config` stays a
+JSON object here and is checked by `hawker.model.config`. Responses are encoded from these structs, and the OpenAPI
+document is generated from them, so the two cannot differ. What Hawker adds is under the key `hawker`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from hawker.model.guest import Resources
+from hawker.model.rows import AppRow, EventRow, LeaseRow, MachineRow
+from hawker.model.values import ImageRef, rfc3339
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of requests and responses."""
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+class CreateApp(Body, frozen=True):
+    app_name: str | None = None
+    name: str | None = None
+    org_slug: str | None = None
+    network: str | None = None
+    app_role_id: str | None = None
+    enable_subdomains: bool | None = None
+
+
+class CreateMachine(Body, frozen=True):
+    config: dict[str, Any]
+    name: str | None = None
+    region: str | None = None
+    lease_ttl: Annotated[int, Meta(ge=0, le=86400)] | None = None
+    skip_launch: bool | None = None
+    skip_service_registration: bool | None = None
+    skip_secrets: bool | None = None
+    min_secrets_version: Annotated[int, Meta(ge=0)] | None = None
+
+
+class UpdateMachine(CreateMachine, frozen=True):
+    current_version: str | None = None
+
+
+class StopMachine(Body, frozen=True):
+    signal: str | int | None = None
+    timeout: str | int | None = None
+
+
+class SignalMachine(Body, frozen=True):
+    signal: str | int
+
+
+class ExecMachine(Body, frozen=True):
+    cmd: str | None = None
+    command: list[str] | None = None
+    container: str | None = None
+    stdin: str | None = None
+    timeout: Annotated[int, Meta(ge=0)] | None = None
+    machine: bool | None = None
+
+
+class AcquireLease(Body, frozen=True):
+    ttl: int | None = None
+    description: str | None = None
+
+
+class SetMetadata(Body, frozen=True):
+    metadata: dict[str, str]
+    machine_version: str | None = None
+    updated_at: str | None = None
+
+
+class SetMetadataValue(Body, frozen=True):
+    value: str
+    updated_at: str | None = None
+
+
+class Placements(Body, frozen=True):
+    compute: dict[str, Any] | None = None
+    region: str | None = None
+    count: Annotated[int, Meta(ge=0)] | None = None
+    volume_name: str | None = None
+    volume_size_bytes: Annotated[int, Meta(ge=0)] | None = None
+    weights: dict[str, int] | None = None
+    org_slug: str | None = None
+
+
+class Sql(Body, frozen=True):
+    query: str
+    worker: str | None = None
+
+
+# --- responses -------------------------------------------------------------------------------------------------------
+
+
+class Error(Body, frozen=True):
+    error: str
+    status: str
+    details: Any = UNSET
+    message: str | UnsetType = UNSET
+    code: str | UnsetType = UNSET
+
+
+class Organization(Body, frozen=True):
+    name: str
+    slug: str
+    internal_numeric_id: int = 1
+
+
+class App(Body, frozen=True):
+    id: str
+    name: str
+    internal_numeric_id: int
+    network: str
+    status: Literal["pending", "deployed", "suspended"]
+    machine_count: int
+    volume_count: int
+    organization: Organization
+    cname_target: str
+    app_role: str
+    created_at: int  # Unix milliseconds
+
+
+class Apps(Body, frozen=True):
+    total_apps: int
+    apps: list[App]
+
+
+class Event(Body, frozen=True):
+    id: str
+    type: str
+    status: str
+    source: str
+    timestamp: int  # Unix milliseconds
+    request: dict[str, Any] | None = None
+    hawker: dict[str, str] = {}  # cause, run and step
+
+
+class Check(Body, frozen=True):
+    name: str
+    status: str
+    output: str
+    updated_at: str
+
+
+class Lease(Body, frozen=True):
+    nonce: str
+    expires_at: int  # Unix seconds
+    owner: str
+    description: str
+    version: str
+
+
+class LeaseReply(Body, frozen=True):
+    status: str
+    data: Lease
+
+
+class Placed(Body, frozen=True):
+    """Ours: where a machine runs, what it holds there now, and why it last changed."""
+
+    worker: str
+    driver: str
+    holds: Resources
+    cause: str
+
+
+class Machine(Body, frozen=True):
+    id: str
+    name: str
+    state: str
+    region: str
+    image_ref: dict[str, Any]
+    instance_id: str
+    version: str
+    private_ip: str
+    config: dict[str, Any]
+    incomplete_config: None
+    events: list[Event]
+    checks: list[Check]
+    created_at: str
+    updated_at: str
+    host_status: Literal["ok", "unknown", "unreachable"]
+    cordoned: bool
+    hawker: Placed
+    nonce: str | UnsetType = UNSET
+    lease: Lease | UnsetType | None = UNSET
+
+
+class Ok(Body, frozen=True):
+    ok: bool = True
+
+
+class OkData(Body, frozen=True):
+    status: str = "success"
+    data: Ok = Ok()
+
+
+class Started(Body, frozen=True):
+    previous_state: str
+    migrated: bool = False
+    new_host: str = ""
+
+
+class Waited(Body, frozen=True):
+    ok: bool
+    state: str
+    version: str
+    event_id: str
+
+
+class ExecReply(Body, frozen=True):
+    exit_code: int
+    exit_signal: int
+    stdout: str
+    stderr: str
+
+
+class ListenSocket(Body, frozen=True):
+    proto: str
+    address: str
+
+
+class ProcessStat(Body, frozen=True):
+    pid: int
+    stime: int
+    rtime: int
+    command: str
+    directory: str
+    cpu: int
+    rss: int
+    listen_sockets: list[ListenSocket]
+
+
+class Version(Body, frozen=True):
+    version: str
+    user_config: dict[str, Any]
+
+
+class MetadataValue(Body, frozen=True):
+    value: str
+
+
+class Region(Body, frozen=True):
+    code: str
+    name: str
+    latitude: float
+    longitude: float
+    gateway_available: bool
+    requires_paid_plan: bool
+    deprecated: bool
+    capacity: int
+    geo_region: str
+
+
+class Regions(Body, frozen=True):
+    Regions: list[Region]
+    Nearest: str
+
+
+class PlacementRegion(Body, frozen=True):
+    region: str
+    count: int
+    concurrency: int
+
+
+class PlacementReply(Body, frozen=True):
+    regions: list[PlacementRegion]
+
+
+class Health(Body, frozen=True):
+    ok: bool
+    role: str
+    name: str
+
+
+class LogLine(Body, frozen=True):
+    """Ours: one line of a machine's output; the logs endpoint answers one JSON object a line."""
+
+    timestamp: str
+    stream: str
+    message: str
+    instance: str
+
+
+# --- from rows to responses ------------------------------------------------------------------------------------------
+
+
+def machine_view(
+    row: MachineRow,
+    worker: str,
+    events: Sequence[EventRow],
+    *,
+    nonce: str = "",
+    lease: LeaseRow | UnsetType | None = UNSET,
+) -> Machine:
+    """A machine as the API shows it. `events` are its latest, newest first."""
+    return Machine(
+        id=row.id,
+        name=row.name,
+        state=row.state,
+        region=row.region,
+        image_ref=ImageRef(row.config["image"]).as_json(),
+        instance_id=row.version,
+        version=row.version,
+        private_ip=row.private_ip,
+        config=row.config,
+        incomplete_config=None,
+        events=[event_view(e) for e in events],
+        checks=[],
+        created_at=rfc3339(row.created_at_ms),
+        updated_at=rfc3339(row.updated_at_ms),
+        host_status="ok",
+        cordoned=row.cordoned,
+        hawker=Placed(worker=worker, driver=row.driver, holds=row.held(), cause=row.cause),
+        nonce=nonce or UNSET,
+        lease=lease_view(lease, row) if isinstance(lease, LeaseRow) else lease,
+    )
+
+
+def event_view(row: EventRow) -> Event:
+    return Event(
+        id=row.id,
+        type=row.type,
+        status=row.status,
+        source=row.source,
+        timestamp=row.at_ms,
+        request=row.request,
+        hawker={"cause": row.cause, "run": row.run, "step": row.step},
+    )
+
+
+def lease_view(lease: LeaseRow, row: MachineRow) -> Lease:
+    return Lease(
+        nonce=lease.nonce,
+        expires_at=lease.expires_at_ms // 1000,
+        owner=lease.owner,
+        description=lease.description,
+        version=row.version,
+    )
+
+
+def app_view(row: AppRow, machine_count: int) -> App:
+    return App(
+        id=row.id,
+        name=row.name,
+        internal_numeric_id=row.number,
+        network=row.network,
+        status="deployed" if row.deployed else "pending",
+        machine_count=machine_count,
+        volume_count=0,
+        organization=Organization(name=row.org, slug=row.org),
+        cname_target=f"{row.name}.internal",
+        app_role=row.role,
+        created_at=row.created_at_ms,
+    )

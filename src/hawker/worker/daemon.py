@@ -1,0 +1,156 @@
+"""The worker daemon: what it is made of, in which order it starts, and how it stops.
+
+Starting: open the database, take hold of the driver's instances, resume the runs, compare what should run with what
+does, then serve. Stopping leaves machines running, so a daemon can be upgraded under them; `stop_machines` is for a
+host that goes down or a market on a laptop that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+from starlette.applications import Starlette
+from starlette.responses import Response
+
+from hawker.core import capacity as ledger_rules
+from hawker.errors import Refused, StoreError
+from hawker.host import Host
+from hawker.http.app import Serving, Tokens
+from hawker.http.call import Call
+from hawker.model import api
+from hawker.model.endpoints import ENDPOINTS
+from hawker.model.guest import RESOURCES, Resources
+from hawker.model.rows import WorkerRow
+from hawker.store.db import Store, Tx
+from hawker.telemetry import METRICS_CONTENT_TYPE, Metrics, get_logger
+from hawker.worker import ledger
+from hawker.worker.drivers.base import Driver
+from hawker.worker.exits import Exits
+from hawker.worker.flows import MachineFlows
+from hawker.worker.machine_api import MachineApi
+from hawker.worker.machine_log import MachineLog
+from hawker.worker.machines import Machines
+from hawker.worker.market import Market
+from hawker.worker.market_api import MarketApi
+from hawker.worker.runner import Runner
+
+SWEEP_S = 5.0
+STOP_GRACE_S = 5.0
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker: its name, region, what it may give out, and where it keeps its state."""
+
+    name: str
+    region: str
+    directory: Path
+    capacity: Resources
+
+
+class Worker:
+    """One worker in this process. `open`, then serve `app`, then `close`."""
+
+    def __init__(self, settings: WorkerSettings, host: Host, driver: Driver, metrics: Metrics) -> None:
+        self.settings = settings
+        self.metrics = metrics
+        self._host = host
+        self._driver = driver
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def open(self, tokens: Tokens) -> Starlette:
+        """Everything up to serving. Raises `Corrupt` for a damaged database, `Refused` when it belongs to another
+        worker."""
+        settings, host, driver = self.settings, self._host, self._driver
+        settings.directory.mkdir(parents=True, exist_ok=True)
+        path = settings.directory / "worker.db"
+        self.store = store = Store.open(path, host)
+        me = await store.submit(self._identify)
+        log = MachineLog(host, settings.capacity)
+        self.runner = runner = Runner(store, host, MachineFlows(store, host, driver, log).all(), self.metrics)
+        self.exits = exits = Exits(store, host, driver, log, runner)
+        runner.on_end = exits.on_end
+        await driver.open(exits.on_exit)
+        fingerprint = await driver.fingerprint()
+        self.market = market = Market(store, host, driver, log, runner, me)
+        market.runs_images = fingerprint.capabilities.images
+        resumed = runner.resume()
+        await exits.recover()
+        machines = Machines(store, host, driver, log, runner)
+        machine_api = MachineApi(store, host, driver, log, machines, settings.name)
+        market_api = MarketApi(store, driver, log, market, machines, machine_api, str(path))
+        self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name="sweeper")
+        _logger.info("worker.opened", worker=me.name, region=me.region, resumed=resumed, cause="worker start")
+        serving = Serving(host, tokens, self.metrics, settings.region)
+        served = [e for e in ENDPOINTS if e.served == "worker" or e.op in ("Machines_list", "Health")]
+        handlers = {**machine_api.handlers(), "Health": self._health}
+        routes = {**market_api.routes(), ("GET", "/metrics"): self._metrics}
+        return serving.app(served, handlers, agent_routes=routes)
+
+    async def close(self, *, stop_machines: bool = False) -> None:
+        """Stop serving first. Machines go on running unless `stop_machines`; those are started again by the next
+        `open`."""
+        if self._sweeper:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+        if stop_machines:
+            await self.store.submit(self._mark_stopping)
+        await self.runner.close()
+        await self.exits.close()
+        if stop_machines:
+            await self._driver.stop_all(grace_s=STOP_GRACE_S)
+        await self._driver.close()
+        await self.store.close()
+        _logger.info("worker.closed", worker=self.settings.name, cause="worker stop")
+
+    def _identify(self, tx: Tx) -> WorkerRow:
+        """The worker's own row, made at its first start. Also notes the end of a shutdown of the host."""
+        settings = self.settings
+        me = tx.get(WorkerRow, "worker")
+        if me is None:
+            me = WorkerRow(name=settings.name, region=settings.region, epoch=self._host.ulid(), created_at_ms=tx.now_ms)
+        elif (me.name, me.region) != (settings.name, settings.region):
+            raise Refused(
+                f"{settings.directory} belongs to worker {me.name} in {me.region}, "
+                f"not {settings.name} in {settings.region}",
+                hint="give each worker a directory of its own",
+            )
+        me = replace(me, started_again_ms=tx.now_ms)
+        tx.record("worker.started", me.name, cause="worker start")
+        tx.put(me)
+        held = ledger.held(tx)
+        try:
+            ledger_rules.check(settings.capacity, held)
+        except AssertionError as error:
+            # Capacity was lowered below what is held: nothing is evicted, nothing new fits.
+            _logger.warning("capacity.below_held", worker=me.name, why=str(error), cause="worker start")
+        return me
+
+    def _mark_stopping(self, tx: Tx) -> None:
+        me = tx.get(WorkerRow, "worker")
+        assert me is not None  # written by open
+        tx.record("worker.stopping", me.name, cause="the host shuts down")
+        tx.put(replace(me, stopping_since_ms=tx.now_ms))
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            try:
+                await self.market.sweep()
+            except StoreError as error:
+                _logger.error("sweep.failed", worker=self.settings.name, why=error.message, cause="local rule: sweep")
+
+    async def _health(self, call: Call) -> api.Health:
+        return api.Health(ok=True, role="worker", name=self.settings.name)
+
+    async def _metrics(self, call: Call) -> Response:
+        held = ledger.held(self.store.read)
+        for name in RESOURCES:
+            self.metrics.held.labels(name).set(getattr(held, name))
+            self.metrics.capacity.labels(name).set(getattr(self.settings.capacity, name))
+        return Response(self.metrics.exposition(), media_type=METRICS_CONTENT_TYPE)
+
+
+_logger = get_logger()

@@ -1,0 +1,393 @@
+"""The worker's handlers of the public API: one method per endpoint of a machine that exists.
+
+They read and check the request, call `Machines`, and answer in the API's form. The broker passes these requests on as
+they came, so the same handlers serve a client that talks to the worker directly.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from starlette.responses import StreamingResponse
+
+from hawker.errors import DeadlineExceeded, Invalid, NotBuilt, NotFound, PreconditionFailed, Refused
+from hawker.host import Host
+from hawker.http.app import Handler
+from hawker.http.call import Call
+from hawker.model import api
+from hawker.model.config import check_config, parse_signal
+from hawker.model.machine import State
+from hawker.model.rows import EventRow, LeaseRow, MachineRow, VersionRow
+from hawker.model.values import parse_duration_s, rfc3339
+from hawker.store.db import Store, Tx
+from hawker.worker import leases
+from hawker.worker.drivers.base import Driver, StartFailed, UnknownInstance
+from hawker.worker.machine_log import MachineLog, get_machine
+from hawker.worker.machines import Machines, Request
+from hawker.worker.wait import wait_state, wanted_states
+
+EVENTS_SHOWN = 20
+EXEC_S_DEFAULT = 60
+EXEC_S_MAX = 3600
+
+
+class MachineApi:
+    """Handlers by operation in `handlers()`."""
+
+    def __init__(
+        self, store: Store, host: Host, driver: Driver, log: MachineLog, machines: Machines, name: str
+    ) -> None:
+        self._store = store
+        self._host = host
+        self._driver = driver
+        self._log = log
+        self._machines = machines
+        self._name = name
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "Machines_list": self.machines,
+            "Machines_show": self.show,
+            "Machines_update": self.update,
+            "Machines_delete": self.delete,
+            "Machines_start": self.start,
+            "Machines_stop": self.stop,
+            "Machines_suspend": self.suspend,
+            "Machines_restart": self.restart,
+            "Machines_signal": self.signal,
+            "Machines_wait": self.wait,
+            "Machines_exec": self.exec,
+            "Machines_list_processes": self.processes,
+            "Machines_list_events": self.events,
+            "Machines_list_versions": self.versions,
+            "Machines_cordon": self.cordon,
+            "Machines_uncordon": self.uncordon,
+            "Machines_show_lease": self.show_lease,
+            "Machines_create_lease": self.create_lease,
+            "Machines_release_lease": self.release_lease,
+            "Machines_show_metadata": self.show_metadata,
+            "Machines_replace_metadata": self.replace_metadata,
+            "Machines_merge_metadata": self.merge_metadata,
+            "Machines_show_metadata_key": self.show_metadata_key,
+            "Machines_update_metadata": self.set_metadata_key,
+            "Machines_delete_metadata": self.delete_metadata_key,
+            "Machines_logs": self.logs,
+            "Machines_explain": self.explain,
+            "Article_start": self.start,
+            "Article_stop": self.stop,
+        }
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    async def machines(self, call: Call) -> Any:
+        """This worker's machines of an app, filtered as the API documents. Destroyed ones only when asked for."""
+        query = call.request.query_params
+        wanted = {k.removeprefix("metadata."): v for k, v in query.items() if k.startswith("metadata.")}
+        states = set(call.query_list("state"))
+        rows = self._store.read.select(MachineRow, "app = ? order by id", (call.path("app_name"),))
+        hidden = not call.flag("include_deleted") and "destroyed" not in states
+        return [
+            self.view(row, with_lease=call.flag("include_leases"))
+            for row in rows
+            if not (hidden and row.state is State.destroyed)
+            and (not states or row.state in states)
+            and call.query("region") in ("", row.region)
+            and wanted.items() <= check_config(row.config).metadata.items()
+        ]
+
+    async def show(self, call: Call) -> Any:
+        return self.view(self._row(call), with_lease=call.flag("include_leases"))
+
+    async def events(self, call: Call) -> Any:
+        row = self._row(call)
+        return [api.event_view(e) for e in self._events(row.id, call.number("limit", 20, 1, 50))]
+
+    async def versions(self, call: Call) -> Any:
+        found = self._store.read.select(VersionRow, "machine = ? order by id desc", (self._row(call).id,))
+        return [api.Version(version=v.id, user_config=v.config) for v in found]
+
+    async def explain(self, call: Call) -> Any:
+        row = self._row(call)
+        if row.decision is None:
+            raise NotFound(f"machine {row.id} was placed without a broker: no decision is kept")
+        return {"machine": row.id, "app": row.app, "worker": self._name, "region": row.region, "decision": row.decision}
+
+    async def processes(self, call: Call) -> Any:
+        row = self._running(call)
+        try:
+            found = await self._driver.processes(row.instance)
+        except UnknownInstance:
+            raise PreconditionFailed(f"failed_precondition: machine {row.id} has just ended") from None
+        now = self._host.now_ms()
+        stats = [
+            api.ProcessStat(
+                pid=p.pid,
+                stime=p.started_at_ms // 1000,
+                rtime=max(0, now - p.started_at_ms) // 1000,
+                command=p.command,
+                directory=p.directory,
+                cpu=int(p.cpu_s),
+                rss=p.rss_bytes,
+                listen_sockets=[api.ListenSocket(proto=proto, address=address) for proto, address in p.listen],
+            )
+            for p in found
+        ]
+        if by := call.query("sort_by"):
+            if by not in ("pid", "stime", "rtime", "command", "directory", "cpu", "rss"):
+                raise Invalid("sort_by", by, "use pid, stime, rtime, command, directory, cpu or rss")
+            stats.sort(key=lambda p: getattr(p, by), reverse=call.query("order") == "desc")
+        return stats
+
+    async def wait(self, call: Call) -> Any:
+        reached = await wait_state(
+            self._store,
+            self._log,
+            call.path("app_name"),
+            call.path("machine_id"),
+            wanted_states(call.query_list("state")),
+            version=call.query("version") or call.query("instance_id"),
+            after_event=call.query("from_event_id"),
+            timeout_s=call.number("timeout", 60, 1, 60),
+        )
+        return api.Waited(ok=True, state=reached.row.state, version=reached.row.version, event_id=reached.event_id)
+
+    async def logs(self, call: Call) -> Any:
+        row = self._row(call)
+        lines = self._driver.logs(row.id, tail=call.number("tail", 100, 0, 10_000), follow=call.flag("follow"))
+
+        async def encoded() -> AsyncIterator[bytes]:
+            async for line in lines:
+                shown = api.LogLine(
+                    timestamp=rfc3339(line.at_ms), stream=line.stream, message=line.text, instance=line.instance
+                )
+                yield msgspec.json.encode(shown) + b"\n"
+
+        return StreamingResponse(encoded(), media_type="application/x-ndjson")
+
+    # --- changing ----------------------------------------------------------------------------------------------------
+
+    async def start(self, call: Call) -> Any:
+        row = self._row(call)
+        before, run_id = await self._machines.start(row.app, row.id, self._request(call))
+        if call.flag("wait"):
+            run = await self._machines.wait_ended(run_id)
+            if run and run.status != "done":
+                raise StartRefused(f"machine {row.id} did not start: {run.error}", details={"machine": row.id})
+        return api.Started(previous_state=before)
+
+    async def stop(self, call: Call) -> Any:
+        row = self._row(call)
+        body = call.read(api.StopMachine)
+        await self._machines.stop(
+            row.app,
+            row.id,
+            self._request(call),
+            signal=parse_signal("signal", body.signal) if body.signal not in (None, "") else None,
+            timeout_s=_grace_s(body.timeout) if body.timeout not in (None, "") else None,
+        )
+        return api.Ok()
+
+    async def suspend(self, call: Call) -> Any:
+        row = self._row(call)
+        await self._machines.suspend(row.app, row.id, self._request(call))
+        return api.Ok()
+
+    async def restart(self, call: Call) -> Any:
+        row = self._row(call)
+        timeout, signal = call.query("timeout"), call.query("signal")
+        await self._machines.restart(
+            row.app,
+            row.id,
+            self._request(call),
+            signal=parse_signal("signal", signal) if signal else None,
+            timeout_s=_grace_s(int(timeout) * 10**9 if timeout.isdigit() else timeout) if timeout else None,
+            force=call.flag("force_stop"),
+        )
+        return api.Ok()
+
+    async def update(self, call: Call) -> Any:
+        row = self._row(call)
+        body = call.read(api.UpdateMachine)
+        refuse_secrets(body.min_secrets_version)
+        after, lease = await self._machines.update(
+            row.app,
+            row.id,
+            self._request(call),
+            config=check_config(body.config),
+            current_version=body.current_version or "",
+            skip_launch=bool(body.skip_launch),
+            lease_ttl_s=body.lease_ttl or 0,
+            cordoned=body.skip_service_registration,
+        )
+        return self.view(after, nonce=lease.nonce if lease else "")
+
+    async def delete(self, call: Call) -> Any:
+        row = self._row(call)
+        force = call.flag("force") or call.flag("kill")
+        run_id = await self._machines.destroy(row.app, row.id, self._request(call), force=force)
+        await self._machines.wait_ended(run_id)
+        return api.Ok()
+
+    async def signal(self, call: Call) -> Any:
+        body = call.read(api.SignalMachine)
+        number = parse_signal("signal", body.signal)
+        row = self._running(call)
+        try:
+            await self._driver.signal(row.instance, number)
+        except UnknownInstance:
+            raise PreconditionFailed(f"failed_precondition: machine {row.id} has just ended") from None
+        return api.Ok()
+
+    async def exec(self, call: Call) -> Any:
+        body = call.read(api.ExecMachine)
+        if body.container:
+            raise NotBuilt("container", body.container, "several containers in one machine are not built yet")
+        argv = _argv(body)
+        timeout_s = body.timeout or EXEC_S_DEFAULT
+        if timeout_s > EXEC_S_MAX:
+            raise Invalid("timeout", timeout_s, f"at most {EXEC_S_MAX} s")
+        row = self._running(call)
+        try:
+            result = await self._driver.exec(row.instance, argv, stdin=(body.stdin or "").encode(), timeout_s=timeout_s)
+        except UnknownInstance:
+            raise PreconditionFailed(f"failed_precondition: machine {row.id} has just ended") from None
+        except StartFailed as error:
+            return api.ExecReply(exit_code=127, exit_signal=0, stdout="", stderr=f"{error}\n")
+        if result.timed_out:
+            raise DeadlineExceeded(f"deadline_exceeded: the command was killed after {timeout_s} s")
+        return api.ExecReply(
+            exit_code=result.code,
+            exit_signal=result.signal or 0,
+            stdout=result.stdout.decode(errors="replace"),
+            stderr=result.stderr.decode(errors="replace"),
+        )
+
+    async def cordon(self, call: Call) -> Any:
+        row = self._row(call)
+        await self._machines.cordon(row.app, row.id, self._request(call), cordoned=True)
+        return api.Ok()
+
+    async def uncordon(self, call: Call) -> Any:
+        row = self._row(call)
+        await self._machines.cordon(row.app, row.id, self._request(call), cordoned=False)
+        return api.Ok()
+
+    # --- leases and metadata -----------------------------------------------------------------------------------------
+
+    async def show_lease(self, call: Call) -> Any:
+        row = self._row(call)
+        lease = leases.current(self._store.read, row.id, self._host.now_ms())
+        if lease is None:
+            raise NotFound(f"lease not found for machine {row.id}")
+        return api.LeaseReply(status="success", data=api.lease_view(lease, row))
+
+    async def create_lease(self, call: Call) -> Any:
+        row = self._row(call)
+        body = call.read(api.AcquireLease)
+        ttl = body.ttl if body.ttl is not None else call.number("ttl", leases.TTL_S_DEFAULT, 1, leases.TTL_S_MAX)
+        request = self._request(call)
+
+        def change(tx: Tx) -> LeaseRow:
+            now = get_machine(tx, row.id)
+            return leases.acquire(tx, self._host, now, request, ttl, body.description or "")
+
+        lease = await self._store.submit(change)
+        return api.LeaseReply(status="success", data=api.lease_view(lease, row))
+
+    async def release_lease(self, call: Call) -> Any:
+        row, request = self._row(call), self._request(call)
+        await self._store.submit(lambda tx: leases.release(tx, row, request))
+        return api.OkData()
+
+    async def show_metadata(self, call: Call) -> Any:
+        return check_config(self._row(call).config).metadata
+
+    async def show_metadata_key(self, call: Call) -> Any:
+        metadata = check_config(self._row(call).config).metadata
+        key = call.path("key")
+        if key not in metadata:
+            raise NotFound(f"metadata key {key} not found")
+        return api.MetadataValue(value=metadata[key])
+
+    async def replace_metadata(self, call: Call) -> Any:
+        body = call.read(api.SetMetadata)
+        await self._edit_metadata(call, body.metadata, body.machine_version or "", keep=False)
+
+    async def merge_metadata(self, call: Call) -> Any:
+        body = call.read(api.SetMetadata)
+        await self._edit_metadata(call, body.metadata, body.machine_version or "", keep=True)
+
+    async def set_metadata_key(self, call: Call) -> Any:
+        await self._edit_metadata(call, {call.path("key"): call.read(api.SetMetadataValue).value}, "", keep=True)
+
+    async def delete_metadata_key(self, call: Call) -> Any:
+        row, key = self._row(call), call.path("key")
+
+        def edit(old: dict[str, str]) -> dict[str, str]:
+            return {k: v for k, v in old.items() if k != key}
+
+        await self._machines.set_metadata(row.app, row.id, self._request(call), edit)
+
+    async def _edit_metadata(self, call: Call, new: dict[str, str], version: str, *, keep: bool) -> None:
+        row = self._row(call)
+        await self._machines.set_metadata(
+            row.app, row.id, self._request(call), lambda old: {**(old if keep else {}), **new}, version=version
+        )
+
+    # --- helpers -----------------------------------------------------------------------------------------------------
+
+    def view(self, row: MachineRow, *, nonce: str = "", with_lease: bool = False) -> api.Machine:
+        """A machine as the API shows it, with its latest events."""
+        lease = leases.current(self._store.read, row.id, self._host.now_ms()) if with_lease else msgspec.UNSET
+        return api.machine_view(row, self._name, self._events(row.id, EVENTS_SHOWN), nonce=nonce, lease=lease)
+
+    def _events(self, machine_id: str, limit: int) -> list[EventRow]:
+        return self._store.read.select(EventRow, "machine = ? order by id desc limit ?", (machine_id, limit))
+
+    def _row(self, call: Call) -> MachineRow:
+        """The machine of the path. The article's paths have no app in them."""
+        return get_machine(self._store.read, call.path("machine_id"), call.request.path_params.get("app_name"))
+
+    def _running(self, call: Call) -> MachineRow:
+        row = self._row(call)
+        if row.state is not State.started or not row.instance:
+            raise PreconditionFailed(f"failed_precondition: machine {row.id} is not running, currently '{row.state}'")
+        return row
+
+    def _request(self, call: Call) -> Request:
+        return Request(id=call.id, owner=call.owner, nonce=call.nonce, trace=call.trace)
+
+
+class StartRefused(Refused):
+    """The program could not be started; the machine is there, in state failed."""
+
+    status = 422
+    code = "start_failed"
+
+
+def refuse_secrets(min_version: int | None) -> None:
+    if min_version:
+        raise NotBuilt("min_secrets_version", min_version, "secrets are not built yet; leave the field out")
+
+
+def _grace_s(value: str | int | None) -> float:
+    seconds = parse_duration_s("timeout", value)
+    if seconds > 300:
+        raise Invalid("timeout", value, "at most 300s")
+    return seconds
+
+
+def _argv(body: api.ExecMachine) -> list[str]:
+    if body.command:
+        argv = body.command
+    else:
+        try:
+            argv = shlex.split(body.cmd or "")
+        except ValueError as error:
+            raise Invalid("cmd", body.cmd, f"cannot be split into words: {error}") from error
+    if not argv or not argv[0] or any("\0" in word for word in argv):
+        raise Invalid("command", argv, 'give the command as a list such as ["ls", "-l"], or as a line in "cmd"')
+    return argv

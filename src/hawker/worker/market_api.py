@@ -1,0 +1,220 @@
+"""The worker's handlers for brokers: lists of asks, orders and confirmations in one request, one answer for each.
+
+Brokers collect what arrives in one tick, so that 64 orders at once cost one request and one commit. Only agents reach
+these paths. Every call may be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from hawker import __version__
+from hawker.errors import HawkerError, Invalid, NotFound
+from hawker.http.app import Handler
+from hawker.http.call import Call
+from hawker.model.market import Ask, Decision, Order
+from hawker.model.rows import AppRow, MachineRow, WorkerRow
+from hawker.store.db import Store, Tx
+from hawker.store.sql import run_query
+from hawker.worker import ledger
+from hawker.worker.drivers.base import Driver
+from hawker.worker.machine_api import MachineApi
+from hawker.worker.machine_log import MachineLog
+from hawker.worker.machines import Machines, Request
+from hawker.worker.market import Market
+
+
+class Confirm(msgspec.Struct, kw_only=True):
+    """`wait`: answer only once the machine has started or failed to."""
+
+    key: str
+    app: AppRow
+    decision: Decision | None = None
+    wait: bool = False
+
+
+class Confirmed(msgspec.Struct, kw_only=True):
+    """A machine in the API's form, or an error in the API's form with its status."""
+
+    status: int = 200
+    machine: Any = None
+    error: dict[str, Any] | None = None
+
+
+class Release(msgspec.Struct, kw_only=True):
+    key: str
+    cause: str
+    undo: bool = False  # also destroy the machine if the order was confirmed
+
+
+class Key(msgspec.Struct, kw_only=True):
+    key: str
+
+
+class Claim(msgspec.Struct, kw_only=True):
+    """Without `order`: only look."""
+
+    id: str
+    worker: str = ""
+    order: str = ""
+    replaces: str = ""
+
+
+class PutApp(msgspec.Struct, kw_only=True):
+    """With `if_absent`, an app of this name that is there stays as it is."""
+
+    app: AppRow
+    if_absent: bool = False
+
+
+class Cordon(msgspec.Struct, kw_only=True):
+    cordoned: bool
+
+
+class Query(msgspec.Struct, kw_only=True):
+    query: str
+
+
+class MarketApi:
+    """Handlers by (method, path) in `routes()`."""
+
+    def __init__(
+        self,
+        store: Store,
+        driver: Driver,
+        log: MachineLog,
+        market: Market,
+        machines: Machines,
+        machine_api: MachineApi,
+        path: str,
+    ) -> None:
+        self._store = store
+        self._driver = driver
+        self._log = log
+        self._market = market
+        self._machines = machines
+        self._machine_api = machine_api
+        self._path = path
+
+    def routes(self) -> dict[tuple[str, str], Handler]:
+        return {
+            ("POST", "/v1/market/offers"): self.offers,
+            ("POST", "/v1/market/reserve"): self.reserve,
+            ("POST", "/v1/market/confirm"): self.confirm,
+            ("POST", "/v1/market/release"): self.release,
+            ("POST", "/v1/market/fate"): self.fate,
+            ("POST", "/v1/market/claim"): self.claim,
+            ("GET", "/v1/market/apps"): self.apps,
+            ("POST", "/v1/market/apps"): self.put_app,
+            ("GET", "/v1/market/machines/{machine_id}"): self.locate,
+            ("GET", "/v1/market/worker"): self.worker,
+            ("POST", "/v1/market/cordon"): self.cordon,
+            ("POST", "/v1/market/sql"): self.sql,
+        }
+
+    async def offers(self, call: Call) -> Any:
+        return [self._market.offer(ask) for ask in call.read(list[Ask])]
+
+    async def reserve(self, call: Call) -> Any:
+        return await asyncio.gather(*(self._market.reserve(order) for order in call.read(list[Order])))
+
+    async def confirm(self, call: Call) -> Any:
+        return await asyncio.gather(*(self._confirm(item) for item in call.read(list[Confirm])))
+
+    async def _confirm(self, item: Confirm) -> Confirmed:
+        try:
+            row, lease, run_id = await self._market.confirm(item.key, item.app, item.decision)
+            if item.wait and run_id:
+                await self._machines.wait_ended(run_id)
+                row = self._store.read.get(MachineRow, row.id) or row
+        except HawkerError as error:
+            return Confirmed(status=error.status, error=error.body())
+        return Confirmed(machine=self._machine_api.view(row, nonce=lease.nonce if lease else ""))
+
+    async def release(self, call: Call) -> Any:
+        item = call.read(Release)
+        machine = await self._market.release(item.key, item.cause)
+        if machine and item.undo:
+            row = self._store.read.get(MachineRow, machine)
+            if row:
+                await self._machines.destroy(row.app, row.id, Request(id=call.id, owner=item.cause), force=True)
+        return {"released": True, "machine": machine}
+
+    async def fate(self, call: Call) -> Any:
+        return {"fate": self._market.fate(call.read(Key).key)}
+
+    async def claim(self, call: Call) -> Any:
+        item = call.read(Claim)
+        if not item.order:
+            return self._market.claimed(item.id)
+        return await self._market.claim(item.id, item.worker, item.order, item.replaces)
+
+    async def apps(self, call: Call) -> Any:
+        name = call.query("name")
+        rows = self._store.read.select(AppRow, "id = ?", (name,)) if name else self._store.read.select(AppRow)
+        count = "select count(*) from machine where app = ? and state <> 'destroyed'"
+        return [{"app": row, "machines": self._store.read.query(count, (row.name,))[0][0]} for row in rows]
+
+    async def put_app(self, call: Call) -> Any:
+        """Keep an app's row if its stamp is newer than the one that is here. Returns the row that is here
+        afterwards."""
+        item = call.read(PutApp)
+
+        def change(tx: Tx) -> AppRow:
+            there = tx.get(AppRow, item.app.name)
+            if there and (there.stamp_ms >= item.app.stamp_ms or (item.if_absent and not there.deleted)):
+                return there
+            tx.record("app.kept", item.app.name, cause=Request(id=call.id, owner=call.owner).cause, trace=call.trace)
+            tx.put(item.app)
+            return item.app
+
+        return await self._store.submit(change)
+
+    async def locate(self, call: Call) -> Any:
+        row = self._store.read.get(MachineRow, call.path("machine_id"))
+        if row is None:
+            raise NotFound(f"machine not found: {call.path('machine_id')}")
+        return {"app": row.app}
+
+    async def worker(self, call: Call) -> Any:
+        me = self._store.read.get(WorkerRow, "worker")
+        assert me is not None  # written before the worker serves
+        machines = self._store.read.query("select state, count(*) from machine group by state")
+        return {
+            "name": me.name,
+            "region": me.region,
+            "version": __version__,
+            "cordoned": me.cordoned,
+            "disk_full": self._store.full,
+            "capacity": self._log.capacity,
+            "held": ledger.held(self._store.read),
+            "machines": dict(machines),
+            "driver": await self._driver.fingerprint(),
+            "parked_runs": self._store.read.query("select count(*) from run where status = 'parked'")[0][0],
+        }
+
+    async def cordon(self, call: Call) -> Any:
+        cordoned = call.read(Cordon).cordoned
+
+        def change(tx: Tx) -> WorkerRow:
+            me = tx.get(WorkerRow, "worker")
+            assert me is not None
+            kind = "worker.cordoned" if cordoned else "worker.uncordoned"
+            tx.record(kind, me.name, cause=Request(id=call.id, owner=call.owner).cause, trace=call.trace)
+            me = replace(me, cordoned=cordoned)
+            tx.put(me)
+            return me
+
+        return await self._store.submit(change)
+
+    async def sql(self, call: Call) -> Any:
+        query = call.read(Query).query
+        if not query.strip():
+            raise Invalid("query", query, "give a select statement")
+        loop = asyncio.get_running_loop()
+        columns, rows = await loop.run_in_executor(None, run_query, self._path, query)
+        return {"columns": columns, "rows": rows}

@@ -1,0 +1,86 @@
+"""Waiting for a machine's state, as the API's `wait` defines it.
+
+The machine is looked at once and then after every committed change, so a state that lasts a moment is not missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from hawker.errors import DeadlineExceeded, Invalid, NotFound, PreconditionFailed
+from hawker.model.machine import SETTLED, State
+from hawker.model.rows import EventRow, MachineRow, VersionRow
+from hawker.store.db import Store
+from hawker.worker.machine_log import MachineLog, get_machine
+
+WAITED_FOR = ("started", "stopped", "suspended", "destroyed", "failed", "settled")
+
+
+class Reached(msgspec.Struct, frozen=True):
+    """The machine and its latest event when a state that was waited for came."""
+
+    row: MachineRow
+    event_id: str
+
+
+def wanted_states(names: list[str]) -> frozenset[State]:
+    """States from their names; `settled` is every resting one. Raises `Invalid`."""
+    states: set[State] = set()
+    for name in names or ["started"]:
+        if name not in WAITED_FOR:
+            raise Invalid("state", name, f"wait for one of {', '.join(WAITED_FOR)}")
+        states |= SETTLED if name == "settled" else {State(name)}
+    return frozenset(states)
+
+
+async def wait_state(
+    store: Store,
+    log: MachineLog,
+    app: str,
+    machine_id: str,
+    states: frozenset[State],
+    *,
+    version: str = "",
+    after_event: str = "",
+    timeout_s: float,
+) -> Reached:
+    """Return once the machine is in one of `states`. With `version`, only that version counts; with `after_event`, only
+    what happened after that event.
+
+    Raises `NotFound`, `PreconditionFailed` when the version has been replaced, `DeadlineExceeded`.
+    """
+    row = get_machine(store.read, machine_id, app)
+    names = ", ".join(sorted(states))
+    reached: asyncio.Future[Reached] = asyncio.get_running_loop().create_future()
+    last = store.read.select(EventRow, "machine = ? order by id desc limit 1", (machine_id,))
+    event_id = last[0].id if last else ""
+
+    def look(now: MachineRow, event: EventRow | None) -> None:
+        nonlocal row, event_id
+        row = now
+        if event:
+            event_id = event.id
+        if reached.done():
+            return
+        if version and now.version != version:
+            text = f"machine failed to reach desired state, {names}, currently replaced"
+            reached.set_exception(PreconditionFailed(f"failed_precondition: {text}"))
+        elif now.state in states and (not after_event or event_id > after_event):
+            reached.set_result(Reached(now, event_id))
+
+    if version and version != row.version:
+        known = store.read.get(VersionRow, version)
+        if known is None or known.machine != machine_id:
+            raise NotFound(f"machine not found: {machine_id} has no version {version}")
+    stop = log.listen(machine_id, look)
+    try:
+        look(row, None)
+        async with asyncio.timeout(timeout_s):
+            return await reached
+    except TimeoutError:
+        text = f"machine failed to reach desired state, {names}, currently {row.state}"
+        raise DeadlineExceeded(f"deadline_exceeded: {text}") from None
+    finally:
+        stop()
