@@ -16,7 +16,7 @@ import msgspec
 from hawker.errors import Corrupt
 from hawker.model.rows import ROWS
 from hawker.store import log
-from hawker.store.connection import rows
+from hawker.store.connection import BUSY_MS, rows, translated
 
 TABLES = tuple(row.table for row in ROWS)
 
