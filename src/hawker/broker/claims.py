@@ -45,9 +45,10 @@ class Claims:
         """Raises `Conflict` while another order with this key is in progress, `Unreachable` when nobody can tell."""
         claim_id = claim_key(owner, app, key)
         arbiter = self._arbiter(claim_id)
-        claim = await arbiter.call("POST", "/v1/market/claim", ClaimRow | None, {"id": claim_id})  # type: ignore[arg-type]  # a union is a type to msgspec
-        if claim is None:
+        raw = await arbiter.call("POST", "/v1/market/claim", msgspec.Raw, {"id": claim_id})
+        if bytes(raw) == b"null":
             return Known()
+        claim = msgspec.json.decode(raw, type=ClaimRow)
         link = self._fleet.links.get(claim.worker)
         if link is None:
             raise Unreachable(f"the key was used on worker {claim.worker}, which is not in this broker's list")

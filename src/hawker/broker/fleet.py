@@ -7,7 +7,7 @@ make at once (offers, reservations, confirmations) are collected per worker and 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -109,7 +109,8 @@ class WorkerLink:
     async def confirm(self, item: Confirmation, *, timeout_s: float = CALL_S) -> Confirmed:
         """A confirmation that waits for the start goes alone: a slow program must not hold up its neighbours."""
         if item.wait:
-            return (await self._send("confirm", list[Confirmed], timeout_s, [item]))[0]
+            alone: Confirmed = (await self._send("confirm", list[Confirmed], timeout_s, [item]))[0]
+            return alone
         answer: Confirmed = await self._confirms.submit(item)
         return answer
 
@@ -158,7 +159,7 @@ class Fleet:
         await asyncio.gather(*(link.peer.close() for link in self.links.values()))
 
 
-async def gather_named(calls: dict[str, Awaitable[T]]) -> tuple[dict[str, T], dict[str, HawkerError]]:
+async def gather_named(calls: Mapping[str, Awaitable[T]]) -> tuple[dict[str, T], dict[str, HawkerError]]:
     """Await all; errors of ours are sorted out by name, others are raised."""
     results = await asyncio.gather(*calls.values(), return_exceptions=True)
     answers: dict[str, T] = {}

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 TRIES = 3
 FANOUT = 20
-"""Offers asked for per order. In a region of up to this many workers all are asked; of more, this many drawn at random.
-Twenty of a thousand find nearly as good a place as all, and one offer costs about 50 microseconds of a broker's time."""
+"""Offers asked for per order. In a region of up to this many workers all are asked; of more, as many drawn at random.
+Twenty of a thousand find nearly as good a place as all; one offer costs about 50 microseconds of a broker's time."""
 
 
 def candidates(workers: Sequence[str], rng: Random, fanout: int = FANOUT) -> list[str]:

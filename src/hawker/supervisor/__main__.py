@@ -1,0 +1,8 @@
+"""`python -m hawker.supervisor DIRECTORY [--no-cgroups]`: started by the process driver, not by people."""
+
+import sys
+
+from hawker.supervisor.server import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], cgroups="--no-cgroups" not in sys.argv[2:]))

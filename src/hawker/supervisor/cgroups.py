@@ -1,0 +1,262 @@
+"""Control groups, version 1 and 2, behind one small interface: limits, counting, freezing and killing of whole trees.
+
+A process is put into its group without a race: the supervisor has a single thread, so it moves itself into the group,
+spawns, and moves itself back; the child is born inside. That costs 0.08 ms where a fork in Python costs 1.4 ms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+ROOT = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """An instance's limits; see `hawker.worker.drivers.base.Limits`."""
+
+    cpu_millis: int
+    memory_mib: int
+    dedicated: bool
+    pids: int
+
+
+class Groups(Protocol):
+    """The groups of one supervisor, one for each instance, named by it."""
+
+    kind: str
+
+    def create(self, name: str, limits: Limits) -> None: ...
+
+    def entered(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """The supervisor itself inside the group: what it spawns meanwhile is born there."""
+
+    def attach(self, name: str, pid: int) -> None:
+        """Put a process that runs already into the group."""
+
+    def pids(self, name: str) -> list[int]: ...
+
+    def kill(self, name: str) -> bool:
+        """Kill everything inside, also what forks meanwhile. True once nothing is left; call again until then."""
+
+    def freeze(self, name: str, frozen: bool) -> None: ...
+
+    def frozen(self, name: str) -> bool: ...
+
+    def oom_kills(self, name: str) -> int: ...
+
+    def usage(self, name: str) -> tuple[float, int]:
+        """Cpu seconds and bytes of memory."""
+
+    def remove(self, name: str) -> None: ...
+
+    def close(self) -> None:
+        """Remove the parent group, if nothing is left in it."""
+
+
+def find(prefix: str, root: Path = ROOT) -> Groups | None:
+    """The groups that can be used here, None without the rights or the controllers."""
+    for make in (V2, V1):
+        with contextlib.suppress(OSError, LookupError):
+            return make(root, prefix)
+    return None
+
+
+class V1:
+    """Version 1: a hierarchy for each controller. memory, cpu, pids and freezer must be there; cpuacct counts cpu
+    time."""
+
+    kind = "v1"
+    _NEEDED = ("memory", "cpu", "pids", "freezer")
+
+    def __init__(self, root: Path, prefix: str) -> None:
+        self._parents: dict[str, str] = {}
+        self._home: dict[str, str] = {}
+        own = _own_groups()
+        for name in (*self._NEEDED, "cpuacct"):
+            if not (root / name / "cgroup.procs").exists():
+                raise LookupError(name)
+            self._parents[name] = f"{root}/{name}/{prefix}"
+            self._home[name] = f"{root}/{name}{own.get(name, '/').rstrip('/')}"
+        for parent in self._parents.values():
+            os.makedirs(parent, exist_ok=True)
+
+    def create(self, name: str, limits: Limits) -> None:
+        for parent in self._parents.values():
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(f"{parent}/{name}")
+        _write(f"{self._parents['memory']}/{name}/memory.limit_in_bytes", limits.memory_mib << 20)
+        with contextlib.suppress(OSError):  # without swap accounting the file is missing
+            _write(f"{self._parents['memory']}/{name}/memory.memsw.limit_in_bytes", limits.memory_mib << 20)
+        cpu = f"{self._parents['cpu']}/{name}"
+        _write(f"{cpu}/cpu.shares", max(2, limits.cpu_millis * 1024 // 1000))
+        if limits.dedicated:
+            _write(f"{cpu}/cpu.cfs_quota_us", limits.cpu_millis * 100)  # of the period, 100 ms
+        _write(f"{self._parents['pids']}/{name}/pids.max", limits.pids)
+
+    @contextlib.contextmanager
+    def entered(self, name: str) -> Iterator[None]:
+        try:
+            for parent in self._parents.values():
+                _write(f"{parent}/{name}/cgroup.procs", 0)
+            yield
+        finally:
+            for home in self._home.values():
+                _write(f"{home}/cgroup.procs", 0)
+
+    def attach(self, name: str, pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            for parent in self._parents.values():
+                _write(f"{parent}/{name}/cgroup.procs", pid)
+
+    def pids(self, name: str) -> list[int]:
+        return _pids(f"{self._parents['freezer']}/{name}/cgroup.procs")
+
+    def kill(self, name: str) -> bool:
+        pids = self.pids(name)
+        if not pids:
+            return True
+        self.freeze(name, True)  # so that nothing forks between reading and killing
+        for pid in self.pids(name):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.freeze(name, False)
+        return False
+
+    def freeze(self, name: str, frozen: bool) -> None:
+        _write(f"{self._parents['freezer']}/{name}/freezer.state", "FROZEN" if frozen else "THAWED")
+
+    def frozen(self, name: str) -> bool:
+        return _read(f"{self._parents['freezer']}/{name}/freezer.state").strip() in ("FROZEN", "FREEZING")
+
+    def oom_kills(self, name: str) -> int:
+        return _field(_read(f"{self._parents['memory']}/{name}/memory.oom_control"), "oom_kill")
+
+    def usage(self, name: str) -> tuple[float, int]:
+        cpu = int(_read(f"{self._parents['cpuacct']}/{name}/cpuacct.usage") or 0) / 1e9
+        return cpu, int(_read(f"{self._parents['memory']}/{name}/memory.usage_in_bytes") or 0)
+
+    def remove(self, name: str) -> None:
+        for parent in self._parents.values():
+            with contextlib.suppress(FileNotFoundError):
+                os.rmdir(f"{parent}/{name}")
+
+    def close(self) -> None:
+        for parent in self._parents.values():
+            with contextlib.suppress(OSError):
+                os.rmdir(parent)
+
+
+class V2:
+    """Version 2: one hierarchy. The parent's controllers are switched on for its children."""
+
+    kind = "v2"
+
+    def __init__(self, root: Path, prefix: str) -> None:
+        controllers = (root / "cgroup.controllers").read_text().split()
+        if not {"cpu", "memory", "pids"} <= set(controllers):
+            raise LookupError("cpu, memory and pids are not all there")
+        self._parent = f"{root}/{prefix}"
+        self._home = f"{root}{_own_groups().get('', '/').rstrip('/')}"
+        _write(f"{root}/cgroup.subtree_control", "+cpu +memory +pids")
+        os.makedirs(self._parent, exist_ok=True)
+        _write(f"{self._parent}/cgroup.subtree_control", "+cpu +memory +pids")
+
+    def create(self, name: str, limits: Limits) -> None:
+        group = f"{self._parent}/{name}"
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(group)
+        _write(f"{group}/memory.max", limits.memory_mib << 20)
+        with contextlib.suppress(OSError):  # without swap the file is missing
+            _write(f"{group}/memory.swap.max", 0)
+        _write(f"{group}/cpu.weight", min(10_000, max(1, limits.cpu_millis // 10)))
+        if limits.dedicated:
+            _write(f"{group}/cpu.max", f"{limits.cpu_millis * 100} 100000")
+        _write(f"{group}/pids.max", limits.pids)
+
+    @contextlib.contextmanager
+    def entered(self, name: str) -> Iterator[None]:
+        try:
+            _write(f"{self._parent}/{name}/cgroup.procs", 0)
+            yield
+        finally:
+            _write(f"{self._home}/cgroup.procs", 0)
+
+    def attach(self, name: str, pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            _write(f"{self._parent}/{name}/cgroup.procs", pid)
+
+    def pids(self, name: str) -> list[int]:
+        return _pids(f"{self._parent}/{name}/cgroup.procs")
+
+    def kill(self, name: str) -> bool:
+        if not self.pids(name):
+            return True
+        _write(f"{self._parent}/{name}/cgroup.kill", 1)
+        return False
+
+    def freeze(self, name: str, frozen: bool) -> None:
+        _write(f"{self._parent}/{name}/cgroup.freeze", int(frozen))
+
+    def frozen(self, name: str) -> bool:
+        return _read(f"{self._parent}/{name}/cgroup.freeze").strip() == "1"
+
+    def oom_kills(self, name: str) -> int:
+        return _field(_read(f"{self._parent}/{name}/memory.events"), "oom_kill")
+
+    def usage(self, name: str) -> tuple[float, int]:
+        cpu = _field(_read(f"{self._parent}/{name}/cpu.stat"), "usage_usec") / 1e6
+        return cpu, int(_read(f"{self._parent}/{name}/memory.current") or 0)
+
+    def remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(f"{self._parent}/{name}")
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            os.rmdir(self._parent)
+
+
+def _own_groups() -> dict[str, str]:
+    """The supervisor's own group by controller; "" is version 2's."""
+    found = {}
+    for line in _read("/proc/self/cgroup").splitlines():
+        _, names, path = line.split(":", 2)
+        for name in names.split(","):
+            found[name] = path
+    return found
+
+
+def _write(path: str, value: object) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, str(value).encode())
+    finally:
+        os.close(fd)
+
+
+def _read(path: str) -> str:
+    """ "" when the group is gone."""
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _pids(path: str) -> list[int]:
+    return [int(line) for line in _read(path).split()]
+
+
+def _field(text: str, name: str) -> int:
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        if key == name:
+            return int(value)
+    return 0

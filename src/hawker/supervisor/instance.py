@@ -1,0 +1,295 @@
+"""One program's life: spawned into its group with its pipes, watched, killed to the last process, its end recorded.
+
+Everything a new supervisor needs to take over is on disk under `machines/<machine>/<key>/`: `instance.json` once the
+program runs, `exit.json` once it has ended (written before anyone is told), and the pipes `out` and `err`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import stat as stats
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hawker.supervisor import proc
+from hawker.supervisor.cgroups import Groups, Limits
+from hawker.supervisor.output import MachineLog, Pipe
+
+
+class CannotStart(Exception):
+    """The program cannot be started; nothing is left of the attempt."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """`instance.json`. `group` is the cgroup's name, "" without cgroups; `start_ticks` tells a reused pid."""
+
+    key: str
+    machine: str
+    pid: int
+    start_ticks: int
+    started_at_ms: int
+    group: str
+
+
+class Instance:
+    """A program that runs or ran. `exit` is None while it runs."""
+
+    def __init__(self, record: Record, directory: str, mark: str, groups: Groups | None) -> None:
+        self.record = record
+        self.directory = directory
+        self.mark = mark
+        self.exit: dict[str, Any] | None = None
+        self.adopted_fd = -1  # a pidfd when we are not the parent
+        self.main_ended = False
+        self.status: int | None = None  # of waitid: the exit code, or minus the signal
+        self.oom = False
+        self.pipes: list[Pipe] = []
+        self.log = MachineLog(os.path.dirname(directory))
+        self._groups = groups if record.group else None
+
+    # --- starting and taking over ------------------------------------------------------------------------------------
+
+    @classmethod
+    def start(
+        cls,
+        *,
+        key: str,
+        machine: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        limits: Limits,
+        directory: str,
+        mark: str,
+        groups: Groups | None,
+    ) -> Instance:
+        """Spawn. Raises `CannotStart`."""
+        program = which(argv[0], env.get("PATH", os.defpath))
+        work = f"{os.path.dirname(directory)}/work"
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        os.makedirs(work, mode=0o700, exist_ok=True)
+        group = f"{machine}.{key.rpartition('/')[0][-10:]}" if groups else ""
+        pipes = [Pipe(f"{directory}/out", "o", key), Pipe(f"{directory}/err", "e", key)]
+        ends = [pipe.open_for_child() for pipe in pipes]
+        try:
+            if groups:
+                groups.create(group, limits)
+            with groups.entered(group) if groups else contextlib.nullcontext():
+                child = subprocess.Popen(
+                    argv,
+                    executable=program,
+                    env={**env, proc.MARKER: mark},
+                    cwd=work,
+                    stdin=subprocess.DEVNULL,
+                    stdout=ends[0],
+                    stderr=ends[1],
+                    start_new_session=True,
+                )
+        except (OSError, ValueError) as error:
+            for pipe in pipes:
+                pipe.close()
+            if groups:
+                groups.remove(group)
+            shutil.rmtree(directory, ignore_errors=True)
+            raise CannotStart(f"{argv[0]}: cannot be started: {error}") from error
+        finally:
+            for fd in ends:
+                os.close(fd)
+        child.returncode = 0  # reaped by the loop's waitid, not by subprocess
+        now = proc.stat(child.pid)
+        record = Record(
+            key=key,
+            machine=machine,
+            pid=child.pid,
+            start_ticks=now.start if now else 0,
+            started_at_ms=int(time.time() * 1000),
+            group=group,
+        )
+        write_json(f"{directory}/instance.json", asdict(record))
+        instance = cls(record, directory, mark, groups)
+        instance.pipes = pipes
+        return instance
+
+    @classmethod
+    def recover(cls, directory: str, mark_of: Any, groups: Groups | None) -> Instance | None:
+        """Take over what an earlier supervisor left in `directory`. None when nothing usable is there."""
+        raw = read_json(f"{directory}/instance.json")
+        if raw is None:
+            return None
+        record = Record(**raw)
+        instance = cls(record, directory, mark_of(record.machine, record.key), groups)
+        instance.exit = read_json(f"{directory}/exit.json")
+        if instance.exit is None:
+            instance.adopt()
+        return instance
+
+    def adopt(self) -> None:
+        """Watch a program whose parent is gone. One that ended meanwhile is found ended, its status lost."""
+        self.pipes = [
+            Pipe(f"{self.directory}/out", "o", self.record.key),
+            Pipe(f"{self.directory}/err", "e", self.record.key),
+        ]
+        try:
+            self.adopted_fd = os.pidfd_open(self.record.pid)
+        except ProcessLookupError:
+            self.main_ended = True
+            return
+        now = proc.stat(self.record.pid)
+        if now is None or now.start != self.record.start_ticks:  # another process has this pid by now
+            os.close(self.adopted_fd)
+            self.adopted_fd = -1
+            self.main_ended = True
+
+    # --- acting on it ------------------------------------------------------------------------------------------------
+
+    def members(self) -> list[int]:
+        if self._groups:
+            return self._groups.pids(self.record.group)
+        return proc.members(self.record.pid, self.mark)
+
+    def signal_main(self, number: int) -> bool:
+        """False when the program has ended. A pid of our own child cannot be reused before we reap it."""
+        if self.main_ended:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            if self.adopted_fd >= 0:
+                signal.pidfd_send_signal(self.adopted_fd, number)
+            else:
+                os.kill(self.record.pid, number)
+            return True
+        return False
+
+    def kill_tree(self) -> bool:
+        """Kill every process. True once none is left; call again until then."""
+        if self._groups:
+            return self._groups.kill(self.record.group)
+        pids = self.members()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not pids
+
+    def freeze(self, frozen: bool) -> None:
+        if self._groups:
+            self._groups.freeze(self.record.group, frozen)
+        else:
+            for pid in self.members():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP if frozen else signal.SIGCONT)
+        if frozen:
+            write_json(f"{self.directory}/suspended.json", {})
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{self.directory}/suspended.json")
+
+    @property
+    def suspended(self) -> bool:
+        return self.exit is None and os.path.exists(f"{self.directory}/suspended.json")
+
+    def attach(self, pid: int) -> None:
+        """Bring a command run beside the program into its group."""
+        if self._groups:
+            self._groups.attach(self.record.group, pid)
+
+    def stats(self) -> dict[str, Any]:
+        pids = self.members()
+        cpu, memory, count = proc.usage(pids)
+        if self._groups:
+            cpu, memory = self._groups.usage(self.record.group)
+        return {"cpu_s": cpu, "memory_bytes": memory, "processes": count}
+
+    # --- its end -----------------------------------------------------------------------------------------------------
+
+    def drain(self, *, last: bool = False) -> bool:
+        """Move what was written into the log. True when there was something."""
+        some = False
+        for pipe in self.pipes:
+            if lines := pipe.read_lines(last=last):
+                self.log.write(lines)
+                some = True
+        return some
+
+    def finish(self) -> dict[str, Any]:
+        """Nothing of it runs any more: keep its last words, record its end, give the group back."""
+        self.drain(last=True)
+        for pipe in self.pipes:
+            pipe.close()
+        self.pipes = []
+        if self.adopted_fd >= 0:
+            os.close(self.adopted_fd)
+            self.adopted_fd = -1
+        status = self.status
+        self.exit = {
+            "key": self.record.key,
+            "machine": self.record.machine,
+            "code": status if status is not None and status >= 0 else None,
+            "signal": -status if status is not None and status < 0 else None,
+            "oom_killed": self.oom,
+            "error": "" if status is not None else "the exit status was lost with an earlier supervisor",
+            "at_ms": int(time.time() * 1000),
+        }
+        write_json(f"{self.directory}/exit.json", self.exit)
+        self._remove_group()
+        return self.exit
+
+    def note_oom(self) -> None:
+        """Read the group's count of kills for want of memory; it is gone with the group."""
+        if self._groups:
+            self.oom = self._groups.oom_kills(self.record.group) > 0
+
+    def destroy(self) -> None:
+        """Remove what is left on disk. Only once it has ended."""
+        self._remove_group()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _remove_group(self) -> None:
+        if self._groups:
+            with contextlib.suppress(OSError):  # a dying process may hold it a moment longer; destroy tries again
+                self._groups.remove(self.record.group)
+
+    def shown(self) -> dict[str, Any]:
+        """As the driver's `Instance`."""
+        return {
+            "key": self.record.key,
+            "machine": self.record.machine,
+            "pid": None if self.exit else self.record.pid,
+            "started_at_ms": self.record.started_at_ms,
+            "suspended": self.suspended,
+            "exit": self.exit,
+        }
+
+
+def which(program: str, path: str) -> str:
+    """The program's file, looked up in `path` unless it has a slash. Raises `CannotStart` with what is wrong."""
+    names = [program] if "/" in program else [f"{d or '.'}/{program}" for d in path.split(":")]
+    for name in names:
+        with contextlib.suppress(OSError):
+            mode = os.stat(name).st_mode
+            if stats.S_ISREG(mode) and os.access(name, os.X_OK):
+                return name
+            if "/" in program:
+                raise CannotStart(f"{program}: not an executable file")
+    raise CannotStart(f"{program}: not found" + ("" if "/" in program else f" in PATH ({path})"))
+
+
+def write_json(path: str, value: dict[str, Any]) -> None:
+    """Whole or not at all. Not synced: a power cut ends the programs, too."""
+    with open(f"{path}.tmp", "w") as file:
+        json.dump(value, file)
+    os.rename(f"{path}.tmp", path)
+
+
+def read_json(path: str) -> dict[str, Any] | None:
+    try:
+        with open(path) as file:
+            value: dict[str, Any] = json.load(file)
+            return value
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None

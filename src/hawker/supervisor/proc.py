@@ -1,0 +1,162 @@
+"""Reading /proc: who belongs to an instance, what they use, where they listen. Linux only.
+
+A pid alone names nobody for long; a process is known by its pid and its start time together.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+TICKS = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+MARKER = "HAWKER_INSTANCE"
+"""The environment variable that says which instance a process belongs to: `supervisor:machine:key`."""
+
+_boot_ms = int((time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)) * 1000)
+
+
+class Stat(NamedTuple):
+    """One process. Times in clock ticks; `start` counts from boot."""
+
+    pid: int
+    state: str
+    ppid: int
+    session: int
+    cpu: int
+    start: int
+    rss_pages: int
+
+    @property
+    def started_at_ms(self) -> int:
+        return _boot_ms + self.start * 1000 // TICKS
+
+
+def stat(pid: int) -> Stat | None:
+    """None when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            raw = file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    f = raw[raw.rindex(b")") + 2 :].split()  # the name before it may hold blanks and parentheses
+    return Stat(pid, f[0].decode(), int(f[1]), int(f[3]), int(f[11]) + int(f[12]), int(f[19]), int(f[21]))
+
+
+def everyone() -> dict[int, Stat]:
+    """All processes that are not zombies."""
+    found = (stat(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return {s.pid: s for s in found if s and s.state != "Z"}
+
+
+def marker(pid: int) -> str:
+    """The instance a process says it belongs to, "" for none or when its environment is not ours to read."""
+    return environ(pid).get(MARKER, "")
+
+
+def environ(pid: int) -> dict[str, str]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            entries = file.read().split(b"\0")
+    except OSError:
+        return {}
+    pairs = (entry.partition(b"=") for entry in entries if entry)
+    return {name.decode(errors="replace"): value.decode(errors="replace") for name, _, value in pairs}
+
+
+def members(leader: int, mark: str) -> list[int]:
+    """Live processes of an instance without a cgroup: its session, their descendants, and whoever carries its mark.
+
+    A program that clears its environment, leaves the session and is orphaned escapes; cgroups close that hole.
+    """
+    all_ = everyone()
+    found = {pid for pid, s in all_.items() if s.session == leader or pid == leader}
+    found |= {pid for pid in all_.keys() - found if marker(pid) == mark}
+    children: dict[int, list[int]] = {}
+    for s in all_.values():
+        children.setdefault(s.ppid, []).append(s.pid)
+    todo = list(found)
+    while todo:
+        for child in children.get(todo.pop(), ()):
+            if child not in found:
+                found.add(child)
+                todo.append(child)
+    return sorted(found)
+
+
+def usage(pids: Iterable[int]) -> tuple[float, int, int]:
+    """Cpu seconds, resident bytes and count of live processes."""
+    stats = [s for s in map(stat, pids) if s and s.state != "Z"]
+    return sum(s.cpu for s in stats) / TICKS, sum(s.rss_pages for s in stats) * PAGE, len(stats)
+
+
+def describe(pids: Iterable[int]) -> list[dict[str, Any]]:
+    """What `ps` shows of each, with the TCP sockets they listen on."""
+    listening = _listening()
+    shown = []
+    for s in filter(None, map(stat, pids)):
+        if s.state == "Z":
+            continue
+        shown.append(
+            {
+                "pid": s.pid,
+                "ppid": s.ppid,
+                "started_at_ms": s.started_at_ms,
+                "cpu_s": s.cpu / TICKS,
+                "rss_bytes": s.rss_pages * PAGE,
+                "directory": _link(f"/proc/{s.pid}/cwd"),
+                "command": _command(s.pid),
+                "listen": sorted({("tcp", listening[i]) for i in _sockets(s.pid) if i in listening}),
+            }
+        )
+    return shown
+
+
+def _command(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def _sockets(pid: int) -> list[str]:
+    try:
+        links = [_link(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+    except OSError:
+        return []
+    return [link[8:-1] for link in links if link.startswith("socket:[")]
+
+
+def _listening() -> dict[str, str]:
+    """Address by inode of every listening TCP socket."""
+    found = {}
+    for name in ("tcp", "tcp6"):
+        try:
+            with open(f"/proc/net/{name}") as file:
+                lines = file.read().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            f = line.split()
+            if f[3] == "0A":
+                address, _, port = f[1].partition(":")
+                found[f[9]] = f"{_address(address)}:{int(port, 16)}"
+    return found
+
+
+def _address(text: str) -> str:
+    raw = bytes.fromhex(text)
+    if len(raw) == 4:
+        return ".".join(str(b) for b in raw[::-1])
+    words = b"".join(raw[i : i + 4][::-1] for i in range(0, 16, 4))
+    return "[::]" if not any(words) else "[" + ":".join(words[i : i + 2].hex() for i in range(0, 16, 2)) + "]"

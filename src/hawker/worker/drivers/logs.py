@@ -1,0 +1,83 @@
+"""Reading a machine's log files: the last lines of what was rotated, then what is added while someone follows."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from hawker.worker.drivers.base import LogLine
+
+FILES = 3
+_READ_BYTES = 256 * 1024
+
+Position = tuple[int, int]
+"""Inode of the newest file and the offset read up to."""
+
+
+def parse_line(raw: bytes) -> LogLine:
+    """A line as the supervisor writes it: `milliseconds stream key text`."""
+    at_ms, stream, key, text = raw.split(b" ", 3)
+    return LogLine(
+        at_ms=int(at_ms),
+        stream="stdout" if stream == b"o" else "stderr",
+        instance=key.decode(),
+        text=text.decode(errors="replace"),
+    )
+
+
+def tail_lines(path: Path, limit: int) -> tuple[list[LogLine], Position]:
+    """The last `limit` lines over all files, oldest first, and where to go on from. No log yet: none."""
+    lines: list[bytes] = []
+    position = (0, 0)
+    for number in range(FILES):
+        name = path if number == 0 else path.with_name(f"{path.name}.{number}")
+        try:
+            with open(name, "rb") as file:
+                if number == 0:
+                    position = (os.fstat(file.fileno()).st_ino, file.seek(0, os.SEEK_END))
+                lines = _last_lines(file.fileno(), limit - len(lines)) + lines
+        except FileNotFoundError:
+            break
+        if len(lines) >= limit:
+            break
+    return [parse_line(line) for line in lines], position
+
+
+async def follow_lines(path: Path, position: Position, wakeup: asyncio.Event) -> AsyncIterator[LogLine]:
+    """Lines added after `position`, as they come. Reads on over a rotation. Ends when the caller stops iterating."""
+    inode, offset = position
+    rest = b""
+    while True:
+        await wakeup.wait()
+        wakeup.clear()
+        for name in (path.with_name(f"{path.name}.1"), path):
+            try:
+                fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            try:
+                this = os.fstat(fd).st_ino
+                if this != inode:
+                    if name != path:
+                        continue  # rotated away before we looked at it
+                    inode, offset, rest = this, 0, b""
+                while chunk := os.pread(fd, _READ_BYTES, offset):
+                    offset += len(chunk)
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        yield parse_line(line)
+            finally:
+                os.close(fd)
+
+
+def _last_lines(fd: int, limit: int) -> list[bytes]:
+    """The last complete lines of a file, read from its end."""
+    end = os.fstat(fd).st_size
+    data = b""
+    while end > 0 and data.count(b"\n") <= limit:
+        start = max(0, end - _READ_BYTES)
+        data = os.pread(fd, end - start, start) + data
+        end = start
+    return data.split(b"\n")[:-1][-limit:] if limit else []
