@@ -68,7 +68,10 @@ def effect_key(run_id: str, step: str) -> str:
 
 
 def completed(run: RunRow, output: Any, now_ms: int) -> RunRow:
-    """The step that was due is done. After the last one the run has ended, well or as an earlier error decided."""
+    """The step that was due is done. After the last one the run has ended, well or as an earlier error decided.
+
+    `error` is cleared with it, unless it says why the run ends early.
+    """
     step = run.steps[run.next]
     last = run.next == len(run.steps) - 1
     return replace(
@@ -78,6 +81,7 @@ def completed(run: RunRow, output: Any, now_ms: int) -> RunRow:
         not_before_ms=0,
         outputs=run.outputs if output is None else {**run.outputs, step: output},
         status=(run.ending or "done") if last else "active",
+        error=run.error if run.ending else "",
         updated_at_ms=now_ms,
     )
 
@@ -88,11 +92,18 @@ def delayed(run: RunRow, until_ms: int, now_ms: int) -> RunRow:
 
 
 def retried(run: RunRow, why: str, after_s: float | None, now_ms: int, rng: Random) -> RunRow:
-    """The step asks for another try. Without `after_s`: exponential from 0.1 s to 5 s, spread by half either way."""
+    """The step asks for another try. Without `after_s`: exponential from 0.1 s to 5 s, spread by half either way.
+
+    In the final step after an abort or a cancel, `error` stays what ended the run: the step reads it there.
+    """
     if after_s is None:
         after_s = min(RETRY_MOST_S, RETRY_FIRST_S * 2.0 ** min(run.attempt, 16)) * rng.uniform(0.5, 1.5)
     return replace(
-        run, attempt=run.attempt + 1, not_before_ms=now_ms + int(after_s * 1000), error=why, updated_at_ms=now_ms
+        run,
+        attempt=run.attempt + 1,
+        not_before_ms=now_ms + int(after_s * 1000),
+        error=run.error if run.ending else why,
+        updated_at_ms=now_ms,
     )
 
 
@@ -105,17 +116,25 @@ def worth_recording(before: RunRow, after: RunRow) -> bool:
 
 def aborted(run: RunRow, why: str, now_ms: int) -> RunRow:
     """A step gave up: on to the final step. If that was the final step, nobody is left to undo: park."""
+    if _ended(run):
+        return run
     return _to_final(run, why, "failed", now_ms)
 
 
 def cancelled(run: RunRow, why: str, now_ms: int) -> RunRow:
-    """Someone asked for the run to end. A run already in its final step is left to finish it."""
-    if run.next == len(run.steps) - 1:
+    """Someone asked for the run to end. A run already in its final step is left to finish it, an ended one stays.
+
+    A parked run stays parked: its final step runs once it is unparked.
+    """
+    if _ended(run) or run.next == len(run.steps) - 1:
         return run
     return _to_final(run, why, "cancelled", now_ms)
 
 
 def parked(run: RunRow, why: str, now_ms: int) -> RunRow:
+    """A person must look. What ended the run before stays in `error`, in front of why it is parked."""
+    if run.ending and run.error not in why:
+        why = f"{run.error}; {why}"
     return replace(run, status="parked", error=why, updated_at_ms=now_ms)
 
 
@@ -128,11 +147,17 @@ def check(run: RunRow) -> None:
     """Raises when a row cannot have come from these functions."""
     if not run.steps or len(set(run.steps)) != len(run.steps):
         raise AssertionError(f"run {run.id}: steps {run.steps} are empty or repeat")
-    ended = run.status in ("done", "failed", "cancelled")
+    ended = _ended(run)
     if ended != (run.next == len(run.steps)):
         raise AssertionError(f"run {run.id}: {run.status} at step {run.next} of {len(run.steps)}")
     if ended and run.status != (run.ending or "done"):
         raise AssertionError(f"run {run.id}: ended {run.status}, decided {run.ending or 'done'}")
+    if run.ending and run.next < len(run.steps) - 1:
+        raise AssertionError(f"run {run.id}: is to end {run.ending}, but is at step {run.steps[run.next]}")
+
+
+def _ended(run: RunRow) -> bool:
+    return run.status in ("done", "failed", "cancelled")
 
 
 def _to_final(run: RunRow, why: str, ending: Literal["failed", "cancelled"], now_ms: int) -> RunRow:
