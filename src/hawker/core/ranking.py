@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import isfinite
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from hawker.core.capacity import shortfall
 from hawker.errors import Invalid
 from hawker.model.guest import Resources
 from hawker.model.market import Offer, Scored, Term
@@ -47,11 +49,17 @@ def utility(curve: Curve, utilisation: float) -> float:
 
 
 def check_curve(curve: Curve) -> Curve:
-    """Raises `Invalid` unless utilisation rises from 0 to 1 and there are at least two points."""
+    """Raises `Invalid` unless utilisation rises from 0 to 1, in at least two points, and every figure is finite."""
     xs = [x for x, _ in curve]
-    if len(xs) < 2 or xs[0] != 0 or xs[-1] != 1 or any(b <= a for a, b in pairwise(xs)):
+    rising = len(xs) >= 2 and xs[0] == 0 and xs[-1] == 1 and all(a < b for a, b in pairwise(xs))
+    if not rising or not all(isfinite(y) for _, y in curve):
         raise Invalid("curve", [list(p) for p in curve], "give points whose utilisation rises from 0 to 1")
     return curve
+
+
+NO_ROOM = 1000.0
+"""What an offer without room loses. Workers refuse rather than offer what they have not, but a broker may rank an offer
+that is no longer true, and bin packing must not take "has none" for "nicely full"."""
 
 
 def used_after(offer: Offer, wanted: Resources, resource: str) -> float:
@@ -67,24 +75,31 @@ HEADROOM: Curve = ((0.0, 0.7), (0.5, 1.0), (0.8, 0.6), (1.0, 0.0))
 """Prefer workers about half used: warm ones over empty ones, none over the knee at 80 %."""
 
 
+WEIGHTS = {"cpus_shared": 1.0, "cpus_dedicated": 1.0, "memory_mib": 1.0, "disk_mib": 0.3, "machines": 0.2}
+
+
 class CurvePolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Weighted sum of curve utilities. Only resources the order asks for count; see the module's docstring."""
 
     name: str = "curve"
     curve: Curve = HEADROOM
-    weights: dict[str, float] = {
-        "cpus_shared": 1.0,
-        "cpus_dedicated": 1.0,
-        "memory_mib": 1.0,
-        "disk_mib": 0.3,
-        "machines": 0.2,
-    }
+    weights: dict[str, float] = msgspec.field(default_factory=lambda: dict(WEIGHTS))
     image_weight: float = 1.0
     image_bytes_full: int = 1 << 30  # missing this much is worth nothing, missing nothing is worth 1
     spread_weight: float = 0.5
 
+    def __post_init__(self) -> None:
+        check_curve(self.curve)
+        if unknown := self.weights.keys() - set(RANKED):
+            raise Invalid("weights", sorted(unknown), f"weigh some of {', '.join(RANKED)}")
+        for name, weight in {**self.weights, "image": self.image_weight, "spread": self.spread_weight}.items():
+            if not isfinite(weight):
+                raise Invalid(f"weights.{name}", weight, "give a number")
+        if self.image_bytes_full < 1:
+            raise Invalid("image_bytes_full", self.image_bytes_full, "give a count of bytes above 0")
+
     def rank(self, offers: Sequence[Offer], wanted: Resources, rng: Random) -> list[Scored]:
-        return _best_first([(offer, self._terms(offer, wanted)) for offer in offers], rng)
+        return _best_first([(offer, self._terms(offer, wanted)) for offer in offers], wanted, rng)
 
     def _terms(self, offer: Offer, wanted: Resources) -> list[Term]:
         terms = []
@@ -108,7 +123,7 @@ class PackPolicy(msgspec.Struct, frozen=True, kw_only=True):
     name: str = "pack"
 
     def rank(self, offers: Sequence[Offer], wanted: Resources, rng: Random) -> list[Scored]:
-        return _best_first([(o, _mean_use(o, wanted, sign=1.0)) for o in offers], rng)
+        return _best_first([(o, _mean_use(o, wanted, sign=1.0)) for o in offers], wanted, rng)
 
 
 class SpreadPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +132,7 @@ class SpreadPolicy(msgspec.Struct, frozen=True, kw_only=True):
     name: str = "spread"
 
     def rank(self, offers: Sequence[Offer], wanted: Resources, rng: Random) -> list[Scored]:
-        return _best_first([(o, _mean_use(o, wanted, sign=-1.0)) for o in offers], rng)
+        return _best_first([(o, _mean_use(o, wanted, sign=-1.0)) for o in offers], wanted, rng)
 
 
 class RandomPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +141,7 @@ class RandomPolicy(msgspec.Struct, frozen=True, kw_only=True):
     name: str = "random"
 
     def rank(self, offers: Sequence[Offer], wanted: Resources, rng: Random) -> list[Scored]:
-        return _best_first([(o, [Term(name="none", value=0.0, utility=0.0, weight=0.0)]) for o in offers], rng)
+        return _best_first([(o, [Term(name="none", value=0.0, utility=0.0, weight=0.0)]) for o in offers], wanted, rng)
 
 
 class TwoChoicesPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,7 +157,7 @@ class TwoChoicesPolicy(msgspec.Struct, frozen=True, kw_only=True):
             for i, o in enumerate(offers)
             if i not in drawn
         ]
-        return _best_first(picked + rest, rng)
+        return _best_first(picked + rest, wanted, rng)
 
 
 POLICIES: dict[str, Policy] = {
@@ -166,8 +181,13 @@ def _mean_use(offer: Offer, wanted: Resources, *, sign: float) -> list[Term]:
     ]
 
 
-def _best_first(scored: Sequence[tuple[Offer, list[Term]]], rng: Random) -> list[Scored]:
-    ties = [rng.random() for _ in scored]
-    scores = [sum(term.points for term in terms) for _, terms in scored]
-    order = sorted(range(len(scored)), key=lambda i: (-scores[i], ties[i]))
-    return [Scored(worker=scored[i][0].worker, score=scores[i], terms=scored[i][1]) for i in order]
+def _best_first(scored: Sequence[tuple[Offer, list[Term]]], wanted: Resources, rng: Random) -> list[Scored]:
+    """By score, equal ones in the order of a draw each; offers without room after all others, whatever the policy."""
+    ranked = []
+    for offer, terms in scored:
+        no_room = shortfall(offer.free, Resources(), wanted) is not None
+        if no_room:
+            terms = [*terms, Term(name="no_room", value=1.0, utility=-1.0, weight=NO_ROOM)]
+        score = sum((term.points for term in terms), 0.0)
+        ranked.append((no_room, -score, rng.random(), Scored(worker=offer.worker, score=score, terms=terms)))
+    return [found for *_, found in sorted(ranked, key=lambda entry: entry[:3])]
