@@ -165,8 +165,9 @@ class LeaseReply(Body, frozen=True):
 
 
 class Placed(Body, frozen=True):
-    """Ours: where a machine runs, what it holds there now, and why it last changed."""
+    """Ours: whose machine it is, where it runs, what it holds there now, and why it last changed."""
 
+    app: str
     worker: str
     driver: str
     holds: Resources
@@ -320,7 +321,7 @@ def machine_view(
         updated_at=rfc3339(row.updated_at_ms),
         host_status="ok",
         cordoned=row.cordoned,
-        hawker=Placed(worker=worker, driver=row.driver, holds=row.held(), cause=row.cause),
+        hawker=Placed(app=row.app, worker=worker, driver=row.driver, holds=row.held(), cause=row.cause),
         nonce=nonce or UNSET,
         lease=lease_view(lease, row) if isinstance(lease, LeaseRow) else lease,
     )

@@ -1,0 +1,294 @@
+"""The broker's handlers of the public API: orders, lists over all workers, apps, the platform.
+
+What belongs to one machine is passed on to its worker (`hawker.broker.passing`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.responses import Response
+
+from hawker.broker.apps import Apps
+from hawker.broker.fleet import Fleet, unreachable
+from hawker.broker.names import machine_name
+from hawker.broker.orders import Orders, Wanted
+from hawker.broker.passing import Passing
+from hawker.core.ranking import Policy
+from hawker.errors import Conflict, Invalid, NotBuilt, NotFound, Refused
+from hawker.host import Host
+from hawker.http.app import OWNER, REQUEST_ID, Handler, Serving, Tokens
+from hawker.http.call import Call
+from hawker.http.openapi import document
+from hawker.model import api
+from hawker.model.config import check_config
+from hawker.model.endpoints import ENDPOINTS
+from hawker.model.guest import RESOURCES, Guest, Resources, check_guest
+from hawker.model.market import Ask, Offer
+from hawker.model.regions import expand, place
+from hawker.model.values import HOST_IMAGE, check_app_name, is_machine_id
+from hawker.telemetry import METRICS_CONTENT_TYPE, Metrics
+
+KEY_CHARACTERS_MAX = 255
+BUILDER_ROLE = "remote-docker-builder"
+
+
+class Broker:
+    """One broker in this process. Holds connections and hints, nothing that lasts."""
+
+    def __init__(self, name: str, fleet: Fleet, host: Host, policy: Policy, metrics: Metrics, region: str) -> None:
+        self._name = name
+        self._fleet = fleet
+        self._host = host
+        self._metrics = metrics
+        self._region = region
+        self._apps = Apps(fleet, host)
+        self._orders = Orders(fleet, host, policy, metrics)
+        self._passing = Passing(fleet)
+        self._openapi = msgspec.json.encode(document())
+
+    def app(self, tokens: Tokens) -> Starlette:
+        """The ASGI application: the whole public API."""
+        own: dict[str, Handler] = {
+            "Machines_create": self.create_machine,
+            "Machines_list": self.list_machines,
+            "Apps_list": self.list_apps,
+            "Apps_create": self.create_app,
+            "Apps_show": self.show_app,
+            "Apps_delete": self.delete_app,
+            "Platform_regions": self.regions,
+            "Platform_placements": self.placements,
+            "Hawker_workers": self.workers,
+            "Hawker_cordon": self.cordon,
+            "Hawker_uncordon": self.uncordon,
+            "Hawker_sql": self.sql,
+            "Health": self.health,
+            "OpenAPI": self.openapi,
+        }
+        handlers = {e.op: own.get(e.op, self._passing.machine_call) for e in ENDPOINTS}
+        serving = Serving(self._host, tokens, self._metrics, self._region)
+        return serving.app(ENDPOINTS, handlers, agent_routes={("GET", "/metrics"): self.metrics})
+
+    async def close(self) -> None:
+        await self._orders.close()
+        await self._fleet.close()
+
+    # --- machines ----------------------------------------------------------------------------------------------------
+
+    async def create_machine(self, call: Call) -> Any:
+        body = call.read(api.CreateMachine)
+        if body.min_secrets_version:
+            raise NotBuilt("min_secrets_version", body.min_secrets_version, "secrets are not built yet")
+        key = call.request.headers.get("idempotency-key", "")
+        if len(key) > KEY_CHARACTERS_MAX:
+            raise Invalid("Idempotency-Key", key, f"at most {KEY_CHARACTERS_MAX} characters")
+        wanted = Wanted(
+            app=call.path("app_name"),
+            name=body.name or machine_name(self._host.rng),
+            region=body.region or "any",
+            config=check_config(body.config),
+            skip_launch=bool(body.skip_launch),
+            cordoned=bool(body.skip_service_registration),
+            lease_ttl_s=body.lease_ttl or 0,
+            owner=call.owner,
+            request=call.id,
+            trace=call.trace,
+            key=key,
+            wait=call.flag("wait") and not body.skip_launch,
+        )
+        fill = await self._orders.place(wanted)
+        response = Response(fill.machine, media_type="application/json")
+        if fill.timings_ms:
+            timing = ", ".join(f"{name};dur={ms:g}" for name, ms in fill.timings_ms.items())
+            response.headers["server-timing"] = timing
+        return response
+
+    async def list_machines(self, call: Call) -> Any:
+        """The machines of an app on every worker that answers; the others are named in a header of ours."""
+        name = call.path("app_name")
+        query = f"?{call.request.url.query}" if call.request.url.query else ""
+        answers, errors = await self._fleet.ask_all("GET", f"/v1/apps/{name}/machines{query}", list[msgspec.Raw])
+        silent = unreachable(errors)
+        for worker, error in errors.items():
+            if worker not in silent:
+                raise error
+        machines = [machine for answer in answers.values() for machine in answer]
+        if not machines:
+            await self._apps.get(name)
+        response = Response(msgspec.json.encode(machines), media_type="application/json")
+        if silent:
+            response.headers["hawker-unreachable-workers"] = ", ".join(silent)
+        return response
+
+    # --- apps --------------------------------------------------------------------------------------------------------
+
+    async def list_apps(self, call: Call) -> Any:
+        org, role = call.query("org_slug"), call.query("app_role")
+        found = [
+            api.app_view(app.row, app.machines)
+            for app in await self._apps.list()
+            if org in ("", app.row.org) and role in ("", app.row.role)
+        ]
+        return api.Apps(total_apps=len(found), apps=found)
+
+    async def create_app(self, call: Call) -> Any:
+        body = call.read(api.CreateApp)
+        name = body.name or body.app_name
+        if not name:
+            raise Invalid("app_name", name, "give the app a name")
+        if body.app_role_id == BUILDER_ROLE:
+            raise NotBuilt("app_role_id", body.app_role_id, "remote builders are not built; build images elsewhere")
+        check_app_name(name)
+        row = await self._apps.create(name, body.org_slug or "personal", body.network or "", body.app_role_id or "")
+        return api.app_view(row, 0)
+
+    async def show_app(self, call: Call) -> Any:
+        name = call.path("app_name")
+        if is_machine_id(name):
+            call.request.path_params["machine_id"] = name
+            return await self._article(call, name)
+        app = await self._apps.get(name)
+        return api.app_view(app.row, app.machines)
+
+    async def delete_app(self, call: Call) -> Any:
+        name = call.path("app_name")
+        if is_machine_id(name):
+            return await self._article(call, name)
+        app = await self._apps.get(name)
+        if app.machines:
+            if not call.flag("force"):
+                raise Conflict(
+                    f"app {name} still has {app.machines} machines",
+                    hint="destroy them first, or delete with force=true",
+                )
+            await self._destroy_all(call, name)
+        await self._apps.delete(app)
+        return api.Ok()
+
+    async def _destroy_all(self, call: Call, app: str) -> None:
+        answers, errors = await self._fleet.ask_all("GET", f"/v1/apps/{app}/machines", list[dict[str, Any]])
+        for error in errors.values():
+            raise error
+        headers = {REQUEST_ID: call.id, OWNER: call.owner}
+        for worker, machines in answers.items():
+            peer = self._fleet.links[worker].peer
+            for machine in machines:
+                target = f"/v1/apps/{app}/machines/{machine['id']}?force=true"
+                reply = await peer.request("DELETE", target, headers=headers, timeout_s=60.0)
+                if reply.status >= 400 and reply.status != 404:
+                    raise Conflict(f"machine {machine['id']} could not be destroyed: {reply.body.decode()[:200]}")
+
+    async def _article(self, call: Call, machine: str) -> Any:
+        """The article's paths: a machine by its id alone. Asked of its worker under the full path."""
+        link = await self._passing.locate(machine)
+        where = await link.call("GET", f"/v1/market/machines/{machine}", dict[str, str])
+        query = f"?{call.request.url.query}" if call.request.url.query else ""
+        headers = {REQUEST_ID: call.id, OWNER: call.owner}
+        if call.nonce:
+            headers["fly-machine-lease-nonce"] = call.nonce
+        target = f"/v1/apps/{where['app']}/machines/{machine}{query}"
+        reply = await link.peer.request(call.request.method, target, headers=headers, timeout_s=60.0)
+        return Response(reply.body, reply.status, media_type="application/json")
+
+    # --- the platform ------------------------------------------------------------------------------------------------
+
+    async def regions(self, call: Call) -> Any:
+        answers, _ = await self._fleet.ask_all("GET", "/v1/market/worker", dict[str, Any])
+        smallest = Guest().resources()
+        room: dict[str, int] = dict.fromkeys(self._fleet.regions(), 0)
+        for name, worker in answers.items():
+            free = msgspec.convert(worker["capacity"], Resources) - msgspec.convert(worker["held"], Resources)
+            room[self._fleet.links[name].region] += _fits(free, smallest)
+        shown = [
+            api.Region(
+                code=code,
+                name=(at := place(code)).name,
+                latitude=at.latitude,
+                longitude=at.longitude,
+                gateway_available=False,
+                requires_paid_plan=False,
+                deprecated=False,
+                capacity=capacity,
+                geo_region=at.geo,
+            )
+            for code, capacity in room.items()
+        ]
+        return api.Regions(Regions=shown, Nearest=self._fleet.regions()[0] if shown else "")
+
+    async def placements(self, call: Call) -> Any:
+        body = call.read(api.Placements)
+        if body.volume_name or body.volume_size_bytes:
+            raise NotBuilt("volume_name", body.volume_name, "volumes are not built yet; leave the field out")
+        raw = (body.compute or {}).get("guest", body.compute) or {}
+        wanted = check_guest(raw, "compute").resources()
+        left = body.count or None
+        found = []
+        for region in expand(body.region or "any", self._fleet.regions()):
+            ask = Ask(app="", region=region, image=HOST_IMAGE, resources=wanted)
+            count = 0
+            for link in self._fleet.in_region(region):
+                answer = await link.offer(ask)
+                count += _fits(answer.free, wanted) if isinstance(answer, Offer) else 0
+            count = count if left is None else min(count, left)
+            left = None if left is None else left - count
+            if count:
+                found.append(api.PlacementRegion(region=region, count=count, concurrency=count))
+        return api.PlacementReply(regions=found)
+
+    async def workers(self, call: Call) -> Any:
+        """Every worker of the list; one that does not answer says so."""
+        answers, errors = await self._fleet.ask_all("GET", "/v1/market/worker", dict[str, Any])
+        return [
+            {"reachable": True, **answers[name]}
+            if name in answers
+            else {"reachable": False, "name": name, "region": link.region, "error": errors[name].message}
+            for name, link in self._fleet.links.items()
+        ]
+
+    async def cordon(self, call: Call) -> Any:
+        return await self._set_cordoned(call, True)
+
+    async def uncordon(self, call: Call) -> Any:
+        return await self._set_cordoned(call, False)
+
+    async def _set_cordoned(self, call: Call, cordoned: bool) -> api.Ok:
+        link = self._fleet.links.get(call.path("name"))
+        if link is None:
+            raise NotFound(f"no worker is called {call.path('name')}", hint="hawker workers lists them")
+        await link.call("POST", "/v1/market/cordon", dict[str, Any], {"cordoned": cordoned})
+        return api.Ok()
+
+    async def sql(self, call: Call) -> Any:
+        """The same query on every worker (or one); each row is led by the worker's name."""
+        body = call.read(api.Sql)
+        links = self._fleet.links
+        if body.worker and body.worker not in links:
+            raise NotFound(f"no worker is called {body.worker}", hint="hawker workers lists them")
+        answers, errors = await self._fleet.ask_all("POST", "/v1/market/sql", dict[str, Any], {"query": body.query})
+        for error in errors.values():
+            if not unreachable({"": error}):
+                raise Refused(error.message)
+        columns: list[str] = []
+        rows: list[list[Any]] = []
+        for name, answer in answers.items():
+            if body.worker in (None, "", name):
+                columns = columns or answer["columns"]
+                rows += [[name, *row] for row in answer["rows"]]
+        return {"columns": ["worker", *columns], "rows": rows, "unreachable": unreachable(errors)}
+
+    async def health(self, call: Call) -> api.Health:
+        return api.Health(ok=True, role="broker", name=self._name)
+
+    async def openapi(self, call: Call) -> Response:
+        return Response(self._openapi, media_type="application/json")
+
+    async def metrics(self, call: Call) -> Response:
+        return Response(self._metrics.exposition(), media_type=METRICS_CONTENT_TYPE)
+
+
+def _fits(free: Resources, wanted: Resources) -> int:
+    """How many of `wanted` fit into `free`."""
+    counts = [getattr(free, name) // need for name in RESOURCES if (need := getattr(wanted, name))]
+    return max(0, min(counts, default=0))

@@ -1,0 +1,102 @@
+"""Passing requests on to the worker that owns the machine, as they came.
+
+The broker asks all workers whose machine it is the first time and remembers the answer; a remembered answer that proves
+wrong costs one more round. Logs that are followed are passed on line by line.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+from urllib.parse import quote
+
+from starlette.responses import Response, StreamingResponse
+
+from hawker.broker.fleet import Fleet, WorkerLink, unreachable
+from hawker.errors import NotFound, Unreachable
+from hawker.http.app import OWNER, REQUEST_ID
+from hawker.http.call import Call
+from hawker.model.values import is_machine_id
+
+REMEMBERED = 100_000
+CALL_S = 90.0  # a wait takes up to 60 s, and a request may wait for the machine that long
+EXEC_S = 3700.0
+_PASSED = ("content-type", "fly-machine-lease-nonce", "traceparent")
+
+
+class Passing:
+    """Finds machines and passes calls on."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._owners: OrderedDict[str, WorkerLink] = OrderedDict()  # a hint; the worker's answer decides
+
+    def remember(self, machine: str, worker: str) -> None:
+        self._owners[machine] = self._fleet.links[worker]
+        if len(self._owners) > REMEMBERED:
+            self._owners.popitem(last=False)
+
+    async def locate(self, machine: str) -> WorkerLink:
+        """The worker that owns a machine. Raises `NotFound`, or `Unreachable` when one that may own it is silent."""
+        if not is_machine_id(machine):
+            raise NotFound(f"machine not found: {machine}")
+        if link := self._owners.get(machine):
+            return link
+        found, errors = await self._fleet.ask_all("GET", f"/v1/market/machines/{machine}", dict[str, Any])
+        if found:
+            name = next(iter(found))
+            self.remember(machine, name)
+            return self._fleet.links[name]
+        if silent := unreachable(errors):
+            raise Unreachable(
+                f"machine not found on the workers that answered, and {', '.join(silent)} did not answer",
+                hint="try again when they are back",
+            )
+        raise NotFound(f"machine not found: {machine}")
+
+    async def machine_call(self, call: Call) -> Response:
+        """The handler of every endpoint that a worker serves."""
+        link = await self.locate(call.path("machine_id"))
+        path = call.request.url.path
+        if path.endswith("/logs") and call.flag("follow"):
+            return await self._follow(link, call)
+        response = await self.send(link, call, timeout_s=EXEC_S if path.endswith("/exec") else CALL_S)
+        if response.status_code == 404:
+            self._owners.pop(call.path("machine_id"), None)
+        return response
+
+    async def send(self, link: WorkerLink, call: Call, *, timeout_s: float = CALL_S) -> Response:
+        """Pass a call to one worker and its answer back."""
+        answer = await link.peer.request(
+            call.request.method, _target(call), body=call.body, headers=_headers(call), timeout_s=timeout_s
+        )
+        media = answer.headers.get("content-type")
+        response = Response(answer.body, answer.status, media_type=media)
+        if timing := answer.headers.get("server-timing"):
+            response.headers["server-timing"] = timing
+        return response
+
+    async def _follow(self, link: WorkerLink, call: Call) -> Response:
+        stack = AsyncExitStack()
+        status, headers, chunks = await stack.enter_async_context(
+            link.peer.stream(call.request.method, _target(call), headers=_headers(call), timeout_s=CALL_S)
+        )
+
+        async def body() -> AsyncIterator[bytes]:
+            async with stack:
+                async for chunk in chunks:
+                    yield chunk
+
+        return StreamingResponse(body(), status, media_type=headers.get("content-type"))
+
+
+def _target(call: Call) -> str:
+    url = call.request.url
+    return quote(url.path, safe="/:@!$&'()*+,;=-._~") + (f"?{url.query}" if url.query else "")
+
+
+def _headers(call: Call) -> dict[str, str]:
+    passed = {name: call.request.headers[name] for name in _PASSED if name in call.request.headers}
+    return {**passed, REQUEST_ID: call.id, OWNER: call.owner}

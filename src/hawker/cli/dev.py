@@ -1,0 +1,243 @@
+"""`hawker dev`: a market on this machine, several regions with workers of their own, every agent its own process.
+
+State is kept under one directory; Ctrl-C stops every agent and machine, and the next start brings the machines back. An
+agent that dies is started again, as a service manager would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hawker.errors import HawkerError, Refused
+
+REGIONS = ("ord", "mad", "syd")
+READY_S = 60.0
+STOP_S = 20.0
+RESTART_S = 0.2
+
+
+@click.command("dev", help="Run a market on this machine: three regions, two workers each, one broker.")
+@click.option("--dir", "directory", type=click.Path(path_type=Path), help="Where state is kept.")
+@click.option("--port", default=4280, show_default=True, help="The broker's port; 0 takes any free one.")
+@click.option("--region", "regions", multiple=True, help="A region; repeatable. Default: ord, mad, syd.")
+@click.option("--workers", default=2, show_default=True, help="Workers in each region.")
+@click.option("--cpus", default=16, show_default=True, help="Shared cpus each worker offers.")
+@click.option("--dedicated", default=2, show_default=True, help="Dedicated cpus each worker offers.")
+@click.option("--memory", default=4096, show_default=True, help="MiB of memory each worker offers.")
+@click.option("--machines", default=1000, show_default=True, help="Machines each worker takes at most.")
+@click.option("--policy", default="curve", show_default=True, help="How the broker ranks offers.")
+@click.option("--no-cgroups", is_flag=True, help="Do without kernel limits.")
+def dev_command(directory: Path | None, regions: tuple[str, ...], **options: Any) -> None:
+    if directory is None:
+        from hawker.client.settings import dev_directory
+
+        directory = dev_directory(os.environ)
+    asyncio.run(Dev(directory.resolve(), regions or REGIONS, options).run())
+
+
+class Dev:
+    """The agents of one market and who watches over them."""
+
+    def __init__(self, home: Path, regions: tuple[str, ...], options: dict[str, Any]) -> None:
+        self._home = home
+        self._regions = regions
+        self._options = options
+        self._stopping = asyncio.Event()
+        self._keepers: list[asyncio.Task[None]] = []
+
+    async def run(self) -> None:
+        """Until Ctrl-C or SIGTERM. Raises `Refused` when another market runs in the same directory."""
+        self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(self._home / "dev.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Refused(
+                f"a market runs in {self._home} already", hint="use it, or give this one --dir and --port of its own"
+            ) from None
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stopping.set)
+        client = self._home / "client.json"
+        client.unlink(missing_ok=True)
+        endpoint, configs = self._configure()
+        self._keepers = [loop.create_task(self._keep(path), name=path.stem) for path in configs]
+        try:
+            if await self._ready(endpoint):
+                _write(client, json.dumps({"endpoint": endpoint, "token": self._tokens["user"]}))
+                self._greet(endpoint, client)
+                await self._stopping.wait()
+        finally:
+            self._stopping.set()
+            click.echo("hawker: stopping the market", err=True)
+            await asyncio.gather(*self._keepers, return_exceptions=True)
+            client.unlink(missing_ok=True)
+            os.close(lock)
+
+    # --- configuration -----------------------------------------------------------------------------------------------
+
+    def _configure(self) -> tuple[str, list[Path]]:
+        """Write one file for each agent. Returns the broker's endpoint and the files."""
+        self._tokens = self._kept_tokens()
+        port = _free_port(self._options["port"])
+        users = {"dev": self._tokens["user"]}
+        names = [f"{region}-{n}" for region in self._regions for n in range(1, self._options["workers"] + 1)]
+        ports = [_free_port(0) for _ in names]
+        paths, workers = [], []
+        for name, worker_port in zip(names, ports, strict=True):
+            region = name.rpartition("-")[0]
+            workers.append(f"{name}@{region}=127.0.0.1:{worker_port}")
+            capacity = {
+                "cpus_shared": self._options["cpus"],
+                "cpus_dedicated": self._options["dedicated"],
+                "memory_mib": self._options["memory"],
+                "disk_mib": 1024 * self._options["machines"],
+                "machines": self._options["machines"],
+            }
+            role = {
+                "listen": f"127.0.0.1:{worker_port}",
+                "cgroups": not self._options["no_cgroups"],
+                "capacity": capacity,
+            }
+            paths.append(self._write_agent(name, region, users, {"worker": role}))
+        broker = {"listen": f"127.0.0.1:{port}", "policy": self._options["policy"], "workers": workers}
+        paths.append(self._write_agent("broker", self._regions[0], users, {"broker": broker}))
+        return f"http://127.0.0.1:{port}", paths
+
+    def _write_agent(self, name: str, region: str, users: dict[str, str], roles: dict[str, Any]) -> Path:
+        settings = {
+            "name": name,
+            "region": region,
+            "directory": str(self._home / name),
+            "stop_machines_on_exit": True,
+            "tokens": {"cluster": self._tokens["cluster"], "users": users},
+            **roles,
+        }
+        path = self._home / f"{name}.toml"
+        _write(path, _toml(settings))
+        return path
+
+    def _kept_tokens(self) -> dict[str, str]:
+        path = self._home / "tokens.json"
+        if path.exists():
+            kept: dict[str, str] = json.loads(path.read_text())
+            return kept
+        tokens = {"cluster": secrets.token_hex(32), "user": secrets.token_hex(32)}
+        _write(path, json.dumps(tokens))
+        return tokens
+
+    # --- the agents --------------------------------------------------------------------------------------------------
+
+    async def _keep(self, config: Path) -> None:
+        """Run one agent, again whenever it dies, until the market stops."""
+        log = os.open(config.with_suffix(".log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            while not self._stopping.is_set():
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "hawker",
+                    "agent",
+                    "--config",
+                    str(config),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,  # Ctrl-C is for us; we stop the agents in order
+                )
+                _write(config.with_suffix(".pid"), str(process.pid))
+                ended = asyncio.create_task(process.wait())
+                stopping = asyncio.create_task(self._stopping.wait())
+                await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                stopping.cancel()
+                if self._stopping.is_set():
+                    await _stop(process)
+                    return
+                click.echo(f"hawker: {config.stem} ended with status {process.returncode}; starting it again", err=True)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), RESTART_S)
+        finally:
+            os.close(log)
+            config.with_suffix(".pid").unlink(missing_ok=True)
+
+    async def _ready(self, endpoint: str) -> bool:
+        """Wait until every worker answers through the broker. False when the market was stopped meanwhile."""
+        from hawker.client.connection import Peer
+        from hawker.errors import Unreachable
+
+        peer = Peer("127.0.0.1", int(endpoint.rpartition(":")[2]))
+        headers = {"authorization": f"Bearer {self._tokens['user']}"}
+        try:
+            async with asyncio.timeout(READY_S):
+                while not self._stopping.is_set():
+                    with contextlib.suppress(Unreachable):
+                        reply = await peer.request("GET", "/v1/hawker/workers", headers=headers, timeout_s=5)
+                        if reply.status == 200 and all(w["reachable"] for w in json.loads(reply.body)):
+                            return True
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise HawkerError(
+                f"the market did not come up within {READY_S:g} s", hint=f"look into the logs in {self._home}"
+            ) from None
+        finally:
+            await peer.close()
+        return False
+
+    def _greet(self, endpoint: str, client: Path) -> None:
+        workers = len(self._regions) * self._options["workers"]
+        click.echo(f"hawker: {workers} workers in {', '.join(self._regions)}; the API is at {endpoint}/v1")
+        click.echo(f"  token in {client}; the hawker command finds it there")
+        click.echo("  try in another terminal:  hawker apps create hello")
+        click.echo("    hawker machine run --app hello --region ord host -- python3 -m http.server 8080")
+        click.echo("  Ctrl-C stops the market and its machines; the next start brings them back")
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """SIGTERM, and after a while SIGKILL."""
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), STOP_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def _free_port(port: int) -> int:
+    """The port itself if it can be bound, any free one for 0. Raises `HawkerError`."""
+    try:
+        with socket.create_server(("127.0.0.1", port)) as sock:
+            number: int = sock.getsockname()[1]
+            return number
+    except OSError as error:
+        raise HawkerError(
+            f"port {port} cannot be used: {error.strerror}", hint="give another one with --port, or 0 for any"
+        ) from error
+
+
+def _write(path: Path, text: str) -> None:
+    """For the owner's eyes only: these files hold tokens."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(text)
+
+
+def _toml(settings: dict[str, Any], prefix: str = "") -> str:
+    """Settings as TOML. JSON's strings, numbers, booleans and lists are TOML's, too."""
+    lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items() if not isinstance(value, dict)]
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            lines += ["", f"[{prefix}{key}]", _toml(value, f"{prefix}{key}.")]
+    return "\n".join(lines)
