@@ -41,6 +41,7 @@ from hawker.model.guest import Resources
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
+BACKLOG = 1024
 DRAIN_S = 3  # requests that still run at shutdown, such as long waits, are cut off after this
 
 
@@ -66,7 +67,7 @@ class AgentSettings(msgspec.Struct, forbid_unknown_fields=True):
 
     name: str
     region: str
-    directory: Path
+    directory: str
     tokens: TokenSettings
     worker: WorkerRole | None = None
     broker: BrokerRole | None = None
@@ -107,11 +108,14 @@ async def run_agent(settings: AgentSettings) -> None:
         loop.add_signal_handler(number, stopping.set)
     if settings.worker is None and settings.broker is None:
         raise Invalid("config", settings.name, "enable a role: [worker], [broker] or both")
-    async with asyncio.TaskGroup() as roles:
-        if settings.worker:
-            roles.create_task(_run_worker(settings, settings.worker, host, tokens, metrics, stopping))
-        if settings.broker:
-            roles.create_task(_run_broker(settings, settings.broker, host, tokens, metrics, stopping))
+    try:
+        async with asyncio.TaskGroup() as roles:
+            if settings.worker:
+                roles.create_task(_run_worker(settings, settings.worker, host, tokens, metrics, stopping))
+            if settings.broker:
+                roles.create_task(_run_broker(settings, settings.broker, host, tokens, metrics, stopping))
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from None  # the other role was only cancelled because of it
 
 
 async def _run_worker(
@@ -120,7 +124,7 @@ async def _run_worker(
     from hawker.worker.daemon import Worker, WorkerSettings
     from hawker.worker.drivers.process import ProcessDriver
 
-    directory = settings.directory.resolve()
+    directory = Path(settings.directory).resolve()
     worker_settings = WorkerSettings(
         name=settings.name,
         region=settings.region,
@@ -190,8 +194,15 @@ def _listen(address: str) -> socket.socket:
     """A listening socket for `host:port`. Raises `HawkerError` when the port is taken."""
     name, _, port = address.rpartition(":")
     name = name.strip("[]")
+    # The protocol must be named: asyncio switches Nagle's delay off only for sockets that say they are TCP, and with it
+    # every answer waits 40 ms for an acknowledgement.
+    family = socket.AF_INET6 if ":" in name else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        return socket.create_server((name, int(port)), family=socket.AF_INET6 if ":" in name else socket.AF_INET)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((name, int(port)))
+        sock.listen(BACKLOG)
+        return sock
     except ValueError:
         raise Invalid("listen", address, "write host:port") from None
     except OSError as error:

@@ -25,7 +25,9 @@ from hawker.errors import HawkerError, Refused
 REGIONS = ("ord", "mad", "syd")
 READY_S = 60.0
 STOP_S = 20.0
-RESTART_S = 0.2
+RESTART_S = 0.1
+RESTART_MOST_S = 10.0
+HEALTHY_S = 5.0  # an agent that lived this long is started again at once when it dies
 
 
 @click.command("dev", help="Run a market on this machine: three regions, two workers each, one broker.")
@@ -142,6 +144,7 @@ class Dev:
 
     async def _keep(self, config: Path) -> None:
         """Run one agent, again whenever it dies, until the market stops."""
+        delay_s = RESTART_S
         log = os.open(config.with_suffix(".log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             while not self._stopping.is_set():
@@ -158,6 +161,7 @@ class Dev:
                     start_new_session=True,  # Ctrl-C is for us; we stop the agents in order
                 )
                 _write(config.with_suffix(".pid"), str(process.pid))
+                began = asyncio.get_running_loop().time()
                 ended = asyncio.create_task(process.wait())
                 stopping = asyncio.create_task(self._stopping.wait())
                 await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -166,8 +170,10 @@ class Dev:
                     await _stop(process)
                     return
                 click.echo(f"hawker: {config.stem} ended with status {process.returncode}; starting it again", err=True)
+                long_lived = asyncio.get_running_loop().time() - began > HEALTHY_S
+                delay_s = RESTART_S if long_lived else min(delay_s * 2, RESTART_MOST_S)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), RESTART_S)
+                    await asyncio.wait_for(self._stopping.wait(), delay_s)
         finally:
             os.close(log)
             config.with_suffix(".pid").unlink(missing_ok=True)

@@ -102,7 +102,7 @@ def check_guest(raw: Any, at: str = "config.guest") -> Guest:
     allowed, low, high, step = (_SHARED_CPUS, 256, 2048, 256) if shared else (_PERFORMANCE_CPUS, 2048, 8192, 1024)
     cpus = raw.get("cpus")
     cpus = 1 if cpus is None else cpus
-    if cpus not in allowed or isinstance(cpus, bool):
+    if cpus not in allowed or type(cpus) is not int:  # True and 2.0 are equal to numbers in the list
         raise Invalid(f"{at}.cpus", cpus, f"{kind} machines have {_or(allowed)} cpus")
     memory = raw.get("memory_mb")
     memory = cpus * low if memory is None else memory

@@ -20,8 +20,18 @@ Region = NewType("Region", str)  # a code such as "ord"
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _MACHINE_ID = re.compile(r"[0-9a-f]{14}")
 _APP_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-_DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
-_UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION_PART = re.compile(r"(?=[0-9.])([0-9]*)\.?([0-9]*)(ns|us|\u00b5s|\u03bcs|ms|s|m|h)")
+_UNIT_NS = {
+    "ns": 1,
+    "us": 10**3,
+    "\u00b5s": 10**3,  # Unicode has two mu; Go reads both and writes this one
+    "\u03bcs": 10**3,
+    "ms": 10**6,
+    "s": 10**9,
+    "m": 60 * 10**9,
+    "h": 3600 * 10**9,
+}
+_DURATION_NS_MOST = 2**63 - 1  # what Go can hold: 292 years
 
 
 def ulid(at_ms: int, random_80_bits: int) -> Ulid:
@@ -49,45 +59,57 @@ def check_app_name(name: str) -> str:
 
 def parse_duration_s(field: str, value: Any) -> float:
     """Seconds from a duration as the API writes it: "15s", "1m0s", or an integer count of nanoseconds."""
-    remedy = 'write a duration such as "15s" or "1m30s"'
-    if isinstance(value, bool):
-        raise Invalid(field, value, remedy)
-    if isinstance(value, int):
-        if value < 0:
-            raise Invalid(field, value, remedy)
-        return value / 1e9
-    if not isinstance(value, str) or not value:
-        raise Invalid(field, value, remedy)
-    if value == "0":
-        return 0.0
-    total, at = 0.0, 0
-    for part in _DURATION_PART.finditer(value):
-        if part.start() != at:
-            break
-        total += float(part[1]) * _UNIT_S[part[2]]
+    ns = _parse_ns(value) if isinstance(value, str) else value
+    if isinstance(ns, bool) or not isinstance(ns, int) or not 0 <= ns <= _DURATION_NS_MOST:
+        raise Invalid(field, value, 'write a duration such as "15s" or "1m30s"')
+    return ns / 10**9
+
+
+def _parse_ns(text: str) -> int | None:
+    """Go's `time.ParseDuration`, without signs. None when it is no duration. A part of a nanosecond is cut off."""
+    if text == "0":
+        return 0
+    total, at = 0, 0
+    while at < len(text):
+        part = _DURATION_PART.match(text, at)
+        if part is None or not (part[1] or part[2]) or len(part[0]) > 64:
+            return None
+        unit = _UNIT_NS[part[3]]
+        total += int(part[1] or "0") * unit + int(part[2] or "0") * unit // 10 ** len(part[2])
         at = part.end()
-    if at != len(value):
-        raise Invalid(field, value, remedy)
-    return total
+    return total if text else None
 
 
 def format_duration(seconds: float) -> str:
-    """The way Go prints a duration, which is what clients of this API parse: "1m0s", "500ms", "0s"."""
-    if seconds == 0:
-        return "0s"
-    if seconds < 1:
-        return f"{seconds * 1000:g}ms"
-    minutes, rest = divmod(round(seconds, 3), 60)
-    hours, minutes = divmod(int(minutes), 60)
-    text = f"{rest:g}s"
+    """The way Go prints a duration, which is what clients of this API parse: "1m0s", "500ms", "0s".
+
+    To the nanosecond, so that parsing it gives the same seconds.
+    """
+    ns = round(seconds * 10**9)
+    if 0 < ns < 10**9:
+        unit = next(unit for unit in ("ms", "\u00b5s", "ns") if ns >= _UNIT_NS[unit])
+        return _decimal(ns, _UNIT_NS[unit]) + unit
+    minutes, ns = divmod(ns, _UNIT_NS["m"])
+    hours, minutes = divmod(minutes, 60)
+    text = _decimal(ns, 10**9) + "s"
     if minutes or hours:
         text = f"{minutes}m{text}"
     return f"{hours}h{text}" if hours else text
 
 
+def _decimal(count: int, unit: int) -> str:
+    """`count / unit`, exactly; `unit` is a power of ten."""
+    whole, part = divmod(count, unit)
+    digits = f"{part:0{len(str(unit)) - 1}d}".rstrip("0") if part else ""
+    return f"{whole}.{digits}" if digits else str(whole)
+
+
 def rfc3339(at_ms: int) -> str:
     """UTC time of a Unix time in milliseconds, as RFC 3339 with a `Z`."""
     return datetime.fromtimestamp(at_ms / 1000, tz=UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+_DOCKER = "registry-1.docker.io"
 
 
 class ImageRef:
@@ -96,15 +118,18 @@ class ImageRef:
     __slots__ = ("digest", "registry", "repository", "tag")
 
     def __init__(self, text: str) -> None:
+        if is_host_image(text):
+            self.registry, self.repository, self.tag, self.digest = "", text, "", ""
+            return
         rest, _, self.digest = text.partition("@")
         head, slash, tail = rest.partition("/")
         if slash and ("." in head or ":" in head or head == "localhost"):
-            self.registry, path = head, tail
+            self.registry, path = (_DOCKER if head in ("docker.io", "index.docker.io") else head), tail
         else:
-            self.registry, path = "registry-1.docker.io", rest
+            self.registry, path = _DOCKER, rest
         self.repository, _, tag = path.partition(":")
         self.tag = tag or ("" if self.digest else "latest")
-        if self.registry == "registry-1.docker.io" and "/" not in self.repository:
+        if self.registry == _DOCKER and "/" not in self.repository:
             self.repository = f"library/{self.repository}"
 
     def as_json(self, labels: Mapping[str, str] | None = None) -> dict[str, Any]:
