@@ -475,10 +475,11 @@ async def test_closing_fails_what_is_under_way_and_what_waits_and_leaves_no_conn
     [
         ("GET", "/x HTTP/1.1\r\nevil: yes\r\n\r\n", {}),
         ("GET", "/a b", {}),
-        ("GET", "/é", {}),
+        ("GET", "/a\tb", {}),
         ("GET /", "/x", {}),
         ("GET", "/x", {"a": "b\r\nevil: yes"}),
         ("GET", "/x", {"a: b\r\nevil": "yes"}),
+        ("GET", "/x", {"": "b"}),
         ("GET", "/x", {"Content-Length": "7"}),
         ("GET", "/x", {"transfer-encoding": "chunked"}),
     ],
@@ -488,3 +489,11 @@ async def test_what_would_not_be_one_request_is_never_sent(method: str, target: 
         with pytest.raises(ValueError, match=r".+"):
             await peer.request(method, target, headers=headers, timeout_s=LIMIT_S)
     assert server.accepted == 0
+
+
+async def test_odd_bytes_of_a_stranger_that_break_nothing_are_passed_on() -> None:
+    async with peer_of(answers) as (peer, server):
+        reply = await peer.request("GET", "/\u00e9?q=\u20ac", headers={"traceparent": "\tx\x80\xff"}, timeout_s=LIMIT_S)
+    assert reply.status == 200
+    assert server.requests == ["GET /\u00e9?q=\u20ac".encode().decode("latin-1")]
+    assert "traceparent: \tx\x80\xff\r\n" in server.heads[0]

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -32,11 +33,15 @@ __all__ = ["Peer", "PeerStatistics", "PeerUnreachable", "Response", "Stream"]
 
 BODY_BYTES_MAX = 16 << 20
 """A machine is under 64 KiB; a batch or listing of hundreds fits. More is a fault of the peer."""
-IDLE_S_MAX = 4.0
-"""Below the five seconds after which uvicorn closes an idle connection, so that a request seldom meets that moment."""
+IDLE_S_MAX = 60.0
+"""Below the 75 seconds after which an agent closes an idle connection (`hawker.cli.agents`), so that a request seldom
+meets that very moment."""
 
 _SAFE = frozenset(("GET", "HEAD"))
 _OURS = frozenset(("connection", "content-length", "host", "transfer-encoding"))  # they say where a request ends
+_BREAKS_TARGET = re.compile(r"[\x00-\x20\x7f]")
+_BREAKS_VALUE = re.compile(r"[\r\n\x00]")
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
 _C = TypeVar("_C", bound=Wire)
 
 
@@ -362,10 +367,11 @@ class Peer:
             raise PeerUnreachable(self.name, f"was closed here, before {request}", sent=False)
 
     def _encode(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> bytes:
-        """The request as it goes over the wire. Raises `ValueError` for what would not be one request."""
-        if not target.isprintable() or " " in target or not method.isalpha():
+        """The request as it goes over the wire. Raises `ValueError` for what would not be one request, and only for
+        that: parts of it may be a stranger's, passed on."""
+        if _BREAKS_TARGET.search(target) or not method.isalpha():
             raise ValueError(f"not a method and target: {method!r} {target!r}")
-        line = f"{method} {target} HTTP/1.1\r\n".encode("ascii")
+        line = f"{method} {target} HTTP/1.1\r\n".encode()
         extra = _encode_headers(headers) if headers else b""
         if not body and method in _SAFE:
             return b"".join((line, self._headers, extra, b"\r\n"))
@@ -376,6 +382,6 @@ def _encode_headers(headers: Mapping[str, str]) -> bytes:
     for name, value in headers.items():
         if name.lower() in _OURS:
             raise ValueError(f"not for callers to set: {name!r}")
-        if not value.isprintable() or not name.isprintable() or not name or " " in name or ":" in name:
+        if _BREAKS_VALUE.search(value) or not _NAME.fullmatch(name):
             raise ValueError(f"not a header: {name!r}: {value!r}")
     return "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode("latin-1")
