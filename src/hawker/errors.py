@@ -29,14 +29,14 @@ answers 502 or 503 on purpose: clients of that API retry those with an empty bod
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 
 class HawkerError(Exception):
     """Base of everything raised on purpose. `status` is the HTTP status, `code` the API's machine-readable word."""
 
-    status: ClassVar[int] = 500
-    code: ClassVar[str] = "unknown"
+    status: int = 500
+    code: str = "unknown"
 
     def __init__(self, message: str, *, hint: str = "", details: Any = None) -> None:
         super().__init__(message)

@@ -16,7 +16,6 @@ import msgspec
 from hawker.client.batching import Batcher
 from hawker.client.connection import Peer, Response
 from hawker.errors import HawkerError, Invalid, Unreachable
-from hawker.http.call import read_json
 from hawker.model.market import Ask, Decision, Offer, Order, Refusal, Reservation
 from hawker.model.rows import AppRow
 
@@ -79,7 +78,8 @@ class PeerError(HawkerError):
         except msgspec.DecodeError:
             body = {"error": response.body[:200].decode(errors="replace")}
         super().__init__(str(body.get("error", "unknown")), details=body.get("details"))
-        self.http_status = response.status
+        self.status = response.status
+        self.code = str(body.get("status", self.code))
 
 
 _encode = msgspec.json.Encoder().encode
@@ -117,10 +117,13 @@ class WorkerLink:
     async def call(self, method: str, path: str, kind: type[T], body: Any = None, timeout_s: float = CALL_S) -> T:
         """A call between agents. Raises `PeerError` for an answer other than 2xx."""
         raw = b"" if body is None else _encode(body)
-        response = await self.peer.request(method, path, body=raw, timeout_s=timeout_s)
+        response = await self.peer.request(method, path, body=raw, timeout_s=timeout_s, idempotent=True)
         if response.status >= 300:
             raise PeerError(response)
-        return read_json(response.body, kind)
+        try:
+            return msgspec.json.decode(response.body or b"null", type=kind)
+        except msgspec.DecodeError as error:
+            raise HawkerError(f"{self.name}: the answer to {method} {path} does not read: {error}") from error
 
     def _batcher(self, verb: str, kind: Any, timeout_s: float) -> Batcher[Any, Any]:
         return Batcher(partial(self._send, verb, kind, timeout_s), in_flight_max=BATCHES_IN_FLIGHT)

@@ -13,14 +13,17 @@ from time import perf_counter
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from hawker.broker.claims import Claimed, Claims
 from hawker.broker.fleet import OFFERS_S, Confirmation, Confirmed, Fleet, WorkerLink
+from hawker.client.wire import PeerUnreachable
 from hawker.core.auction import Auction, candidates
 from hawker.core.ranking import Policy
 from hawker.errors import Conflict, HawkerError, NoCapacity, NotFound, Unreachable
 from hawker.host import Host
 from hawker.model.config import Config
+from hawker.model.guest import Resources, smaller
 from hawker.model.market import LEASE_S, Ask, Offer, Order, Reason, Refusal, Reservation
 from hawker.model.regions import expand
 from hawker.model.rows import AppRow
@@ -65,6 +68,10 @@ class Orders:
         self._policy = policy
         self._metrics = metrics
         self._claims = Claims(fleet, host)
+        # By worker, so that a herd of orders does not choose the same one: what is being asked of it, and what it said it
+        # had left, when. Hints of this moment; the worker decides.
+        self._in_flight: dict[str, Resources] = {}
+        self._last_left: dict[str, tuple[float, Resources]] = {}
         self._releases: set[asyncio.Task[None]] = set()
 
     async def place(self, wanted: Wanted) -> Fill:
@@ -109,7 +116,8 @@ class Orders:
         ask = Ask(app=wanted.app, region=region, image=wanted.config.image, resources=resources)
         began = perf_counter()
         answers = await asyncio.gather(*(_offer(links[name], ask) for name in asked))
-        auction.answered(asked, [a for a in answers if a is not None], rng, _ms(began))
+        found = [self._counted(a, began) for a in answers if a is not None]
+        auction.answered(asked, found, rng, _ms(began))
         auction.app = newest_app(auction.offers)
         return auction
 
@@ -122,8 +130,11 @@ class Orders:
             link, began = self._fleet.links[name], perf_counter()
             order = self._order(wanted, auction.order, region)
             try:
-                answer = await link.reserve(order)
-            except Unreachable:
+                answer = await self._reserve(link, order)
+            except PeerUnreachable as error:
+                if not error.sent:  # nothing happened there
+                    auction.refused(Refusal(worker=name, region=region, reason=Reason.no_answer), _ms(began))
+                    continue
                 self._give_up(link, auction.order)
                 auction.doubted(name, _ms(began))
                 auction.order = self._host.ulid()  # the doubtful one must never fill on another worker, too
@@ -179,6 +190,25 @@ class Orders:
         if claimed is not Claimed.ours:
             self._give_up(link, order)
             raise Conflict("another order with this idempotency key is being filled; ask again with the same key")
+
+    async def _reserve(self, link: WorkerLink, order: Order) -> Reservation | Refusal:
+        self._in_flight[link.name] = self._in_flight.get(link.name, Resources()) + order.resources
+        try:
+            answer = await link.reserve(order)
+        finally:
+            self._in_flight[link.name] -= order.resources
+        if isinstance(answer, Reservation):
+            self._last_left[link.name] = perf_counter(), answer.free
+        return answer
+
+    def _counted(self, answer: Offer | Refusal, asked_at: float) -> Offer | Refusal:
+        """An offer as it stands now: other orders of this broker may have booked there since it was asked for, or are
+        about to."""
+        if isinstance(answer, Refusal):
+            return answer
+        heard_at, left = self._last_left.get(answer.worker, (0.0, answer.free))
+        free = smaller(answer.free, left) if heard_at > asked_at else answer.free
+        return replace(answer, free=free, in_flight=self._in_flight.get(answer.worker, Resources()))
 
     def _order(self, wanted: Wanted, key: str, region: str) -> Order:
         config = wanted.config

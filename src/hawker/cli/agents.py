@@ -67,7 +67,7 @@ class AgentSettings(msgspec.Struct, forbid_unknown_fields=True):
 
     name: str
     region: str
-    directory: str
+    directory: Path
     tokens: TokenSettings
     worker: WorkerRole | None = None
     broker: BrokerRole | None = None
@@ -78,11 +78,18 @@ class AgentSettings(msgspec.Struct, forbid_unknown_fields=True):
 def read_settings(path: Path) -> AgentSettings:
     """Raises `Invalid` naming the file and the field."""
     try:
-        return msgspec.convert(tomllib.loads(path.read_text()), AgentSettings)
+        return msgspec.convert(tomllib.loads(path.read_text()), AgentSettings, dec_hook=_path)
     except FileNotFoundError:
         raise Invalid("config", str(path), "there is no such file") from None
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise Invalid("config", str(path), str(error)) from error
+
+
+def _path(kind: type, value: Any) -> Path:
+    """The one type of the settings that is not TOML's. Absolute: a driver changes its working directory."""
+    if kind is not Path or not isinstance(value, str):
+        raise TypeError(f"expected a path, got {value!r}")
+    return Path(value).absolute()
 
 
 @click.command("agent", help="Run an agent: a worker, a broker, or both, as its configuration says.")
@@ -124,7 +131,7 @@ async def _run_worker(
     from hawker.worker.daemon import Worker, WorkerSettings
     from hawker.worker.drivers.process import ProcessDriver
 
-    directory = Path(settings.directory).resolve()
+    directory = settings.directory
     worker_settings = WorkerSettings(
         name=settings.name,
         region=settings.region,

@@ -67,7 +67,7 @@ def used_after(offer: Offer, wanted: Resources, resource: str) -> float:
     capacity: int = getattr(offer.capacity, resource)
     if capacity <= 0:
         return 1.0
-    left: int = getattr(offer.free, resource) - getattr(wanted, resource)
+    left: int = getattr(offer.left, resource) - getattr(wanted, resource)
     return min(1.0, max(0.0, 1.0 - left / capacity))
 
 
@@ -110,7 +110,7 @@ class CurvePolicy(msgspec.Struct, frozen=True, kw_only=True):
                 terms.append(Term(name=resource, value=used, utility=utility(self.curve, used), weight=weight))
         missing = min(1.0, offer.image_missing_bytes / self.image_bytes_full)
         terms.append(Term(name="image", value=missing, utility=1.0 - missing, weight=self.image_weight))
-        siblings = offer.app_machines
+        siblings = offer.app_machines + offer.in_flight.machines
         terms.append(
             Term(name="spread", value=float(siblings), utility=1.0 / (1 + siblings), weight=self.spread_weight)
         )
@@ -185,7 +185,7 @@ def _best_first(scored: Sequence[tuple[Offer, list[Term]]], wanted: Resources, r
     """By score, equal ones in the order of a draw each; offers without room after all others, whatever the policy."""
     ranked = []
     for offer, terms in scored:
-        no_room = shortfall(offer.free, Resources(), wanted) is not None
+        no_room = shortfall(offer.left, Resources(), wanted) is not None
         if no_room:
             terms = [*terms, Term(name="no_room", value=1.0, utility=-1.0, weight=NO_ROOM)]
         score = sum((term.points for term in terms), 0.0)

@@ -51,6 +51,16 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
         return Resources(disk_mib=self.disk_mib, machines=self.machines)
 
 
+def smaller(a: Resources, b: Resources) -> Resources:
+    """The smaller amount of each."""
+    return Resources(**{name: min(getattr(a, name), getattr(b, name)) for name in RESOURCES})
+
+
+def larger(a: Resources, b: Resources) -> Resources:
+    """The larger amount of each."""
+    return Resources(**{name: max(getattr(a, name), getattr(b, name)) for name in RESOURCES})
+
+
 ROOT_DISK_MIB = 1024
 _SHARED_CPUS = (1, 2, 4, 6, 8)
 _PERFORMANCE_CPUS = (1, 2, 4, 6, 8, 10, 12, 14, 16, 32, 64, 128)

@@ -71,6 +71,12 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, tag="offer"):
     image_missing_bytes: int = 0
     app: dict[str, Any] | None = None  # the worker's row of the app; None: it does not know the app
     filled: str = ""  # a machine this order's key made here before
+    in_flight: Resources = Resources()  # what this broker has asked of the worker and has not heard back about
+
+    @property
+    def left(self) -> Resources:
+        """What a broker should count on: other orders of its own are on their way there."""
+        return self.free - self.in_flight
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):

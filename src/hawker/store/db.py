@@ -177,12 +177,12 @@ class Store:
         with ExitStack() as undo:
             try:
                 db = apsw.Connection(str(path), vfs=vfs)
-                undo.callback(db.close, True)
+                undo.callback(_close, db)
                 prepare(db, exclusive=vfs is not None)
                 reader = db
                 if vfs is None:
                     reader = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
-                    undo.callback(reader.close, True)
+                    undo.callback(_close, reader)
                 store = cls(db, reader, host, on_commit)
             except apsw.Error as error:
                 raise translated(error, str(path)) from error
@@ -228,8 +228,8 @@ class Store:
         if self._thread:
             self._thread.shutdown()
         if self._reader is not self._db:
-            self._reader.close(True)
-        self._db.close(True)
+            _close(self._reader)
+        _close(self._db)
 
     def _schedule(self) -> None:
         if self._queue and not self._scheduled and self._committing is None:
@@ -366,6 +366,11 @@ class Store:
         self._queue = []
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise error
+
+
+def _close(db: apsw.Connection) -> None:
+    with suppress(apsw.Error):  # of a last checkpoint; the write-ahead log has what it would have copied
+        db.close(True)
 
 
 def _call(call: Callable[[], None]) -> None:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from hawker.errors import Conflict, NotBuilt, PreconditionFailed
 from hawker.host import Host
 from hawker.model.config import Config, check_config
-from hawker.model.guest import RESOURCES, Resources
+from hawker.model.guest import larger
 from hawker.model.machine import State
 from hawker.model.rows import LeaseRow, MachineRow, RunRow, VersionRow
 from hawker.store.db import Store, Tx
@@ -182,7 +182,7 @@ class Machines:
             changes: dict[str, Any] = {
                 "version": version,
                 "config": config.raw,
-                "resources": wanted if row.state in resting else _larger(row.resources, wanted),
+                "resources": wanted if row.state in resting else larger(row.resources, wanted),
                 "desired": "started" if launch else "stopped",
             }
             if cordoned is not None:
@@ -320,8 +320,3 @@ def _stop_args(row: MachineRow, signal: int | None, timeout_s: float | None) -> 
         timeout_s=stop.timeout_s if timeout_s is None else timeout_s,
     )
     return {"instance": row.instance, "signal": stop.signal, "grace_s": stop.timeout_s}
-
-
-def _larger(a: Resources, b: Resources) -> Resources:
-    """What covers both: held while an old program is being replaced by a new one of another size."""
-    return Resources(**{name: max(getattr(a, name), getattr(b, name)) for name in RESOURCES})
