@@ -25,8 +25,9 @@ from hawker.errors import HawkerError, Refused
 REGIONS = ("ord", "mad", "syd")
 READY_S = 60.0
 STOP_S = 20.0
+STOP_TRIES = 3
 RESTART_S = 0.1
-RESTART_MOST_S = 10.0
+RESTART_MOST_S = 2.0
 HEALTHY_S = 5.0  # an agent that lived this long is started again at once when it dies
 
 
@@ -97,6 +98,7 @@ class Dev:
         users = {"dev": self._tokens["user"]}
         names = [f"{region}-{n}" for region in self._regions for n in range(1, self._options["workers"] + 1)]
         ports = [_free_port(0) for _ in names]
+        self._ports = {**dict(zip(names, ports, strict=True)), "broker": port}
         paths, workers = [], []
         for name, worker_port in zip(names, ports, strict=True):
             region = name.rpartition("-")[0]
@@ -143,40 +145,61 @@ class Dev:
     # --- the agents --------------------------------------------------------------------------------------------------
 
     async def _keep(self, config: Path) -> None:
-        """Run one agent, again whenever it dies, until the market stops."""
+        """Run one agent, again whenever it dies, until the market stops; then see that it ended in order."""
         delay_s = RESTART_S
         log = os.open(config.with_suffix(".log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             while not self._stopping.is_set():
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-m",
-                    "hawker",
-                    "agent",
-                    "--config",
-                    str(config),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,  # Ctrl-C is for us; we stop the agents in order
-                )
-                _write(config.with_suffix(".pid"), str(process.pid))
                 began = asyncio.get_running_loop().time()
+                process = await self._spawn(config, log)
                 ended = asyncio.create_task(process.wait())
                 stopping = asyncio.create_task(self._stopping.wait())
                 await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 stopping.cancel()
                 if self._stopping.is_set():
-                    await _stop(process)
-                    return
+                    break
                 click.echo(f"hawker: {config.stem} ended with status {process.returncode}; starting it again", err=True)
                 long_lived = asyncio.get_running_loop().time() - began > HEALTHY_S
                 delay_s = RESTART_S if long_lived else min(delay_s * 2, RESTART_MOST_S)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), delay_s)
+            await self._stop_in_order(process, config, log)
         finally:
             os.close(log)
             config.with_suffix(".pid").unlink(missing_ok=True)
+
+    async def _spawn(self, config: Path, log: int) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "hawker", "agent", "--config", str(config)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C is for us; we stop the agents in order
+        )
+        _write(config.with_suffix(".pid"), str(process.pid))
+        return process
+
+    async def _stop_in_order(self, process: asyncio.subprocess.Process, config: Path, log: int) -> None:
+        """SIGTERM. An agent that was killed, or not up yet, left its machines running: another one stops them."""
+        status = await _stop(process)
+        for _ in range(STOP_TRIES):
+            if status == 0:
+                return
+            process = await self._spawn(config, log)
+            await self._up(process, self._ports[config.stem])
+            status = await _stop(process)
+        click.echo(f"hawker: {config.stem} did not stop in order; see {config.with_suffix('.log')}", err=True)
+
+    async def _up(self, process: asyncio.subprocess.Process, port: int) -> None:
+        """Wait until an agent serves, it ended, or the time is up."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                while process.returncode is None:
+                    with contextlib.suppress(OSError):
+                        _, writer = await asyncio.open_connection("127.0.0.1", port)
+                        writer.close()
+                        return
+                    await asyncio.sleep(0.02)
 
     async def _ready(self, endpoint: str) -> bool:
         """Wait until every worker answers through the broker. False when the market was stopped meanwhile."""
@@ -210,15 +233,15 @@ class Dev:
         click.echo("  Ctrl-C stops the market and its machines; the next start brings them back")
 
 
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    """SIGTERM, and after a while SIGKILL."""
+async def _stop(process: asyncio.subprocess.Process) -> int:
+    """SIGTERM, and after a while SIGKILL. Returns the exit status."""
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:
-        await asyncio.wait_for(process.wait(), STOP_S)
+        return await asyncio.wait_for(process.wait(), STOP_S)
     except TimeoutError:
         process.kill()
-        await process.wait()
+        return await process.wait()
 
 
 def _free_port(port: int) -> int:
