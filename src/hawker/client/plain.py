@@ -28,6 +28,7 @@ BODY_BYTES_MAX = 256 << 20
 LINE_BYTES_MAX = 1 << 20
 _PIECE_BYTES = 64 << 10
 _QUIET_TEXT_MAX = 500  # of an error that is not in the API's form: enough for a sentence, not for a web page
+_PATH_SAFE = "/%:@!$&'()*+,;=~"  # what is quoted already stays as it is
 _MACAROONS = ("fm1r_", "fm1a_", "fm2_")
 
 
@@ -127,7 +128,7 @@ class Transport:
 
     def __init__(self, endpoint: str, token: str, *, timeout_s: float = 60.0, user_agent: str = "") -> None:
         parts = urlsplit(endpoint)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
             raise Invalid("endpoint", endpoint, "write it like http://127.0.0.1:4280")
         try:
             self._port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -275,8 +276,12 @@ class Transport:
     def _read(self, response: HTTPResponse, what: str) -> bytes:
         from http.client import HTTPException
 
+        raw = b""
         try:
-            raw = response.read(BODY_BYTES_MAX + 1) if response.length is None else response.read()
+            if response.length is None:  # chunks, or up to the end of the connection
+                raw = response.read(BODY_BYTES_MAX + 1)
+            elif response.length <= BODY_BYTES_MAX:
+                raw = response.read()  # unlike a read of so many bytes, this one notices a body that is cut off
         except TimeoutError as error:
             self.close()
             raise Unreachable(f"{self.endpoint} gave only part of its answer to {what} in time") from error
@@ -286,7 +291,7 @@ class Transport:
         except BaseException:
             self.close()
             raise
-        if len(raw) > BODY_BYTES_MAX:
+        if max(len(raw), response.length or 0) > BODY_BYTES_MAX:
             self.close()
             raise Unreachable(f"{self.endpoint} answered {what} with more than {BODY_BYTES_MAX} bytes")
         return raw
@@ -325,7 +330,7 @@ class Transport:
 
     def _target(self, path: str, query: Mapping[str, Any] | None) -> str:
         items = [(name, _text(v)) for name, value in (query or {}).items() for v in _values(value)]
-        return f"{self._prefix}{path}" + (f"?{urlencode(items)}" if items else "")
+        return f"{self._prefix}{quote(path, safe=_PATH_SAFE)}" + (f"?{urlencode(items)}" if items else "")
 
 
 class _ClosedBeforeAnswer(Unreachable):

@@ -1,0 +1,298 @@
+"""The Machines API by name, for the command line and for programs: each method is one call and gives its decoded JSON.
+
+    with Client("http://127.0.0.1:4280", token) as client:
+        machine = client.create_machine("web", {"region": "mad", "config": {...}}, wait=True)
+        client.stop("web", machine["id"])
+
+Methods take what the API takes and check nothing that the server checks better. Calls of a machine that its lease
+guards take the lease's `nonce`. Errors and connections: `client/plain.py`. Methods marked *extension* are Hawker's own;
+other servers of this API do not have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hawker.client.plain import ApiError, Lines, Transport, path_of
+from hawker.errors import Unreachable
+from hawker.model.values import format_duration
+
+__all__ = ["ApiError", "Client", "Lines", "path_of"]
+
+NONCE = "fly-machine-lease-nonce"
+WAIT_S_MAX = 60  # the API's own limit for one wait
+_MARGIN_S = 15.0  # for the way there and back, on top of what the server was told it may take
+_EXEC_S = 3700.0  # as long as a broker holds the line for a command without a limit of its own
+
+Object = dict[str, Any]
+
+
+class Client(Transport):
+    """One market, seen through one of its brokers."""
+
+    # --- apps --------------------------------------------------------------------------------------------------------
+
+    def apps(self, org: str | None = None, *, role: str | None = None) -> list[Object]:
+        """All apps, or one organisation's."""
+        return _objects(_object(self.get("/v1/apps", query={"org_slug": org, "app_role": role})).get("apps"))
+
+    def create_app(self, name: str, org: str = "personal", **more: Any) -> Object:
+        """Raises `ApiError` with the word `name_taken` when the name is in use, by whomever."""
+        return _object(self.post("/v1/apps", json={"app_name": name, "org_slug": org, **more}))
+
+    def app(self, name: str) -> Object:
+        return _object(self.get(path_of("apps", name)))
+
+    def delete_app(self, name: str, *, force: bool = False) -> None:
+        """`force` also destroys its machines."""
+        self.delete(path_of("apps", name), query={"force": force or None})
+
+    # --- machines ----------------------------------------------------------------------------------------------------
+
+    def machines(
+        self,
+        app: str,
+        *,
+        region: str | None = None,
+        state: str | Sequence[str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        include_deleted: bool = False,
+        include_leases: bool = False,
+        summary: bool = False,
+    ) -> list[Object]:
+        """An app's machines; filters narrow the list. `state` may be several."""
+        query: dict[str, Any] = {
+            "region": region,
+            "state": state if state is None or isinstance(state, str) else ",".join(state),
+            "include_deleted": include_deleted or None,
+            "include_leases": include_leases or None,
+            "summary": summary or None,
+        }
+        query |= {f"metadata.{key}": value for key, value in (metadata or {}).items()}
+        return _objects(self.get(path_of("apps", app, "machines"), query=query))
+
+    def create_machine(
+        self, app: str, body: Mapping[str, Any], *, key: str | None = None, wait: bool = False
+    ) -> Object:
+        """Order a machine: `body` has `config`, and as you like `name`, `region`, `lease_ttl`, `skip_launch`, ...
+
+        Filled now or refused: `ApiError` with the word `insufficient_capacity` says why, worker by worker.
+        *Extensions*: with an idempotency `key` the same order may be sent again and is the same machine; `wait` answers
+        once the machine has started.
+        """
+        headers = {} if key is None else {"idempotency-key": key}
+        limit = WAIT_S_MAX + 2 * _MARGIN_S if wait else None
+        path = path_of("apps", app, "machines")
+        return _object(self.post(path, json=dict(body), query={"wait": wait or None}, headers=headers, timeout_s=limit))
+
+    def machine(self, app: str, machine: str, *, include_leases: bool = False) -> Object:
+        return _object(self.get(_machine(app, machine), query={"include_leases": include_leases or None}))
+
+    def update_machine(self, app: str, machine: str, body: Mapping[str, Any], *, nonce: str | None = None) -> Object:
+        """Replace the whole configuration: a new version. With `current_version` only if that is still current."""
+        return _object(self.post(_machine(app, machine), json=dict(body), headers=_held(nonce)))
+
+    def destroy(self, app: str, machine: str, *, force: bool = False, nonce: str | None = None) -> Object:
+        """`force` kills it first; without, a running machine is refused."""
+        return _object(self.delete(_machine(app, machine), query={"force": force or None}, headers=_held(nonce)))
+
+    def start(self, app: str, machine: str, *, wait: bool = False, nonce: str | None = None) -> Object:
+        """Start or wake a machine. *Extension*: `wait` answers once it has started, or failed to."""
+        limit = WAIT_S_MAX + 2 * _MARGIN_S if wait else None
+        path = _machine(app, machine, "start")
+        return _object(self.post(path, query={"wait": wait or None}, headers=_held(nonce), timeout_s=limit))
+
+    def stop(
+        self,
+        app: str,
+        machine: str,
+        *,
+        signal: str | int | None = None,
+        grace_s: float | None = None,
+        nonce: str | None = None,
+    ) -> Object:
+        """Signal, grace time, kill. Answers at once; `wait` for stopped."""
+        body = _present(signal=signal, timeout=None if grace_s is None else format_duration(grace_s))
+        return _object(self.post(_machine(app, machine, "stop"), json=body, headers=_held(nonce)))
+
+    def suspend(self, app: str, machine: str, *, nonce: str | None = None) -> Object:
+        return _object(self.post(_machine(app, machine, "suspend"), headers=_held(nonce)))
+
+    def restart(
+        self,
+        app: str,
+        machine: str,
+        *,
+        signal: str | None = None,
+        grace_s: float | None = None,
+        force: bool = False,
+        nonce: str | None = None,
+    ) -> Object:
+        """Stop and start. `force` leaves no grace time."""
+        grace = None if grace_s is None else format_duration(grace_s)
+        query = {"signal": signal, "timeout": grace, "force_stop": force or None}
+        limit = self._timeout_s + (grace_s or 0.0)
+        return _object(self.post(_machine(app, machine, "restart"), query=query, headers=_held(nonce), timeout_s=limit))
+
+    def signal(self, app: str, machine: str, signal: str | int) -> Object:
+        return _object(self.post(_machine(app, machine, "signal"), json={"signal": signal}))
+
+    def wait(
+        self,
+        app: str,
+        machine: str,
+        states: str | Sequence[str] = "started",
+        *,
+        timeout_s: int = WAIT_S_MAX,
+        version: str | None = None,
+        from_event_id: str | None = None,
+    ) -> Object:
+        """Wait until the machine is in one of `states`, or `settled`. Raises `ApiError` with `status_code` 408 when it
+        is not within `timeout_s` (1 to 60)."""
+        query = {
+            "state": states,
+            "timeout": timeout_s,
+            "version": version,
+            "from_event_id": from_event_id,
+        }
+        return _object(self.get(_machine(app, machine, "wait"), query=query, timeout_s=timeout_s + _MARGIN_S))
+
+    def exec(
+        self,
+        app: str,
+        machine: str,
+        command: str | Sequence[str],
+        *,
+        stdin: str | None = None,
+        timeout_s: int | None = None,
+    ) -> Object:
+        """Run a command beside the program, a line of shell words or a list. Gives `exit_code`, `stdout`, `stderr`."""
+        how = {"cmd": command} if isinstance(command, str) else {"command": list(command)}
+        body = _present(**how, stdin=stdin, timeout=timeout_s)
+        limit = _EXEC_S if timeout_s is None else timeout_s + _MARGIN_S
+        return _object(self.post(_machine(app, machine, "exec"), json=body, timeout_s=limit))
+
+    def ps(self, app: str, machine: str, *, sort_by: str | None = None, order: str | None = None) -> list[Object]:
+        return _objects(self.get(_machine(app, machine, "ps"), query={"sort_by": sort_by, "order": order}))
+
+    def events(self, app: str, machine: str, *, limit: int | None = None) -> list[Object]:
+        """Newest first."""
+        return _objects(self.get(_machine(app, machine, "events"), query={"limit": limit}))
+
+    def versions(self, app: str, machine: str) -> list[Object]:
+        """Newest first."""
+        return _objects(self.get(_machine(app, machine, "versions")))
+
+    def cordon(self, app: str, machine: str, *, nonce: str | None = None) -> Object:
+        return _object(self.post(_machine(app, machine, "cordon"), headers=_held(nonce)))
+
+    def uncordon(self, app: str, machine: str, *, nonce: str | None = None) -> Object:
+        return _object(self.post(_machine(app, machine, "uncordon"), headers=_held(nonce)))
+
+    def logs(self, app: str, machine: str, *, tail: int | None = None, follow: bool = False) -> Lines:
+        """*Extension*: the program's output, a JSON object a line; with `follow` until closed."""
+        return self.lines(_machine(app, machine, "logs"), query={"tail": tail, "follow": follow or None})
+
+    def explain(self, app: str, machine: str) -> Object:
+        """*Extension*: why the machine was placed where it is."""
+        return _object(self.get(_machine(app, machine, "explain")))
+
+    # --- leases ------------------------------------------------------------------------------------------------------
+
+    def lease(self, app: str, machine: str) -> Object:
+        """The lease in force. Raises `ApiError` with `status_code` 404 when there is none."""
+        return _data(self.get(_machine(app, machine, "lease")))
+
+    def acquire_lease(self, app: str, machine: str, ttl_s: int, *, description: str | None = None) -> Object:
+        """A lease with its `nonce`. Raises `ApiError` with `status_code` 409 while somebody else holds one."""
+        body = _present(ttl=ttl_s, description=description)
+        return _data(self.post(_machine(app, machine, "lease"), json=body))
+
+    def refresh_lease(self, app: str, machine: str, nonce: str, ttl_s: int) -> Object:
+        """Prolong one's own: the same nonce, a new end."""
+        return _data(self.post(_machine(app, machine, "lease"), json={"ttl": ttl_s}, headers=_held(nonce)))
+
+    def release_lease(self, app: str, machine: str, nonce: str) -> None:
+        self.delete(_machine(app, machine, "lease"), headers=_held(nonce))
+
+    # --- metadata ----------------------------------------------------------------------------------------------------
+
+    def metadata(self, app: str, machine: str) -> dict[str, str]:
+        return _object(self.get(_machine(app, machine, "metadata")))
+
+    def replace_metadata(
+        self, app: str, machine: str, metadata: Mapping[str, str], *, machine_version: str | None = None
+    ) -> None:
+        body = _present(metadata=dict(metadata), machine_version=machine_version)
+        self.put(_machine(app, machine, "metadata"), json=body)
+
+    def merge_metadata(
+        self, app: str, machine: str, metadata: Mapping[str, str], *, machine_version: str | None = None
+    ) -> None:
+        body = _present(metadata=dict(metadata), machine_version=machine_version)
+        self.patch(_machine(app, machine, "metadata"), json=body)
+
+    def set_metadata(self, app: str, machine: str, key: str, value: str) -> None:
+        self.post(_machine(app, machine, "metadata", key), json={"value": value})
+
+    def delete_metadata(self, app: str, machine: str, key: str) -> None:
+        self.delete(_machine(app, machine, "metadata", key))
+
+    # --- the platform ------------------------------------------------------------------------------------------------
+
+    def regions(self) -> Object:
+        """`Regions`, a list, and `Nearest`, a code."""
+        return _object(self.get("/v1/platform/regions"))
+
+    def placements(self, body: Mapping[str, Any]) -> list[Object]:
+        """Room by region for machines of a size: `body` has `compute`, `region`, `count`, ..."""
+        return _objects(_object(self.post("/v1/platform/placements", json=dict(body))).get("regions"))
+
+    def workers(self) -> list[Object]:
+        """*Extension*: workers and what they hold."""
+        return _objects(self.get("/v1/hawker/workers"))
+
+    def cordon_worker(self, name: str) -> Object:
+        """*Extension*: the worker makes no more offers; what runs there goes on."""
+        return _object(self.post(path_of("hawker", "workers", name, "cordon")))
+
+    def uncordon_worker(self, name: str) -> Object:
+        """*Extension*: the worker makes offers again."""
+        return _object(self.post(path_of("hawker", "workers", name, "uncordon")))
+
+    def sql(self, query: str, *, worker: str | None = None) -> Object:
+        """*Extension*: a read-only query on each worker's database, or on one's."""
+        return _object(self.post("/v1/hawker/sql", json=_present(query=query, worker=worker)))
+
+
+def _machine(app: str, machine: str, *more: str) -> str:
+    return path_of("apps", app, "machines", machine, *more)
+
+
+def _held(nonce: str | None) -> dict[str, str]:
+    return {} if nonce is None else {NONCE: nonce}
+
+
+def _present(**fields: Any) -> Object:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _object(answer: Any) -> Object:
+    if isinstance(answer, dict):
+        return answer
+    raise _not_the_api(answer)
+
+
+def _objects(answer: Any) -> list[Object]:
+    if isinstance(answer, list):
+        return [_object(entry) for entry in answer]
+    raise _not_the_api(answer)
+
+
+def _data(answer: Any) -> Object:
+    return _object(_object(answer).get("data"))
+
+
+def _not_the_api(answer: Any) -> Unreachable:
+    return Unreachable(f"the answer is not one of this API: {str(answer)[:80]}", hint="is the endpoint a market's?")
