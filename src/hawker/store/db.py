@@ -221,12 +221,13 @@ class Store:
         self._closed = True
         self._queue = []
         self._committing = None  # its thread is waited for, its outcome is told to nobody
-        self._db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-        self._shut()
+        self._shut(checkpoint=False)
 
-    def _shut(self) -> None:
+    def _shut(self, *, checkpoint: bool = True) -> None:
         if self._thread:
             self._thread.shutdown()
+        if not checkpoint:
+            self._db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         if self._reader is not self._db:
             _close(self._reader)
         _close(self._db)
