@@ -1,0 +1,111 @@
+"""Agents for the benchmarks: real processes with configurations as `hawker dev` writes them, one broker, some
+workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+CLUSTER, USER = "bench-cluster-token", "bench-user-token"
+
+
+class Agents:
+    """A broker and its workers. `broker` and `workers` are ports; `pids` by name."""
+
+    def __init__(
+        self, broker: int, workers: Mapping[str, int], processes: Mapping[str, subprocess.Popen[bytes]]
+    ) -> None:
+        self.broker = broker
+        self.workers = dict(workers)
+        self.processes = dict(processes)
+
+    def pid(self, name: str) -> int:
+        return self.processes[name].pid
+
+
+@contextmanager
+def running_agents(home: Path, *, workers: int = 2, machines: int = 100_000) -> Iterator[Agents]:
+    """Start agents in `home`, wait until all serve, stop them in order at the end."""
+    names = [f"bench-{n}" for n in range(1, workers + 1)]
+    ports = {name: free_port() for name in names}
+    broker = free_port()
+    listed = ", ".join(f'"{name}@ord=127.0.0.1:{port}"' for name, port in ports.items())
+    processes: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for name, port in ports.items():
+            processes[name] = start_agent(home, name, worker_role(port, machines), port)
+        processes["broker"] = start_agent(
+            home, "broker", f'[broker]\nlisten = "127.0.0.1:{broker}"\nworkers = [{listed}]', broker
+        )
+        yield Agents(broker, ports, processes)
+    finally:
+        for process in processes.values():
+            process.send_signal(signal.SIGTERM)
+        for process in processes.values():
+            process.wait(60)
+
+
+def worker_role(port: int, machines: int) -> str:
+    capacity = (
+        f"cpus_shared = {machines}, cpus_dedicated = 64, memory_mib = {machines * 512}, disk_mib = {machines * 2048}"
+    )
+    return f'[worker]\nlisten = "127.0.0.1:{port}"\ncapacity = {{ {capacity}, machines = {machines} }}'
+
+
+def start_agent(home: Path, name: str, role: str, port: int) -> subprocess.Popen[bytes]:
+    """One agent, returned once it takes connections."""
+    config = home / f"{name}.toml"
+    head = f'name = "{name}"\nregion = "ord"\ndirectory = "{home / name}"\nlog_level = "warning"\nstop_machines_on_exit = true'
+    config.write_text(f'{head}\n[tokens]\ncluster = "{CLUSTER}"\n[tokens.users]\nbench = "{USER}"\n{role}\n')
+    with (home / f"{name}.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hawker", "agent", "--config", str(config)], stdout=log, stderr=log
+        )
+    wait_listening(port, process)
+    return process
+
+
+def wait_listening(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.001)
+    raise RuntimeError(f"an agent did not come up on port {port}")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def memory_mib(pid: int) -> float:
+    """Proportional set size: shared pages are counted by share."""
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        for line in file:
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def supervisor_pid(home: Path, name: str) -> int:
+    """The supervisor of a worker, found by its command line."""
+    directory = str(home / name / "process")
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if "hawker.supervisor" in words and directory in words:
+            return int(pid)
+    raise RuntimeError(f"no supervisor of {name} runs")

@@ -1,0 +1,317 @@
+"""All benchmarks in one run: `python -m bench.run [--quick] [--json FILE]` from the checkout.
+
+Real agents, real sockets, real SQLite with `synchronous=FULL`, real processes. Figures are medians of rounds; the
+machine's own costs stand beside them (`bench.floor`). The load generator shares the machine's cores with the
+agents.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import select
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import msgspec
+
+from bench import floor
+from bench.market import (
+    CLUSTER,
+    USER,
+    Agents,
+    free_port,
+    memory_mib,
+    running_agents,
+    start_agent,
+    supervisor_pid,
+    worker_role,
+)
+from bench.restart import fill_log
+from hawker.client.connection import Peer
+from hawker.model.config import check_config
+from hawker.model.market import Order
+
+SLEEPER = {"image": "host", "init": {"exec": ["sleep", "3600"]}, "restart": {"policy": "no"}}
+SHORT = {"image": "host", "init": {"exec": ["/bin/true"]}, "restart": {"policy": "no"}, "auto_destroy": True}
+HUGE = {**SLEEPER, "guest": {"cpu_kind": "performance", "cpus": 128, "memory_mb": 262144}}
+MACHINES = "/v1/apps/bench/machines"
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    """How much of everything: the full run and the quick one."""
+
+    latency: int
+    seconds: float
+    rounds: int
+    logged: int
+    running: int
+
+
+FULL = Sizes(latency=400, seconds=4.0, rounds=3, logged=10_000, running=200)
+QUICK = Sizes(latency=30, seconds=0.5, rounds=1, logged=500, running=20)
+
+
+class Table:
+    """Rows as they come: what, value, unit, aim, note."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def latency(self, what: str, times_ms: Sequence[float], aim: str = "", note: str = "") -> None:
+        ordered = sorted(times_ms)
+        p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+        self.add(what, statistics.median(ordered), "ms", aim, f"p99 {p99:.2f}{', ' + note if note else ''}")
+
+    def add(self, what: str, value: float, unit: str, aim: str = "", note: str = "") -> None:
+        self.rows.append({"what": what, "value": round(value, 3), "unit": unit, "aim": aim, "note": note})
+        print(f"{what:<58} {value:>10.2f} {unit:<5} {aim:<12} {note}", flush=True)
+
+
+async def main(sizes: Sizes, table: Table) -> None:
+    home = Path(tempfile.mkdtemp(prefix="hawker-bench-"))
+    try:
+        table.latency("this machine: append 256 B + fdatasync", floor.fdatasync_ms(home, sizes.latency))
+        table.latency("this machine: HTTP round trip, bare asyncio server", await floor.http_ms(sizes.latency))
+        table.latency("this machine: vfork + exec /bin/echo to its first byte", floor.process_ms(sizes.latency))
+        with running_agents(home) as agents:
+            memory(table, home, agents)
+            user = peer(agents.broker, USER)
+            await user.request("POST", "/v1/apps", body=b'{"app_name":"bench"}', timeout_s=10)
+            await latencies(table, sizes, agents, user, home)
+            await throughputs(table, sizes, agents)
+            await per_machine(table, sizes, home, agents, user)
+            await user.close()
+        await restart(table, sizes, home)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def peer(port: int, token: str, connections_max: int = 64) -> Peer:
+    headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+    return Peer("127.0.0.1", port, headers=headers, connections_max=connections_max)
+
+
+def order(config: dict[str, Any], **fields: Any) -> bytes:
+    return json.dumps({"region": "ord", "config": config, **fields}).encode()
+
+
+def reservation(number: int) -> Order:
+    """An order as a broker sends it. Held briefly: the next sweep gives the room back."""
+    config = check_config(SLEEPER)
+    return Order(
+        key=f"bench-{os.getpid()}-{number}",
+        app="bench",
+        region="ord",
+        name="bench",
+        config=config.raw,
+        resources=config.guest.resources(),
+        hold_s=1.0,
+        request="bench",
+    )
+
+
+async def latencies(table: Table, sizes: Sizes, agents: Agents, user: Peer, home: Path) -> None:
+    """One order after the other. The started program writes its first byte into a pipe that is waited on here."""
+    worker = peer(next(iter(agents.workers.values())), CLUSTER)
+    reserve = []
+    for n in range(sizes.latency):
+        body = msgspec.json.encode([reservation(n)])
+        began = perf_counter()
+        reply = await worker.request("POST", "/v1/market/reserve", body=body, timeout_s=10)
+        reserve.append(ms(began))
+        assert b'"reservation"' in reply.body, reply
+    await worker.close()
+    table.latency("worker: order -> durable reservation", reserve, "0.5 (p99 2)")
+
+    placed: list[float] = []
+    phases: dict[str, list[float]] = {"offers": [], "reserve": [], "confirm": []}
+    for _ in range(sizes.latency):
+        began = perf_counter()
+        reply = await user.request("POST", MACHINES, body=order(SLEEPER, skip_launch=True), timeout_s=10)
+        placed.append(ms(began))
+        timing = dict(part.strip().split(";dur=") for part in reply.headers["server-timing"].split(","))
+        for name, times in phases.items():
+            times.append(float(timing[name]))
+    table.latency("API: order -> filled, durable on the worker", placed)
+    for name, times in phases.items():
+        table.latency(f"  of which {name}, as the broker sees it", times)
+
+    refused = []
+    for _ in range(sizes.latency):
+        began = perf_counter()
+        reply = await user.request("POST", MACHINES, body=order(HUGE), timeout_s=10)
+        refused.append(ms(began))
+        assert reply.status == 409, reply
+    table.latency("API: refusal of the impossible", refused, "5")
+
+    fifo = home / "first-byte"
+    os.mkfifo(fifo)
+    first = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+    running, bare = [], []
+    program = {**SLEEPER, "auto_destroy": True, "init": {"exec": ["/bin/sh", "-c", f"echo x > {fifo}"]}}
+    loop = asyncio.get_running_loop()
+    for _ in range(sizes.latency // 2):
+        arrived = loop.create_future()
+        loop.add_reader(first, take_byte, first, arrived)
+        began = perf_counter()
+        asked = asyncio.ensure_future(user.request("POST", MACHINES, body=order(program), timeout_s=10))
+        await arrived
+        running.append(ms(began))
+        loop.remove_reader(first)
+        assert (await asked).status == 200
+        bare.append(bare_shell_ms(fifo, first))
+    os.close(first)
+    table.latency("API: order -> first instruction of the program", running, "2")
+    table.latency("  the same program by bare vfork + exec, interleaved", bare)
+
+
+def take_byte(fd: int, arrived: asyncio.Future[bytes]) -> None:
+    if not arrived.done():
+        arrived.set_result(os.read(fd, 16))
+
+
+def bare_shell_ms(fifo: Path, first: int) -> float:
+    began = perf_counter()
+    child = subprocess.Popen(["/bin/sh", "-c", f"echo x > {fifo}"])
+    select.select([first], [], [])
+    took = ms(began)
+    os.read(first, 16)
+    child.wait()
+    return took
+
+
+async def throughputs(table: Table, sizes: Sizes, agents: Agents) -> None:
+    for connections in (1, 16, 64):
+        rates = [
+            await rate(agents.broker, order(SLEEPER, skip_launch=True), sizes, connections) for _ in range(sizes.rounds)
+        ]
+        table.add(f"API: orders filled/s, {connections} connections", statistics.median(rates), "1/s")
+    for in_flight in (16, 64, 256):
+        rates = [await reserve_rate(agents, sizes, in_flight) for _ in range(sizes.rounds)]
+        aim = "10,000" if in_flight == 256 else ""
+        table.add(
+            f"worker: durable reservations/s, {in_flight} in flight, batched", statistics.median(rates), "1/s", aim
+        )
+    for connections in (1, 16, 64):
+        rates = [await rate(agents.broker, order(SHORT), sizes, connections, "?wait=true") for _ in range(sizes.rounds)]
+        aim = "500" if connections == 64 else ""
+        table.add(f"API: real machines started/s, {connections} connections", statistics.median(rates), "1/s", aim)
+
+
+async def rate(port: int, body: bytes, sizes: Sizes, connections: int, query: str = "") -> float:
+    """Orders per second over so many connections, each one order after the other."""
+    user = peer(port, USER, connections)
+
+    async def one() -> None:
+        reply = await user.request("POST", MACHINES + query, body=body, timeout_s=30)
+        assert reply.status == 200, reply
+
+    count, took = await for_a_while(one, connections, sizes.seconds)
+    await user.close()
+    return count / took
+
+
+async def reserve_rate(agents: Agents, sizes: Sizes, in_flight: int) -> float:
+    """Reservations made durable per second at one worker, asked for in batches as brokers do."""
+    from hawker.client.batching import Batcher
+
+    worker = peer(next(iter(agents.workers.values())), CLUSTER)
+
+    async def send(orders: Sequence[Order]) -> list[Any]:
+        body = msgspec.json.encode(list(orders))
+        reply = await worker.request("POST", "/v1/market/reserve", body=body, timeout_s=30)
+        answers: list[Any] = msgspec.json.decode(reply.body)
+        return answers
+
+    batcher: Batcher[Order, Any] = Batcher(send, in_flight_max=2)
+
+    async def one() -> None:
+        answer = await batcher.submit(reservation(next(_numbers)))
+        assert answer["type"] == "reservation", answer
+
+    count, took = await for_a_while(one, in_flight, sizes.seconds)
+    await worker.close()
+    return count / took
+
+
+_numbers = iter(range(10**6, 10**9))
+
+
+async def for_a_while(one: Callable[[], Awaitable[None]], tasks: int, seconds: float) -> tuple[int, float]:
+    began = perf_counter()
+    count = 0
+
+    async def keep_going() -> None:
+        nonlocal count
+        while perf_counter() - began < seconds:
+            await one()
+            count += 1
+
+    await asyncio.gather(*(keep_going() for _ in range(tasks)))
+    return count, perf_counter() - began
+
+
+def memory(table: Table, home: Path, agents: Agents) -> None:
+    name = next(iter(agents.workers))
+    table.add("memory (PSS): idle worker daemon", memory_mib(agents.pid(name)), "MiB", "60")
+    table.add("memory (PSS): broker", memory_mib(agents.pid("broker")), "MiB")
+    table.add("memory (PSS): supervisor, one per worker", memory_mib(supervisor_pid(home, name)), "MiB")
+
+
+async def per_machine(table: Table, sizes: Sizes, home: Path, agents: Agents, user: Peer) -> None:
+    """What a running machine adds to daemon and supervisor. The program's own memory is its own."""
+    names = list(agents.workers)
+
+    def held() -> float:
+        return sum(memory_mib(agents.pid(n)) + memory_mib(supervisor_pid(home, n)) for n in names)
+
+    before = held()
+    for _ in range(sizes.running):
+        reply = await user.request("POST", MACHINES + "?wait=true", body=order(SLEEPER), timeout_s=30)
+        assert reply.status == 200, reply
+    table.add("memory: per running machine, daemon and supervisor", (held() - before) * 1024 / sizes.running, "KiB")
+
+
+async def restart(table: Table, sizes: Sizes, home: Path) -> None:
+    """From exec of the daemon to its first answer, with so many machines in its log."""
+    path = home / "restart" / "worker.db"
+    await fill_log(path, "restart", sizes.logged)
+    times = []
+    for _ in range(max(3, sizes.rounds)):
+        port = free_port()
+        began = perf_counter()
+        process = start_agent(home, "restart", worker_role(port, 10 * sizes.logged), port)
+        worker = peer(port, CLUSTER)
+        reply = await worker.request("GET", "/health", timeout_s=30)
+        times.append(ms(began))
+        assert reply.status == 200
+        await worker.close()
+        process.terminate()
+        process.wait(30)
+    table.latency(f"restart of a worker daemon, {sizes.logged} machines in its log", times, "300")
+
+
+def ms(since: float) -> float:
+    return (perf_counter() - since) * 1000
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Measure Hawker on this machine.")
+    parser.add_argument("--quick", action="store_true", help="a few seconds, to see that everything runs")
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    arguments = parser.parse_args()
+    found = Table()
+    print(f"Python {sys.version.split()[0]}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
+    asyncio.run(main(QUICK if arguments.quick else FULL, found))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found.rows, indent=1))
