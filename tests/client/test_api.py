@@ -87,13 +87,7 @@ CALLS: list[tuple[str, Callable[[Client], Any], str, dict[str, str], Any]] = [
      {"query": "select 1", "worker": "w"}),
 ]  # fmt: skip
 BY_OP = {endpoint.op: endpoint for endpoint in ENDPOINTS}
-NOT_WRAPPED = {"Article_start", "Article_stop", "Health", "Machines_show_metadata_key", "OpenAPI"}  # nobody needs them here
-    "Article_start",
-    "Article_stop",
-    "Health",
-    "Machines_show_metadata_key",
-    "OpenAPI",
-}  # for other kinds of clients
+NOT_WRAPPED = {"Article_start", "Article_stop", "Health", "Machines_show_metadata_key", "OpenAPI"}  # for other clients
 
 
 async def made(make: Callable[[Client], Any], answer: str, status: str = "200 OK") -> tuple[Any, Server]:
