@@ -41,9 +41,11 @@ class Outcome:
     in_doubt: list[str] = field(default_factory=list)
 
 
-def an_open_store(disk: CrashDisk, synchronous: str = "full") -> Store:
+def an_open_store(disk: CrashDisk, synchronous: str = "") -> Store:
+    """As the worker opens it, but for another setting of `synchronous` if one is given."""
     store = Store.open("worker.db", Host(lambda: 1.0, random.Random(1)), vfs=disk.name)
-    store._db.execute(f"pragma synchronous = {synchronous}")
+    if synchronous:
+        store._db.execute(f"pragma synchronous = {synchronous}")
     store._db.execute("pragma wal_autocheckpoint = 0")  # see `checkpoint`
     return store
 
@@ -101,7 +103,7 @@ async def work(store: Store, disk: CrashDisk, outcome: Outcome) -> None:
             break
 
 
-async def run(disk: CrashDisk, synchronous: str = "full") -> Outcome:
+async def run(disk: CrashDisk, synchronous: str = "") -> Outcome:
     """The workload on a fresh disk, until it ends or the disk does not answer any more."""
     outcome = Outcome()
     try:

@@ -68,8 +68,8 @@ class Orders:
         self._policy = policy
         self._metrics = metrics
         self._claims = Claims(fleet, host)
-        # By worker, so that a herd of orders does not choose the same one: what is being asked of it, and what it said it
-        # had left, when. Hints of this moment; the worker decides.
+        # By worker, so that a herd of orders does not choose the same one: what is being asked of it, and what it said
+        # it had left, when. Hints of this moment; the worker decides.
         self._in_flight: dict[str, Resources] = {}
         self._last_left: dict[str, tuple[float, Resources]] = {}
         self._releases: set[asyncio.Task[None]] = set()

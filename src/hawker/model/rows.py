@@ -52,7 +52,6 @@ class MachineRow(Row, frozen=True, kw_only=True):
     driver: str = "process"
     started_at_ms: int = 0
     restarts: int = 0
-    decision: dict[str, Any] | None = None
 
     @property
     def key(self) -> str:
@@ -63,6 +62,19 @@ class MachineRow(Row, frozen=True, kw_only=True):
         if self.state is State.destroyed:
             return Resources()
         return self.resources if self.state in HOLDS_ALL else self.resources.at_rest()
+
+
+class DecisionRow(Row, frozen=True, kw_only=True):
+    """Why a machine was placed where it is: the broker's `model.market.Decision`. Written once, never changed."""
+
+    table: ClassVar[str] = "decision"
+
+    machine: str
+    decision: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        return self.machine
 
 
 class VersionRow(Row, frozen=True, kw_only=True):
@@ -262,6 +274,7 @@ class RunRow(Row, frozen=True, kw_only=True):
 
 ROWS: tuple[type[Row], ...] = (
     MachineRow,
+    DecisionRow,
     VersionRow,
     EventRow,
     ReservationRow,

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import apsw
 import msgspec
@@ -71,6 +71,8 @@ class Reads:
 class Tx(Reads):
     """A change in progress. Sees its own writes and those of earlier changes in the same commit.
 
+    A row written several times under one record is kept and logged once, as it was left.
+
     Ends with its change: writing to it afterwards is a bug and raises.
     """
 
@@ -79,38 +81,62 @@ class Tx(Reads):
         self.now_ms = now_ms
         self._open = True
         self._records: list[log.Record] = []
+        self._held: dict[tuple[type[Row], str], Row | None] = {}  # written under the open record; None: deleted
         self._after: list[Callable[[], None]] = []
 
     def record(self, kind: str, resource: str, *, cause: str, **fields: Any) -> None:
         """Open the record that the writes after it belong to. Fields are those of `store.log.Record`."""
+        self.flush()
         self._records.append(log.Record(kind=kind, resource=resource, cause=cause, **fields))
 
     def put(self, row: Row) -> None:
-        """Write a row, new or changed. A unique index of its table that forbids it raises `apsw.ConstraintError`."""
-        body = _encode(row)
-        self._write(row.table, row.key, body)
-        # Not "insert or replace", which would delete the row that a unique index protects.
-        self._db.execute(
-            f"insert into {row.table} (id, body) values (?, ?) on conflict (id) do update set body = excluded.body",
-            (row.key, body.decode()),
-        )
+        """Write a row, new or changed. One that a unique index of its table forbids makes the change fail."""
+        self._check(row.table, row.key)
+        self._held[type(row), row.key] = row
 
     def delete(self, kind: type[Row], key: str) -> None:
-        self._write(kind.table, key, None)
-        self._db.execute(f"delete from {kind.table} where id = ?", (key,))
+        self._check(kind.table, key)
+        self._held[kind, key] = None
+
+    def get(self, kind: type[R], key: str) -> R | None:
+        if (kind, key) in self._held:
+            return cast(R | None, self._held[kind, key])
+        return super().get(kind, key)
+
+    def select(self, kind: type[R], where: str = "true", values: Sequence[Any] = ()) -> list[R]:
+        self.flush()
+        return super().select(kind, where, values)
+
+    def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        self.flush()
+        return super().query(sql, values)
+
+    def flush(self) -> None:
+        """Bring what is held into the tables and the open record. Raises `apsw.ConstraintError`."""
+        held, self._held = self._held, {}
+        for (kind, key), row in held.items():
+            body = None if row is None else _encode(row)
+            self._records[-1].writes.append(log.write_image(kind.table, key, body))
+            if body is None:
+                self._db.execute(f"delete from {kind.table} where id = ?", (key,))
+            else:  # not "insert or replace", which would delete the row that a unique index protects
+                self._db.execute(
+                    f"insert into {kind.table} (id, body) values (?, ?) "
+                    "on conflict (id) do update set body = excluded.body",
+                    (key, body.decode()),
+                )
 
     def after_commit(self, call: Callable[[], None]) -> None:
         """Call once this change is on disk, before `submit` returns to its caller. What it raises is logged."""
         self._after.append(call)
 
-    def _write(self, table: str, key: str, body: bytes | None) -> None:
+    def _check(self, table: str, key: str) -> None:
         if not self._records:
             raise AssertionError(f"{table} {key}: written without a record")
         if not self._open:
             raise AssertionError(f"{table} {key}: written after its change had ended")
         if self._db.get_autocommit():
             raise apsw.AbortError(f"{table} {key}: SQLite has rolled the transaction back")
-        self._records[-1].writes.append(log.write_image(table, key, body))
 
 
 class _Pending:
@@ -276,6 +302,7 @@ class Store:
         db.execute("savepoint change")
         try:
             pending.value = pending.change(tx)
+            tx.flush()
             if db.get_autocommit():
                 raise apsw.AbortError("SQLite has rolled the transaction back inside a change")
             for record in tx._records:

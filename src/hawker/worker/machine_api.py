@@ -20,7 +20,7 @@ from hawker.http.call import Call
 from hawker.model import api
 from hawker.model.config import check_config, parse_signal
 from hawker.model.machine import State
-from hawker.model.rows import EventRow, LeaseRow, MachineRow, VersionRow
+from hawker.model.rows import DecisionRow, EventRow, LeaseRow, MachineRow, VersionRow
 from hawker.model.values import parse_duration_s, rfc3339
 from hawker.store.db import Store, Tx
 from hawker.worker import leases
@@ -111,9 +111,11 @@ class MachineApi:
 
     async def explain(self, call: Call) -> Any:
         row = self._row(call)
-        if row.decision is None:
+        kept = self._store.read.get(DecisionRow, row.id)
+        if kept is None:
             raise NotFound(f"machine {row.id} was placed without a broker: no decision is kept")
-        return {"machine": row.id, "app": row.app, "worker": self._name, "region": row.region, "decision": row.decision}
+        where = {"machine": row.id, "app": row.app, "worker": self._name, "region": row.region}
+        return {**where, "decision": kept.decision}
 
     async def processes(self, call: Call) -> Any:
         row = self._running(call)

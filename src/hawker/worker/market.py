@@ -21,6 +21,7 @@ from hawker.model.market import Ask, Decision, Offer, Order, Reason, Refusal, Re
 from hawker.model.rows import (
     AppRow,
     ClaimRow,
+    DecisionRow,
     FillRow,
     LeaseRow,
     MachineRow,
@@ -129,7 +130,7 @@ class Market:
                 )
             order = msgspec.convert(there.order, Order)
             request = Request(id=order.request, owner=order.owner, trace=order.trace)
-            row = self._machine(tx, there, order, app, decision)
+            row = self._machine(tx, there, order, app)
 
             def writes(tx: Tx, run: RunRow) -> None:
                 tx.delete(ReservationRow, key)
@@ -137,6 +138,8 @@ class Market:
                 if not app.deployed or tx.get(AppRow, app.name) is None:
                     tx.put(replace(app, deployed=True, stamp_ms=max(app.stamp_ms + 1, tx.now_ms)))
                 tx.put(VersionRow(id=row.version, machine=row.id, config=order.config, created_at_ms=tx.now_ms))
+                if decision:
+                    tx.put(DecisionRow(machine=row.id, decision=msgspec.to_builtins(decision)))
                 tx.put(row)  # it takes over what the reservation held: the ledger stays as it is
                 self._log.event(tx, row, "launch", "created", run)
 
@@ -275,9 +278,7 @@ class Market:
             free=capacity.free(self._log.capacity, ledger.held(reads)),
         )
 
-    def _machine(
-        self, tx: Tx, reservation: ReservationRow, order: Order, app: AppRow, decision: Decision | None
-    ) -> MachineRow:
+    def _machine(self, tx: Tx, reservation: ReservationRow, order: Order, app: AppRow) -> MachineRow:
         return MachineRow(
             id=reservation.machine,
             app=order.app,
@@ -295,7 +296,6 @@ class Market:
             order=order.key,
             cordoned=order.cordoned,
             driver=self._driver.name,
-            decision=msgspec.to_builtins(decision) if decision else None,
         )
 
 
