@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 import pytest
 
 from hawker.errors import Broken, Conflict, Corrupt, DiskFull, StoreError
 from hawker.host import Host
 from hawker.model.rows import AppRow, LeaseRow, RunRow
+from hawker.store import log
 from hawker.store.db import BATCH_MOST, SLOW_COMMIT_S, Store, Tx
 from hawker.store.verify import verify
 
@@ -208,6 +210,10 @@ async def test_a_change_that_has_ended_cannot_write(store: Store) -> None:
     await store.submit(change)
     with pytest.raises(AssertionError, match="written after its change had ended"):
         kept[0].put(lease("later"))
+    with pytest.raises(Conflict):
+        await store.submit(lambda tx: (kept.append(tx), refused(tx)))  # type: ignore[func-returns-value]
+    with pytest.raises(AssertionError, match="written after its change had ended"):
+        kept[1].flush()
     assert leased(store) == ["m"]
 
 
@@ -419,7 +425,8 @@ async def test_a_change_that_hides_a_full_disk_keeps_nothing_either(store: Store
         tx.record("lease.taken", "m", cause="test")
         try:
             tx.put(lease("big", "x" * 100_000))
-        except apsw.Error:
+            tx.flush()
+        except apsw.FullError:
             limit(store, 1000)  # there is room again: what is written from here on would not fail by itself
             if then == "raises":
                 raise Conflict("in its own words") from None
@@ -432,6 +439,43 @@ async def test_a_change_that_hides_a_full_disk_keeps_nothing_either(store: Store
     assert logged(store) == []
     await store.submit(taking("m"))
     assert logged(store) == [(1, "m")]
+
+
+async def test_a_change_whose_transaction_is_gone_writes_nothing_of_what_it_holds(store: Store) -> None:
+    """SQLite also rolls back after some errors of reads; here the change does it."""
+
+    def change(tx: Tx) -> None:
+        taking("m")(tx)
+        store._db.execute("rollback")
+
+    with pytest.raises(Broken, match="rolled the transaction back"):
+        await store.submit(change)
+    assert leased(store) == []
+    assert logged(store) == []
+
+
+async def test_a_row_written_several_times_under_a_record_is_logged_once_as_it_was_left(store: Store) -> None:
+    def change(tx: Tx) -> list[str]:
+        tx.record("lease.taken", "m", cause="test")
+        tx.put(lease("m", "first"))
+        tx.put(lease("m", "second"))
+        seen = [row.nonce for row in tx.select(LeaseRow)]
+        tx.put(lease("m", "third"))
+        tx.put(lease("gone"))
+        tx.delete(LeaseRow, "gone")
+        assert tx.get(LeaseRow, "gone") is None
+        tx.record("lease.renewed", "m", cause="test")
+        tx.put(lease("m", "fourth"))
+        found = tx.get(LeaseRow, "m")
+        return [*seen, found.nonce if found else ""]
+
+    assert await store.submit(change) == ["second", "fourth"]
+    written = [log.read_images(writes) for (writes,) in store.read.query("select writes from log order by seq")]
+    assert [[(key, body and msgspec.json.decode(body)["nonce"]) for _, key, body in row] for row in written] == [
+        [("m", "second"), ("m", "third"), ("gone", None)],
+        [("m", "fourth")],
+    ]
+    assert leased(store) == ["m"]
 
 
 @pytest.fixture

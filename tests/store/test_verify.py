@@ -87,7 +87,9 @@ def test_a_sound_database_has_no_faults(path: Path) -> None:
     assert not report.rebuilt
 
 
-def test_every_table_is_compared() -> None:
+def test_every_table_is_compared(path: Path) -> None:
+    made = [name for (name,) in _query(path, "select name from sqlite_schema where type = 'table'")]
+    assert sorted([*TABLES, "log"]) == sorted(made)
     assert sorted(TABLES) == sorted(row.table for row in ROWS)
 
 

@@ -113,6 +113,9 @@ class Tx(Reads):
 
     def flush(self) -> None:
         """Bring what is held into the tables and the open record. Raises `apsw.ConstraintError`."""
+        if not self._held:
+            return
+        self._check("held rows", "")
         held, self._held = self._held, {}
         for (kind, key), row in held.items():
             body = None if row is None else _encode(row)
@@ -131,6 +134,7 @@ class Tx(Reads):
         self._after.append(call)
 
     def _check(self, table: str, key: str) -> None:
+        """Raises when a write would stand alone, outside a record and its transaction."""
         if not self._records:
             raise AssertionError(f"{table} {key}: written without a record")
         if not self._open:
