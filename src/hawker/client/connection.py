@@ -29,7 +29,7 @@ import msgspec
 from hawker.client.stream import Stream, StreamConnection
 from hawker.client.wire import NO_HEADERS, PeerUnreachable, Stale, Wire
 
-__all__ = ["Peer", "PeerStatistics", "PeerUnreachable", "Response", "Stream"]
+__all__ = ["Connection", "Peer", "PeerStatistics", "PeerUnreachable", "Response", "Stream"]
 
 BODY_BYTES_MAX = 16 << 20
 """A machine is under 64 KiB; a batch or listing of hundreds fits. More is a fault of the peer."""
