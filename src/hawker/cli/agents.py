@@ -142,10 +142,20 @@ async def _run_worker(
     sock = _listen(role.listen)
     worker = Worker(worker_settings, host, driver, metrics)
     app = await worker.open(tokens)
+    watching = asyncio.create_task(_stop_when(worker.failed, stopping))
     try:
         await _serve(app, sock, stopping)
     finally:
-        await worker.close(stop_machines=settings.stop_machines_on_exit)
+        watching.cancel()
+        await worker.close(stop_machines=settings.stop_machines_on_exit and not worker.failed.is_set())
+    if worker.failed.is_set():
+        raise HawkerError("the database cannot be written", hint="look at the disk, then start the agent again")
+
+
+async def _stop_when(event: asyncio.Event, stopping: asyncio.Event) -> None:
+    """The agent ends for whoever watches over it to start it again; its machines run on."""
+    await event.wait()
+    stopping.set()
 
 
 async def _run_broker(

@@ -124,8 +124,9 @@ class Server:
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGPIPE):
-            signal.signal(number, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+            # A handler that does nothing, not SIG_IGN: programs inherit what is ignored and could not be stopped.
+            signal.signal(number, lambda *_: None)
         self._selector.register(wake_read, selectors.EVENT_READ, lambda mask: self._reap(wake_read))
         self._recover()
         listener = self._listen()

@@ -59,6 +59,9 @@ class Worker:
         self._host = host
         self._driver = driver
         self._sweeper: asyncio.Task[None] | None = None
+        self.failed = (
+            asyncio.Event()
+        )  # the database cannot be written any more; only a new start can tell what it holds
 
     async def open(self, tokens: Tokens) -> Starlette:
         """Everything up to serving. Raises `Corrupt` for a damaged database, `Refused` when it belongs to another
@@ -137,6 +140,12 @@ class Worker:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
+            if self.store.failed:
+                _logger.critical(
+                    "store.failed", worker=self.settings.name, why=self.store.failed, cause="local rule: sweep"
+                )
+                self.failed.set()
+                return
             try:
                 await self.market.sweep()
             except StoreError as error:

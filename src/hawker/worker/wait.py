@@ -54,20 +54,16 @@ async def wait_state(
     row = get_machine(store.read, machine_id, app)
     names = ", ".join(sorted(states))
     reached: asyncio.Future[Reached] = asyncio.get_running_loop().create_future()
-    last = store.read.select(EventRow, "machine = ? order by id desc limit 1", (machine_id,))
-    event_id = last[0].id if last else ""
 
     def look(now: MachineRow, event: EventRow | None) -> None:
-        nonlocal row, event_id
+        nonlocal row
         row = now
-        if event:
-            event_id = event.id
         if reached.done():
             return
         if version and now.version != version:
             text = f"machine failed to reach desired state, {names}, currently replaced"
             reached.set_exception(PreconditionFailed(f"failed_precondition: {text}"))
-        elif now.state in states and (not after_event or event_id > after_event):
+        elif now.state in states and (event_id := _last_event(store, machine_id)) > after_event:
             reached.set_result(Reached(now, event_id))
 
     if version and version != row.version:
@@ -84,3 +80,9 @@ async def wait_state(
         raise DeadlineExceeded(f"deadline_exceeded: {text}") from None
     finally:
         stop()
+
+
+def _last_event(store: Store, machine_id: str) -> str:
+    """The id of a machine's latest event. Read after the commit, so it is the one that came with the state."""
+    found = store.read.query("select max(id) from event where machine = ?", (machine_id,))
+    return found[0][0] or ""
