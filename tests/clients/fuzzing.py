@@ -1,0 +1,127 @@
+"""Leads a fuzzer to where the work is done: generated requests get names of things that exist, and bounds.
+
+A generated name hits nothing, so that a fuzz of the document alone tests little but "not found". Here three of four
+requests are about an app, a machine and workers that are there; the rest stay as generated. What a request destroys,
+stops, leases or cordons is put back before the next one. Nothing that was generated is ever run as a program.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+from tests.clients.api import SLEEP, Api
+
+APP = "fuzzed"
+KEY = "team"  # of the machine's metadata
+NONCE = "fly-machine-lease-nonce"
+
+
+class World:
+    """One app with one running machine on the market behind `api`."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._workers = [worker["name"] for worker in api.get("/v1/hawker/workers").expect(200)]
+        self._machine = ""
+
+    def mend(self) -> None:
+        """Whatever the requests before did: the app is there, its machine runs and has metadata, nobody has a lease."""
+        if self._api.get(f"/v1/apps/{APP}").status == 404:
+            self._api.create_app(APP)
+        if not self._machine_is_well():
+            config = {"metadata": {KEY: "blue"}}
+            self._machine = self._api.create_machine(APP, *SLEEP, config=config)["id"]
+
+    def guide(self, case: Any) -> None:
+        """Replace names and values of a generated `schemathesis.Case` by ones that lead somewhere."""
+        operation = _operation(case)
+        drawn = zlib.crc32(repr((case.path_parameters, case.query, case.body)).encode())  # the same in every run
+        if drawn % 4:
+            self._guide_path(operation, case, drawn)
+            if isinstance(case.body, dict):
+                self._guide_body(operation, case.body, drawn)
+        if operation == "Machines_exec" and isinstance(case.body, dict):
+            _only_echo(case.body)
+        if operation == "Machines_wait" and _seconds(case.query.get("timeout")) > 1:
+            case.query["timeout"] = 1
+        if operation == "Machines_logs" and case.query.get("follow") not in (None, False, "false"):
+            case.query["follow"] = (
+                "false"  # an answer that is meant never to end; followed logs have tests of their own
+            )
+
+    def tidy(self, case: Any, response: Any) -> None:
+        """Remove what the request made, if it made something."""
+        match _operation(case), response.status_code:
+            case "Apps_create", 201:
+                self._api.delete(f"/v1/apps/{response.json()['name']}").expect(202)
+            case "Machines_create", 200:
+                made = response.json()
+                path = f"/v1/apps/{made['hawker']['app']}/machines/{made['id']}"
+                self._api.delete(f"{path}?force=true", headers={NONCE: made.get("nonce", "")}).expect(200)
+            case "Hawker_cordon", 200:
+                for worker in self._workers:
+                    self._api.post(f"/v1/hawker/workers/{worker}/uncordon").expect(200)
+
+    @property
+    def _path(self) -> str:
+        return f"/v1/apps/{APP}/machines/{self._machine}"
+
+    def _machine_is_well(self) -> bool:
+        """A machine that is not is destroyed; a lease is no illness and ends here."""
+        reply = self._api.get(f"{self._path}?include_leases=true") if self._machine else None
+        if reply is None or reply.status != 200:
+            return False
+        machine = reply.json
+        if lease := machine["lease"]:
+            self._api.delete(f"{self._path}/lease", headers={NONCE: lease["nonce"]}).expect(200)
+        if machine["state"] == "started" and not machine["cordoned"] and KEY in machine["config"].get("metadata", {}):
+            return True
+        self._api.delete(f"{self._path}?force=true").expect(200)
+        return False
+
+    def _guide_path(self, operation: str, case: Any, drawn: int) -> None:
+        worker = self._workers[drawn % len(self._workers)]
+        names = {"app_name": APP, "machine_id": self._machine, "name": worker, "key": KEY}
+        if operation in ("Apps_show", "Apps_delete") and drawn % 8 == 1:
+            names["app_name"] = self._machine  # the article's paths
+        case.path_parameters |= {name: names[name] for name in names.keys() & case.path_parameters.keys()}
+        if operation in ("Machines_show_lease", "Machines_release_lease"):
+            lease = self._api.post(f"{self._path}/lease", {"ttl": 60}).expect(201)
+            case.headers[NONCE] = lease["data"]["nonce"]
+
+    def _guide_body(self, operation: str, body: dict[str, Any], drawn: int) -> None:
+        match operation:
+            case "Machines_create" | "Machines_update" if isinstance(body.get("config"), dict):
+                # A configuration that is generated whole is nearly always refused; one with a program is a machine.
+                body["config"] |= {"image": "host", "init": {"exec": list(SLEEP)}}
+                if drawn % 3:
+                    body["region"] = "ord"
+            case "Apps_create":
+                body["name"] = f"made-{drawn}"
+            case "Platform_placements":
+                body["region"] = "any"
+            case "Hawker_sql":
+                body |= {"query": "select count(*) from sqlite_schema", "worker": self._workers[0]}
+
+
+def _operation(case: Any) -> str:
+    operation: str = case.operation.definition.raw["operationId"]
+    return operation
+
+
+def _only_echo(body: dict[str, Any]) -> None:
+    if isinstance(body.get("cmd"), str):
+        body["cmd"] = "echo " + body["cmd"]
+    if isinstance(body.get("command"), list):
+        body["command"] = ["echo", *body["command"]]
+
+
+def _seconds(value: Any) -> float:
+    """How long a `wait` with this timeout may take; one that is refused takes no time."""
+    if value is None:
+        return 60
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return 0
