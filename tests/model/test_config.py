@@ -214,7 +214,9 @@ def test_the_documented_signals_by_name_or_number() -> None:
         ({"image": "a b"}, "config.image", "name an image"),
         ({"init": {}}, "config.init.exec", "has no program of its own"),
         ({"init": {"exec": [""]}}, "config.init.exec", "has no program of its own"),
-        ({"init": {"exec": "/bin/true"}}, "config.init.exec", "give a list of strings"),
+        ({"init": {"exec": "sh -c 'open"}}, "config.init.exec", "No closing quotation"),
+        ({"init": {"exec": 7}}, "config.init.exec", "give a list of strings"),
+        ({"init": {}, "processes": [{}, {}]}, "config.processes", "several processes"),
         ({"init": {"exec": ["a\0b"]}}, "config.init.exec", "give a list of strings"),
         ({"init": {"exec": ["a"], "cmd": [1]}}, "config.init.cmd", "give a list of strings"),
         ({"init": ["/bin/true"]}, "config.init", "give an object"),
@@ -281,3 +283,17 @@ def test_names_of_metadata_are_free_and_those_of_env_nearly() -> None:
 def test_another_place_is_named_when_the_config_came_from_there() -> None:
     with pytest.raises(Invalid, match=r"^machine\.config\.image: "):
         check_config({}, at="machine.config")
+
+
+def test_a_command_line_in_one_string_is_split_as_a_shell_would_and_given_back_as_it_came() -> None:
+    config = check_config({"image": "host", "init": {"exec": "sh -c 'sleep 5'"}})
+    assert config.argv == ("sh", "-c", "sleep 5")
+    assert config.raw["init"] == {"exec": "sh -c 'sleep 5'"}
+
+
+def test_the_one_element_of_processes_names_the_program_where_init_does_not() -> None:
+    process = {"name": "main", "entrypoint": ["sleep"], "cmd": ["5"], "env": {"A": "1"}}
+    config = check_config({"image": "host", "env": {"A": "0", "B": "2"}, "processes": [process]})
+    assert config.argv == ("sleep", "5")
+    assert config.env == {"A": "1", "B": "2"}
+    assert check_config({"image": "host", "init": {"exec": ["true"]}, "processes": [process]}).argv == ("true",)

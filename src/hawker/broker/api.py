@@ -6,6 +6,7 @@ What belongs to one machine is passed on to its worker (`hawker.broker.passing`)
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from starlette.applications import Starlette
@@ -15,7 +16,7 @@ from hawker.broker.apps import Apps
 from hawker.broker.fleet import Fleet, unreachable
 from hawker.broker.names import machine_name
 from hawker.broker.orders import Orders, Wanted
-from hawker.broker.passing import Passing
+from hawker.broker.passing import Passing, target_of
 from hawker.core.ranking import Policy
 from hawker.errors import Conflict, Invalid, NotBuilt, NotFound, Refused
 from hawker.host import Host
@@ -108,8 +109,7 @@ class Broker:
     async def list_machines(self, call: Call) -> Any:
         """The machines of an app on every worker that answers; the others are named in a header of ours."""
         name = call.path("app_name")
-        query = f"?{call.request.url.query}" if call.request.url.query else ""
-        answers, errors = await self._fleet.ask_all("GET", f"/v1/apps/{name}/machines{query}", list[msgspec.Raw])
+        answers, errors = await self._fleet.ask_all("GET", target_of(call), list[msgspec.Raw])
         silent = unreachable(errors)
         for worker, error in errors.items():
             if worker not in silent:
@@ -168,7 +168,9 @@ class Broker:
         return api.Ok()
 
     async def _destroy_all(self, call: Call, app: str) -> None:
-        answers, errors = await self._fleet.ask_all("GET", f"/v1/apps/{app}/machines", list[dict[str, Any]])
+        answers, errors = await self._fleet.ask_all(
+            "GET", f"/v1/apps/{quote(app, safe='')}/machines", list[dict[str, Any]]
+        )
         for error in errors.values():
             raise error
         headers = {REQUEST_ID: call.id, OWNER: call.owner}

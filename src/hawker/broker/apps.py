@@ -7,6 +7,8 @@ that was away does not bring it back.
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 import msgspec
 from msgspec.structs import replace
 
@@ -37,7 +39,7 @@ class Apps:
 
     async def get(self, name: str) -> KnownApp:
         """Raises `NotFound`."""
-        found = (await self._read(f"/v1/market/apps?name={name}")).get(name)
+        found = (await self._read(f"/v1/market/apps?name={quote(name, safe='')}")).get(name)
         if found is None:
             raise NotFound(f"app not found: {name}", hint=f"hawker apps create {name}")
         return found

@@ -12,6 +12,7 @@ from __future__ import annotations
 from enum import Enum
 from hashlib import blake2b
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -58,7 +59,7 @@ class Claims:
         if fate in ("released", "unknown"):
             return Known(order=claim.order)
         try:
-            machine = await link.call("GET", f"/v1/apps/{app}/machines/{fate}", msgspec.Raw)
+            machine = await link.call("GET", f"/v1/apps/{quote(app, safe='')}/machines/{fate}", msgspec.Raw)
         except PeerError as error:
             raise Conflict(f"the machine of this idempotency key cannot be read: {error.message}") from error
         return Known(machine=bytes(machine), worker=link.name)

@@ -70,7 +70,7 @@ class Passing:
     async def send(self, link: WorkerLink, call: Call, *, timeout_s: float = CALL_S) -> Response:
         """Pass a call to one worker and its answer back."""
         answer = await link.peer.request(
-            call.request.method, _target(call), body=call.body, headers=_headers(call), timeout_s=timeout_s
+            call.request.method, target_of(call), body=call.body, headers=_headers(call), timeout_s=timeout_s
         )
         media = answer.headers.get("content-type")
         response = Response(answer.body, answer.status, media_type=media)
@@ -81,7 +81,7 @@ class Passing:
     async def _follow(self, link: WorkerLink, call: Call) -> Response:
         stack = AsyncExitStack()
         status, headers, chunks = await stack.enter_async_context(
-            link.peer.stream(call.request.method, _target(call), headers=_headers(call), timeout_s=CALL_S)
+            link.peer.stream(call.request.method, target_of(call), headers=_headers(call), timeout_s=CALL_S)
         )
 
         async def body() -> AsyncIterator[bytes]:
@@ -92,9 +92,12 @@ class Passing:
         return StreamingResponse(body(), status, media_type=headers.get("content-type"))
 
 
-def _target(call: Call) -> str:
-    url = call.request.url
-    return quote(url.path, safe="/:@!$&'()*+,;=-._~") + (f"?{url.query}" if url.query else "")
+def target_of(call: Call) -> str:
+    """Path and query as they came, still encoded."""
+    scope = call.request.scope
+    query: bytes = scope["query_string"]
+    target: bytes = scope["raw_path"] + (b"?" + query if query else b"")
+    return quote(target.decode("latin-1"), safe="/:@!$&'()*+,;=-._~%?")
 
 
 def _headers(call: Call) -> dict[str, str]:

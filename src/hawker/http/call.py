@@ -55,10 +55,13 @@ class Call:
         return [part for value in self.request.query_params.getlist(name) for part in value.split(",") if part]
 
     def flag(self, name: str) -> bool:
+        """A parameter that is there without a value counts as true: some clients send `?include_deleted=`."""
+        if name not in self.request.query_params:
+            return False
         value = self.query(name).lower()
         if value not in ("", "0", "1", "true", "false"):
             raise Invalid(name, self.query(name), "give true or false")
-        return value in ("1", "true")
+        return value in ("", "1", "true")
 
     def number(self, name: str, default: int, low: int, high: int) -> int:
         text = self.query(name)

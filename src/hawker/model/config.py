@@ -8,6 +8,7 @@ unless it is empty: clients send `"mounts": []` without meaning anything by it.
 
 from __future__ import annotations
 
+import shlex
 import signal as signals
 from typing import Any, Literal, cast
 
@@ -29,7 +30,6 @@ NOT_BUILT = {
     "schedule": "scheduled machines are not built yet",
     "standbys": "standby machines are not built yet",
     "files": "files are not built yet; pass small values in config.env",
-    "processes": "several processes in one machine are not built yet; create one machine each",
     "containers": "several containers in one machine are not built yet; create one machine each",
     "volumes": "temporary volumes are not built yet",
     "statics": "static files are not built yet",
@@ -100,6 +100,8 @@ def check_config(raw: Any, *, at: str = "config") -> Config:
     else:
         guest = Guest()
     restart = _restart(raw.get("restart"), f"{at}.restart")
+    process = _one_process(raw.get("processes"), at)
+    process_env = string_map(f"{at}.processes[0].env", process.get("env"), names=True)
     filled = {
         **raw,
         "guest": {**(raw.get("guest") or {}), **msgspec.to_builtins(guest)},
@@ -111,8 +113,8 @@ def check_config(raw: Any, *, at: str = "config") -> Config:
     return Config(
         raw=filled,
         image=image,
-        argv=_argv(image, raw.get("init"), at),
-        env=string_map(f"{at}.env", raw.get("env"), names=True),
+        argv=_argv(image, raw.get("init"), process, at),
+        env={**string_map(f"{at}.env", raw.get("env"), names=True), **process_env},
         guest=guest,
         restart=restart,
         stop=_stop(raw.get("stop_config"), f"{at}.stop_config"),
@@ -166,20 +168,49 @@ def _refuse_not_built(raw: dict[str, Any], at: str) -> None:
                 raise NotBuilt(f"{at}.{outer}.{field}", inner[field], f"{what}: not built yet; leave the field out")
 
 
-def _argv(image: str, init: dict[str, Any] | None, at: str) -> tuple[str, ...]:
-    init = init or {}
-    parts: dict[str, list[str]] = {}
-    for field in ("exec", "entrypoint", "cmd"):
-        value = init.get(field) or []
-        if not isinstance(value, list) or not all(isinstance(a, str) and "\0" not in a for a in value):
-            raise Invalid(f"{at}.init.{field}", value, "give a list of strings")
-        parts[field] = value
-    argv = tuple(parts["exec"] or parts["entrypoint"] + parts["cmd"])
+def _one_process(raw: Any, at: str) -> dict[str, Any]:
+    """The one element of `processes`, which names the program in another way; empty when there is none."""
+    if not raw:
+        return {}
+    if not isinstance(raw, list) or not all(isinstance(p, dict) for p in raw):
+        raise Invalid(f"{at}.processes", raw, "give a list of objects")
+    if len(raw) > 1:
+        raise NotBuilt(f"{at}.processes", raw, "several processes in one machine are not built yet; create one each")
+    for field in ("user", "secrets", "env_from", "ignore_app_secrets"):
+        if raw[0].get(field):
+            raise NotBuilt(f"{at}.processes[0].{field}", raw[0][field], "not built yet; leave the field out")
+    process: dict[str, Any] = raw[0]
+    return process
+
+
+def _argv(image: str, init: dict[str, Any] | None, process: dict[str, Any], at: str) -> tuple[str, ...]:
+    argv = _command(init or {}, f"{at}.init") or _command(process, f"{at}.processes[0]")
     if is_host_image(image) and not (argv and argv[0]):
         raise Invalid(
             f"{at}.init.exec", list(argv), 'the image "host" has no program of its own: give its command line here'
         )
     return argv
+
+
+def _command(raw: dict[str, Any], at: str) -> tuple[str, ...]:
+    """`exec` replaces everything; else `entrypoint` and `cmd`, as Docker joins them."""
+    parts: dict[str, list[str]] = {}
+    for field in ("exec", "entrypoint", "cmd"):
+        value = raw.get(field) or []
+        if isinstance(value, str):
+            value = _words(f"{at}.{field}", value)
+        if not isinstance(value, list) or not all(isinstance(a, str) and "\0" not in a for a in value):
+            raise Invalid(f"{at}.{field}", value, "give a list of strings")
+        parts[field] = value
+    return tuple(parts["exec"] or parts["entrypoint"] + parts["cmd"])
+
+
+def _words(field: str, line: str) -> list[str]:
+    """Words of a command line written as one string, as some clients send it, split as a shell would."""
+    try:
+        return shlex.split(line)
+    except ValueError as error:
+        raise Invalid(field, line, f"{error}; give a list of strings") from None
 
 
 def _restart(raw: Any, at: str) -> Restart:

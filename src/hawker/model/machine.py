@@ -25,7 +25,8 @@ class State(StrEnum):
 
 
 RESTING = frozenset({State.created, State.started, State.stopped, State.suspended, State.failed})
-SETTLED = RESTING | {State.destroyed}
+# Without created: such a machine is still being prepared, and starts or rests as stopped next.
+SETTLED = (RESTING - {State.created}) | {State.destroyed}
 
 MOVES: dict[State, frozenset[State]] = {
     State.created: frozenset(

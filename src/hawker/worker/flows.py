@@ -19,6 +19,7 @@ runs begin when is decided in `hawker.worker.machines` and `hawker.worker.exits`
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from hawker.core.journal import effect_key
 from hawker.errors import Abort
@@ -29,7 +30,7 @@ from hawker.model.rows import LeaseRow, MachineRow, RunRow
 from hawker.store.db import Store, Tx
 from hawker.worker.drivers.base import Driver, Exit, InstanceSpec, Limits, StartFailed, UnknownInstance
 from hawker.worker.flow import Done, Flow, Step, StepContext
-from hawker.worker.machine_log import MachineLog, get_machine
+from hawker.worker.machine_log import MachineLog, exit_request, get_machine
 
 SHARED_CPU_MILLIS = 62  # a sixteenth of a core, the share that upstream documents for one shared cpu
 
@@ -186,7 +187,7 @@ class MachineFlows:
         otherwise."""
         if row.state is State.suspending:
             row = self._log.move(tx, row, State.started, cause=run.cause)
-            self._log.event(tx, row, "suspend", "failed", run, request={"error": run.error})
+            self._log.event(tx, row, "suspend", "failed", run, request=_why(tx, row, run))
             return
         target = State.failed if run.ending == "failed" else State.stopped
         path = {
@@ -198,13 +199,19 @@ class MachineFlows:
         }.get(row.state, [])
         changes = {"resources": check_config(row.config).guest.resources()}
         row = self._log.move(tx, row, *path, cause=run.cause, instance="", desired="stopped", **changes)
-        self._log.event(tx, row, "start", row.state, run, request={"error": run.error})
+        self._log.event(tx, row, "start", row.state, run, request=_why(tx, row, run))
 
     def _settle_destroyed(self, tx: Tx, run: RunRow) -> None:
         row = get_machine(tx, run.resource)
         tx.delete(LeaseRow, row.id)
         row = self._log.move(tx, row, State.destroyed, cause=run.cause, desired="destroyed", instance="")
         self._log.event(tx, row, "destroy", "destroyed", run)
+
+
+def _why(tx: Tx, row: MachineRow, run: RunRow) -> dict[str, Any]:
+    """Why a flow did not do what it was begun for, as the `request` of the event that tells it."""
+    ended = Exit(key=row.instance, machine=row.id, error=run.error, at_ms=tx.now_ms)
+    return exit_request(row, ended, requested=run.ending == "cancelled", restarting=False)
 
 
 def instance_spec(machine: MachineRow, key: str) -> InstanceSpec:

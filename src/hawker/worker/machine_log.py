@@ -17,6 +17,7 @@ from hawker.host import Host
 from hawker.model.guest import Resources
 from hawker.model.machine import State, check_move
 from hawker.model.rows import EventRow, MachineRow, RunRow
+from hawker.model.values import rfc3339
 from hawker.store.db import Reads, Tx
 from hawker.worker import ledger
 from hawker.worker.drivers.base import Exit
@@ -80,20 +81,8 @@ class MachineLog:
     def exited(
         self, tx: Tx, row: MachineRow, run: RunRow, ended: Exit, *, requested: bool, restarting: bool
     ) -> MachineRow:
-        """The `exit` event of an instance, in the form that release commands and smoke checks of clients read."""
-        exit_event = {
-            "exit_code": ended.status,
-            "guest_exit_code": ended.code if ended.code is not None else 0,
-            "guest_signal": ended.signal if ended.signal is not None else -1,
-            "guest_error": ended.error,
-            "signal": ended.signal if ended.signal is not None else -1,
-            "error": ended.error,
-            "oom_killed": ended.oom_killed,
-            "requested_stop": requested,
-            "restarting": restarting,
-            "exited_at": ended.at_ms,
-        }
-        request = {"exit_event": exit_event, "restart_count": row.restarts}
+        """The `exit` event of an instance."""
+        request = exit_request(row, ended, requested=requested, restarting=restarting)
         return self.event(tx, row, "exit", "stopped", run, request=request)
 
     def listen(self, machine: str, listener: Listener) -> Callable[[], None]:
@@ -119,3 +108,20 @@ def get_machine(reads: Reads, machine_id: str, app: str | None = None) -> Machin
     if row is None or (app is not None and row.app != app):
         raise NotFound(f"machine not found: {machine_id}")
     return row
+
+
+def exit_request(row: MachineRow, ended: Exit, *, requested: bool, restarting: bool) -> dict[str, Any]:
+    """An event's `request` about an ending, in the one form that release commands, smoke checks and SDKs read."""
+    exit_event = {
+        "exit_code": ended.status,
+        "guest_exit_code": ended.code if ended.code is not None else 0,
+        "guest_signal": ended.signal if ended.signal is not None else -1,
+        "guest_error": ended.error,
+        "signal": ended.signal if ended.signal is not None else -1,
+        "error": ended.error,
+        "oom_killed": ended.oom_killed,
+        "requested_stop": requested,
+        "restarting": restarting,
+        "exited_at": rfc3339(ended.at_ms),
+    }
+    return {"exit_event": exit_event, "restart_count": row.restarts}
