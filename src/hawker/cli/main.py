@@ -1,17 +1,116 @@
-"""The `hawker` command."""
+"""The `hawker` command: what it offers, and how every error of it ends.
+
+Each command's module is imported when the command is used, and the modules import what they need inside the commands,
+so that help and completion appear at once. Commands raise; what is raised is told here, in one sentence and a hint on
+standard error. Exit status: 0, 1 for an error, 2 for a wrong command line, 130 after Ctrl-C; `machine exec` ends with
+its command's own.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
 import click
 
-from hawker.cli.agents import agent_command
-from hawker.cli.dev import dev_command
+import hawker
+from hawker.cli import output
+from hawker.cli.groups import Lazy
+from hawker.errors import HawkerError
+
+INTERRUPTED = 130
+
+COMMANDS = {
+    "dev": ("hawker.cli.dev:dev_command", "Run a market on this machine: three regions, two workers each, one broker."),
+    "apps": ("hawker.cli.apps:apps", "Create, list and destroy apps."),
+    "machine": ("hawker.cli.machines:machine", "Order machines and look after them."),
+    "regions": ("hawker.cli.fleet:regions", "List regions and the room they have."),
+    "workers": ("hawker.cli.fleet:workers", "List workers and what is free, or take one out of the market."),
+    "explain": ("hawker.cli.explain:explain", "Explain why a machine was placed where it is."),
+    "sql": ("hawker.cli.fleet:sql", "Run a read-only query on the workers' databases."),
+    "agent": (
+        "hawker.cli.agents:agent_command",
+        "Run an agent: a worker, a broker, or both, as its configuration says.",
+    ),
+    "worker": ("hawker.cli.worker:worker", "Look after a worker's files on this host."),
+    "completion": ("hawker.cli.completion:completion", "Print the script that completes commands in your shell."),
+}
 
 
-@click.group()
-def main() -> None:
-    """Hawker."""
+@click.group(
+    cls=Lazy, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
+@click.version_option(hawker.__version__, prog_name="hawker", message="%(prog)s %(version)s")
+def root() -> None:
+    """Run programs on a fleet of your own servers, placed the way a market does.
+
+    Commands find the market that `hawker dev` runs on this machine; for another one give --endpoint and --token, or set
+    HAWKER_ENDPOINT and HAWKER_TOKEN.
+    """
 
 
-main.add_command(agent_command)
-main.add_command(dev_command)
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run one command and exit."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit status; raises what went wrong only with HAWKER_DEBUG."""
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read our output has had enough: `hawker ... | head`
+        _discard_output()
+        return 1
+    return status
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    form = output.Form()
+    try:
+        status = root.main(arguments, prog_name="hawker", standalone_mode=False, obj=form)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return 2
+    except click.ClickException as error:
+        output.failure(HawkerError(error.format_message(), hint=_usage_hint(error)))
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt) as error:
+        if isinstance(error.__cause__, EOFError):  # the end of input where a question was asked
+            output.failure(HawkerError("nothing was answered, so nothing was done", hint="give --yes"))
+            return 1
+        return INTERRUPTED
+    except BrokenPipeError:
+        raise
+    except HawkerError as error:
+        if os.environ.get("HAWKER_DEBUG"):
+            raise
+        output.failure(error, form)
+        return 1
+    except Exception as error:
+        if os.environ.get("HAWKER_DEBUG"):
+            raise
+        text = f"a fault of hawker's own: {type(error).__name__}: {error}"
+        output.failure(HawkerError(text, hint="run it again with HAWKER_DEBUG=1 to see where, and report it"), form)
+        return 1
+    return status if isinstance(status, int) else 0
+
+
+def _usage_hint(error: click.ClickException) -> str:
+    if not isinstance(error, click.UsageError) or error.ctx is None:
+        return ""
+    takes_command = any(p.name == "command" and p.nargs == -1 for p in error.ctx.command.params)
+    if takes_command and isinstance(error, click.NoSuchOption):
+        return "put -- before the command to run, so that its options stay its own"
+    return f"{error.ctx.command_path} --help"
+
+
+def _discard_output() -> None:
+    """So that the interpreter's own flush at exit finds no broken pipe."""
+    with contextlib.suppress(OSError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)

@@ -89,6 +89,10 @@ class Client(Transport):
     def machine(self, app: str, machine: str, *, include_leases: bool = False) -> Object:
         return _object(self.get(_machine(app, machine), query={"include_leases": include_leases or None}))
 
+    def find_machine(self, machine: str) -> Object:
+        """A machine by its id alone. *Extension*: its app is in it, at `["hawker"]["app"]`."""
+        return _object(self.get(path_of("apps", machine)))
+
     def update_machine(self, app: str, machine: str, body: Mapping[str, Any], *, nonce: str | None = None) -> Object:
         """Replace the whole configuration: a new version. With `current_version` only if that is still current."""
         return _object(self.post(_machine(app, machine), json=dict(body), headers=_held(nonce)))

@@ -145,6 +145,8 @@ class Transport:
             "user-agent": user_agent or f"hawker/{hawker.__version__}",
         }
         self._kept: HTTPConnection | None = None
+        self.answer_headers: Mapping[str, str] = {}
+        """Of the last call's answer, by lower-case names: how long it took the server, which workers were silent."""
 
     def __enter__(self) -> Self:
         return self
@@ -195,6 +197,7 @@ class Transport:
         body = None if json is None else msgspec.json.encode(json)
         sent = {**self._headers, **({} if body is None else {"content-type": "application/json"}), **(headers or {})}
         response = self._answer(method, target, body, sent, self._timeout_s if timeout_s is None else timeout_s)
+        self.answer_headers = {name.lower(): value for name, value in response.getheaders()}
         raw = self._read(response, what)
         if response.will_close:
             self.close()

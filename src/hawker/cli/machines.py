@@ -1,0 +1,297 @@
+"""`hawker machine`: machines that exist. Ordering and changing them is in `cli/orders.py`.
+
+A machine is given by its id or by a name that only one has. Commands that change its state wait for the new one and
+print it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from hawker.cli import output
+from hawker.cli.groups import Ordered
+from hawker.cli.orders import clone, create, run, update
+from hawker.cli.params import app_option, machine_argument, region_option
+from hawker.cli.session import (
+    LONGEST_STOP_S,
+    Object,
+    Session,
+    app_of,
+    confirmed,
+    failure_of,
+    label,
+    market_command,
+)
+from hawker.errors import HawkerError
+
+WAITED_FOR = ("started", "stopped", "suspended", "destroyed", "failed", "settled")
+EVENTS_SHOWN = 10
+DESTROY_S = 60.0
+
+
+@click.group(cls=Ordered)
+def machine() -> None:
+    """Order machines and look after them. MACHINE is an id, or a name that only one machine has."""
+
+
+machine.add_command(run)
+machine.add_command(create)
+
+
+@machine.command("list")
+@app_option("Only this app's; all apps' without.")
+@region_option("Only this region's.")
+@click.option("--state", "states", multiple=True, help="Only machines in this state; repeatable.")
+@click.option("--all", "deleted", is_flag=True, help="Destroyed ones, too.")
+@market_command
+def list_(session: Session, app: str | None, region: str | None, states: tuple[str, ...], deleted: bool) -> None:
+    """List machines."""
+    client = session.client
+    found: list[Object] = []
+    silent: set[str] = set()
+    with output.working("listing machines"):
+        for name in [app] if app else [a["name"] for a in client.apps()]:
+            found += client.machines(name, region=region, state=states or None, include_deleted=deleted)
+            silent |= {w for w in client.answer_headers.get("hawker-unreachable-workers", "").split(", ") if w}
+    if silent:
+        output.note(f"these workers did not answer, their machines are not listed: {', '.join(sorted(silent))}")
+    if session.json:
+        output.data(found)
+    elif not found:
+        output.note("no machines; hawker machine run orders one")
+    else:
+        columns = ("id", "name", "app", "state", "region", "worker", "size")
+        output.table(columns, [_row(m) for m in found])
+
+
+def _row(m: Object) -> tuple[object, ...]:
+    return (m["id"], m["name"], app_of(m), m["state"], m["region"], m["hawker"]["worker"], _size(m))
+
+
+def _size(m: Object) -> str:
+    guest = m["config"]["guest"]
+    return f"{guest['cpu_kind']} {guest['cpus']}x, {guest['memory_mb']} MiB"
+
+
+@machine.command()
+@machine_argument
+@market_command
+def status(session: Session, machine: str, app: str | None) -> None:
+    """Show a machine, what it runs and what happened to it."""
+    found = session.machine(machine, app)
+    if session.json:
+        output.data(found)
+        return
+    config, placed = found["config"], found["hawker"]
+    output.fields(
+        [
+            ("machine", found["id"]),
+            ("name", found["name"]),
+            ("app", placed["app"]),
+            ("state", found["state"] + (" (cordoned)" if found["cordoned"] else "")),
+            ("region", found["region"]),
+            ("worker", placed["worker"]),
+            ("size", _size(found)),
+            ("image", config["image"]),
+            ("command", _command(config)),
+            ("restart", config["restart"]["policy"]),
+            *[("metadata", f"{key}={value}") for key, value in (config.get("metadata") or {}).items()],
+            ("version", found["version"]),
+            ("created", found["created_at"]),
+            ("updated", found["updated_at"]),
+            ("because of", placed["cause"]),
+        ]
+    )
+    output.say("")
+    rows = [(_clock(e["timestamp"]), e["type"], e["status"], e["source"], _told(e)) for e in found["events"]]
+    output.table(("time", "event", "state", "source", ""), rows[:EVENTS_SHOWN])
+
+
+def _command(config: Object) -> str:
+    import shlex
+
+    init = config["init"]
+    process = (config.get("processes") or [{}])[0]
+    for part in (init, process):
+        if argv := part.get("exec") or [*(part.get("entrypoint") or []), *(part.get("cmd") or [])]:
+            return shlex.join(argv)
+    return "the image's own"
+
+
+def _clock(at_ms: int) -> str:
+    from hawker.model.values import rfc3339
+
+    return rfc3339(at_ms)
+
+
+def _told(event: Object) -> str:
+    """What an event tells beside its state: why a start failed, how a program ended."""
+    if failed := failure_of({"events": [event]}):
+        return failed
+    ended = (event.get("request") or {}).get("exit_event")
+    if not ended:
+        return ""
+    how = f"signal {ended['signal']}" if ended["signal"] > 0 else f"exit status {ended['exit_code']}"
+    return how + (", out of memory" if ended["oom_killed"] else "") + (", starts again" if ended["restarting"] else "")
+
+
+# --- states ----------------------------------------------------------------------------------------------------------
+
+
+@machine.command()
+@machine_argument
+@market_command
+def start(session: Session, machine: str, app: str | None) -> None:
+    """Start a machine at rest, or wake a suspended one."""
+    found = session.machine(machine, app)
+    with output.working(f"{label(found)}: starting"):
+        session.client.start(app_of(found), found["id"], wait=True)
+    session.show(session.client.machine(app_of(found), found["id"]), "is started")
+
+
+@machine.command()
+@machine_argument
+@click.option("--signal", help="Instead of its configuration's, such as SIGTERM.")
+@click.option("--timeout", "grace_s", type=float, metavar="SECONDS", help="Then kill it. Instead of its own.")
+@market_command
+def stop(session: Session, machine: str, app: str | None, signal: str | None, grace_s: float | None) -> None:
+    """Stop a machine: a signal, a grace time, then kill."""
+    found = session.machine(machine, app)
+    session.client.stop(app_of(found), found["id"], signal=signal, grace_s=grace_s)
+    after = session.wait(found, ["stopped", "destroyed", "failed"], LONGEST_STOP_S, "stopping")
+    session.show(after, f"is {after['state']}")
+
+
+@machine.command()
+@machine_argument
+@click.option("--timeout", "grace_s", type=float, metavar="SECONDS", help="Grace time before it is killed.")
+@click.option("--force", is_flag=True, help="Kill it at once.")
+@market_command
+def restart(session: Session, machine: str, app: str | None, grace_s: float | None, force: bool) -> None:
+    """Stop and start a machine. It keeps its room meanwhile."""
+    found = session.machine(machine, app)
+    session.client.restart(app_of(found), found["id"], grace_s=grace_s, force=force)
+    session.show(_started(session, found, "restarting"), "is started again")
+
+
+def _started(session: Session, machine: Object, doing: str) -> Object:
+    after = session.wait(machine, ["started", "stopped", "failed", "destroyed"], LONGEST_STOP_S, doing)
+    if after["state"] == "failed":
+        why = failure_of(after)
+        raise HawkerError(
+            f"{label(after)} did not start{why and ': ' + why}", hint=f"hawker machine logs {after['id']}"
+        )
+    return after
+
+
+@machine.command()
+@machine_argument
+@market_command
+def suspend(session: Session, machine: str, app: str | None) -> None:
+    """Freeze a running machine with its memory. `start` wakes it."""
+    found = session.machine(machine, app)
+    session.client.suspend(app_of(found), found["id"])
+    after = session.wait(found, ["suspended", "stopped", "failed"], DESTROY_S, "suspending")
+    session.show(after, f"is {after['state']}")
+
+
+machine.add_command(update)
+machine.add_command(clone)
+
+
+@machine.command()
+@machine_argument
+@click.option("--state", "states", multiple=True, type=click.Choice(WAITED_FOR), help="Repeatable. Default: started.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=1), default=60, show_default=True, metavar="SECONDS")
+@market_command
+def wait(session: Session, machine: str, app: str | None, states: tuple[str, ...], timeout_s: float) -> None:
+    """Wait until a machine is in a state."""
+    wanted = states or ("started",)
+    after = session.wait(session.machine(machine, app), wanted, timeout_s, f"waiting for {' or '.join(wanted)}")
+    session.show(after, f"is {after['state']}")
+
+
+@machine.command()
+@machine_argument
+@market_command
+def cordon(session: Session, machine: str, app: str | None) -> None:
+    """Take a machine out of traffic. It keeps running."""
+    found = session.machine(machine, app)
+    session.client.cordon(app_of(found), found["id"])
+    session.show(session.client.machine(app_of(found), found["id"]), "is cordoned")
+
+
+@machine.command()
+@machine_argument
+@market_command
+def uncordon(session: Session, machine: str, app: str | None) -> None:
+    """Put a machine back into traffic."""
+    found = session.machine(machine, app)
+    session.client.uncordon(app_of(found), found["id"])
+    session.show(session.client.machine(app_of(found), found["id"]), "is in traffic")
+
+
+@machine.command()
+@machine_argument
+@click.option("--force", is_flag=True, help="Kill it if it runs. Without, a running machine is refused.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@market_command
+def destroy(session: Session, machine: str, app: str | None, force: bool, yes: bool) -> None:
+    """Destroy a machine and everything of it."""
+    found = session.machine(machine, app)
+    confirmed(f"Destroy {label(found)} of app {app_of(found)}, {found['state']}?", yes=yes or force)
+    with output.working(f"{label(found)}: destroying"):
+        session.client.destroy(app_of(found), found["id"], force=force)
+    session.show(session.client.machine(app_of(found), found["id"]), "is destroyed")
+
+
+# --- inside ----------------------------------------------------------------------------------------------------------
+
+
+@machine.command("exec")
+@machine_argument
+@click.argument("command", nargs=-1, required=True)
+@click.option("--timeout", "timeout_s", type=click.IntRange(1, 3600), metavar="SECONDS", help="Then kill it.")
+@click.option("--stdin", "feed", is_flag=True, help="Give it this program's standard input.")
+@market_command
+def exec_(
+    session: Session, machine: str, app: str | None, command: tuple[str, ...], timeout_s: int | None, feed: bool
+) -> None:
+    """Run a command beside a machine's program: hawker machine exec MACHINE -- COMMAND ...
+
+    Prints what it printed once it has ended, and ends with its exit status, or 128 and its signal.
+    """
+    found = session.machine(machine, app)
+    given = sys.stdin.read() if feed else None
+    with output.working(f"{label(found)}: running {command[0]}"):
+        ended = session.client.exec(app_of(found), found["id"], command, stdin=given, timeout_s=timeout_s)
+    if session.json:
+        output.data(ended)
+    else:
+        output.passed_on(ended["stdout"])
+        output.passed_on(ended["stderr"], err=True)
+    click.get_current_context().exit(128 + ended["exit_signal"] if ended["exit_signal"] else ended["exit_code"])
+
+
+@machine.command()
+@machine_argument
+@click.option("-f", "--follow", is_flag=True, help="Go on with new lines until Ctrl-C.")
+@click.option("--tail", type=click.IntRange(0, 10_000), default=100, show_default=True, metavar="LINES")
+@click.option("-t", "--timestamps", is_flag=True, help="Lead each line with its time and stream.")
+@market_command
+def logs(session: Session, machine: str, app: str | None, follow: bool, tail: int, timestamps: bool) -> None:
+    """Print what a machine's program wrote. With --json an object a line."""
+    import msgspec
+
+    found = session.machine(machine, app)
+    with session.client.logs(app_of(found), found["id"], tail=tail, follow=follow) as lines:
+        for raw in lines:
+            if session.json:
+                output.passed_on(raw.decode() + "\n")
+                continue
+            line: dict[str, Any] = msgspec.json.decode(raw)
+            lead = f"{line['timestamp']} {line['stream']} " if timestamps else ""
+            output.passed_on(f"{lead}{line['message']}\n")

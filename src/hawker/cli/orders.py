@@ -1,0 +1,220 @@
+"""`hawker machine run`, `create`, `update`, `clone`: orders, and the configurations they carry.
+
+Options become the configuration that the API takes; everything else of a configuration is given as JSON with --config.
+What is right and wrong in it is the market's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from hawker.cli import output
+from hawker.cli.params import app_option, machine_argument, pairs, region_option
+from hawker.cli.session import LONGEST_STOP_S, Object, Session, app_of, failure_of, label, market_command
+from hawker.errors import HawkerError, Invalid
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def config_options(function: F) -> F:
+    """The options that make a configuration; `configure` reads them."""
+    for option in reversed(
+        (
+            click.option("--guest", metavar="SIZE", help="A named size, such as shared-cpu-1x or performance-2x."),
+            click.option("--cpus", type=int, metavar="COUNT", help="1 without."),
+            click.option("--memory", type=int, metavar="MIB", help="By the cpus without: 256 or 2048 each."),
+            click.option("--cpu-kind", type=click.Choice(["shared", "performance"]), help="Shared without."),
+            click.option("--env", multiple=True, metavar="NAME=VALUE", help="An environment variable; repeatable."),
+            click.option("--metadata", multiple=True, metavar="KEY=VALUE", help="Repeatable."),
+            click.option("--restart", type=click.Choice(["no", "on-failure", "always"]), help="When it has ended."),
+            click.option("--max-retries", type=int, metavar="COUNT", help="Of restarts on failure."),
+            click.option(
+                "--config",
+                type=click.File("rb"),
+                metavar="FILE",
+                help="A configuration as JSON, - for standard input; the other options change it.",
+            ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def configure(base: Object, command: tuple[str, ...], given: dict[str, Any]) -> Object:
+    """`base` with what the options say. Raises `Invalid`."""
+    from hawker.model.guest import preset
+
+    config = {**base, **_read(given["config"])} if given["config"] else dict(base)
+    size = {"cpus": given["cpus"], "memory_mb": given["memory"], "cpu_kind": given["cpu_kind"]}
+    size = {name: value for name, value in size.items() if value is not None}
+    if given["guest"]:
+        named = preset(given["guest"])
+        config["guest"] = {"cpu_kind": named.cpu_kind, "cpus": named.cpus, "memory_mb": named.memory_mb, **size}
+    elif size:
+        kept = config.get("guest") or {}
+        if "memory_mb" not in size and size.keys() & {"cpus", "cpu_kind"}:
+            kept = {name: value for name, value in kept.items() if name != "memory_mb"}  # it goes by the cpus again
+        config["guest"] = {**kept, **size}
+    for field in ("env", "metadata"):
+        if given[field]:
+            config[field] = {**(config.get(field) or {}), **pairs(f"--{field}", given[field])}
+    restart = {"policy": given["restart"], "max_retries": given["max_retries"]}
+    restart = {name: value for name, value in restart.items() if value is not None}
+    if restart:
+        config["restart"] = {**(config.get("restart") or {}), **restart}
+    if command:
+        init = {k: v for k, v in (config.get("init") or {}).items() if k not in ("exec", "entrypoint", "cmd")}
+        config["init"] = {**init, "exec": list(command)}
+    return config
+
+
+def _read(file: Any) -> Object:
+    import msgspec
+
+    try:
+        return msgspec.json.decode(file.read(), type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise Invalid("--config", Path(file.name).name, f"give a JSON object: {error}") from None
+
+
+_ORDER_TEXT = """
+
+    IMAGE is host: the host's own programs. Put -- before the command, so that its options stay its own.
+"""
+
+
+def order_options(function: F) -> F:
+    """What `run` and `create` share."""
+    for option in reversed(
+        (
+            click.argument("image"),
+            click.argument("command", nargs=-1),
+            app_option("The app it belongs to.", required=True),
+            region_option("Where: a code, several with commas, or any, the default."),
+            click.option("--name", help="Its name; the market finds one without."),
+            config_options,
+            click.option("--rm", "auto_destroy", is_flag=True, help="Destroy it when its program has ended."),
+            click.option("--key", metavar="KEY", help="With the same key again the order gives the same machine."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+@click.command(help="Order a machine and wait until its program runs." + _ORDER_TEXT)
+@order_options
+@click.option("--skip-launch", is_flag=True, help="Do not start it.")
+@market_command
+def run(session: Session, /, skip_launch: bool, **given: Any) -> None:
+    _order(session, given, skip_launch=skip_launch)
+
+
+@click.command(help="Order a machine without starting it." + _ORDER_TEXT)
+@order_options
+@market_command
+def create(session: Session, /, **given: Any) -> None:
+    _order(session, given, skip_launch=True)
+
+
+def _order(session: Session, given: dict[str, Any], *, skip_launch: bool) -> None:
+    config = configure({}, given["command"], given)
+    config["image"] = given["image"]
+    if given["auto_destroy"]:
+        config["auto_destroy"] = True
+    body = {"config": config, "name": given["name"], "region": given["region"], "skip_launch": skip_launch}
+    _place(session, given["app"], {k: v for k, v in body.items() if v is not None}, key=given["key"])
+
+
+def _place(session: Session, app: str, body: Object, *, key: str | None = None) -> None:
+    """Order, and show what came of it."""
+    where = body.get("region") or "any region"
+    launch = not body.get("skip_launch")
+    with output.working(f"ordering a machine in {where}"):
+        machine = session.client.create_machine(app, body, key=key, wait=launch)
+    timings = _timings(session.client.answer_headers.get("server-timing", ""))
+    if session.json:
+        output.data({**machine, "timings_ms": timings})
+    else:
+        times = ", ".join(f"{name} {ms:.1f} ms" for name, ms in timings.items())
+        output.fields(
+            [
+                ("machine", machine["id"]),
+                ("name", machine["name"]),
+                ("region", machine["region"]),
+                ("worker", machine["hawker"]["worker"]),
+                ("state", machine["state"]),
+                ("times", times or "none: an order with this key was filled before, and this is its machine"),
+            ]
+        )
+    if launch and machine["state"] == "failed":
+        why = failure_of(machine)
+        raise HawkerError(
+            f"{label(machine)} did not start{why and ': ' + why}",
+            hint=f"hawker machine update {machine['id']} -- COMMAND\nhawker machine destroy {machine['id']}",
+        )
+
+
+def _timings(header: str) -> dict[str, float]:
+    """Milliseconds by phase, from a `server-timing` header."""
+    phases = (part.strip().partition(";dur=") for part in header.split(",") if part.strip())
+    return {name: float(ms) for name, _, ms in phases}
+
+
+@click.command()
+@machine_argument
+@click.argument("command", nargs=-1)
+@click.option("--image", help="Another image.")
+@config_options
+@click.option("--skip-launch", is_flag=True, help="Leave a running machine stopped.")
+@market_command
+def update(
+    session: Session,
+    /,
+    machine: str,
+    app: str | None,
+    command: tuple[str, ...],
+    image: str | None,
+    skip_launch: bool,
+    **given: Any,
+) -> None:
+    """Change a machine's configuration; a running one is restarted with it.
+
+    Options add to what it has; --config replaces it all. Put -- before a new command.
+    """
+    found = session.machine(machine, app)
+    config = configure({} if given["config"] else found["config"], command, given)
+    if image:
+        config["image"] = image
+    body = {"config": config, "current_version": found["version"], "skip_launch": skip_launch}
+    session.client.update_machine(app_of(found), found["id"], body)
+    after = session.wait(found, ["started", "stopped", "failed"], LONGEST_STOP_S, "updating")
+    if after["state"] == "failed" and found["state"] != "failed":
+        raise HawkerError(f"{label(after)} has its new configuration and did not start: {failure_of(after)}")
+    session.show(after, f"has version {after['version']} and is {after['state']}")
+
+
+@click.command()
+@machine_argument
+@region_option("Where; the same region without.")
+@click.option("--name", help="The name of the new one; the market finds one without.")
+@click.option("--to-app", metavar="APP", help="The app of the new one; the same without.")
+@click.option("--skip-launch", is_flag=True, help="Do not start it.")
+@market_command
+def clone(
+    session: Session,
+    /,
+    machine: str,
+    app: str | None,
+    region: str | None,
+    name: str | None,
+    to_app: str | None,
+    skip_launch: bool,
+) -> None:
+    """Order another machine with a machine's configuration."""
+    found = session.machine(machine, app)
+    body = {"config": found["config"], "region": region or found["region"], "skip_launch": skip_launch}
+    _place(session, to_app or app_of(found), {**body, **({"name": name} if name else {})})

@@ -1,0 +1,158 @@
+"""Everything that the command line prints: only this module writes to standard output and standard error.
+
+For people: sentences, fields and tables. For programs: JSON, whole and unchanged, and on errors the API's error form. A
+table that does not go to a terminal is not fitted to any width, so that `grep` and `cut` see whole lines.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import cycle
+from typing import Any, TextIO
+
+import click
+
+from hawker.errors import HawkerError
+
+PROGRESS_AFTER_S = 1.0
+_FRAME_S = 0.1
+_WIDE = 10_000  # columns; wider than any row
+
+
+class Form:
+    """How this run of the program writes: `json` for programs. Set by the option of the command that was called."""
+
+    json = False
+
+
+# --- for people ------------------------------------------------------------------------------------------------------
+
+
+def say(text: str) -> None:
+    """A line on standard output. Characters that would steer the terminal are shown by their codes."""
+    click.echo(_plain(text))
+
+
+def passed_on(text: str, *, err: bool = False) -> None:
+    """What somebody else's program wrote, unchanged and without a line end of ours."""
+    click.echo(text, nl=False, err=err)
+
+
+def note(text: str) -> None:
+    """A line on standard error, beside the result."""
+    click.echo(_plain(text), err=True)
+
+
+def fields(pairs: Sequence[tuple[str, object]]) -> None:
+    """Names and values under each other."""
+    width = max(len(name) for name, _ in pairs)
+    for name, value in pairs:
+        say(f"{name:<{width}}  {value}")
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, err: bool = False) -> None:
+    """A table; numbers stand to the right."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    stream: TextIO = sys.stderr if err else sys.stdout
+    console = Console(file=stream, width=None if stream.isatty() else _WIDE, highlight=False)
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for number, name in enumerate(columns):
+        right = bool(rows) and all(isinstance(row[number], (int, float)) for row in rows)
+        shown.add_column(Text(name), justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        shown.add_row(*(Text(_plain(_cell(value))) for value in row))
+    with console.capture() as capture:
+        console.print(shown)
+    for line in capture.get().splitlines():
+        click.echo(line.rstrip(), file=stream)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def _plain(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+# --- for programs ----------------------------------------------------------------------------------------------------
+
+
+def data(value: Any) -> None:
+    """JSON on standard output."""
+    click.echo(_json(value))
+
+
+def _json(value: Any) -> str:
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+def failure(error: HawkerError, form: Form | None = None) -> None:
+    """One sentence, the workers' reasons where an order was refused, and what to try. On standard error."""
+    if form and form.json:
+        click.echo(_json(error.body()), err=True)
+        return
+    note(f"error: {error.message}")
+    refusals = error.details.get("refusals") if isinstance(error.details, dict) else None
+    if refusals:
+        columns = ("worker", "reason", "resource", "wanted", "free")
+        table(columns, [[_word(refusal.get(name)) for name in columns] for refusal in refusals], err=True)
+    for hint in error.hint.splitlines():
+        note(f"  try: {hint}")
+    request = getattr(error, "request_id", "")
+    if request and getattr(error, "status_code", 0) >= 500:
+        note(f"  the market's logs call this request {request}")
+
+
+def _word(value: Any) -> Any:
+    return "-" if value in (None, "") else value.replace("_", " ") if isinstance(value, str) else value
+
+
+# --- progress --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def working(text: str) -> Iterator[None]:
+    """Shows on standard error that something goes on, once it has taken a second, and takes it away again. Only on a
+    terminal."""
+    if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+        yield
+        return
+    done = threading.Event()
+    thread = threading.Thread(target=_spin, args=(text, done), name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _spin(text: str, done: threading.Event) -> None:
+    waited = PROGRESS_AFTER_S
+    if done.wait(waited):
+        return
+    for frame in cycle("|/-\\"):
+        sys.stderr.write(f"\r\x1b[2K{frame} {text}, {waited:.0f} s")
+        sys.stderr.flush()
+        waited += _FRAME_S
+        if done.wait(_FRAME_S):
+            break
+    sys.stderr.write("\r\x1b[2K")
+    sys.stderr.flush()

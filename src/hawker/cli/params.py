@@ -1,0 +1,99 @@
+"""Arguments and options that several commands take, and what the shell completes for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from hawker.errors import HawkerError, Invalid
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_COMPLETION_S = 1.0  # nobody waits longer for a completion
+
+
+def machine_argument(function: F) -> F:
+    """MACHINE, and --app to tell apart machines of one name."""
+    app = click.option(
+        "--app", metavar="APP", envvar="HAWKER_APP", shell_complete=_apps, help="Look for the name in this app only."
+    )
+    return click.argument("machine", shell_complete=_machines)(app(function))
+
+
+def app_option(help: str, *, required: bool = False) -> Callable[[F], F]:
+    return click.option("--app", metavar="APP", envvar="HAWKER_APP", required=required, shell_complete=_apps, help=help)
+
+
+def app_argument(function: F) -> F:
+    return click.argument("app", shell_complete=_apps)(function)
+
+
+def region_option(help: str) -> Callable[[F], F]:
+    return click.option("--region", metavar="REGION", shell_complete=_regions, help=help)
+
+
+def worker_argument(function: F) -> F:
+    return click.argument("name", shell_complete=_workers)(function)
+
+
+def worker_option(help: str) -> Callable[[F], F]:
+    return click.option("--worker", metavar="WORKER", shell_complete=_workers, help=help)
+
+
+def pairs(field: str, given: Sequence[str]) -> dict[str, str]:
+    """A map from KEY=VALUE arguments. Raises `Invalid`."""
+    found = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise Invalid(field, text, "write KEY=VALUE")
+        found[key] = value
+    return found
+
+
+# --- completion ------------------------------------------------------------------------------------------------------
+
+
+def _apps(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return _complete(ctx, incomplete, lambda client: [(a["name"], "") for a in client.apps()])
+
+
+def _regions(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return _complete(ctx, incomplete, lambda client: [(r["code"], r["name"]) for r in client.regions()["Regions"]])
+
+
+def _workers(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return _complete(ctx, incomplete, lambda client: [(w["name"], "") for w in client.workers()])
+
+
+def _machines(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    def find(client: Any) -> list[tuple[str, str]]:
+        app = ctx.params.get("app")
+        apps = [app] if app else [a["name"] for a in client.apps() if a["machine_count"]]
+        machines = [(name, m) for name in apps for m in client.machines(name)]
+        told = [(m["id"], f"{m['name']} of {name}, {m['state']}") for name, m in machines]
+        return told + [(m["name"], f"{m['id']} of {name}, {m['state']}") for name, m in machines]
+
+    return _complete(ctx, incomplete, find)
+
+
+def _complete(
+    ctx: click.Context, incomplete: str, find: Callable[[Any], list[tuple[str, str]]]
+) -> list[CompletionItem]:
+    """What a market knows that begins as typed. Without a market that answers at once, nothing: the middle of a line is
+    no place for an error."""
+    import os
+
+    from hawker.client.api import Client
+    from hawker.client.settings import find_settings
+
+    try:
+        settings = find_settings(os.environ, ctx.params.get("endpoint") or "", ctx.params.get("token") or "")
+        with Client(settings.endpoint, settings.token, timeout_s=_COMPLETION_S) as client:
+            found = find(client)
+    except HawkerError:
+        return []
+    return [CompletionItem(value, help=help) for value, help in found if value.startswith(incomplete)]

@@ -1,0 +1,142 @@
+"""What every command that talks to a market shares: its options, its client, and how a machine is found.
+
+`@market_command` adds the options `--endpoint`, `--token` and `--json` and gives the command a `Session`. The client is
+made when it is first needed, so a wrong option is told before a missing market.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Sequence
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self
+
+import click
+
+from hawker.cli import output
+from hawker.errors import NotFound, Refused
+
+if TYPE_CHECKING:
+    from hawker.client.api import Client
+
+P = ParamSpec("P")
+Object = dict[str, Any]
+
+LONGEST_STOP_S = 330.0  # the longest grace time there is, and what it takes around it
+
+
+class Session:
+    """One command's dealings with a market."""
+
+    def __init__(self, endpoint: str, token: str, *, json: bool = False) -> None:
+        self.json = json
+        self._endpoint = endpoint
+        self._token = token
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if "client" in self.__dict__:
+            self.client.close()
+
+    @functools.cached_property
+    def client(self) -> Client:
+        from hawker.client.api import Client
+        from hawker.client.settings import find_settings
+
+        settings = find_settings(os.environ, self._endpoint, self._token)
+        return Client(settings.endpoint, settings.token)
+
+    def machine(self, given: str, app: str | None = None) -> Object:
+        """The machine of an id, or of a name that only one has. `app` narrows the search for a name.
+
+        Raises `NotFound`; `Refused` when several have the name.
+        """
+        from hawker.model.values import is_machine_id
+
+        if is_machine_id(given):
+            return self.client.find_machine(given)
+        apps = [app] if app else [a["name"] for a in self.client.apps() if a["machine_count"]]
+        found = [m for name in apps for m in self.client.machines(name) if m["name"] == given]
+        if not found:
+            where = f" in app {app}" if app else ""
+            raise NotFound(f"no machine has the id or name {given}{where}", hint="hawker machine list")
+        if len(found) > 1:
+            ids = ", ".join(f"{m['id']} ({app_of(m)})" for m in found)
+            raise Refused(f"{len(found)} machines are called {given}", hint=f"give an id: {ids}")
+        return found[0]
+
+    def wait(self, machine: Object, states: Sequence[str], timeout_s: float, doing: str) -> Object:
+        """The machine once it is in one of `states`. Raises `ApiError` with `status_code` 408 when the time is up."""
+        from hawker.client.api import WAIT_S_MAX, ApiError
+
+        app, machine_id = app_of(machine), machine["id"]
+        deadline = monotonic() + timeout_s
+        with output.working(f"{label(machine)}: {doing}"):
+            while True:
+                left_s = deadline - monotonic()
+                try:
+                    self.client.wait(app, machine_id, states, timeout_s=max(1, min(WAIT_S_MAX, round(left_s))))
+                    return self.client.machine(app, machine_id)
+                except ApiError as error:
+                    if error.status_code != 408 or left_s <= WAIT_S_MAX:
+                        raise
+
+    def show(self, machine: Object, sentence: str) -> None:
+        """The result of a command that changed a machine."""
+        if self.json:
+            output.data(machine)
+        else:
+            output.say(f"{label(machine)} {sentence}")
+
+
+def market_command(function: Callable[Concatenate[Session, P], None]) -> Callable[..., None]:
+    """A command's function with the common options, called with a session in place of them. Those given to a group
+    hold for its commands."""
+
+    @click.option("--endpoint", metavar="URL", default="", help="The market's address, such as http://127.0.0.1:4280.")
+    @click.option("--token", default="", help="The token for it. Others can see it here: better set HAWKER_TOKEN.")
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+    @click.pass_context
+    @functools.wraps(function)
+    def run(ctx: click.Context, /, *args: Any, endpoint: str, token: str, as_json: bool, **options: Any) -> None:
+        outer = ctx.parent.params if ctx.parent else {}
+        as_json = as_json or outer.get("as_json", False)
+        if isinstance(ctx.obj, output.Form):
+            ctx.obj.json = as_json
+        endpoint, token = endpoint or outer.get("endpoint", ""), token or outer.get("token", "")
+        with Session(endpoint, token, json=as_json) as session:
+            function(session, *args, **options)
+
+    return run
+
+
+def app_of(machine: Object) -> str:
+    app: str = machine["hawker"]["app"]
+    return app
+
+
+def label(machine: Object) -> str:
+    """How a machine is called in a sentence."""
+    return f"machine {machine['id']} ({machine['name']})"
+
+
+def failure_of(machine: Object) -> str:
+    """Why a machine failed, from its newest event that says so; "" when none does."""
+    for event in machine["events"]:
+        for told in (event.get("hawker"), event.get("request")):
+            if told and told.get("error"):
+                return str(told["error"])
+    return ""
+
+
+def confirmed(question: str, *, yes: bool) -> None:
+    """Ask before something is lost, where there is somebody to ask. Raises `Refused` after a no."""
+    if not yes and sys.stdin.isatty() and not click.confirm(question, err=True):
+        raise Refused("nothing was done: the answer was no")

@@ -1,0 +1,48 @@
+"""`hawker worker`: a worker's files on this host, read without the worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from hawker.cli import output
+from hawker.cli.groups import Ordered
+from hawker.errors import NotFound
+
+DATABASE = "worker.db"
+
+
+@click.group(cls=Ordered)
+def worker() -> None:
+    """Look after a worker's files on this host."""
+
+
+@worker.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--rebuild", is_flag=True, help="Write the tables anew from the log. The worker must not be running.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.pass_context
+def verify(ctx: click.Context, path: Path, rebuild: bool, as_json: bool) -> None:
+    """Replay a worker's log and compare its tables with it. PATH is the worker's directory or its database.
+
+    Ends with status 1 when something does not hold.
+    """
+    from hawker.store.verify import verify as replay
+
+    if isinstance(ctx.obj, output.Form):
+        ctx.obj.json = as_json
+    database = path / DATABASE if path.is_dir() else path
+    if not database.is_file():
+        raise NotFound(f"there is no worker's database at {database}", hint="give the worker's directory")
+    with output.working(f"replaying the log of {database}"):
+        report = replay(database, rebuild=rebuild)
+    if as_json:
+        output.data(report)
+    else:
+        for fault in report.faults:
+            output.say(fault)
+        found = f"{len(report.faults)} faults" if report.faults else "no faults"
+        then = "; the tables were rebuilt from the log" if report.rebuilt else ""
+        output.say(f"{database}: {report.records} records, {report.rows} rows, {found}{then}")
+    ctx.exit(0 if report.ok or report.rebuilt else 1)
