@@ -46,7 +46,8 @@ def explain(session: Session, machine: str, app: str | None) -> None:
         return
     decision = msgspec.convert(told["decision"], Decision)
     wanted = decision.resources
-    cpus = f"{wanted.cpus_dedicated} dedicated cpus" if wanted.cpus_dedicated else f"{wanted.cpus_shared} shared cpus"
+    kind, count = ("dedicated", wanted.cpus_dedicated) if wanted.cpus_dedicated else ("shared", wanted.cpus_shared)
+    cpus = f"{count} {kind} cpu{'' if count == 1 else 's'}"
     output.fields(
         [
             ("machine", label(found).removeprefix("machine ")),

@@ -9,13 +9,8 @@ from hawker.cli.groups import Ordered
 from hawker.cli.params import region_option, worker_argument, worker_option
 from hawker.cli.session import Object, Session, market_command
 
-_SHOWN = (
-    ("cpus_shared", "shared cpus"),
-    ("cpus_dedicated", "dedicated cpus"),
-    ("memory_mib", "memory MiB"),
-    ("disk_mib", "disk MiB"),
-    ("machines", "machines"),
-)
+_COUNTED = (("cpus_shared", "cpus"), ("cpus_dedicated", "dedicated"), ("machines", "machines"))
+_MEASURED = (("memory_mib", "memory"), ("disk_mib", "disk"))
 
 
 @click.command()
@@ -44,7 +39,7 @@ def workers(session: Session, ctx: click.Context, region: str | None) -> None:
 @region_option("Only this region's.")
 @market_command
 def list_(session: Session, region: str | None) -> None:
-    """List workers: what is free of what they have."""
+    """List workers and what is free of what they have."""
     _list(session, region)
 
 
@@ -53,24 +48,27 @@ def _list(session: Session, region: str | None) -> None:
     if session.json:
         output.data(found)
         return
-    columns = ("worker", "region", "state", *(f"{name} free" for _, name in _SHOWN), "driver")
+    columns = ("worker", "region", "state", *(column for _, column in (*_COUNTED, *_MEASURED)))
     output.table(columns, [_row(worker) for worker in found])
+    output.note("cpus, machines, memory, disk: free/in all")
 
 
 def _row(worker: Object) -> tuple[object, ...]:
     if not worker["reachable"]:
-        return (worker["name"], worker["region"], "no answer", *("-" for _ in _SHOWN), "-")
-    capacity, held, driver = worker["capacity"], worker["held"], worker["driver"]
-    free = (f"{capacity[name] - held[name]} of {capacity[name]}" for name, _ in _SHOWN)
-    told = driver["driver"] if driver["healthy"] else f"{driver['driver']}: {driver['problem']}"
-    return (worker["name"], worker["region"], _state(worker), *free, told)
+        return (worker["name"], worker["region"], "no answer", *(None for _ in (*_COUNTED, *_MEASURED)))
+    capacity, held = worker["capacity"], worker["held"]
+    counts = (f"{capacity[name] - held[name]}/{capacity[name]}" for name, _ in _COUNTED)
+    sizes = (f"{(capacity[name] - held[name]) / 1024:.4g}/{capacity[name] / 1024:.4g} GiB" for name, _ in _MEASURED)
+    return (worker["name"], worker["region"], _state(worker), *counts, *sizes)
 
 
 def _state(worker: Object) -> str:
     told = [name for name, true in (("cordoned", worker["cordoned"]), ("disk full", worker["disk_full"])) if true]
     if worker["parked_runs"]:
         told.append(f"{worker['parked_runs']} parked")
-    return ", ".join(told) or "in the market"
+    if not worker["driver"]["healthy"]:
+        told.append(f"{worker['driver']['driver']} driver: {worker['driver']['problem']}")
+    return ", ".join(told) or "ok"
 
 
 @workers.command()

@@ -38,7 +38,10 @@ class Lazy(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in self.lazy and not args[0].startswith("-"):
-            ctx.fail(f"there is no command {args[0]!r}")  # click's own search for similar names imports every command
+            from difflib import get_close_matches  # click's own search for similar names would import every command
+
+            near = get_close_matches(args[0], self.lazy, n=1)
+            ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -29,7 +29,8 @@ from hawker.errors import HawkerError
 
 WAITED_FOR = ("started", "stopped", "suspended", "destroyed", "failed", "settled")
 EVENTS_SHOWN = 10
-DESTROY_S = 60.0
+SUSPEND_S = 60.0
+PRECONDITION_FAILED = 412
 
 
 @click.group(cls=Ordered)
@@ -64,16 +65,16 @@ def list_(session: Session, app: str | None, region: str | None, states: tuple[s
         output.note("no machines; hawker machine run orders one")
     else:
         columns = ("id", "name", "app", "state", "region", "worker", "size")
-        output.table(columns, [_row(m) for m in found])
-
-
-def _row(m: Object) -> tuple[object, ...]:
-    return (m["id"], m["name"], app_of(m), m["state"], m["region"], m["hawker"]["worker"], _size(m))
+        rows = [
+            (m["id"], m["name"], app_of(m), m["state"], m["region"], m["hawker"]["worker"], _size(m)) for m in found
+        ]
+        output.table(columns, rows)
 
 
 def _size(m: Object) -> str:
     guest = m["config"]["guest"]
-    return f"{guest['cpu_kind']} {guest['cpus']}x, {guest['memory_mb']} MiB"
+    kind = "dedicated" if guest["cpu_kind"] == "performance" else "shared"
+    return f"{guest['cpus']} {kind}, {guest['memory_mb']} MiB"
 
 
 @machine.command()
@@ -194,7 +195,7 @@ def suspend(session: Session, machine: str, app: str | None) -> None:
     """Freeze a running machine with its memory. `start` wakes it."""
     found = session.machine(machine, app)
     session.client.suspend(app_of(found), found["id"])
-    after = session.wait(found, ["suspended", "stopped", "failed"], DESTROY_S, "suspending")
+    after = session.wait(found, ["suspended", "stopped", "failed"], SUSPEND_S, "suspending")
     session.show(after, f"is {after['state']}")
 
 
@@ -244,7 +245,12 @@ def destroy(session: Session, machine: str, app: str | None, force: bool, yes: b
     found = session.machine(machine, app)
     confirmed(f"Destroy {label(found)} of app {app_of(found)}, {found['state']}?", yes=yes or force)
     with output.working(f"{label(found)}: destroying"):
-        session.client.destroy(app_of(found), found["id"], force=force)
+        try:
+            session.client.destroy(app_of(found), found["id"], force=force)
+        except HawkerError as error:
+            if getattr(error, "status_code", 0) == PRECONDITION_FAILED and not error.hint:
+                error.hint = f"hawker machine stop {found['id']} first, or give --force"
+            raise
     session.show(session.client.machine(app_of(found), found["id"]), "is destroyed")
 
 

@@ -79,7 +79,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         output.failure(HawkerError(error.format_message(), hint=_usage_hint(error)))
         return error.exit_code
     except (click.Abort, KeyboardInterrupt) as error:
-        if isinstance(error.__cause__, EOFError):  # the end of input where a question was asked
+        if isinstance(error.__cause__ or error.__context__, EOFError):  # no more input where a question was asked
             output.failure(HawkerError("nothing was answered, so nothing was done", hint="give --yes"))
             return 1
         return INTERRUPTED
@@ -89,6 +89,12 @@ def _run(arguments: Sequence[str] | None) -> int:
         if os.environ.get("HAWKER_DEBUG"):
             raise
         output.failure(error, form)
+        return 1
+    except OSError as error:  # a file that cannot be read, a full disk behind our output
+        if os.environ.get("HAWKER_DEBUG"):
+            raise
+        where = f": {error.filename}" if error.filename else ""
+        output.failure(HawkerError(f"{error.strerror or error}{where}"), form)
         return 1
     except Exception as error:
         if os.environ.get("HAWKER_DEBUG"):

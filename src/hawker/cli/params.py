@@ -17,9 +17,7 @@ _COMPLETION_S = 1.0  # nobody waits longer for a completion
 
 def machine_argument(function: F) -> F:
     """MACHINE, and --app to tell apart machines of one name."""
-    app = click.option(
-        "--app", metavar="APP", envvar="HAWKER_APP", shell_complete=_apps, help="Look for the name in this app only."
-    )
+    app = app_option("Look for the name in this app only.")
     return click.argument("machine", shell_complete=_machines)(app(function))
 
 
