@@ -44,11 +44,14 @@ class Api:
         headers: dict[str, str] | None = None,
         timeout_s: float = DEADLINE_S,
     ) -> Reply:
-        """One request on a connection of its own. A `body` is sent as JSON; None sends neither body nor its type."""
+        """One request on a connection of its own.
+
+        A `body` is sent as JSON, bytes as they are; None sends neither a body nor its type.
+        """
         sent = {"Authorization": f"Bearer {self.token}", **(headers or {})}
         data = None
         if body is not None:
-            data = json.dumps(body).encode()
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
             sent.setdefault("Content-Type", "application/json")
         connection = http.client.HTTPConnection(urlsplit(self.endpoint).netloc, timeout=timeout_s)
         try:

@@ -86,6 +86,8 @@ class World:
         if operation in ("Apps_show", "Apps_delete") and drawn % 8 == 1:
             names["app_name"] = self._machine  # the article's paths
         case.path_parameters |= {name: names[name] for name in names.keys() & case.path_parameters.keys()}
+        if operation == "Apps_delete" and drawn % 3 == 0:
+            case.query["force"] = "true"  # the app has a machine
         if operation in ("Machines_show_lease", "Machines_release_lease"):
             lease = self._api.post(f"{self._path}/lease", {"ttl": 60}).expect(201)
             case.headers[NONCE] = lease["data"]["nonce"]

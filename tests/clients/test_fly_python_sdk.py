@@ -1,9 +1,10 @@
 """fly-python-sdk 0.3.4 from PyPI, unmodified, against a real market: only the address it talks to is ours.
 
-The SDK types `init.exec` as one string, so a program reaches the machine as the one element of `config.processes`, of
-which it has a right model. It has no methods for update, wait, exec, lease, signal, metadata and cordon, and its own
-`stop` calls a method that is not there: for these its request functions are used, which set its headers and address.
-They cannot send other headers, nor PUT and PATCH; `test_fifteen.py` has what needs them.
+The SDK types `init.exec` as one string, against the API's documentation. A program may reach the machine that way, or
+as the one element of `config.processes`, of which the SDK has a right model. It has no methods for update, wait, exec,
+lease, signal, metadata and cordon, and its own `stop` calls a method that is not there: for these its request functions
+are used, which set its headers and address. They cannot send other headers, nor PUT and PATCH; `test_fifteen.py` and
+`test_common_rules.py` have what needs them.
 """
 
 from __future__ import annotations
@@ -116,6 +117,17 @@ def test_a_machine_serves_http_from_the_program_it_was_created_with(sdk_app: Sdk
     assert (seen["id"], seen["state"], seen["region"]) == (machine, "started", "ord")
     assert seen["config"]["processes"][0]["cmd"][-1] == str(port)
     assert datetime.fromisoformat(seen["created_at"]) <= datetime.fromisoformat(seen["updated_at"])
+
+
+def test_a_program_may_be_one_command_line(sdk_app: SdkApp) -> None:
+    config = {"image": "host", "init": {"exec": "sh -c 'sleep 1000; true'"}}
+
+    machine = sdk_app.call("create_machine", {"region": "mad", "config": config})["id"]
+    sdk_app.wait(machine, "started")
+
+    assert sdk_app.call("inspect", machine=machine)["config"]["init"]["exec"] == "sh -c 'sleep 1000; true'"
+    running = sdk_app.get(machine, "/ps?sort_by=stime")["json"]
+    assert "sh -c sleep 1000; true" in [process["command"] for process in running]
 
 
 def test_machines_are_listed_by_region(sdk_app: SdkApp) -> None:

@@ -1,0 +1,127 @@
+"""What holds for every request of the Machines API, as Go, JavaScript and Python clients send them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from tests.clients.api import SLEEP, Api
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("header", ["Bearer {}", "bearer {}", "FlyV1 {}", "FlyV1 fm2_other,{}"])
+def test_a_token_is_taken_as_bearer_and_as_one_of_a_list_of_macaroons(api: Api, header: str) -> None:
+    answer = api.get("/v1/apps?org_slug=personal", headers={"Authorization": header.format(api.token)})
+
+    answer.expect(200)
+
+
+@pytest.mark.parametrize("header", ["", "Bearer", "Bearer other", "Basic {}", "{}"])
+def test_without_a_known_token_every_request_is_refused_in_the_form_of_an_error(api: Api, header: str) -> None:
+    answer = api.post("/v1/apps", {"app_name": "x"}, headers={"Authorization": header.format(api.token)})
+
+    assert answer.expect(401)["error"].startswith("Authenticate: ")
+
+
+def test_every_answer_names_its_request(api: Api, app: str) -> None:
+    """A ULID and a region; clients print it with an error, and events name it as the cause of a change."""
+    found = api.get(f"/v1/apps/{app}").headers["fly-request-id"]
+    missing = api.get("/v1/apps/no-such-app").headers["fly-request-id"]
+
+    assert all(re.fullmatch(r"[0-9A-HJKMNP-TV-Z]{26}-[a-z]{3}", request) for request in (found, missing))
+    assert found != missing
+    created = api.post(f"/v1/apps/{app}/machines", {"config": {"image": "host", "init": {"exec": list(SLEEP)}}})
+    assert created.headers["fly-request-id"] in created.expect(200)["events"][-1]["hawker"]["cause"]
+
+
+@pytest.mark.parametrize("headers", [{}, {"Content-Type": "application/json"}])
+def test_a_post_without_a_body_is_one_without_wishes(api: Api, app: str, headers: dict[str, str]) -> None:
+    """fly-go sends neither body nor type, fly-admin sends the type alone."""
+    machine = api.create_machine(app)["id"]
+    path = f"/v1/apps/{app}/machines/{machine}"
+
+    api.post(f"{path}/stop", headers=headers).expect(200)
+    api.wait(app, machine, "stopped")
+    started = api.post(f"{path}/start", headers=headers).expect(200)
+
+    assert started["previous_state"] == "stopped"
+
+
+@pytest.mark.parametrize("body", [b"{", b"nul", b'6"', b"[\xff", b"\xff", b'"text"', b"[]", b"{}{}"])
+@pytest.mark.parametrize("path", ["/v1/apps", "/v1/apps/{app}/machines", "/v1/platform/placements"])
+def test_a_body_that_is_no_json_object_is_refused(api: Api, app: str, path: str, body: bytes) -> None:
+    assert api.post(path.format(app=app), body).expect(400)["status"] == "invalid_argument"
+
+
+def test_fields_that_are_not_known_are_kept_and_given_back(api: Api, app: str) -> None:
+    """An update replaces the whole configuration with what the client read, so that nothing read may be lost."""
+    unknown = {
+        "from_the_future": {"a": [1, 2.5, None, "ü"]},
+        "spot": {"max_price": "0.01"},
+        "cache_drive": {"size_mb": 1},
+    }
+
+    created = api.create_machine(app, config=unknown, a_new_field=True)
+    updated = api.post(f"/v1/apps/{app}/machines/{created['id']}", {"config": created["config"]}).expect(200)
+
+    assert unknown.items() <= created["config"].items()
+    assert updated["config"] == created["config"]
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"mounts": [{"volume": "vol_1", "path": "/data"}]},
+        {"services": [{"protocol": "tcp", "internal_port": 80}]},
+        {"schedule": "daily"},
+        {"files": [{"guest_path": "/a", "raw_value": "YQ=="}]},
+        {"containers": [{"name": "a", "image": "b"}]},
+    ],
+    ids=lambda field: next(iter(field)),
+)
+def test_a_field_that_is_documented_and_not_built_is_refused_by_name(api: Api, app: str, field: dict[str, Any]) -> None:
+    config = {"image": "host", "init": {"exec": ["true"]}, **field}
+
+    refused = api.post(f"/v1/apps/{app}/machines", {"config": config}).expect(422)
+
+    assert refused["status"] == "not_built"
+    assert refused["details"]["field"] == f"config.{next(iter(field))}"
+    assert api.get(f"/v1/apps/{app}/machines?include_deleted=true").expect(200) == []
+
+
+def test_a_kill_as_fly_go_sends_it_is_a_number(api: Api, app: str) -> None:
+    machine = api.create_machine(app, config={"restart": {"policy": "no"}})["id"]
+
+    api.post(f"/v1/apps/{app}/machines/{machine}/signal", {"signal": 9}).expect(200)
+    api.wait(app, machine, "stopped")
+
+    ended = api.machine(app, machine)["events"][0]["request"]["exit_event"]
+    assert (ended["signal"], ended["requested_stop"]) == (9, False)
+
+
+def test_an_update_of_a_version_that_is_not_current_is_a_conflict(api: Api, app: str) -> None:
+    machine = api.create_machine(app, skip_launch=True)
+    path = f"/v1/apps/{app}/machines/{machine['id']}"
+    body = {"config": machine["config"], "current_version": machine["instance_id"], "skip_launch": True}
+
+    updated = api.post(path, body).expect(200)
+    api.wait(app, machine["id"], "stopped", version=updated["instance_id"])
+    api.post(path, body).expect(409)
+
+    assert api.machine(app, machine["id"])["instance_id"] == updated["instance_id"] != machine["instance_id"]
+
+
+def test_the_original_six_paths_find_a_machine_by_its_id_alone(api: Api, app: str) -> None:
+    """As in the article: `/v1/apps/{machineid}`, with `/start` and `/stop`."""
+    machine = api.create_machine(app)["id"]
+
+    assert api.get(f"/v1/apps/{machine}").expect(200)["id"] == machine
+    api.post(f"/v1/apps/{machine}/stop").expect(200)
+    api.wait(app, machine, "stopped")
+    api.post(f"/v1/apps/{machine}/start").expect(200)
+    api.wait(app, machine, "started")
+    assert api.delete(f"/v1/apps/{machine}?force=true").status == 200
+
+    assert api.machine(app, machine)["state"] == "destroyed"
