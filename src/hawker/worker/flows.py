@@ -49,8 +49,8 @@ class MachineFlows:
         stop = Step("stop", act=self._stop)
         clear = Step("clear", act=self._clear)
         purge = Step("purge", act=self._purge)
-        resting = Step("settle", act=self._undo_launch, commit=self._settle)
-        gone = Step("settle", act=self._undo_nothing, commit=self._settle_destroyed)
+        resting = Step("settle", act=self._undo, commit=self._settle)
+        gone = Step("settle", act=self._undo, commit=self._settle_destroyed)
         return [
             Flow("machine.create", 1, resting, [launch]),
             Flow("machine.start", 1, resting, [launch, Step("resume", act=self._resume)]),
@@ -155,14 +155,20 @@ class MachineFlows:
 
     # --- final steps -------------------------------------------------------------------------------------------------
 
-    async def _undo_launch(self, context: StepContext) -> Done:
-        """After a failure or a cancel: no program of this run may be left, started or half started."""
-        if "launch" in context.run.steps:
-            await self._driver.destroy(effect_key(context.run.id, "launch"), force=True)
-        return Done(self._settle)
+    async def _undo(self, context: StepContext) -> Done:
+        """After a failure or a cancel: no program may be left that the machine will not know, started or half started.
 
-    async def _undo_nothing(self, context: StepContext) -> Done:
-        raise Abort(f"{context.run.error}: a destroy cannot be undone")
+        A failed suspend leaves the program as it was. A machine that was on its way out goes all the way.
+        """
+        run = context.run
+        if "launch" in run.steps:
+            await self._driver.destroy(effect_key(run.id, "launch"), force=True)
+        if run.flow != "machine.suspend" and (key := run.args.get("instance")):
+            await self._driver.destroy(key, force=True)
+        if "purge" in run.steps:
+            await self._driver.purge(run.resource)
+            return Done(self._settle_destroyed)
+        return Done(self._settle)
 
     def _settle(self, tx: Tx, run: RunRow) -> None:
         """Write the resting state a flow ends in."""
