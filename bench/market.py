@@ -62,8 +62,9 @@ def worker_role(port: int, machines: int) -> str:
 def start_agent(home: Path, name: str, role: str, port: int) -> subprocess.Popen[bytes]:
     """One agent, returned once it takes connections."""
     config = home / f"{name}.toml"
-    head = f'name = "{name}"\nregion = "ord"\ndirectory = "{home / name}"\nlog_level = "warning"\nstop_machines_on_exit = true'
-    config.write_text(f'{head}\n[tokens]\ncluster = "{CLUSTER}"\n[tokens.users]\nbench = "{USER}"\n{role}\n')
+    head = [f'name = "{name}"', 'region = "ord"', f'directory = "{home / name}"', 'log_level = "warning"']
+    tokens = ["[tokens]", f'cluster = "{CLUSTER}"', "[tokens.users]", f'bench = "{USER}"']
+    config.write_text("\n".join([*head, "stop_machines_on_exit = true", *tokens, role, ""]))
     with (home / f"{name}.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "hawker", "agent", "--config", str(config)], stdout=log, stderr=log

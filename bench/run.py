@@ -106,7 +106,7 @@ def order(config: dict[str, Any], **fields: Any) -> bytes:
 
 
 def reservation(number: int) -> Order:
-    """An order as a broker sends it. Held briefly: the next sweep gives the room back."""
+    """An order as a broker sends it, held for as long as the benchmark lasts."""
     config = check_config(SLEEPER)
     return Order(
         key=f"bench-{os.getpid()}-{number}",
@@ -115,7 +115,7 @@ def reservation(number: int) -> Order:
         name="bench",
         config=config.raw,
         resources=config.guest.resources(),
-        hold_s=1.0,
+        hold_s=600.0,
         request="bench",
     )
 
