@@ -38,6 +38,7 @@ CALLS: list[tuple[str, Callable[[Client], Any], str, dict[str, str], Any]] = [
     ("Machines_create", lambda c: c.create_machine(APP, {"config": {}}, wait=True), "{machines}", {"wait": "true"},
      {"config": {}}),
     ("Machines_show", lambda c: c.machine(APP, ID, include_leases=True), "{id}", {"include_leases": "true"}, None),
+    ("Apps_show", lambda c: c.find_machine(APP), "/v1/apps/{app}", {}, None),
     ("Machines_update", lambda c: c.update_machine(APP, ID, {"config": {}}), "{id}", {}, {"config": {}}),
     ("Machines_delete", lambda c: c.destroy(APP, ID, force=True), "{id}", {"force": "true"}, None),
     ("Machines_start", lambda c: c.start(APP, ID, wait=True), "{id}/start", {"wait": "true"}, None),

@@ -56,6 +56,17 @@ async def test_a_call_sends_json_and_gives_decoded_json() -> None:
         assert f"\r\n{header}\r\n" in server.heads[0]
 
 
+async def test_the_headers_of_the_last_answer_are_kept_also_of_an_error() -> None:
+    async with client_of(says("{}", headers="Server-Timing: total;dur=1.5\r\n")) as (client, _):
+        assert client.answer_headers == {}
+        await asyncio.to_thread(client.get, "/v1/x")
+        assert client.answer_headers["server-timing"] == "total;dur=1.5"
+    async with client_of(says("{}", "500 Oh", "x-y: z\r\n")) as (client, _):
+        with pytest.raises(ApiError):
+            await asyncio.to_thread(client.get, "/v1/x")
+        assert client.answer_headers["x-y"] == "z"
+
+
 @pytest.mark.parametrize("method", ["get", "post", "put", "patch", "delete"])
 async def test_each_method_has_its_name_and_an_empty_answer_is_none(method: str) -> None:
     async def script(call: Call) -> None:

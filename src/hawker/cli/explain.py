@@ -22,7 +22,7 @@ _REASONS = {
     Reason.unknown_app: "it did not know the app",
     Reason.disk_full: "its disk was full: it takes nothing new",
     Reason.no_answer: "it gave no answer in time",
-    Reason.in_doubt: "it was reserved on and did not answer: the reservation was released",
+    Reason.in_doubt: "it gave no answer, so the reservation was released",
 }
 _EVEN = 1e-9
 _TERMS_TOLD = 3
@@ -32,10 +32,11 @@ _TERMS_TOLD = 3
 @machine_argument
 @market_command
 def explain(session: Session, machine: str, app: str | None) -> None:
-    """Explain why a machine was placed where it is: who was asked, what they offered, how the offers scored.
+    """Explain why a machine was placed where it is.
 
-    A score is the sum of its terms' points; points are weight times utility; the utility of a resource follows from how
-    full the worker would be with the machine.
+    Who was asked, what they offered, how each offer scored, why the winner won and each other did not. A score is the
+    sum of its terms' points; points are weight times utility; the utility of a resource follows from how full the
+    worker would be with the machine.
     """
     import msgspec
 
@@ -113,7 +114,8 @@ def _won(decision: Decision, scores: dict[str, Scored], attempts: dict[str, Atte
     if abs(lead) < _EVEN:
         return f"{decision.winner} won: it scored {winner.score:.3f} like {second.worker}, and the draw was for it."
     why = differences(winner, second)
-    return f"{decision.winner} won: it scored {winner.score:.3f}, {lead:.3f} more than {second.worker}, by {why}."
+    by = f": {why}" if why else ""
+    return f"{decision.winner} won: it scored {winner.score:.3f}, {lead:.3f} more than {second.worker}{by}."
 
 
 def differences(winner: Scored, other: Scored) -> str:

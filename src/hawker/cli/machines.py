@@ -21,6 +21,7 @@ from hawker.cli.session import (
     Session,
     app_of,
     confirmed,
+    ending,
     failure_of,
     label,
     market_command,
@@ -107,7 +108,7 @@ def status(session: Session, machine: str, app: str | None) -> None:
         ]
     )
     output.say("")
-    rows = [(_clock(e["timestamp"]), e["type"], e["status"], e["source"], _told(e)) for e in found["events"]]
+    rows = [(_clock(e["timestamp"]), e["type"], e["status"], e["source"], ending(e)) for e in found["events"]]
     output.table(("time", "event", "state", "source", ""), rows[:EVENTS_SHOWN])
 
 
@@ -126,17 +127,6 @@ def _clock(at_ms: int) -> str:
     from hawker.model.values import rfc3339
 
     return rfc3339(at_ms)
-
-
-def _told(event: Object) -> str:
-    """What an event tells beside its state: why a start failed, how a program ended."""
-    if failed := failure_of({"events": [event]}):
-        return failed
-    ended = (event.get("request") or {}).get("exit_event")
-    if not ended:
-        return ""
-    how = f"signal {ended['signal']}" if ended["signal"] > 0 else f"exit status {ended['exit_code']}"
-    return how + (", out of memory" if ended["oom_killed"] else "") + (", starts again" if ended["restarting"] else "")
 
 
 # --- states ----------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ COMMANDS = {
     "regions": ("hawker.cli.fleet:regions", "List regions and the room they have."),
     "workers": ("hawker.cli.fleet:workers", "List workers and what is free, or take one out of the market."),
     "explain": ("hawker.cli.explain:explain", "Explain why a machine was placed where it is."),
-    "sql": ("hawker.cli.fleet:sql", "Run a read-only query on the workers' databases."),
+    "sql": ("hawker.cli.fleet:sql", "Run a read-only query on every worker's database, or on one's."),
     "agent": (
         "hawker.cli.agents:agent_command",
         "Run an agent: a worker, a broker, or both, as its configuration says.",

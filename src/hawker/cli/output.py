@@ -64,7 +64,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, err: bool
     console = Console(file=stream, width=None if stream.isatty() else _WIDE, highlight=False)
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for number, name in enumerate(columns):
-        right = bool(rows) and all(isinstance(row[number], (int, float)) for row in rows)
+        cells = [row[number] for row in rows if row[number] not in (None, "")]
+        right = bool(cells) and all(isinstance(cell, (int, float)) for cell in cells)
         shown.add_column(Text(name), justify="right" if right else "left", overflow="fold")
     for row in rows:
         shown.add_row(*(Text(_plain(_cell(value))) for value in row))
@@ -121,7 +122,7 @@ def failure(error: HawkerError, form: Form | None = None) -> None:
 
 
 def _word(value: Any) -> Any:
-    return "-" if value in (None, "") else value.replace("_", " ") if isinstance(value, str) else value
+    return value.replace("_", " ") or None if isinstance(value, str) else value
 
 
 # --- progress --------------------------------------------------------------------------------------------------------

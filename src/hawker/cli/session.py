@@ -129,11 +129,17 @@ def label(machine: Object) -> str:
 
 def failure_of(machine: Object) -> str:
     """Why a machine failed, from its newest event that says so; "" when none does."""
-    for event in machine["events"]:
-        for told in (event.get("hawker"), event.get("request")):
-            if told and told.get("error"):
-                return str(told["error"])
-    return ""
+    return next((told for event in machine["events"] if (told := ending(event))), "")
+
+
+def ending(event: Object) -> str:
+    """How the program ended, or why it did not start; "" for an event that is about neither."""
+    ended = (event.get("request") or {}).get("exit_event")
+    if not ended:
+        return ""
+    how = f"signal {ended['signal']}" if ended["signal"] > 0 else f"exit status {ended['exit_code']}"
+    told = ended["error"] or how
+    return told + (", out of memory" if ended["oom_killed"] else "") + (", starts again" if ended["restarting"] else "")
 
 
 def confirmed(question: str, *, yes: bool) -> None:

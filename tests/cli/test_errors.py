@@ -1,0 +1,202 @@
+"""Every error of the command: one sentence, what to try, the right exit status, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.programs import ENDS_S, PROGRAM, environment, hawker
+
+from hawker.cli import output
+from hawker.cli.main import run
+from hawker.client.api import ApiError
+from hawker.errors import HawkerError
+
+ORDER = ("machine", "run", "--app", "a")
+
+
+@pytest.fixture(autouse=True)
+def _no_market(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("HAWKER_ENDPOINT", "HAWKER_TOKEN", "HAWKER_APP", "HAWKER_DEBUG", "FLY_FLAPS_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HAWKER_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port that nobody listens on, and nobody else can take."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        yield sock.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence", "hint"),
+    [
+        (["machne"], "No such command 'machne'. Did you mean 'machine'?", "hawker --help"),
+        (["xyz"], "No such command 'xyz'.", "hawker --help"),
+        (["machine", "stopp", "m"], "No such command 'stopp'. Did you mean", "hawker machine --help"),
+        (["machine", "status"], "Missing argument 'MACHINE'.", "hawker machine status --help"),
+        (["machine", "list", "--nope"], "No such option '--nope'.", "hawker machine list --help"),
+        (["machine", "run", "host", "--", "ls"], "Missing option '--app'", "hawker machine run --help"),
+        ([*ORDER, "host", "python3", "-m", "http.server"], "No such option '-m'.", "put -- before the command"),
+        (["machine", "exec", "m", "ls", "-l"], "No such option '-l'.", "put -- before the command"),
+        ([*ORDER, "--cpus", "x", "host"], "Invalid value for '--cpus'", "hawker machine run --help"),
+        ([*ORDER, "--restart", "sometimes", "host"], "Invalid value for '--restart'", "hawker machine run --help"),
+        (["machine", "wait", "m", "--state", "done"], "Invalid value for '--state'", "hawker machine wait --help"),
+        (["completion", "tcsh"], "Invalid value for '{bash|zsh|fish}'", "hawker completion --help"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_status_2(
+    arguments: list[str], sentence: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    first, second = shown.err.splitlines()
+    assert first.startswith(f"error: {sentence}")
+    assert second.startswith(f"  try: {hint}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([*ORDER, "--env", "X", "host"], 'error: --env: "X" is not valid: write KEY=VALUE'),
+        ([*ORDER, "--metadata", "=x", "host"], 'error: --metadata: "=x" is not valid: write KEY=VALUE'),
+        ([*ORDER, "--guest", "huge", "host"], 'error: config.size: "huge" is not valid: use shared-cpu'),
+        ([*ORDER, "--endpoint", "nope", "--token", "t", "host"], 'error: endpoint: "nope" is not valid'),
+        (["apps", "list"], "error: no market was named, and none runs on this machine"),
+        (["apps", "destroy", "0123456789abcd"], "error: no app is called 0123456789abcd: that is a machine's id"),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_sentence(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(sentence)
+    assert "Traceback" not in shown.err
+
+
+def test_a_market_that_is_down_is_told_with_the_way_to_start_one(
+    capsys: pytest.CaptureFixture[str], closed_port: int
+) -> None:
+    assert run(["apps", "list", "--endpoint", f"http://127.0.0.1:{closed_port}", "--token", "t"]) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == f"error: http://127.0.0.1:{closed_port} takes no connections"
+    assert second.startswith("  try: is the market up? hawker dev")
+
+
+def test_with_json_an_error_has_the_apis_form(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*ORDER, "--json", "--env", "X", "host"]) == 1
+    told = json.loads(capsys.readouterr().err)
+    assert told["status"] == "invalid_argument"
+    assert told["details"]["field"] == "--env"
+
+
+def test_a_refused_order_shows_each_workers_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    refusals = [
+        {"worker": "ord-1", "reason": "full", "resource": "memory_mib", "wanted": 512, "free": 256},
+        {"worker": "ord-2", "reason": "no_answer"},
+    ]
+    error = ApiError("insufficient", status_code=409, details={"refusals": refusals}, hint="order less\norder later")
+    output.failure(error)
+    assert capsys.readouterr().err.splitlines() == [
+        "error: insufficient",
+        "worker  reason     resource    wanted  free",
+        "ord-1   full       memory mib     512   256",
+        "ord-2   no answer  -                -     -",
+        "  try: order less",
+        "  try: order later",
+    ]
+
+
+def test_a_fault_of_the_market_names_the_request_to_look_for(capsys: pytest.CaptureFixture[str]) -> None:
+    output.failure(ApiError("internal error", status_code=500, request_id="01ABC"))
+    assert "request 01ABC" in capsys.readouterr().err
+    output.failure(ApiError("no such machine", status_code=404, request_id="01ABC"))
+    assert "01ABC" not in capsys.readouterr().err
+
+
+def test_what_others_wrote_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    output.failure(HawkerError("a\x1b[2Jb\rc"))
+    output.table(["name"], [["\x1b]0;x\x07[red]"]])
+    shown = capsys.readouterr()
+    assert "\x1b" not in shown.err + shown.out
+    assert shown.err == "error: a\\x1b[2Jb\\rc\n"
+    assert "[red]" in shown.out, "and markup is text"
+
+
+FAULT = "import sys; from hawker.cli import main; main.COMMANDS['apps'] = ('hawker.cli.apps:gone', ''); "
+"""A fault inside the program, made by naming a command that is not there."""
+
+
+@pytest.mark.parametrize("debug", ["", "1"])
+def test_an_unexpected_fault_is_a_sentence_and_a_traceback_only_when_asked_for(debug: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", FAULT + "main.main(['apps', 'list'])"],
+        env=environment({"HAWKER_DEBUG": debug}),
+        capture_output=True,
+        text=True,
+        timeout=ENDS_S,
+    )
+    assert ended.returncode == 1
+    if debug:
+        assert "Traceback" in ended.stderr
+    else:
+        first, second = ended.stderr.splitlines()
+        assert first.startswith("error: a fault of hawker's own: AttributeError")
+        assert "HAWKER_DEBUG=1" in second
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["completion", "bash"]])
+def test_a_full_disk_behind_the_output_is_told(arguments: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [*PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, env=environment(), timeout=ENDS_S
+        )
+    assert ended.returncode == 1
+    assert ended.stderr == "error: No space left on device\n"
+
+
+def test_a_reader_that_goes_away_is_no_error_to_talk_about() -> None:
+    process = subprocess.Popen(
+        [*PROGRAM, "machine", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(ENDS_S) == 1
+
+
+def test_ctrl_c_ends_quietly_with_status_130() -> None:
+    """While it waits for a market that takes the connection and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(ENDS_S)
+        env = environment({"HAWKER_ENDPOINT": f"http://127.0.0.1:{server.getsockname()[1]}", "HAWKER_TOKEN": "t"})
+        process = subprocess.Popen(
+            [*PROGRAM, "apps", "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+        )
+        connection, _ = server.accept()
+        with connection:
+            connection.settimeout(ENDS_S)
+            assert connection.recv(10)  # it has asked, and waits
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=ENDS_S)
+    assert process.returncode == 130
+    assert out + err.strip() == ""
+
+
+def test_nothing_given_shows_the_help() -> None:
+    ended = hawker()
+    assert ended.status == 2
+    assert "Commands:" in ended.err

@@ -1,0 +1,296 @@
+"""The command against a real market, as a new user would go about it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.programs import ENDS_S, PROGRAM, Ended, environment, hawker, on_terminal
+from tests.kit.markets import Market, running_market
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+STUBBORN = 'trap "" INT TERM; echo ready; while :; do sleep 0.05; done'
+
+
+@pytest.fixture(scope="module")
+def market(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Market]:
+    with running_market(tmp_path_factory.mktemp("cli"), ("--region", "ord", "--region", "mad")) as market:
+        yield market
+
+
+class User:
+    """Runs commands that find the market where `hawker dev` left it."""
+
+    def __init__(self, market: Market, app: str) -> None:
+        self.env = {"HAWKER_HOME": str(market.home)}
+        self.app = app
+        self.market = market
+
+    def __call__(self, *arguments: str | Path, status: int = 0, stdin: str = "") -> Ended:
+        ended = hawker(*arguments, env=self.env, stdin=stdin)
+        assert ended.status == status, (arguments, ended)
+        return ended
+
+    def json(self, *arguments: str | Path) -> Any:
+        at = arguments.index("--") if "--" in arguments else len(arguments)
+        return self(*arguments[:at], "--json", *arguments[at:]).json()
+
+    def run(self, *arguments: str, command: tuple[str, ...] = ("sleep", "600")) -> Any:
+        """A started machine of the app."""
+        return self.json("machine", "run", "--app", self.app, *arguments, "host", "--", *command)
+
+
+@pytest.fixture
+def user(market: Market, request: pytest.FixtureRequest) -> Iterator[User]:
+    """Somebody with an app of their own, which goes with everything in it."""
+    app = re.sub("[^a-z]+", "-", request.node.name.removeprefix("test_"))[:40].strip("-")
+    user = User(market, app)
+    user("apps", "create", app)
+    yield user
+    if any(a["name"] == app for a in user.json("apps", "list")):
+        user("apps", "destroy", app, "--force")
+
+
+def test_the_first_ten_minutes(user: User) -> None:
+    assert user("apps", "list").out.splitlines()[0].split() == ["name", "organisation", "status", "machines"]
+    order = ("machine", "run", "--app", user.app, "--region", "mad", "--name", "web", "host", "--")
+    shown = dict(line.split(maxsplit=1) for line in user(*order, "sleep", "600").out.splitlines())
+    assert list(shown) == ["machine", "name", "region", "worker", "state", "times"]
+    assert (shown["name"], shown["region"], shown["state"]) == ("web", "mad", "started")
+    assert re.fullmatch(r"offers .+ ms, reserve .+ ms, confirm .+ ms, total .+ ms", shown["times"])
+    header, row = user("machine", "list", "--app", user.app).out.splitlines()
+    assert header.split() == ["id", "name", "app", "state", "region", "worker", "size"]
+    size = "1 shared, 256 MiB"
+    assert row.split(maxsplit=6) == [shown["machine"], "web", user.app, "started", "mad", shown["worker"], size]
+    for given in ("web", shown["machine"]):
+        assert "sleep 600" in user("machine", "status", given).out
+    for command, sentence in (
+        (("stop",), "is stopped"),
+        (("start",), "is started"),
+        (("restart", "--force"), "is started again"),
+        (("cordon",), "is cordoned"),
+        (("uncordon",), "is in traffic"),
+        (("wait", "--timeout", "5"), "is started"),
+        (("destroy", "--force"), "is destroyed"),
+    ):
+        verb, *options = command
+        assert user("machine", verb, "web", *options).out == f"machine {shown['machine']} (web) {sentence}\n"
+    assert user("machine", "list", "--app", user.app).out == ""
+    assert shown["machine"] in user("machine", "list", "--app", user.app, "--all").out
+    assert user("apps", "destroy", user.app).out == f"app {user.app} is destroyed\n"
+
+
+def test_regions_and_workers_show_what_is_free_and_a_cordoned_worker_makes_no_offers(user: User) -> None:
+    assert [line.split()[0] for line in user("regions").out.splitlines()] == ["region", "ord", "mad"]
+    assert [r["code"] for r in user.json("regions")["Regions"]] == ["ord", "mad"]
+    user("workers", "cordon", "ord-1")
+    try:
+        states = {line.split()[0]: line.split()[2] for line in user("workers", "--region", "ord").out.splitlines()[1:]}
+        assert states == {"ord-1": "cordoned", "ord-2": "ok"}
+        assert user.run("--region", "ord")["hawker"]["worker"] == "ord-2"
+        assert "ord-1 refused: it was cordoned." in explained(user)
+    finally:
+        user("workers", "uncordon", "ord-1")
+    assert [w["cordoned"] for w in user.json("workers", "list")] == [False] * 4
+    assert "no worker is called x" in user("workers", "cordon", "x", status=1).err
+
+
+def explained(user: User) -> str:
+    (machine,) = user.json("machine", "list", "--app", user.app)
+    return user("explain", machine["id"]).out
+
+
+def test_a_placement_is_explained_with_every_candidate_and_every_term(user: User) -> None:
+    machine = user.run("--region", "ord", "--name", "explained")
+    told = user("explain", "explained").out
+    decision = user.json("explain", machine["id"])["decision"]
+    for scored in decision["ranking"]:
+        assert re.search(rf"^{scored['worker']}( \(won\))? ", told, re.MULTILINE)
+        for term in scored["terms"]:
+            assert re.search(rf" {term['name']} .* {term['utility']:.3f} .* {term['weight']:.3f}", told), term
+    assert len([line for line in told.splitlines() if line.endswith(".")]) == 2, "a sentence for each worker"
+    assert f"\n{machine['hawker']['worker']} won: " in told
+
+
+def test_an_impossible_order_is_told_worker_by_worker(user: User) -> None:
+    order = ("machine", "run", "--app", user.app, "--region", "ord", "--guest", "performance-64x", "host", "--", "ls")
+    refused = user(*order, status=1)
+    assert refused.out == ""
+    sentence, header, *rows, hint = refused.err.splitlines()
+    assert sentence.startswith("error: insufficient resources")
+    assert header.split() == ["worker", "reason", "resource", "wanted", "free"]
+    assert [row.split() for row in rows] == [[f"ord-{n}", "full", "cpus", "dedicated", "64", "2"] for n in (1, 2)]
+    assert hint.startswith("  try: ")
+    refused = user(*order[:-2], "--json", *order[-2:], status=1)
+    assert json.loads(refused.err)["status"] == "insufficient_capacity"
+
+
+def test_a_program_that_cannot_start_is_an_error_that_says_why(user: User) -> None:
+    order = ("machine", "run", "--app", user.app, "host", "--", "/no/such/program")
+    ended = user(*order, status=1)
+    assert re.search(r"^state +failed$", ended.out, re.MULTILINE), "what became of the machine is shown, too"
+    assert "did not start: /no/such/program: not found" in ended.err
+
+
+def test_the_same_key_gives_the_same_machine(user: User) -> None:
+    first, second = user.run("--key", "k"), user.run("--key", "k")
+    assert first["id"] == second["id"]
+    assert first["timings_ms"].keys() == {"offers", "reserve", "confirm", "total"}
+    assert second["timings_ms"] == {}
+
+
+def test_options_become_the_machine_s_configuration(user: User, tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text('{"stop_config": {"signal": "SIGTERM"}}')
+    more = ("--cpus", "2", "--memory", "1024", "--restart", "no", "--config", str(tmp_path / "c.json"))
+    command = ("sh", "-c", 'echo "A is $A"; sleep 600')
+    machine = user.run("--env", "A=b c", "--metadata", "role=web", *more, command=command)
+    config = machine["config"]
+    assert config["guest"] == {"cpu_kind": "shared", "cpus": 2, "memory_mb": 1024}
+    assert config["restart"]["policy"] == "no"
+    assert config["metadata"] == {"role": "web"}
+    assert config["stop_config"]["signal"] == "SIGTERM"
+    assert user("machine", "exec", machine["id"], "--", "printenv", "A").out == "b c\n"
+
+
+def test_create_does_not_start_and_update_changes_a_machine_at_rest_and_a_running_one(user: User) -> None:
+    argv = ("machine", "create", "--app", user.app, "--name", "m", "host", "--", "sleep", "600")
+    assert re.search(r"^state +(created|stopped)$", user(*argv).out, re.MULTILINE)
+    updated = user.json("machine", "update", "m", "--memory", "512", "--env", "A=1")
+    assert (updated["state"], updated["config"]["guest"]["memory_mb"]) == ("stopped", 512)
+    user("machine", "start", "m")
+    updated = user.json("machine", "update", "m", "--env", "B=2", "--", "sleep", "601")
+    assert updated["state"] == "started"
+    assert updated["config"]["env"] == {"A": "1", "B": "2"}
+    assert updated["config"]["init"]["exec"] == ["sleep", "601"]
+
+
+def test_a_clone_has_the_configuration_and_may_be_elsewhere(user: User) -> None:
+    user.run("--region", "ord", "--name", "m", "--env", "A=1")
+    user("machine", "clone", "m", "--region", "mad", "--name", "n")
+    first, second = (user.json("machine", "status", name) for name in ("m", "n"))
+    assert second["config"] == first["config"]
+    assert (second["region"], second["state"]) == ("mad", "started")
+
+
+def test_a_name_that_two_machines_have_asks_for_an_id(user: User) -> None:
+    ids = [user.run("--name", "twin")["id"] for _ in range(2)]
+    refused = user("machine", "status", "twin", status=1).err
+    assert "2 machines are called twin" in refused
+    assert all(f"{i} ({user.app})" in refused for i in ids)
+    assert "no machine has the id or name nobody" in user("machine", "status", "nobody", status=1).err
+    assert "no machine has the id or name twin in app" not in refused
+    assert "app not found" in user("machine", "status", "twin", "--app", "no-such-app", status=1).err
+
+
+def test_exec_passes_input_output_and_status_on(user: User) -> None:
+    machine = user.run()["id"]
+    script = "read line; echo got $line; echo oops >&2; exit 3"
+    ended = user("machine", "exec", "--stdin", machine, "--", "sh", "-c", script, status=3, stdin="hello\n")
+    assert (ended.out, ended.err) == ("got hello\n", "oops\n")
+    user("machine", "exec", machine, "--", "sh", "-c", "kill -KILL $$", status=128 + 9)
+    user("machine", "exec", machine, "--", "no-such-program", status=127)
+    assert "killed after 1 s" in user("machine", "exec", "--timeout", "1", machine, "--", "sleep", "9", status=1).err
+
+
+def test_suspend_freezes_and_start_wakes(user: User) -> None:
+    if not all(w["driver"]["capabilities"]["suspend"] for w in user.json("workers")):
+        ended = user("machine", "suspend", user.run()["id"], status=1)
+        assert "cannot suspend on this host" in ended.err
+        return
+    machine = user.run()["id"]
+    assert "is suspended" in user("machine", "suspend", machine).out
+    assert "is started" in user("machine", "start", machine).out
+
+
+def test_logs_are_printed_and_followed_until_ctrl_c(user: User) -> None:
+    machine = user.run("--name", "talks", command=("sh", "-c", "echo out; echo err >&2; exec sleep 600"))["id"]
+    argv = [*PROGRAM, "machine", "logs", "--follow", machine]
+    with subprocess.Popen(argv, env=environment(user.env), stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout is not None
+        assert sorted(following.stdout.readline() for _ in range(2)) == ["err\n", "out\n"]
+        following.send_signal(2)
+        assert following.wait(ENDS_S) == 130
+    lines = sorted(user("machine", "logs", "-t", "talks").out.splitlines(), key=lambda line: line.split()[1])
+    assert [line.split(maxsplit=1)[1] for line in lines] == ["stderr err", "stdout out"]
+    decoded = [json.loads(line) for line in user("machine", "logs", "talks", "--json").out.splitlines()]
+    assert sorted((line["stream"], line["message"]) for line in decoded) == [("stderr", "err"), ("stdout", "out")]
+    assert len(user("machine", "logs", "talks", "--tail", "1").out.splitlines()) == 1
+
+
+def test_a_wait_that_is_too_long_ends_with_status_1(user: User) -> None:
+    machine = user.run()["id"]
+    ended = user("machine", "wait", machine, "--state", "stopped", "--timeout", "1", status=1)
+    assert "failed to reach desired state, stopped, currently started" in ended.err
+
+
+def test_a_running_machine_is_destroyed_only_by_force_and_on_a_terminal_only_after_a_yes(user: User) -> None:
+    machine = user.run("--name", "m")["id"]
+    refused = user("machine", "destroy", machine, status=1)
+    assert refused.err.endswith(f"  try: hawker machine stop {machine} first, or give --force\n")
+    user("machine", "stop", machine)
+    asked = on_terminal("machine", "destroy", "m", env=user.env, typed="n\n")
+    assert f"Destroy machine {machine} (m) of app {user.app}, stopped? [y/N]: " in asked.out
+    assert asked.status == 1
+    assert asked.out.endswith("error: nothing was done: the answer was no\n")
+    assert user.json("machine", "status", "m")["state"] == "stopped"
+    asked = on_terminal("machine", "destroy", "m", env=user.env, typed="y\n")
+    assert asked.status == 0
+    assert asked.out.endswith(f"machine {machine} (m) is destroyed\n")
+
+
+def test_what_takes_long_shows_that_it_goes_on(user: User) -> None:
+    user.run("--name", "stubborn", command=("sh", "-c", STUBBORN))
+    shown = on_terminal("machine", "stop", "stubborn", "--timeout", "1.5", env=user.env)
+    assert "stopping, 1 s" in shown.out
+    assert shown.out.rpartition("\x1b[2K")[2].endswith("is stopped\n")
+
+
+def test_an_app_with_machines_is_destroyed_only_by_force(user: User) -> None:
+    user.run()
+    assert "still has 1 machines" in user("apps", "destroy", user.app, status=1).err
+    user("apps", "destroy", user.app, "--force")
+    assert "app not found" in user("machine", "list", "--app", user.app, status=1).err
+
+
+def test_sql_asks_every_worker_or_one(user: User) -> None:
+    machine = user.run("--region", "mad")
+    query = f"select id, body ->> 'state' as state from machine where id = '{machine['id']}'"
+    header, row = user("sql", query).out.splitlines()
+    assert header.split() == ["worker", "id", "state"]
+    assert row.split() == [machine["hawker"]["worker"], machine["id"], "started"]
+    assert user.json("sql", query, "--worker", "ord-1")["rows"] == []
+    assert "syntax error" in user("sql", "selec", status=1).err
+
+
+def test_a_running_worker_s_database_can_be_verified(user: User) -> None:
+    worker = user.run()["hawker"]["worker"]
+    assert "no faults" in user("worker", "verify", user.market.home / worker).out
+
+
+def test_the_shell_completes_what_the_market_knows(user: User) -> None:
+    machine = user.run("--name", "completed")["id"]
+    for words, expected in (
+        ("machine status comp", ["completed"]),
+        (f"machine status {machine[:12]}", [machine]),
+        ("machine run --region m", ["mad"]),
+        ("workers cordon ord", ["ord-1", "ord-2"]),
+        (f"apps destroy {user.app[:-2]}", [user.app]),
+    ):
+        line = f"hawker {words}"
+        asking = {"_HAWKER_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+        ended = hawker(env={**user.env, **asking})
+        assert [answer.partition(",")[2] for answer in ended.out.split()] == expected
+
+
+def test_an_endpoint_given_to_a_group_holds_for_its_commands(user: User) -> None:
+    args = ("workers", "--endpoint", user.market.endpoint, "--token", user.market.token, "list")
+    assert hawker(*args, env={"HAWKER_HOME": "/nonexistent"}).status == 0
+    wrong = hawker("apps", "list", "--endpoint", user.market.endpoint, "--token", "wrong")
+    assert wrong.status == 1
+    assert "token" in wrong.err

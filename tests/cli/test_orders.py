@@ -1,0 +1,77 @@
+"""How options become the configuration that the API takes."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from hawker.cli.orders import configure
+from hawker.errors import Invalid
+from hawker.model.config import check_config
+
+NOTHING: dict[str, Any] = {
+    **dict.fromkeys(("guest", "cpus", "memory", "cpu_kind", "restart", "max_retries", "config")),
+    **dict.fromkeys(("env", "metadata"), ()),
+}
+
+
+def made(base: dict[str, Any], *command: str, **given: Any) -> dict[str, Any]:
+    return configure(base, command, {**NOTHING, **given})
+
+
+def test_without_options_a_configuration_stays_as_it_is() -> None:
+    base = {"image": "host", "init": {"exec": ["ls"]}, "unknown": {"kept": 1}}
+    assert made(base) == base
+
+
+def test_a_command_takes_the_place_of_every_other_form_of_one() -> None:
+    base = {"init": {"entrypoint": ["a"], "cmd": ["b"], "kept": True}}
+    assert made(base, "ls", "-l") == {"init": {"exec": ["ls", "-l"], "kept": True}}
+    assert base == {"init": {"entrypoint": ["a"], "cmd": ["b"], "kept": True}}, "what was read is not changed"
+
+
+@pytest.mark.parametrize(
+    ("before", "given", "guest"),
+    [
+        ({}, {"guest": "performance-2x"}, {"cpu_kind": "performance", "cpus": 2, "memory_mb": 4096}),
+        ({}, {"guest": "shared-cpu-1x", "memory": 512}, {"cpu_kind": "shared", "cpus": 1, "memory_mb": 512}),
+        ({}, {"cpus": 2}, {"cpus": 2}),
+        ({"cpu_kind": "shared", "cpus": 1, "memory_mb": 256}, {"memory": 512},
+         {"cpu_kind": "shared", "cpus": 1, "memory_mb": 512}),
+        ({"cpu_kind": "shared", "cpus": 1, "memory_mb": 256}, {"cpus": 8}, {"cpu_kind": "shared", "cpus": 8}),
+        ({"cpu_kind": "shared", "cpus": 1, "memory_mb": 256}, {"cpu_kind": "performance"},
+         {"cpu_kind": "performance", "cpus": 1}),
+    ],
+)  # fmt: skip
+def test_a_size_is_named_or_given_and_memory_goes_by_the_cpus_when_they_change(
+    before: dict[str, Any], given: dict[str, Any], guest: dict[str, Any]
+) -> None:
+    config = made({"guest": before} if before else {}, **given)
+    assert config["guest"] == guest
+    check_config({**config, "image": "host", "init": {"exec": ["ls"]}})  # raises when the market would refuse it
+
+
+def test_variables_and_metadata_are_added_to_those_there_are() -> None:
+    config = made({"env": {"A": "1", "B": "2"}}, env=("B=3", "C=x=y", "D="), metadata=("role=web",))
+    assert config == {"env": {"A": "1", "B": "3", "C": "x=y", "D": ""}, "metadata": {"role": "web"}}
+
+
+def test_a_restart_policy_keeps_what_is_not_given() -> None:
+    assert made({"restart": {"policy": "no"}}, max_retries=3)["restart"] == {"policy": "no", "max_retries": 3}
+    assert made({}, restart="always")["restart"] == {"policy": "always"}
+
+
+def test_options_change_what_a_file_says() -> None:
+    file = io.BytesIO(b'{"env": {"A": "1"}, "stop_config": {"timeout": "3s"}}')
+    config = made({}, config=file, env=("B=2",))
+    assert config == {"env": {"A": "1", "B": "2"}, "stop_config": {"timeout": "3s"}}
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff"])
+def test_a_file_that_is_no_json_object_is_refused_by_name(content: bytes) -> None:
+    file = io.BytesIO(content)
+    file.name = "/some/where/machine.json"
+    with pytest.raises(Invalid, match=r'--config: "machine.json" is not valid: give a JSON object'):
+        made({}, config=file)
