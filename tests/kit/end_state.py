@@ -1,0 +1,85 @@
+"""What a worker and its world have come to, as lines of text that two runs of one scenario share.
+
+Times are left out and ids replaced by what they stand for, in order of appearance: whatever differs between two
+descriptions is a difference that a client, a person or a program could see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from tests.kit.sim_worker import SimWorker
+
+from hawker.model.rows import (
+    AppRow,
+    EventRow,
+    FillRow,
+    LeaseRow,
+    LedgerRow,
+    MachineRow,
+    ReservationRow,
+    Row,
+    RunRow,
+    VersionRow,
+)
+
+_LEFT_OUT = {
+    "at_ms",
+    "created_at_ms",
+    "updated_at_ms",
+    "started_at_ms",
+    "expires_at_ms",
+    "stamp_ms",
+    "exited_at",
+    "resume_at_ms",
+    "not_before_ms",
+    "nonce",
+    "private_ip",  # made from the machine's id
+}
+_TABLES: tuple[type[Row], ...] = (
+    MachineRow,
+    EventRow,
+    VersionRow,
+    LeaseRow,
+    ReservationRow,
+    FillRow,
+    LedgerRow,
+    AppRow,
+    RunRow,
+)
+
+
+def describe(worker: SimWorker) -> list[str]:
+    """The state as lines, in an order that is the same in every run."""
+    reads, world = worker.store.read, worker.world
+    names = {
+        **{row.machine: f"machine({row.id})" for row in reads.select(FillRow) if row.machine},
+        **{row.machine: f"machine({row.id})" for row in reads.select(ReservationRow)},
+        **{row.id: f"run{n}" for n, row in enumerate(reads.select(RunRow, "true order by id"), start=1)},
+        **{row.id: f"version{n}" for n, row in enumerate(reads.select(VersionRow, "true order by id"), start=1)},
+        **{row.id: f"event{n}" for n, row in enumerate(reads.select(EventRow, "true order by id"), start=1)},
+    }
+    lines = [_line(kind.table, row) for kind in _TABLES for row in reads.select(kind, "true order by id")]
+    lines += [_line("placed", placed.shown()) for placed in world.instances.values()]
+    lines += [f"directory of {machine}" for machine in world.directories]
+    lines = sorted(_named(line, names) for line in lines)
+    starts = [f"start {n}: {s.key} {list(s.argv)} on {s.machine}" for n, s in enumerate(world.starts, start=1)]
+    return [*(_named(line, names) for line in starts), *lines]
+
+
+def _line(what: str, value: msgspec.Struct) -> str:
+    return f"{what} {_without_times(msgspec.to_builtins(value))}"
+
+
+def _without_times(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_times(inner) for key, inner in value.items() if key not in _LEFT_OUT}
+    return [_without_times(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _named(line: str, names: Mapping[str, str]) -> str:
+    for key, name in names.items():
+        line = line.replace(key, name)
+    return line

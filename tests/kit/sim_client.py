@@ -1,0 +1,167 @@
+"""A client of a worker that may be killed at any moment: it repeats what was not acknowledged, without doing it twice.
+
+An order is repeated with its key. Any other request is repeated after a look at the machine's events: they tell whether
+the one before was taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from tests.kit.sim_worker import APP, SimWorker, machine_config, order
+from tests.kit.world import World
+
+from hawker.errors import PreconditionFailed
+from hawker.model.config import check_config
+from hawker.model.machine import State
+from hawker.model.rows import EventRow, MachineRow, RunRow
+from hawker.worker.machines import Request
+from hawker.worker.runner import Busy
+
+T = TypeVar("T")
+
+LOOK_S = 0.25
+LOOKS_MOST = 4000
+
+
+class Asks(Protocol):
+    """How the client reaches the worker that is there now."""
+
+    async def __call__(self, ask: Callable[[SimWorker], Awaitable[T]]) -> T: ...
+
+
+class Client:
+    """Machines go by the key of their order. A request that the machine's state forbids is passed over when
+    `tolerant`: a fault has changed the course of things."""
+
+    def __init__(self, ask: Asks, world: World, *, tolerant: bool) -> None:
+        self._ask = ask
+        self.world = world
+        self._tolerant = tolerant
+        self.machines: dict[str, str] = {}
+
+    # --- orders ------------------------------------------------------------------------------------------------------
+
+    async def reserve(self, key: str, program: str = "serve", **options: Any) -> None:
+        await self._ask(lambda worker: worker.market.reserve(order(key, program, **options)))
+
+    async def confirm(self, key: str) -> None:
+        row, _, _ = await self._ask(lambda worker: worker.market.confirm(key, APP, None))
+        self.machines[key] = row.id
+
+    async def create(self, key: str, program: str = "serve", **options: Any) -> None:
+        await self.reserve(key, program, **options)
+        await self.confirm(key)
+
+    async def release(self, key: str) -> None:
+        await self._ask(lambda worker: worker.market.release(key, "the client gave up"))
+
+    async def sweep(self) -> None:
+        await self._ask(lambda worker: worker.market.sweep())
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    async def start(self, key: str) -> None:
+        await self._once(key, "start", lambda worker, *names: worker.machines.start(*names))
+
+    async def stop(self, key: str, timeout_s: float | None = None) -> None:
+        await self._once(key, "stop", lambda worker, *names: worker.machines.stop(*names, timeout_s=timeout_s))
+
+    async def restart(self, key: str) -> None:
+        await self._once(key, "restart", lambda worker, *names: worker.machines.restart(*names))
+
+    async def suspend(self, key: str) -> None:
+        await self._once(key, "suspend", lambda worker, *names: worker.machines.suspend(*names))
+
+    async def update(self, key: str, program: str = "serve", *, skip_launch: bool = False, **fields: Any) -> None:
+        config = check_config(machine_config(program, **fields))
+        await self._once(
+            key,
+            "update",
+            lambda worker, *names: worker.machines.update(*names, config=config, skip_launch=skip_launch),
+        )
+
+    async def destroy(self, key: str, *, force: bool = False) -> None:
+        await self._once(key, "destroy", lambda worker, *names: worker.machines.destroy(*names, force=force))
+
+    async def _once(
+        self, key: str, event: str, request: Callable[[SimWorker, str, str, Request], Awaitable[Any]]
+    ) -> None:
+        machine = self.machines[key]
+        named = Request(id=f"req-{event}-{key}", owner="tester")
+        seen = await self._ask(lambda worker: _last_event(worker, machine))
+
+        async def unless_taken(worker: SimWorker) -> None:
+            where = "machine = ? and id > ? order by id"
+            since = worker.store.read.select(EventRow, where, (machine, seen))
+            if not any(e.type == event and e.cause == named.cause for e in since):
+                await request(worker, APP.name, machine, named)
+
+        while True:
+            try:
+                return await self._ask(unless_taken)
+            except Busy:
+                await self.rest()  # a parked run: somebody looks at it
+            except PreconditionFailed:
+                if not self._tolerant:
+                    raise
+                return
+
+    # --- waiting -----------------------------------------------------------------------------------------------------
+
+    async def rest(self) -> None:
+        """Until nothing is on its way, and for a while after it. Runs that a fault has parked are unparked."""
+        for _ in range(10):
+            await self._ask(_unpark)
+            await self._ask(lambda worker: worker.at_rest())
+            await asyncio.sleep(1)
+            if await self._ask(_is_quiet):
+                return
+        raise AssertionError("the worker does not come to rest")
+
+    async def until(self, key: str, seen: Callable[[MachineRow, list[str]], bool]) -> None:
+        """Until a look at the machine and its events (as "type status") shows what is waited for."""
+        for _ in range(LOOKS_MOST):
+            await self._ask(_unpark)
+            if await self._ask(lambda worker: _look(worker, self.machines[key], seen)):
+                return
+            await asyncio.sleep(LOOK_S)
+        raise AssertionError(f"{key} never came to what was waited for: {await self._ask(self._story(key))}")
+
+    async def until_state(self, key: str, state: State) -> None:
+        await self.until(key, lambda row, story: row.state is state)
+
+    def _story(self, key: str) -> Callable[[SimWorker], Awaitable[list[str]]]:
+        async def story(worker: SimWorker) -> list[str]:
+            return worker.story(self.machines[key])
+
+        return story
+
+    async def together(self, *parts: Coroutine[Any, Any, None]) -> None:
+        """Several requests at once."""
+        await asyncio.gather(*(asyncio.create_task(part, name=f"client {n}") for n, part in enumerate(parts)))
+
+
+async def _last_event(worker: SimWorker, machine: str) -> str:
+    events = worker.events(machine)
+    return events[-1].id if events else ""
+
+
+async def _look(worker: SimWorker, machine: str, seen: Callable[[MachineRow, list[str]], bool]) -> bool:
+    return seen(worker.machine(machine), worker.story(machine))
+
+
+async def _is_quiet(worker: SimWorker) -> bool:
+    return not any(run.status == "active" or _by_a_fault(run) for run in worker.runs())
+
+
+async def _unpark(worker: SimWorker) -> None:
+    for run in worker.runs():
+        if _by_a_fault(run):
+            await worker.runner.unpark(run.id)
+
+
+def _by_a_fault(run: RunRow) -> bool:
+    return run.status == "parked" and "injected" in run.error

@@ -1,0 +1,214 @@
+"""A worker without its HTTP side, over a fake driver: store, runner, flows and market are the real ones.
+
+It is put together and started in the order of `hawker.worker.daemon.Worker.open`. `die` ends it as kill -9 does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from tests.kit.virtual_time import virtual_host
+from tests.kit.world import FakeDriver, Program, World
+
+from hawker.host import Host
+from hawker.model.config import check_config
+from hawker.model.guest import Resources
+from hawker.model.market import Order
+from hawker.model.rows import AppRow, EventRow, MachineRow, RunRow
+from hawker.store.db import Store
+from hawker.telemetry import Metrics
+from hawker.worker.daemon import STOP_GRACE_S, SWEEP_S, Worker, WorkerSettings
+from hawker.worker.exits import Exits
+from hawker.worker.flow import Flow
+from hawker.worker.flows import MachineFlows
+from hawker.worker.machine_log import MachineLog, get_machine
+from hawker.worker.machines import Machines, Request
+from hawker.worker.market import Market
+from hawker.worker.runner import Runner
+
+REGION = "ord"
+APP = AppRow(name="web", id="app1", org="personal", network="default", number=1, created_at_ms=0, stamp_ms=1)
+ROOMY = Resources(cpus_shared=64, cpus_dedicated=8, memory_mib=65536, disk_mib=1 << 20, machines=64)
+
+FlowsOf = Callable[[MachineFlows], Sequence[Flow]]
+
+
+def the_flows(flows: MachineFlows) -> Sequence[Flow]:
+    return flows.all()
+
+
+class SimWorker:
+    """Open with `SimWorker.open`; then `close`, or `die`."""
+
+    def __init__(self, directory: Path, host: Host, world: World, capacity: Resources, flows: FlowsOf) -> None:
+        self.path = directory / "worker.db"
+        self.host = host
+        self.world = world
+        self.capacity = capacity
+        self.driver = FakeDriver(world)
+        self.metrics = Metrics()
+        self._flows = flows
+        self._sweeper: asyncio.Task[None] | None = None
+        self._dead = False
+        self._asked = count(1)
+        settings = WorkerSettings(name="ord-1", region=REGION, directory=directory, capacity=capacity)
+        self._daemon = Worker(settings, host, self.driver, self.metrics)  # for its own row; it is not opened
+
+    @classmethod
+    async def open(
+        cls,
+        directory: Path,
+        host: Host,
+        world: World,
+        *,
+        capacity: Resources = ROOMY,
+        flows: FlowsOf = the_flows,
+        on_commit: Callable[[str], None] | None = None,
+        sweeping: bool = True,
+    ) -> SimWorker:
+        worker = cls(directory, host, world, capacity, flows)
+        worker.open_store(on_commit)
+        await worker.start(sweeping=sweeping)
+        return worker
+
+    def open_store(self, on_commit: Callable[[str], None] | None = None) -> None:
+        self.store = Store.open(self.path, self.host, on_commit=on_commit)
+
+    async def start(self, *, sweeping: bool) -> None:
+        """The rest of opening, once `store` is there."""
+        store, host, driver = self.store, self.host, self.driver
+        me = await store.submit(self._daemon._identify)
+        self.log = log = MachineLog(host, self.capacity)
+        machine_flows = MachineFlows(store, host, driver, log)
+        self.runner = runner = Runner(store, host, self._flows(machine_flows), self.metrics)
+        self.exits = exits = Exits(store, host, driver, log, runner)
+        runner.on_end = exits.on_end
+        await driver.open(exits.on_exit)
+        self.market = Market(store, host, driver, log, runner, me)
+        self.resumed = runner.resume()
+        await exits.recover()
+        self.machines = Machines(store, host, driver, log, runner)
+        if sweeping:
+            self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name="sweeper")
+
+    async def close(self, *, stop_machines: bool = False) -> None:
+        if self._sweeper:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+        if stop_machines:
+            await self.store.submit(self._daemon._mark_stopping)
+        await self.runner.close()
+        await self.exits.close()
+        if stop_machines:
+            await self.driver.stop_all(grace_s=STOP_GRACE_S)
+        await self.driver.close()
+        await self.store.close()
+
+    async def die(self, *, spared: Sequence[asyncio.Task[Any]] = ()) -> None:
+        """Be killed: nothing more is written or asked of the driver, and every task of this loop but the `spared` and
+        the present one ends."""
+        self.cut_off()
+        keep = {asyncio.current_task(), *spared}
+        for _ in range(10):
+            tasks = [task for task in asyncio.all_tasks() if task not in keep]
+            if not tasks:
+                return
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        raise AssertionError(f"tasks that cannot be cancelled: {tasks}")
+
+    def cut_off(self) -> None:
+        """The first half of `die`: nothing more happens outside this process, though tasks of it are still there."""
+        if not self._dead:
+            self._dead = True
+            self.driver.die()
+            self.store.abandon()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            await self.market.sweep()
+
+    # --- what tests ask of it ----------------------------------------------------------------------------------------
+
+    def request(self, nonce: str = "", owner: str = "tester") -> Request:
+        return Request(id=f"req-{next(self._asked)}", owner=owner, nonce=nonce)
+
+    async def create(self, key: str = "order-1", program: str = "serve", **options: Any) -> str:
+        """Reserve and confirm. Returns the machine's id."""
+        await self.market.reserve(order(key, program, **options))
+        row, _, _ = await self.market.confirm(key, APP, None)
+        return row.id
+
+    async def run_machine(self, key: str = "order-1", program: str = "serve", **options: Any) -> str:
+        """A machine at rest after its create."""
+        machine = await self.create(key, program, **options)
+        await self.at_rest(machine)
+        return machine
+
+    def machine(self, machine: str) -> MachineRow:
+        return get_machine(self.store.read, machine)
+
+    def events(self, machine: str) -> list[EventRow]:
+        return self.store.read.select(EventRow, "machine = ? order by id", (machine,))
+
+    def story(self, machine: str) -> list[str]:
+        """The machine's events, e.g. "start started"."""
+        return [f"{event.type} {event.status}" for event in self.events(machine)]
+
+    def runs(self, machine: str = "") -> list[RunRow]:
+        where = "resource = ? order by id" if machine else "true order by id"
+        return self.store.read.select(RunRow, where, (machine,) if machine else ())
+
+    async def at_rest(self, machine: str = "") -> None:
+        """Until no run of the machine (of any) is active. A parked run is at rest."""
+        for _ in range(1000):
+            active = [run for run in self.runs(machine) if run.status == "active"]
+            if not active:
+                return
+            await self.runner.wait_ended(active[0].id)
+        raise AssertionError(f"runs without end: {active}")
+
+
+def order(key: str, program: str = "serve", *, hold_s: float = 30.0, **options: Any) -> Order:
+    """An order for one shared cpu with 256 MiB. `options` that `Order` has go there, the others into the config."""
+    named = {name: options.pop(name) for name in ("skip_launch", "cordoned", "lease_ttl_s") if name in options}
+    config = machine_config(program, **options)
+    return Order(
+        key=key,
+        app=APP.name,
+        region=REGION,
+        name=f"name-{key}",
+        config=config,
+        resources=check_config(config).guest.resources(),
+        owner="tester",
+        request=f"req-{key}",
+        hold_s=hold_s,
+        **named,
+    )
+
+
+def machine_config(program: str = "serve", **fields: Any) -> dict[str, Any]:
+    """A complete configuration, by default of a machine that is not restarted."""
+    fields.setdefault("restart", {"policy": "no"})
+    return check_config({"image": "host", "init": {"exec": [program]}, **fields}).raw
+
+
+@asynccontextmanager
+async def a_worker(
+    directory: Path, programs: dict[str, Program] | None = None, *, capacity: Resources = ROOMY, **options: Any
+) -> AsyncIterator[SimWorker]:
+    """A worker in virtual time, closed at the end. `programs` come in addition to "serve", which runs until stopped."""
+    host = virtual_host()
+    world = World(host, {"serve": Program(), **(programs or {})})
+    worker = await SimWorker.open(directory, host, world, capacity=capacity, **options)
+    try:
+        yield worker
+    finally:
+        await worker.close()

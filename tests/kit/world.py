@@ -1,0 +1,332 @@
+"""What is outside a worker, in memory: instances of programs that are values, and a driver over them.
+
+A `World` outlives the worker daemons that come and go over it, as programs outlive a real one. A `FakeDriver` is one
+daemon's hold on it and honours the contract in `hawker.worker.drivers.base`. `World.point` is called before and after
+every outside effect; the crash tests end the daemon there.
+
+    world = World(host, {"serve": Program(), "fail": Program(runs_s=2, code=1)})
+    driver = FakeDriver(world)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from signal import SIGKILL, SIGTERM
+from typing import TypeVar
+
+from hawker.host import Host
+from hawker.worker.drivers.base import (
+    Capabilities,
+    ExecResult,
+    Exit,
+    Fingerprint,
+    Instance,
+    InstanceRunning,
+    InstanceSpec,
+    LogLine,
+    Process,
+    StartFailed,
+    Stats,
+    UnknownInstance,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Program:
+    """How a program behaves. It runs for `runs_s` (None: until it is ended) and ends with `code` or `signal`.
+
+    `fails`: it cannot be started, and why. `stops_in_s`: how long it takes to end once signalled (None: it ignores
+    signals and must be killed).
+    """
+
+    runs_s: float | None = None
+    code: int | None = 0
+    signal: int | None = None
+    oom_killed: bool = False
+    fails: str = ""
+    stops_in_s: float | None = 0.0
+
+
+@dataclass
+class Placed:
+    """One instance."""
+
+    spec: InstanceSpec
+    program: Program
+    started_at_ms: int
+    suspended: bool = False
+    exit: Exit | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def shown(self) -> Instance:
+        return Instance(
+            key=self.spec.key,
+            machine=self.spec.machine,
+            pid=None if self.exit else 1,
+            started_at_ms=self.started_at_ms,
+            suspended=self.suspended,
+            exit=self.exit,
+        )
+
+
+class World:
+    """`programs` by their first argument. `starts` and `stops` list the effects in their order, a repeated start once.
+
+    `faults` are raised by the next calls of an operation, one each, before it has an effect; `delays` are seconds an
+    operation takes. `violations`: what must never happen and did.
+    """
+
+    def __init__(self, host: Host, programs: Mapping[str, Program]) -> None:
+        self.host = host
+        self.programs = dict(programs)
+        self.instances: dict[str, Placed] = {}
+        self.directories: set[str] = set()  # by machine; gone with `purge`
+        self.starts: list[InstanceSpec] = []
+        self.stops: list[str] = []
+        self.calls: Counter[str] = Counter()
+        self.faults: dict[str, list[Exception]] = {}
+        self.delays: dict[str, float] = {}
+        self.violations: list[str] = []
+        self.point: Callable[[str, str], None] = lambda when, effect: None
+        self.listener: Callable[[Exit], None] | None = None
+
+    # --- what happens by itself --------------------------------------------------------------------------------------
+
+    def end(self, key: str, *, code: int | None = 0, signal: int | None = None, oom_killed: bool = False) -> None:
+        """The program ends now. One that has ended, or was destroyed, stays as it is."""
+        placed = self.instances.get(key)
+        if placed is None or placed.exit:
+            return
+        ended = Exit(
+            key=key,
+            machine=placed.spec.machine,
+            code=None if signal is not None else code,
+            signal=signal,
+            oom_killed=oom_killed,
+            at_ms=self.host.now_ms(),
+        )
+        placed.exit = ended
+        placed.ended.set()
+        if self.listener:
+            asyncio.get_running_loop().call_soon(self.listener, ended)
+
+    def lose_power(self) -> None:
+        """The host goes down with every program on it, and nobody saw them end."""
+        self.instances.clear()
+
+    def running(self, machine: str) -> list[Placed]:
+        return [p for p in self.instances.values() if p.spec.machine == machine and p.exit is None]
+
+    # --- the effects -------------------------------------------------------------------------------------------------
+
+    def start(self, spec: InstanceSpec) -> Instance:
+        if there := self.instances.get(spec.key):
+            return there.shown()
+        program = self.programs[spec.argv[0]]
+        if program.fails:
+            raise StartFailed(program.fails)
+        if others := self.running(spec.machine):
+            self.violations.append(f"{spec.key} started beside {[p.spec.key for p in others]}")
+        placed = Placed(spec, program, self.host.now_ms())
+        self.instances[spec.key] = placed
+        self.directories.add(spec.machine)
+        self.starts.append(spec)
+        if program.runs_s is not None:
+            self._ends_in(placed, program.runs_s, program.code, program.signal, program.oom_killed)
+        return placed.shown()
+
+    def stop(self, key: str, signal: int, grace_s: float) -> None:
+        """Signal it; it ends when it does, or is killed when the grace time is over."""
+        placed = self.known(key)
+        self.stops.append(key)
+        takes_s = placed.program.stops_in_s
+        if placed.suspended or grace_s <= 0:
+            self.end(key, signal=SIGKILL)
+        elif takes_s == 0:
+            self.end(key, signal=signal)
+        elif takes_s is None or takes_s >= grace_s:
+            self._ends_in(placed, grace_s, None, SIGKILL)
+        else:
+            self._ends_in(placed, takes_s, None, signal)
+
+    def destroy(self, key: str, force: bool) -> None:
+        placed = self.instances.get(key)
+        if placed and placed.exit is None:
+            if not force:
+                raise InstanceRunning(key)
+            self.end(key, signal=SIGKILL)
+        self.instances.pop(key, None)
+
+    def purge(self, machine: str) -> None:
+        if not any(p.spec.machine == machine for p in self.instances.values()):
+            self.directories.discard(machine)
+
+    def freeze(self, key: str, suspended: bool) -> None:
+        placed = self.known(key)
+        if placed.exit:
+            raise UnknownInstance(key)
+        placed.suspended = suspended
+
+    def known(self, key: str) -> Placed:
+        placed = self.instances.get(key)
+        if placed is None:
+            raise UnknownInstance(key)
+        return placed
+
+    def _ends_in(
+        self, placed: Placed, seconds: float, code: int | None, signal: int | None, oom_killed: bool = False
+    ) -> None:
+        def end() -> None:
+            if self.instances.get(placed.spec.key) is placed:
+                self.end(placed.spec.key, code=code, signal=signal, oom_killed=oom_killed)
+
+        asyncio.get_running_loop().call_later(seconds, end)
+
+
+class FakeDriver:
+    """One daemon's hold on a world. `can_suspend` False leaves suspending out of its capabilities."""
+
+    name = "fake"
+
+    def __init__(self, world: World, *, can_suspend: bool = True) -> None:
+        self._world = world
+        self._can_suspend = can_suspend
+        self._dead = False
+
+    def die(self) -> None:
+        """The daemon is killed: nothing it asked for has an effect from now on, and nobody answers it."""
+        self._dead = True
+        self._world.listener = None
+
+    async def open(self, on_exit: Callable[[Exit], None]) -> None:
+        await self._call("open")
+        self._world.listener = on_exit
+        for placed in self._world.instances.values():
+            if placed.exit:
+                on_exit(placed.exit)
+
+    async def close(self) -> None:
+        if not self._dead:
+            self._world.listener = None
+
+    async def fingerprint(self) -> Fingerprint:
+        can = Capabilities(suspend=self._can_suspend, exec=True)
+        return Fingerprint(driver=self.name, healthy=True, capabilities=can)
+
+    async def start(self, spec: InstanceSpec) -> Instance:
+        return await self._effect("start", spec.key, lambda: self._world.start(spec))
+
+    async def recover(self) -> Sequence[Instance]:
+        found = [placed.shown() for placed in self._world.instances.values()]
+        await self._call("recover")  # an answer may be old when it comes
+        return found
+
+    async def inspect(self, key: str) -> Instance:
+        await self._call("inspect")
+        return self._world.known(key).shown()
+
+    async def wait(self, key: str) -> Exit:
+        await self._call("wait")
+        return await self._ended(key)
+
+    async def stop(self, key: str, *, signal: int, grace_s: float) -> Exit:
+        await self._call("stop")
+        self._world.point("before", f"stop {key}")
+        if self._world.known(key).exit is None:
+            self._world.stop(key, signal, grace_s)
+        ended = await self._ended(key)
+        await self._alive()
+        self._world.point("after", f"stop {key}")
+        return ended
+
+    async def destroy(self, key: str, *, force: bool = False) -> None:
+        await self._effect("destroy", key, lambda: self._world.destroy(key, force))
+
+    async def purge(self, machine: str) -> None:
+        await self._effect("purge", machine, lambda: self._world.purge(machine))
+
+    async def signal(self, key: str, signal: int) -> None:
+        await self._call("signal")
+        placed = self._world.known(key)
+        if placed.exit:
+            raise UnknownInstance(key)
+        if placed.program.stops_in_s is not None or signal == SIGKILL:
+            self._world.end(key, signal=signal)
+
+    async def suspend(self, key: str) -> None:
+        await self._effect("suspend", key, lambda: self._world.freeze(key, True))
+
+    async def resume(self, key: str) -> None:
+        await self._effect("resume", key, lambda: self._world.freeze(key, False))
+
+    async def exec(
+        self,
+        key: str,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        timeout_s: float,
+    ) -> ExecResult:
+        """Every command is `cat`."""
+        await self._call("exec")
+        if self._world.known(key).exit:
+            raise UnknownInstance(key)
+        return ExecResult(code=0, signal=None, stdout=stdin, stderr=b"")
+
+    async def stats(self, key: str) -> Stats:
+        await self._call("stats")
+        self._world.known(key)
+        return Stats(cpu_s=0.0, memory_bytes=0, processes=1)
+
+    async def processes(self, key: str) -> Sequence[Process]:
+        await self._call("processes")
+        placed = self._world.known(key)
+        command = " ".join(placed.spec.argv)
+        at_ms = placed.started_at_ms
+        return [Process(pid=1, ppid=0, started_at_ms=at_ms, cpu_s=0.0, rss_bytes=0, directory="/", command=command)]
+
+    async def logs(self, machine: str, *, tail: int = 100, follow: bool = False) -> AsyncIterator[LogLine]:
+        """A program of this world says that it was started, and nothing else."""
+        for spec in [s for s in self._world.starts if s.machine == machine][-tail:]:
+            yield LogLine(at_ms=self._world.host.now_ms(), stream="stdout", text="started", instance=spec.key)
+
+    async def stop_all(self, *, grace_s: float) -> None:
+        running = [key for key, placed in self._world.instances.items() if placed.exit is None]
+        for key in running:
+            self._world.stop(key, SIGTERM, grace_s)
+        for key in running:
+            await self._ended(key)
+
+    # --- how every call goes -----------------------------------------------------------------------------------------
+
+    async def _effect(self, operation: str, key: str, act: Callable[[], T]) -> T:
+        await self._call(operation)
+        self._world.point("before", f"{operation} {key}")
+        result = act()
+        self._world.point("after", f"{operation} {key}")
+        return result
+
+    async def _call(self, operation: str) -> None:
+        """The way to the driver: it takes a moment, and may fail before anything has happened."""
+        await self._alive()
+        self._world.calls[operation] += 1
+        await asyncio.sleep(self._world.delays.get(operation, 0.0))
+        await self._alive()
+        if faults := self._world.faults.get(operation):
+            raise faults.pop(0)
+
+    async def _ended(self, key: str) -> Exit:
+        placed = self._world.known(key)
+        await placed.ended.wait()
+        assert placed.exit is not None  # set before the event
+        return placed.exit
+
+    async def _alive(self) -> None:
+        if self._dead:
+            await asyncio.get_running_loop().create_future()  # a killed daemon hears nothing any more
