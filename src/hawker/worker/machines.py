@@ -24,7 +24,7 @@ from hawker.store.db import Store, Tx
 from hawker.worker import leases
 from hawker.worker.drivers.base import Driver
 from hawker.worker.machine_log import MachineLog, get_machine
-from hawker.worker.runner import Busy, Runner
+from hawker.worker.runner import Busy, Runner, active_run
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class Machines:
         """
 
         def change(tx: Tx) -> tuple[State, str]:
-            row = self._leased(tx, app, machine_id, request)
+            row = self._free(tx, app, machine_id, request)
             if row.state is State.started:
                 return row.state, ""
             _require(row, "start", State.created, State.stopped, State.suspended, State.failed)
@@ -87,7 +87,7 @@ class Machines:
         """Stop a machine: signal, grace time, then kill. One at rest stays as it is. Returns the run ("" if none)."""
 
         def change(tx: Tx) -> str:
-            row = self._leased(tx, app, machine_id, request)
+            row = self._free(tx, app, machine_id, request)
             if row.state is State.stopped:
                 return ""
             _require(row, "stop", State.created, State.started, State.suspended, State.failed)
@@ -114,7 +114,7 @@ class Machines:
         """Stop and start a running machine, keeping its room. With `force` it is killed without a grace time."""
 
         def change(tx: Tx) -> str:
-            row = self._leased(tx, app, machine_id, request)
+            row = self._free(tx, app, machine_id, request)
             _require(row, "restart", State.started)
 
             def writes(tx: Tx, run: RunRow) -> None:
@@ -135,7 +135,7 @@ class Machines:
             )
 
         def change(tx: Tx) -> str:
-            row = self._leased(tx, app, machine_id, request)
+            row = self._free(tx, app, machine_id, request)
             if row.state is State.suspended:
                 return ""
             _require(row, "suspend", State.started)
@@ -168,7 +168,7 @@ class Machines:
         """
 
         def change(tx: Tx) -> tuple[MachineRow, LeaseRow | None]:
-            row = self._leased(tx, app, machine_id, request)
+            row = self._free(tx, app, machine_id, request)
             if current_version and current_version != row.version:
                 raise Conflict(
                     f"aborted: machine {machine_id} has version {row.version}, not {current_version}: read it again",
@@ -210,6 +210,7 @@ class Machines:
             row = self._leased(tx, app, machine_id, request)
             if row.state in (State.destroyed, State.destroying):
                 return ""
+            row = self._free(tx, app, machine_id, request)
             if not force:
                 _require(row, "destroy", State.created, State.stopped, State.suspended, State.failed)
 
@@ -265,6 +266,16 @@ class Machines:
     def _leased(self, tx: Tx, app: str, machine_id: str, request: Request) -> MachineRow:
         row = get_machine(tx, machine_id, app)
         leases.check(tx, row.id, request)
+        return row
+
+    def _free(self, tx: Tx, app: str, machine_id: str, request: Request) -> MachineRow:
+        """The machine, at rest: while a run holds it, its state is on the way to another one and decides nothing.
+
+        Raises `Busy`.
+        """
+        row = self._leased(tx, app, machine_id, request)
+        if holder := active_run(tx, row.id):
+            raise Busy(holder)
         return row
 
     def _begin(
