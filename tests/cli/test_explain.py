@@ -51,7 +51,7 @@ def test_a_draw_is_told_as_one() -> None:
     won, lost = verdicts(decision)
     other = "ord-2" if decision.winner == "ord-1" else "ord-1"
     assert won == f"{decision.winner} won: it scored 3.325 like {other}, and the draw was for it."
-    assert lost == f"{other} lost: it scored 3.325, it lost the draw."
+    assert lost == f"{other} lost: it scored 3.325 too, and lost the draw."
 
 
 def test_an_only_offer_is_told_beside_the_refusals_with_their_figures() -> None:

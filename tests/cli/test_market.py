@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +191,25 @@ def test_a_name_that_two_machines_have_asks_for_an_id(user: User) -> None:
     assert "app not found" in user("machine", "status", "twin", "--app", "no-such-app", status=1).err
 
 
+def test_machines_of_a_silent_worker_are_not_taken_for_gone(user: User) -> None:
+    machine, other = user.run("--region", "ord", "--name", "hidden"), user.run("--region", "mad")
+    worker = machine["hawker"]["worker"]
+    pid = user.market.pid(worker)
+    os.kill(pid, signal.SIGSTOP)  # it neither answers nor refuses
+    try:
+        with ThreadPoolExecutor() as at_once:
+            listed = at_once.submit(user, "machine", "list", "--app", user.app)
+            missed = at_once.submit(user, "machine", "status", "hidden", "--app", user.app, status=1)
+            workers = at_once.submit(user, "workers")
+        assert [line.split()[0] for line in listed.result().out.splitlines()] == ["id", other["id"]]
+        assert listed.result().err == f"these workers did not answer, their machines are not listed: {worker}\n"
+        assert f"on the workers that answered; {worker} did not" in missed.result().err
+        assert re.search(rf"^{worker} +ord +no answer ", workers.result().out, re.MULTILINE)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert user.json("machine", "status", "hidden")["id"] == machine["id"]
+
+
 def test_exec_passes_input_output_and_status_on(user: User) -> None:
     machine = user.run()["id"]
     script = "read line; echo got $line; echo oops >&2; exit 3"
@@ -214,7 +236,7 @@ def test_logs_are_printed_and_followed_until_ctrl_c(user: User) -> None:
     with subprocess.Popen(argv, env=environment(user.env), stdout=subprocess.PIPE, text=True) as following:
         assert following.stdout is not None
         assert sorted(following.stdout.readline() for _ in range(2)) == ["err\n", "out\n"]
-        following.send_signal(2)
+        following.send_signal(signal.SIGINT)
         assert following.wait(ENDS_S) == 130
     lines = sorted(user("machine", "logs", "-t", "talks").out.splitlines(), key=lambda line: line.split()[1])
     assert [line.split(maxsplit=1)[1] for line in lines] == ["stderr err", "stdout out"]

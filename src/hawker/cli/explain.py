@@ -54,8 +54,9 @@ def explain(session: Session, machine: str, app: str | None) -> None:
             ("machine", label(found).removeprefix("machine ")),
             ("order", f"{decision.order}, app {decision.app}, region {decision.region}"),
             ("wanted", f"{cpus}, {wanted.memory_mib} MiB of memory, {wanted.disk_mib} MiB of disk"),
-            ("asked", f"{', '.join(decision.candidates)}: {len(decision.offers)} offers in {decision.offers_ms:g} ms"),
-            ("filled", f"by {decision.winner}, {decision.total_ms:g} ms after the order came"),
+            ("asked", f"{', '.join(decision.candidates)}; offers came from {len(decision.offers)}"),
+            ("times", f"offers {decision.offers_ms:.1f} ms, until it was reserved {decision.total_ms:.1f} ms"),
+            ("filled by", decision.winner),
             ("policy", f"{decision.policy}, seed {decision.seed}"),
         ]
     )
@@ -141,8 +142,8 @@ def _lost(
     if worker in scores and worker in offers:
         winner = scores.get(decision.winner)
         behind = winner.score - scores[worker].score if winner else 0.0
-        how = "it lost the draw" if abs(behind) < _EVEN else f"{behind:.3f} less than {decision.winner}"
-        return f"{worker} lost: it scored {scores[worker].score:.3f}, {how}."
+        how = " too, and lost the draw" if abs(behind) < _EVEN else f", {behind:.3f} less than {decision.winner}"
+        return f"{worker} lost: it scored {scores[worker].score:.3f}{how}."
     return f"{worker} refused: {_why(refusal)}."
 
 

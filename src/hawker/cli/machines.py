@@ -51,15 +51,10 @@ machine.add_command(create)
 @market_command
 def list_(session: Session, app: str | None, region: str | None, states: tuple[str, ...], deleted: bool) -> None:
     """List machines."""
-    client = session.client
-    found: list[Object] = []
-    silent: set[str] = set()
     with output.working("listing machines"):
-        for name in [app] if app else [a["name"] for a in client.apps()]:
-            found += client.machines(name, region=region, state=states or None, include_deleted=deleted)
-            silent |= {w for w in client.answer_headers.get("hawker-unreachable-workers", "").split(", ") if w}
+        found, silent = session.machines(app, region=region, state=states or None, include_deleted=deleted)
     if silent:
-        output.note(f"these workers did not answer, their machines are not listed: {', '.join(sorted(silent))}")
+        output.note(f"these workers did not answer, their machines are not listed: {', '.join(silent)}")
     if session.json:
         output.data(found)
     elif not found:
@@ -202,7 +197,8 @@ def wait(session: Session, machine: str, app: str | None, states: tuple[str, ...
     """Wait until a machine is in a state."""
     wanted = states or ("started",)
     after = session.wait(session.machine(machine, app), wanted, timeout_s, f"waiting for {' or '.join(wanted)}")
-    session.show(after, f"is {after['state']}")
+    lasted = after["state"] in wanted or "settled" in wanted
+    session.show(after, f"is {after['state']}" if lasted else f"was {' or '.join(wanted)} and is {after['state']} now")
 
 
 @machine.command()

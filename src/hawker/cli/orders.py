@@ -25,9 +25,11 @@ def config_options(function: F) -> F:
     for option in reversed(
         (
             click.option("--guest", metavar="SIZE", help="A named size, such as shared-cpu-1x or performance-2x."),
-            click.option("--cpus", type=int, metavar="COUNT", help="1 without."),
-            click.option("--memory", type=int, metavar="MIB", help="By the cpus without: 256 or 2048 each."),
-            click.option("--cpu-kind", type=click.Choice(["shared", "performance"]), help="Shared without."),
+            click.option("--cpus", type=int, metavar="COUNT", help="How many."),
+            click.option("--memory", type=int, metavar="MIB", help="By default the least that the cpus take."),
+            click.option(
+                "--cpu-kind", type=click.Choice(["shared", "performance"]), help="Whose cpus: with others, or its own."
+            ),
             click.option("--env", multiple=True, metavar="NAME=VALUE", help="An environment variable; repeatable."),
             click.option("--metadata", multiple=True, metavar="KEY=VALUE", help="Repeatable."),
             click.option("--restart", type=click.Choice(["no", "on-failure", "always"]), help="When it has ended."),
@@ -83,7 +85,8 @@ def _read(file: Any) -> Object:
 
 _ORDER_TEXT = """
 
-    IMAGE is host: the host's own programs. Put -- before the command, so that its options stay its own.
+    IMAGE is host: the host's own programs. Put -- before the command, so that its options stay its own. Without a size
+    the machine has 1 shared cpu and 256 MiB.
 """
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self
 import click
 
 from hawker.cli import output
-from hawker.errors import NotFound, Refused
+from hawker.errors import NotFound, Refused, Unreachable
 
 if TYPE_CHECKING:
     from hawker.client.api import Client
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 Object = dict[str, Any]
 
+SILENT = "hawker-unreachable-workers"  # the header in which a list of machines names who did not answer
 LONGEST_STOP_S = 330.0  # the longest grace time there is, and what it takes around it
 
 
@@ -56,21 +57,36 @@ class Session:
     def machine(self, given: str, app: str | None = None) -> Object:
         """The machine of an id, or of a name that only one has. `app` narrows the search for a name.
 
-        Raises `NotFound`; `Refused` when several have the name.
+        Raises `NotFound`; `Refused` when several have the name; `Unreachable` when it may be on a silent worker.
         """
         from hawker.model.values import is_machine_id
 
         if is_machine_id(given):
             return self.client.find_machine(given)
-        apps = [app] if app else [a["name"] for a in self.client.apps() if a["machine_count"]]
-        found = [m for name in apps for m in self.client.machines(name) if m["name"] == given]
+        with output.working(f"looking for {given}"):
+            machines, silent = self.machines(app)
+        found = [m for m in machines if m["name"] == given]
         if not found:
             where = f" in app {app}" if app else ""
+            if silent:
+                raise Unreachable(
+                    f"no machine is called {given}{where} on the workers that answered; {', '.join(silent)} did not",
+                    hint="give its id, or try again when they are back",
+                )
             raise NotFound(f"no machine has the id or name {given}{where}", hint="hawker machine list")
         if len(found) > 1:
             ids = ", ".join(f"{m['id']} ({app_of(m)})" for m in found)
             raise Refused(f"{len(found)} machines are called {given}", hint=f"give an id: {ids}")
         return found[0]
+
+    def machines(self, app: str | None = None, **filters: Any) -> tuple[list[Object], list[str]]:
+        """Machines of an app or of all, and the workers that did not answer, whose machines are not among them."""
+        found: list[Object] = []
+        silent: set[str] = set()
+        for name in [app] if app else [a["name"] for a in self.client.apps()]:
+            found += self.client.machines(name, **filters)
+            silent |= {w for w in self.client.answer_headers.get(SILENT, "").split(", ") if w}
+        return found, sorted(silent)
 
     def wait(self, machine: Object, states: Sequence[str], timeout_s: float, doing: str) -> Object:
         """The machine once it is in one of `states`. Raises `ApiError` with `status_code` 408 when the time is up."""
