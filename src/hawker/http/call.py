@@ -93,8 +93,11 @@ def read_json(raw: bytes, kind: type[T]) -> T:
 
 
 def _at(raw: bytes, field: str) -> Any:
-    """The value at a plain path, for the error's text; the whole body where the path is not that plain."""
-    value = msgspec.json.decode(raw)
+    """The value at a plain path, for the error's text; None where the path is not that plain, or the rest no JSON."""
+    try:
+        value = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
     for name in field.split("."):
         if not isinstance(value, dict) or name not in value:
             return None

@@ -63,6 +63,7 @@ class _Wire(asyncio.Protocol):
         self._numbers = count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._rest = b""
+        self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -85,6 +86,8 @@ class _Wire(asyncio.Protocol):
         for future in waiting.values():
             if not future.done():
                 future.set_exception(SupervisorLost())
+        if not self._gone.done():
+            self._gone.set_result(None)
         self._on_lost()
 
     async def call(self, op: str, **fields: Any) -> Any:
@@ -99,9 +102,11 @@ class _Wire(asyncio.Protocol):
         finally:
             self._waiting.pop(number, None)
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Returns once the socket is closed."""
         if self._transport:
-            self._transport.close()
+            self._transport.abort()
+            await asyncio.shield(self._gone)
 
 
 class ProcessDriver:
@@ -130,8 +135,8 @@ class ProcessDriver:
             self._connecting.cancel()
             await asyncio.gather(self._connecting, return_exceptions=True)
         if self._wire:
-            self._wire.close()
-            self._wire = None
+            wire, self._wire = self._wire, None
+            await wire.close()
 
     async def fingerprint(self) -> Fingerprint:
         limited = bool(self._kind)
@@ -252,6 +257,7 @@ class ProcessDriver:
 
     async def _connect(self) -> _Wire:
         """Connect, starting a supervisor when none listens, and tell the worker of ends it has not heard of."""
+        wire = None
         try:
             async with asyncio.timeout(CONNECT_S):
                 wire = await self._dial()
@@ -261,6 +267,10 @@ class ProcessDriver:
                 hello = await wire.call("hello")
                 for machine in self._followers:
                     await wire.call("follow", machine=machine)
+        except BaseException:
+            if wire:
+                await wire.close()
+            raise
         finally:
             self._connecting = None
         self._wire = wire
