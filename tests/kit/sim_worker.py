@@ -15,6 +15,7 @@ from typing import Any
 from tests.kit.virtual_time import virtual_host
 from tests.kit.world import FakeDriver, Program, World
 
+from hawker.errors import DiskFull
 from hawker.host import Host
 from hawker.model.config import check_config
 from hawker.model.guest import Resources
@@ -165,6 +166,29 @@ class SimWorker:
     def runs(self, machine: str = "") -> list[RunRow]:
         where = "resource = ? order by id" if machine else "true order by id"
         return self.store.read.select(RunRow, where, (machine,) if machine else ())
+
+    async def until(self, condition: Callable[[], bool], *, within_s: float = 600.0) -> None:
+        """Until a look at the worker shows it, ten looks a second of virtual time."""
+        for _ in range(int(within_s * 10)):
+            if condition():
+                return
+            await asyncio.sleep(0.1)
+        raise AssertionError(f"not so within {within_s} s")
+
+    async def fill_disk(self) -> None:
+        """Take away the disk's last room, as SQLite sees it."""
+        db = self.store._db
+        pages = self.store.read.query("pragma page_count")[0][0]
+        db.execute(f"pragma max_page_count = {pages}")
+        for n in range(10_000):  # what is left in the last pages
+            try:
+                await self.market.release(f"unknown-{n}", "a test fills the disk")
+            except DiskFull:
+                return
+        raise AssertionError("the disk takes everything")
+
+    def make_room(self) -> None:
+        self.store._db.execute("pragma max_page_count = 1000000")
 
     async def at_rest(self, machine: str = "") -> None:
         """Until no run of the machine (of any) is active. A parked run is at rest."""

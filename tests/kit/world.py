@@ -75,7 +75,8 @@ class Placed:
 
 
 class World:
-    """`programs` by their first argument. `starts` and `stops` list the effects in their order, a repeated start once.
+    """`programs` by their first argument. `starts` and `stops` list the effects in their order: a repeated start once,
+    and no stops of a host that shuts down.
 
     `faults` are raised by the next calls of an operation, one each, before it has an effect; `delays` are seconds an
     operation takes. `violations`: what must never happen and did.
@@ -143,7 +144,6 @@ class World:
     def stop(self, key: str, signal: int, grace_s: float) -> None:
         """Signal it; it ends when it does, or is killed when the grace time is over."""
         placed = self.known(key)
-        self.stops.append(key)
         takes_s = placed.program.stops_in_s
         if placed.suspended or grace_s <= 0:
             self.end(key, signal=SIGKILL)
@@ -238,6 +238,7 @@ class FakeDriver:
         await self._call("stop")
         self._world.point("before", f"stop {key}")
         if self._world.known(key).exit is None:
+            self._world.stops.append(key)
             self._world.stop(key, signal, grace_s)
         ended = await self._ended(key)
         await self._alive()

@@ -40,8 +40,7 @@ async def test_a_request_that_the_state_forbids_is_refused_once_the_machine_is_a
 async def test_a_stop_in_a_backoff_wins_at_once(tmp_path: Path) -> None:
     async with a_worker(tmp_path, {"fail": Program(runs_s=0.1, code=1)}) as worker:
         machine = await worker.create(program="fail", restart={"policy": "always"})
-        while worker.machine(machine).restarts < 6:
-            await asyncio.sleep(1)
+        await worker.until(lambda: worker.machine(machine).restarts == 6)
         began = asyncio.get_running_loop().time()
         await worker.machines.stop(APP.name, machine, worker.request())
         assert asyncio.get_running_loop().time() - began < 0.01

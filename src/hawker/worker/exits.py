@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from hawker.core import restart
+from hawker.errors import StoreError
 from hawker.host import Host
 from hawker.model.config import check_config
 from hawker.model.machine import State
@@ -17,7 +18,7 @@ from hawker.store.db import Store, Tx
 from hawker.telemetry import get_logger
 from hawker.worker.drivers.base import Driver, Exit
 from hawker.worker.machine_log import MachineLog
-from hawker.worker.runner import Busy, Runner
+from hawker.worker.runner import STORE_RETRY_S, Busy, Runner, active_run
 
 
 class Exits:
@@ -35,6 +36,7 @@ class Exits:
         self._runner = runner
         self._waiting: dict[str, Exit] = {}  # by machine; bounded by the number of machines
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     def on_exit(self, ended: Exit) -> None:
         """The driver's callback."""
@@ -43,7 +45,8 @@ class Exits:
 
     def on_end(self, machine: str) -> None:
         """A run of this machine has ended: look at an exit that waited for it."""
-        if ended := self._waiting.get(machine):
+        ended = self._waiting.get(machine)
+        if ended and not self._closed:
             task = asyncio.get_running_loop().create_task(self._handle(ended), name=f"exit of {machine}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -53,32 +56,49 @@ class Exits:
 
         A machine that should run and has no instance begins again; an instance that no machine knows is removed.
         """
+        # Resumed runs go on meanwhile: what is lost is judged by the rows from before the driver was asked, and what
+        # nobody knows by the rows from after it.
+        should_run = [
+            row
+            for row in self._store.read.select(MachineRow, "instance <> ''")
+            if row.state in (State.started, State.suspended)
+        ]
         instances = {i.key: i for i in await self._driver.recover()}
-        running = self._store.read.select(MachineRow, "instance <> ''")
-        for row in running:
-            if row.instance not in instances and row.state in (State.started, State.suspended):
+        for row in should_run:
+            if row.instance not in instances:
                 self.on_exit(Exit(key=row.instance, machine=row.id, error=LOST, at_ms=self._host.now_ms()))
-        known = {row.instance for row in running}
-        active = {run.id for run in self._store.read.select(RunRow, "status in ('active', 'parked')")}
+        known = {row.instance for row in self._store.read.select(MachineRow, "instance <> ''")}
+        active = self._store.read.select(RunRow, "status in ('active', 'parked')")
+        known |= {run.args.get("instance", "") for run in active}  # it is about to be cleared
+        begun = {run.id for run in active}
         for key in instances.keys() - known:
-            if key.partition("/")[0] not in active:
+            if key.partition("/")[0] not in begun:
                 _logger.warning("orphan.removed", resource=instances[key].machine, instance=key, cause=ORPHAN)
                 await self._driver.destroy(key, force=True)
 
     async def close(self) -> None:
+        """Exits from now on are left to the next worker: its driver tells of them again."""
+        self._closed = True
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _handle(self, ended: Exit) -> None:
-        try:
-            await self._store.submit(lambda tx: self._begin(tx, ended))
-        except Busy:
-            return  # on_end comes back when that run has ended
+        while True:
+            try:
+                await self._store.submit(lambda tx: self._begin(tx, ended))
+                break
+            except Busy:
+                return  # on_end comes back when that run has ended
+            except StoreError as error:  # a full disk: the program has ended all the same
+                _logger.error("store.refused", resource=ended.machine, cause="the program ended", why=error.message)
+                await asyncio.sleep(STORE_RETRY_S)
         if self._waiting.get(ended.machine) == ended:
             del self._waiting[ended.machine]
 
     def _begin(self, tx: Tx, ended: Exit) -> None:
+        if holder := active_run(tx, ended.machine):
+            raise Busy(holder)  # it may be the launch of this very instance, which the machine's row does not name yet
         row = tx.get(MachineRow, ended.machine)
         if row is None or row.instance != ended.key or row.state not in (State.started, State.suspended):
             return

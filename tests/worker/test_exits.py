@@ -1,0 +1,227 @@
+"""What a worker does by itself: programs that end, and what it finds when it starts."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from tests.kit import invariants
+from tests.kit.sim_worker import APP, SimWorker, a_worker
+from tests.kit.virtual_time import virtual_host, virtual_time
+from tests.kit.world import Program, World
+
+from hawker.model.machine import State
+from hawker.worker.drivers.base import InstanceSpec, Limits
+
+PROGRAMS = {
+    "ok": Program(runs_s=1),
+    "fail": Program(runs_s=1, code=7),
+    "killed": Program(runs_s=1, signal=9),
+    "oom": Program(runs_s=1, signal=9, oom_killed=True),
+    "oom and 0": Program(runs_s=1, code=0, oom_killed=True),
+}
+
+
+def exit_events(worker: SimWorker, machine: str) -> list[tuple[int, bool, bool]]:
+    """Exit status, out of memory, restarting, by exit."""
+    found = []
+    for event in worker.events(machine):
+        if event.type == "exit":
+            assert event.request
+            seen = event.request["exit_event"]
+            found.append((seen["exit_code"], seen["oom_killed"], seen["restarting"]))
+    return found
+
+
+# --- the restart policy ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("program", "policy", "starts", "status", "oom"),
+    [
+        ("ok", "no", 1, 0, False),
+        ("fail", "no", 1, 7, False),
+        ("ok", "on-failure", 1, 0, False),
+        ("fail", "on-failure", 4, 7, False),
+        ("killed", "on-failure", 4, 137, False),
+        ("oom", "on-failure", 4, 137, True),
+        ("oom and 0", "on-failure", 4, 0, True),
+    ],
+)
+@virtual_time
+async def test_a_program_that_ends_is_started_again_as_its_policy_says(
+    program: str, policy: str, starts: int, status: int, oom: bool, tmp_path: Path
+) -> None:
+    async with a_worker(tmp_path, PROGRAMS) as worker:
+        machine = await worker.create(program=program, restart={"policy": policy, "max_retries": 3})
+        await worker.until(lambda: worker.machine(machine).state is State.stopped)
+        assert len(worker.world.starts) == starts
+        assert exit_events(worker, machine) == [(status, oom, True)] * (starts - 1) + [(status, oom, False)]
+        await worker.at_rest()
+        assert invariants.check(worker) == []
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@virtual_time
+async def test_always_starts_it_again_after_a_delay_that_doubles(program: str, tmp_path: Path) -> None:
+    async with a_worker(tmp_path, PROGRAMS) as worker:
+        machine = await worker.create(program=program, restart={"policy": "always"})
+        await worker.until(lambda: len(exit_events(worker, machine)) == 9)
+        rises = [event.at_ms for event in worker.events(machine) if (event.type, event.status) == ("start", "started")]
+        ran_ms = 1000
+        pauses = [(later - sooner - ran_ms) / 1000 for sooner, later in pairwise(rises)]
+        assert pauses == pytest.approx([0.5, 1, 2, 4, 8, 16, 32, 60], abs=0.1)
+
+
+@virtual_time
+async def test_the_cause_of_a_restart_is_the_rule_with_its_verdict(tmp_path: Path) -> None:
+    async with a_worker(tmp_path, PROGRAMS) as worker:
+        machine = await worker.create(program="oom", restart={"policy": "on-failure", "max_retries": 1})
+        await worker.until(lambda: worker.machine(machine).state is State.stopped)
+        assert [run.cause for run in worker.runs(machine) if run.flow == "machine.exit"] == [
+            "restart policy on-failure: out of memory, restart 1",
+            "restart policy on-failure: out of memory, 1 of 1 retries used",
+        ]
+
+
+# --- exits that come at a bad time -----------------------------------------------------------------------------------
+
+
+@virtual_time
+async def test_a_program_that_ends_before_its_start_is_recorded_is_not_taken_for_running(tmp_path: Path) -> None:
+    host = virtual_host()
+    world = World(host, {"instant": Program(runs_s=0.01)})
+    worker = await SimWorker.open(tmp_path, host, world)
+
+    def cut_after_start(when: str, effect: str) -> None:
+        if when == "after" and effect.startswith("start"):
+            worker.cut_off()
+
+    world.point = cut_after_start
+    machine = await worker.create(program="instant")
+    await asyncio.sleep(1)
+    await worker.die()
+    world.point = lambda when, effect: None
+    worker = await SimWorker.open(tmp_path, host, world)
+    await worker.until(lambda: worker.machine(machine).state is State.stopped)
+    assert exit_events(worker, machine) == [(0, False, False)]
+    assert len(world.starts) == 1
+    await worker.at_rest()
+    assert invariants.check(worker) == []
+    await worker.close()
+
+
+@virtual_time
+async def test_a_stop_reads_the_exit_itself_and_nothing_is_restarted(tmp_path: Path) -> None:
+    async with a_worker(tmp_path, {"slow": Program(stops_in_s=2)}) as worker:
+        machine = await worker.run_machine(program="slow", restart={"policy": "always"})
+        await worker.machines.stop(APP.name, machine, worker.request())
+        await worker.at_rest()
+        await asyncio.sleep(60)
+        assert worker.machine(machine).state is State.stopped
+        assert exit_events(worker, machine) == [(130, False, False)]
+
+
+@virtual_time
+async def test_a_program_that_ends_on_a_full_disk_is_dealt_with_once_there_is_room(tmp_path: Path) -> None:
+    async with a_worker(tmp_path, {"fail": Program(runs_s=60, code=1)}, sweeping=False) as worker:
+        machine = await worker.run_machine(program="fail", restart={"policy": "always"})
+        await worker.fill_disk()
+        await asyncio.sleep(120)
+        assert len(worker.world.starts) == 1
+        assert worker.machine(machine).state is State.started
+        worker.make_room()
+        await worker.until(lambda: len(worker.world.starts) == 2)
+        assert exit_events(worker, machine)[0] == (1, False, True)
+
+
+# --- the start of a worker -------------------------------------------------------------------------------------------
+
+
+@virtual_time
+async def test_a_host_that_lost_power_starts_its_machines_again_but_those_with_policy_no(tmp_path: Path) -> None:
+    host = virtual_host()
+    world = World(host, {"serve": Program()})
+    worker = await SimWorker.open(tmp_path, host, world)
+    machines = {
+        policy: await worker.run_machine(key=policy, restart={"policy": policy})
+        for policy in ("no", "on-failure", "always")
+    }
+    await worker.die()
+    world.lose_power()
+    worker = await SimWorker.open(tmp_path, host, world)
+    await asyncio.sleep(1)
+    await worker.at_rest()
+    assert {policy: worker.machine(machine).state for policy, machine in machines.items()} == {
+        "no": State.stopped,
+        "on-failure": State.started,
+        "always": State.started,
+    }
+    lost = next(run for run in worker.runs(machines["always"]) if run.flow == "machine.exit")
+    assert lost.cause == "worker start: the program was gone when the worker started"
+    assert worker.machine(machines["always"]).restarts == 0
+    assert invariants.check(worker) == []
+    await worker.close()
+
+
+@virtual_time
+async def test_a_daemon_that_was_killed_restarts_no_program(tmp_path: Path) -> None:
+    host = virtual_host()
+    world = World(host, {"serve": Program()})
+    worker = await SimWorker.open(tmp_path, host, world)
+    machine = await worker.run_machine(restart={"policy": "always"})
+    await worker.die()
+    worker = await SimWorker.open(tmp_path, host, world)
+    await asyncio.sleep(60)
+    assert len(world.starts) == 1
+    assert worker.story(machine) == ["launch created", "start starting", "start started"]
+    await worker.close()
+
+
+@virtual_time
+async def test_a_host_that_shuts_down_takes_its_machines_along_and_brings_them_back(tmp_path: Path) -> None:
+    host = virtual_host()
+    world = World(host, {"serve": Program(stops_in_s=1)})
+    worker = await SimWorker.open(tmp_path, host, world)
+    always = await worker.run_machine(key="always", restart={"policy": "always"})
+    no = await worker.run_machine(key="no", restart={"policy": "no"})
+    await worker.close(stop_machines=True)
+    assert [placed.exit is not None for placed in world.instances.values()] == [True, True]
+    await asyncio.sleep(3600)
+    worker = await SimWorker.open(tmp_path, host, world)
+    await asyncio.sleep(1)
+    await worker.at_rest()
+    assert worker.machine(always).state is State.started
+    assert worker.machine(no).state is State.stopped
+    assert invariants.check(worker) == []
+    await worker.close()
+
+
+@virtual_time
+async def test_an_instance_that_no_machine_knows_is_removed(tmp_path: Path) -> None:
+    host = virtual_host()
+    world = World(host, {"serve": Program()})
+    limits = Limits(cpu_millis=62, memory_mib=256)
+    world.start(InstanceSpec(key="run/launch", machine="m", image="host", argv=["serve"], env={}, limits=limits))
+    worker = await SimWorker.open(tmp_path, host, world)
+    assert world.instances == {}
+    await worker.close()
+
+
+@virtual_time
+async def test_a_launch_that_ends_while_the_driver_lists_its_instances_is_not_taken_for_lost(tmp_path: Path) -> None:
+    host = virtual_host()
+    world = World(host, {"serve": Program()})
+    worker = await SimWorker.open(tmp_path, host, world)
+    world.delays["start"] = 1
+    machine = await worker.create(restart={"policy": "always"})
+    await worker.die()  # before the program was started
+    world.delays["recover"] = 5
+    worker = await SimWorker.open(tmp_path, host, world)
+    await asyncio.sleep(60)
+    assert len(world.starts) == 1
+    assert worker.story(machine) == ["launch created", "start starting", "start started"]
+    assert invariants.check(worker) == []
+    await worker.close()
