@@ -134,6 +134,7 @@ class ProcessDriver:
         if self._connecting:
             self._connecting.cancel()
             await asyncio.gather(self._connecting, return_exceptions=True)
+            await asyncio.sleep(0)  # asyncio closes the socket of a connect that was cancelled one turn later
         if self._wire:
             wire, self._wire = self._wire, None
             await wire.close()
