@@ -258,7 +258,8 @@ class Conformance:
         await driver.driver.start(one)
 
         async def listens() -> bool:
-            return any(p.listen for p in await driver.driver.processes(one.key))
+            told = await driver.lines(one.machine)
+            return bool(told) and any(p.listen for p in await driver.driver.processes(one.key))
 
         await eventually(listens, "a socket listens")
         (line,) = await driver.lines(one.machine)

@@ -33,7 +33,13 @@ HEALTHY_S = 5.0  # an agent that lived this long is started again at once when i
 
 @click.command("dev", help="Run a market on this machine: three regions, two workers each, one broker.")
 @click.option("--dir", "directory", type=click.Path(path_type=Path), help="Where state is kept.")
-@click.option("--port", default=4280, show_default=True, help="The broker's port; 0 takes any free one.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=4280,
+    show_default=True,
+    help="The broker's port; 0 takes any free one.",
+)
 @click.option("--region", "regions", multiple=True, help="A region; repeatable. Default: ord, mad, syd.")
 @click.option("--workers", default=2, show_default=True, help="Workers in each region.")
 @click.option("--cpus", default=16, show_default=True, help="Shared cpus each worker offers.")

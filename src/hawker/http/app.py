@@ -50,7 +50,10 @@ class Tokens:
         for token in rest.split(","):
             if owner := self._owners.get(sha256(token.strip().encode()).hexdigest()):
                 return owner
-        raise Unauthorized("Authenticate: token validation error", hint="this token is not known here")
+        raise Unauthorized(
+            "Authenticate: token validation error",
+            hint="set HAWKER_TOKEN, or take the token that hawker dev wrote into client.json",
+        )
 
 
 class Serving:
