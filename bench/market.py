@@ -31,7 +31,7 @@ class Agents:
 
 
 @contextmanager
-def running_agents(home: Path, *, workers: int = 2, machines: int = 100_000) -> Iterator[Agents]:
+def running_agents(home: Path, *, workers: int = 2, machines: int = 10_000_000) -> Iterator[Agents]:
     """Start agents in `home`, wait until all serve, stop them in order at the end."""
     names = [f"bench-{n}" for n in range(1, workers + 1)]
     ports = {name: free_port() for name in names}

@@ -460,7 +460,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         body=api.Sql,
         reply=dict[str, Any],
         extension=True,
-        statuses=(422, 500),
+        statuses=(404, 422, 500),
     ),
     Endpoint(
         op="OpenAPI",

@@ -172,6 +172,19 @@ class LedgerRow(Row, frozen=True, kw_only=True):
         return "ledger"
 
 
+class TallyRow(Row, frozen=True, kw_only=True):
+    """How many machines of an app are here and not destroyed: asked for with every offer, so it is not counted anew."""
+
+    table: ClassVar[str] = "tally"
+
+    app: str
+    machines: int
+
+    @property
+    def key(self) -> str:
+        return self.app
+
+
 class LeaseRow(Row, frozen=True, kw_only=True):
     """A client's exclusive right to change one machine, until `expires_at_ms`."""
 
@@ -281,6 +294,7 @@ ROWS: tuple[type[Row], ...] = (
     FillRow,
     ClaimRow,
     LedgerRow,
+    TallyRow,
     LeaseRow,
     AppRow,
     WorkerRow,

@@ -10,7 +10,8 @@ from __future__ import annotations
 from hawker.core import capacity
 from hawker.errors import Conflict
 from hawker.model.guest import RESOURCES, Resources
-from hawker.model.rows import LedgerRow, MachineRow, ReservationRow
+from hawker.model.machine import State
+from hawker.model.rows import LedgerRow, MachineRow, ReservationRow, TallyRow
 from hawker.store.db import Reads, Tx
 
 _WORDS = {
@@ -59,15 +60,29 @@ def adjust(tx: Tx, total: Resources, before: Resources, after: Resources) -> Res
     return then
 
 
+def count(tx: Tx, app: str, more: int) -> None:
+    """One machine of an app more or fewer."""
+    there = tx.get(TallyRow, app)
+    tx.put(TallyRow(app=app, machines=(there.machines if there else 0) + more))
+
+
 def audit(reads: Reads) -> list[str]:
     """Compare the totals with the rows they stand for. Returns what differs, resource by resource."""
     total = Resources()
+    apps: dict[str, int] = {}
     for machine in reads.select(MachineRow):
         total += machine.held()
+        apps[machine.app] = apps.get(machine.app, 0) + (machine.state is not State.destroyed)
     for reservation in reads.select(ReservationRow):
         total += reservation.resources
     now = held(reads)
-    return [
+    tallies = {row.app: row.machines for row in reads.select(TallyRow)}
+    miscounted = [
+        f"{app}: the tally says {tallies.get(app, 0)}, there are {there} machines"
+        for app, there in apps.items()
+        if tallies.get(app, 0) != there
+    ]
+    return miscounted + [
         f"{name}: the ledger says {getattr(now, name)}, machines and reservations hold {getattr(total, name)}"
         for name in RESOURCES
         if getattr(now, name) != getattr(total, name)

@@ -43,6 +43,8 @@ class MachineLog:
             state = check_move(row.id, state, new)
         after = replace(row, state=state, cause=cause, updated_at_ms=max(tx.now_ms, row.updated_at_ms), **changes)
         ledger.adjust(tx, self.capacity, row.held(), after.held())
+        if state is State.destroyed is not row.state:
+            ledger.count(tx, row.app, -1)
         tx.put(after)
         tx.after_commit(lambda: self._tell(after, None))
         return after

@@ -27,6 +27,7 @@ from hawker.model.rows import (
     MachineRow,
     ReservationRow,
     RunRow,
+    TallyRow,
     VersionRow,
     WorkerRow,
 )
@@ -140,6 +141,7 @@ class Market:
                 tx.put(VersionRow(id=row.version, machine=row.id, config=order.config, created_at_ms=tx.now_ms))
                 if decision:
                     tx.put(DecisionRow(machine=row.id, decision=msgspec.to_builtins(decision)))
+                ledger.count(tx, row.app, 1)
                 tx.put(row)  # it takes over what the reservation held: the ledger stays as it is
                 self._log.event(tx, row, "launch", "created", run)
 
@@ -239,13 +241,13 @@ class Market:
     def _offered(self, ask: Ask, held: Resources, *, filled: str = "") -> Offer:
         reads = self._store.read
         app = reads.get(AppRow, ask.app)
-        count = reads.query("select count(*) from machine where app = ? and state <> 'destroyed'", (ask.app,))[0][0]
+        tally = reads.get(TallyRow, ask.app)
         return Offer(
             worker=self._name,
             region=self._region,
             capacity=self._log.capacity,
             free=capacity.free(self._log.capacity, held),
-            app_machines=count,
+            app_machines=tally.machines if tally else 0,
             app=msgspec.to_builtins(app) if app else None,
             filled=filled,
         )

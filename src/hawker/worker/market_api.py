@@ -17,7 +17,7 @@ from hawker.errors import HawkerError, Invalid, NotFound
 from hawker.http.app import Handler
 from hawker.http.call import Call
 from hawker.model.market import Ask, Decision, Order
-from hawker.model.rows import AppRow, MachineRow, WorkerRow
+from hawker.model.rows import AppRow, MachineRow, TallyRow, WorkerRow
 from hawker.store.db import Store, Tx
 from hawker.store.sql import run_query
 from hawker.worker import ledger
@@ -156,8 +156,8 @@ class MarketApi:
     async def apps(self, call: Call) -> Any:
         name = call.query("name")
         rows = self._store.read.select(AppRow, "id = ?", (name,)) if name else self._store.read.select(AppRow)
-        count = "select count(*) from machine where app = ? and state <> 'destroyed'"
-        return [{"app": row, "machines": self._store.read.query(count, (row.name,))[0][0]} for row in rows]
+        tallies = {row.name: self._store.read.get(TallyRow, row.name) for row in rows}
+        return [{"app": row, "machines": tally.machines if (tally := tallies[row.name]) else 0} for row in rows]
 
     async def put_app(self, call: Call) -> Any:
         """Keep an app's row if its stamp is newer than the one that is here. Returns the row that is here

@@ -37,7 +37,6 @@ create table machine (
   updated_at_ms integer generated always as (body ->> '$.updated_at_ms') virtual
 ) without rowid;
 create index machine_app on machine (app);
-create index machine_live on machine (app) where state <> 'destroyed'; -- counted for every offer
 create index machine_instance on machine (instance) where instance <> '';
 
 create table decision (id text primary key, body text not null) without rowid;
@@ -77,6 +76,8 @@ create table claim (
   id text primary key, body text not null,
   worker text generated always as (body ->> '$.worker') virtual
 ) without rowid;
+
+create table tally (id text primary key, body text not null) without rowid;
 
 create table ledger (id text primary key, body text not null) without rowid;
 
