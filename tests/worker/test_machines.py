@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.kit.sim_worker import APP, a_worker
+from tests.kit import invariants
+from tests.kit.sim_worker import APP, a_worker, machine_config
 from tests.kit.virtual_time import virtual_time
 from tests.kit.world import Program
 
-from hawker.errors import PreconditionFailed
+from hawker.errors import Broken, Conflict, PreconditionFailed
+from hawker.model.config import check_config
 from hawker.model.machine import State
+from hawker.worker.flow import Done, Flow, Step, StepContext
+from hawker.worker.flows import MachineFlows
+from hawker.worker.runner import Busy
 
 
 @virtual_time
@@ -49,3 +55,84 @@ async def test_a_stop_in_a_backoff_wins_at_once(tmp_path: Path) -> None:
         assert worker.world.instances == {}
         await asyncio.sleep(600)
         assert worker.machine(machine).state is State.stopped
+
+
+@virtual_time
+async def test_a_larger_guest_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await worker.run_machine()
+        before = worker.machine(machine), worker.story(machine)
+        config = check_config(machine_config(guest={"cpu_kind": "performance", "cpus": 16}))
+        with pytest.raises(Conflict, match="insufficient CPUs"):
+            await worker.machines.update(APP.name, machine, worker.request(), config=config)
+        assert (worker.machine(machine), worker.story(machine)) == before
+        assert invariants.check(worker) == []
+
+
+# --- destroy by force ends whatever is going on ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slow", ["start", "stop", "destroy", "suspend", "resume"])
+@virtual_time
+async def test_a_forced_destroy_ends_whatever_run_is_in_the_way(slow: str, tmp_path: Path) -> None:
+    async with a_worker(tmp_path, {"stubborn": Program(stops_in_s=None)}) as worker:
+        worker.world.programs["serve"] = Program(stops_in_s=None)
+        machine = await worker.run_machine()
+        if slow in ("start", "resume"):
+            await (worker.machines.suspend if slow == "resume" else worker.machines.stop)(
+                APP.name, machine, worker.request()
+            )
+            await worker.at_rest(machine)
+        worker.world.delays[slow] = 20
+        request = {"destroy": "stop", "resume": "start"}.get(slow, slow)
+        await getattr(worker.machines, request)(APP.name, machine, worker.request())
+        await asyncio.sleep(6)
+        worker.world.delays.clear()
+        await worker.machines.destroy(APP.name, machine, worker.request(), force=True)
+        await worker.at_rest(machine)
+        assert worker.machine(machine).state is State.destroyed
+        assert (worker.world.instances, worker.world.directories) == ({}, set())
+        assert invariants.check(worker) == []
+
+
+@pytest.mark.parametrize("operation", ["start", "stop", "destroy"])
+@virtual_time
+async def test_a_forced_destroy_ends_a_parked_run(operation: str, tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await worker.run_machine()
+        worker.world.faults[operation] = [Broken("look at this")]
+        await worker.machines.restart(APP.name, machine, worker.request())
+        await worker.at_rest(machine)
+        assert worker.runs(machine)[-1].status == "parked"
+        with pytest.raises(Busy):
+            await worker.machines.stop(APP.name, machine, worker.request())
+        await worker.machines.destroy(APP.name, machine, worker.request(), force=True)
+        await worker.at_rest(machine)
+        assert worker.machine(machine).state is State.destroyed
+        assert (worker.world.instances, worker.world.directories) == ({}, set())
+        assert invariants.check(worker) == []
+
+
+@virtual_time
+async def test_a_suspend_that_was_given_up_leaves_the_program_running(tmp_path: Path) -> None:
+    def broken(flows: MachineFlows) -> Sequence[Flow]:
+        (suspend,) = (flow for flow in flows.all() if flow.name == "machine.suspend")
+        act = suspend.by_name["suspend"].act
+        assert act
+
+        async def frozen_then_broken(context: StepContext) -> Done:
+            await act(context)
+            raise Broken("after its effect")
+
+        mutant = Flow(suspend.name, 1, suspend.final, [Step("suspend", act=frozen_then_broken)])
+        return [mutant if flow.name == suspend.name else flow for flow in flows.all()]
+
+    async with a_worker(tmp_path, flows=broken) as worker:
+        machine = await worker.run_machine()
+        await worker.machines.suspend(APP.name, machine, worker.request())
+        await worker.at_rest(machine)
+        (parked,) = [run for run in worker.runs(machine) if run.status == "parked"]
+        await worker.runner.cancel(parked.id, "given up")
+        await worker.at_rest(machine)
+        assert worker.machine(machine).state is State.started
+        assert invariants.check(worker) == []

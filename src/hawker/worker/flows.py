@@ -19,6 +19,7 @@ runs begin when is decided in `hawker.worker.machines` and `hawker.worker.exits`
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 from hawker.core.journal import effect_key
@@ -158,12 +159,18 @@ class MachineFlows:
     async def _undo(self, context: StepContext) -> Done:
         """After a failure or a cancel: no program may be left that the machine will not know, started or half started.
 
-        A failed suspend leaves the program as it was. A machine that was on its way out goes all the way.
+        A failed suspend leaves the program running, frozen or not before. A machine that was on its way out goes all
+        the way.
         """
         run = context.run
+        key: str = run.args.get("instance", "")
+        if run.flow == "machine.suspend":
+            with suppress(UnknownInstance):  # it has ended: its exit is waiting for this run
+                await self._driver.resume(key)
+            return Done(self._settle)
         if "launch" in run.steps:
             await self._driver.destroy(effect_key(run.id, "launch"), force=True)
-        if run.flow != "machine.suspend" and (key := run.args.get("instance")):
+        if key:
             await self._driver.destroy(key, force=True)
         if "purge" in run.steps:
             await self._driver.purge(run.resource)
