@@ -117,13 +117,14 @@ class Runner:
             return after
 
         run = await self._store.submit(change)
-        if run.status != "active" or run.ending != "cancelled":
+        if run.status != "active":
             return
-        if task := self._tasks.get(run_id):
+        task = self._tasks.get(run_id)
+        if task is None:
+            self._spawn(run)
+        elif run.ending == "cancelled":
             self._interrupted.add(run_id)
             task.cancel()
-        else:
-            self._spawn(run)
 
     async def unpark(self, run_id: str) -> None:
         """A person looked: try the step that was due again. Raises `NotFound`, and `Conflict` unless it is parked."""
@@ -184,7 +185,7 @@ class Runner:
                 try:
                     run = await self._advance(run)
                 except asyncio.CancelledError:
-                    if run.id not in self._interrupted:
+                    if self._closed or run.id not in self._interrupted:
                         raise
                     self._interrupted.discard(run.id)
                     if task := asyncio.current_task():
@@ -251,7 +252,10 @@ class Runner:
             tx.put(after)
             return after
 
-        return await self._keep(run, change)
+        after = await self._keep(run, change)
+        if after.status == "parked":
+            self._alarm(run)
+        return after
 
     async def _park(self, run: RunRow, why: str) -> RunRow:
         def change(tx: Tx, now: RunRow) -> RunRow:
@@ -260,8 +264,7 @@ class Runner:
             tx.put(after)
             return after
 
-        step = run.steps[run.next]
-        self._metrics.alarms.labels(run.flow, step).inc(exemplar=exemplar(run.resource, run.cause))
+        self._alarm(run)
         return await self._keep(run, change)
 
     async def _retry(self, run: RunRow, error: Exception, attempts: int) -> RunRow:
@@ -312,6 +315,9 @@ class Runner:
             self.on_end(run.resource)
 
     # --- telling -----------------------------------------------------------------------------------------------------
+
+    def _alarm(self, run: RunRow) -> None:
+        self._metrics.alarms.labels(run.flow, run.steps[run.next]).inc(exemplar=exemplar(run.resource, run.cause))
 
     def _record(
         self, tx: Tx, kind: str, run: RunRow, *, step: str | None = None, data: dict[str, Any] | None = None
