@@ -6,6 +6,7 @@ descriptions is a difference that a client, a person or a program could see.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,6 +50,11 @@ _TABLES: tuple[type[Row], ...] = (
     AppRow,
     RunRow,
 )
+_NUMBERED: tuple[tuple[type[Row], str, str], ...] = (
+    (RunRow, "run", "resource"),
+    (VersionRow, "version", "machine"),
+    (EventRow, "event", "machine"),
+)
 
 
 def describe(worker: SimWorker) -> list[str]:
@@ -57,16 +63,26 @@ def describe(worker: SimWorker) -> list[str]:
     names = {
         **{row.machine: f"machine({row.id})" for row in reads.select(FillRow) if row.machine},
         **{row.machine: f"machine({row.id})" for row in reads.select(ReservationRow)},
-        **{row.id: f"run{n}" for n, row in enumerate(reads.select(RunRow, "true order by id"), start=1)},
-        **{row.id: f"version{n}" for n, row in enumerate(reads.select(VersionRow, "true order by id"), start=1)},
-        **{row.id: f"event{n}" for n, row in enumerate(reads.select(EventRow, "true order by id"), start=1)},
     }
+    numbers: Counter[tuple[str, str]] = Counter()
+    for kind, what, machine in _NUMBERED:
+        for row in reads.select(kind, "true order by id"):
+            of = names.get(getattr(row, machine), "")
+            numbers[what, of] += 1
+            names[row.key] = f"{what} {numbers[what, of]} of {of}"
     lines = [_line(kind.table, row) for kind in _TABLES for row in reads.select(kind, "true order by id")]
     lines += [_line("placed", placed.shown()) for placed in world.instances.values()]
     lines += [f"directory of {machine}" for machine in world.directories]
     lines = sorted(_named(line, names) for line in lines)
-    starts = [f"start {n}: {s.key} {list(s.argv)} on {s.machine}" for n, s in enumerate(world.starts, start=1)]
-    return [*(_named(line, names) for line in starts), *lines]
+    starts = sorted(
+        (_named(f"start on {s.machine}: {s.key} {list(s.argv)}", names) for s in world.starts), key=_machine
+    )
+    return [*starts, *lines]
+
+
+def _machine(start: str) -> str:
+    """Starts of one machine keep their order; between machines there is none."""
+    return start.partition(":")[0]
 
 
 def _line(what: str, value: msgspec.Struct) -> str:

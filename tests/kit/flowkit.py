@@ -12,7 +12,7 @@ Every other run must end in the same state, and with every invariant intact:
 An act that aborts changes the end: those runs get a reference of their own, are themselves cut at every point, and
 afterwards a forced destroy must leave nothing.
 
-    explore(Scenario("stop", script, {"serve": Program()}), directory, pairs_most=500)
+    explore(Scenario("stop", script, {"serve": Program()}), directory, pairs_most=500, aborts_cut_most=100)
 """
 
 from __future__ import annotations
@@ -68,6 +68,10 @@ HARMLESS: tuple[Kind, ...] = (
 )
 """Faults after which a run ends as if nothing had happened."""
 
+UNDO_FAULTS: tuple[Kind, ...] = ("retry after", "error after", "broken after", "abort once", "twice")
+"""Faults of a final step that must end as if it had gone well at once."""
+
+Script = Callable[[Client], Awaitable[None]]
 SCRIPT_S = 3600.0  # of virtual time
 
 
@@ -80,7 +84,7 @@ class Scenario:
     """`script` is what clients do. `down_s`: how long a worker that was cut off stays away."""
 
     name: str
-    script: Callable[[Client], Awaitable[None]]
+    script: Script
     programs: Mapping[str, Program] = field(default_factory=dict)
     capacity: Resources = ROOMY
     down_s: float = 0.2
@@ -120,12 +124,13 @@ class Count:
     faults: int = 0
     aborts: int = 0
     aborts_cut: int = 0
+    aborts_possible: int = 0
 
     def line(self) -> str:
         return (
             f"{self.name}: {self.points} points: {self.singles} single cuts, {self.pairs} of {self.pairs_possible} "
             f"pairs; {self.acts} acts: {self.faults} runs with a fault, {self.aborts} with an abort, "
-            f"{self.aborts_cut} with an abort and a cut"
+            f"{self.aborts_cut} of {self.aborts_possible} with an abort and a cut"
         )
 
 
@@ -133,8 +138,9 @@ COUNTS: list[Count] = []
 """Of every exploration in this process; the test report ends with them."""
 
 
-def explore(scenario: Scenario, directory: Path, *, pairs_most: int) -> Count:
-    """Every run of a scenario, but of the pairs of cuts no more than `pairs_most`, drawn by the scenario's name.
+def explore(scenario: Scenario, directory: Path, *, pairs_most: int, aborts_cut_most: int) -> Count:
+    """Every run of a scenario, but no more than `pairs_most` pairs of cuts and `aborts_cut_most` aborts with a cut: the
+    same ones every time, drawn by name.
 
     Raises `AssertionError` at the first run that does not end as it should.
     """
@@ -155,30 +161,32 @@ def explore(scenario: Scenario, directory: Path, *, pairs_most: int) -> Count:
         _cut(scenario, directory, Plan(cuts=pair), reference.end)
         count.pairs += 1
     for act in reference.acts:
-        for kind in HARMLESS:
+        undo = act.endswith("/settle")  # why it was parked joins the reason of the end: another text
+        for kind in (kind for kind in HARMLESS if not (undo and kind.startswith("broken"))):
             _fault(scenario, directory, {act: kind}, reference.end)
             count.faults += 1
     _fault(scenario, directory, dict.fromkeys(reference.acts, "twice"), reference.end)
     count.faults += 1
-    for act in reference.acts:
-        _explore_abort(scenario, directory, act, count)
+    for act in (act for act in reference.acts if not act.endswith("/settle")):  # nothing undoes the undoing
+        _explore_abort(scenario, directory, act, count, aborts_cut_most // len(reference.acts))
     COUNTS.append(count)
     return count
 
 
-def _explore_abort(scenario: Scenario, directory: Path, act: str, count: Count) -> None:
-    """A step gives up before or after its effect. Its undo is cut at every point, fails and is repeated, too."""
-    for kind in ("abort before", "abort after"):
-        faults: dict[str, Kind] = {act: kind}
-        aborted = _fault(scenario, directory, faults, None)
-        count.aborts += 1
-        undos = [a for a in aborted.acts if a.endswith("/settle")]
-        for undo in undos:
-            for undo_kind in (*HARMLESS, "abort once"):
-                _fault(scenario, directory, {**faults, undo: undo_kind}, aborted.end)
-                count.aborts += 1
-    for cut in range(1, aborted.points[0] + 1):
-        _cut(scenario, directory, Plan(cuts=(cut,), faults=faults), aborted.end)
+def _explore_abort(scenario: Scenario, directory: Path, act: str, count: Count, cuts_most: int) -> None:
+    """A step gives up before or after its effect. Its undo fails, is repeated, and is cut off."""
+    before = _fault(scenario, directory, {act: "abort before"}, None)
+    after = _fault(scenario, directory, {act: "abort after"}, None)
+    count.aborts += 2
+    aborted_by_us = any("injected" in line for line in after.end)  # parking adds its reason to any other
+    for undo in (name for name in before.acts if name.endswith("/settle")):
+        for kind in (kind for kind in UNDO_FAULTS if aborted_by_us or kind not in ("broken after", "abort once")):
+            _fault(scenario, directory, {act: "abort after", undo: kind}, after.end)
+            count.aborts += 1
+    cuts = range(1, after.points[0] + 1)
+    count.aborts_possible += len(cuts)
+    for cut in sorted(random.Random(act).sample(cuts, min(len(cuts), cuts_most))):
+        _cut(scenario, directory, Plan(cuts=(cut,), faults={act: "abort after"}), after.end)
         count.aborts_cut += 1
 
 

@@ -1,0 +1,196 @@
+"""Every flow, cut off before and after every commit and every outside effect, with every step failing and repeated.
+
+`tests/kit/flowkit.py` says what is run of each scenario. The counts are printed at the end of the test report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.kit.flowkit import Scenario, explore
+from tests.kit.sim_client import Client
+from tests.kit.world import Program
+
+from hawker.model.guest import Resources
+from hawker.model.machine import State
+
+PAIRS_MOST = 120
+ABORTS_CUT_MOST = 60
+
+
+async def create(client: Client) -> None:
+    await client.create("a")
+
+
+async def create_at_rest(client: Client) -> None:
+    await client.create("a", skip_launch=True)
+    await client.start("a")
+
+
+async def a_program_that_cannot_start(client: Client) -> None:
+    await client.create("a", "broken")
+
+
+async def stop_and_start(client: Client) -> None:
+    await client.create("a")
+    await client.stop("a")
+    await client.start("a")
+
+
+async def a_slow_stop(client: Client) -> None:
+    await client.create("a", "stubborn")
+    await client.stop("a", timeout_s=5)
+
+
+async def restart(client: Client) -> None:
+    await client.create("a")
+    await client.restart("a")
+
+
+async def update_running(client: Client) -> None:
+    await client.create("a")
+    await client.update("a", "serve", guest={"cpus": 2})
+
+
+async def update_to_a_program_that_cannot_start(client: Client) -> None:
+    await client.create("a")
+    await client.update("a", "broken", guest={"cpus": 2})
+
+
+async def update_at_rest(client: Client) -> None:
+    await client.create("a", skip_launch=True)
+    await client.update("a", "serve", guest={"cpus": 2})
+    await client.start("a")
+    await client.rest()
+    await client.update("a", "serve", skip_launch=True)
+
+
+async def suspend_and_resume(client: Client) -> None:
+    await client.create("a")
+    await client.suspend("a")
+    await client.start("a")
+
+
+async def stop_suspended(client: Client) -> None:
+    await client.create("a")
+    await client.suspend("a")
+    await client.stop("a")
+
+
+async def destroy(client: Client) -> None:
+    await client.create("a", lease_ttl_s=1)
+    await client.rest()
+    await client.stop("a")
+    await client.destroy("a")
+
+
+async def destroy_by_force(client: Client) -> None:
+    await client.create("a")
+    await client.rest()
+    await client.destroy("a", force=True)
+
+
+async def a_program_that_ends(client: Client) -> None:
+    await client.create("a", "short")
+    await client.until_state("a", State.stopped)
+
+
+async def a_program_that_ends_at_once(client: Client) -> None:
+    await client.create("a", "instant")
+    await client.until_state("a", State.stopped)
+
+
+async def a_program_that_fails_twice_too_often(client: Client) -> None:
+    await client.create("a", "fail", restart={"policy": "on-failure", "max_retries": 2})
+    await client.until_state("a", State.stopped)
+
+
+async def a_program_that_is_destroyed_when_it_ends(client: Client) -> None:
+    await client.create("a", "short", auto_destroy=True)
+    await client.until_state("a", State.destroyed)
+
+
+async def stop_in_a_backoff(client: Client) -> None:
+    await client.create("a", "fail", restart={"policy": "always"})
+    await client.until("a", lambda row, story: row.restarts == 4 and row.state is State.starting)
+    await client.stop("a")
+
+
+async def reservations(client: Client) -> None:
+    await client.reserve("kept")
+    await client.reserve("lapsing", hold_s=5)
+    await client.reserve("refused")
+    await client.release("early")
+    await client.reserve("early")
+    await client.confirm("kept")
+    await asyncio.sleep(10)
+    await client.sweep()
+    await client.reserve("released")
+    await client.release("released")
+
+
+async def two_machines(client: Client) -> None:
+    await client.create("a")
+    await client.create("b")
+    await client.rest()
+    await client.stop("a")
+    await client.restart("b")
+
+
+async def a_life(client: Client) -> None:
+    await client.create("a")
+    await client.stop("a")
+    await client.update("a", "fail", restart={"policy": "on-failure", "max_retries": 1})
+    await client.start("a")
+    await client.until_state("a", State.stopped)
+    await client.update("a", "serve")
+    await client.start("a")
+    await client.suspend("a")
+    await client.start("a")
+    await client.restart("a")
+    await client.rest()
+    await client.destroy("a", force=True)
+
+
+PROGRAMS = {
+    "broken": Program(fails="not executable"),
+    "stubborn": Program(stops_in_s=None),
+    "short": Program(runs_s=2),
+    "instant": Program(runs_s=0),
+    "fail": Program(runs_s=0.1, code=1),
+}
+SMALL = Resources(cpus_shared=2, memory_mib=1 << 20, disk_mib=1 << 20, machines=100)
+
+SCENARIOS = [
+    Scenario(script.__name__, script, PROGRAMS)
+    for script in (
+        create,
+        create_at_rest,
+        a_program_that_cannot_start,
+        stop_and_start,
+        a_slow_stop,
+        restart,
+        update_running,
+        update_to_a_program_that_cannot_start,
+        update_at_rest,
+        suspend_and_resume,
+        stop_suspended,
+        destroy,
+        destroy_by_force,
+        a_program_that_ends,
+        a_program_that_ends_at_once,
+        a_program_that_fails_twice_too_often,
+        a_program_that_is_destroyed_when_it_ends,
+        stop_in_a_backoff,
+        two_machines,
+        a_life,
+    )
+] + [Scenario("reservations", reservations, capacity=SMALL)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_a_flow_ends_alike_wherever_it_is_cut_off_and_whatever_fails(scenario: Scenario, tmp_path: Path) -> None:
+    explore(scenario, tmp_path, pairs_most=PAIRS_MOST, aborts_cut_most=ABORTS_CUT_MOST)
