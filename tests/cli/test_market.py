@@ -275,7 +275,7 @@ def test_what_takes_long_shows_that_it_goes_on(user: User) -> None:
 
 def test_an_app_with_machines_is_destroyed_only_by_force(user: User) -> None:
     user.run()
-    assert "still has 1 machines" in user("apps", "destroy", user.app, status=1).err
+    assert "still has machines: 1" in user("apps", "destroy", user.app, status=1).err
     user("apps", "destroy", user.app, "--force")
     assert "app not found" in user("machine", "list", "--app", user.app, status=1).err
 

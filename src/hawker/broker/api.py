@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 
 from hawker.broker.apps import Apps
-from hawker.broker.fleet import Fleet, unreachable
+from hawker.broker.fleet import Fleet, PeerError, unreachable
 from hawker.broker.names import machine_name
 from hawker.broker.orders import Orders, Wanted
 from hawker.broker.passing import Passing, target_of
@@ -160,7 +160,7 @@ class Broker:
         if app.machines:
             if not call.flag("force"):
                 raise Conflict(
-                    f"app {name} still has {app.machines} machines",
+                    f"app {name} still has machines: {app.machines}",
                     hint="destroy them first, or delete with force=true",
                 )
             await self._destroy_all(call, name)
@@ -180,7 +180,8 @@ class Broker:
                 target = f"/v1/apps/{app}/machines/{machine['id']}?force=true"
                 reply = await peer.request("DELETE", target, headers=headers, timeout_s=60.0)
                 if reply.status >= 400 and reply.status != 404:
-                    raise Conflict(f"machine {machine['id']} could not be destroyed: {reply.body.decode()[:200]}")
+                    why = PeerError(reply).message
+                    raise Conflict(f"machine {machine['id']} could not be destroyed: {why}")
 
     async def _article(self, call: Call, machine: str) -> Any:
         """The article's paths: a machine by its id alone. Asked of its worker under the full path."""
