@@ -117,7 +117,8 @@ def without_its_ledger(flows: MachineFlows, step: Step) -> Step:
 
     def commit(tx: Tx, run: RunRow) -> None:
         row = tx.get(MachineRow, run.resource)
-        assert row and step.commit
+        assert row
+        assert step.commit
         step.commit(tx, run)
         after = tx.get(MachineRow, run.resource)
         assert after
