@@ -82,9 +82,12 @@ class Market:
         def change(tx: Tx) -> Reservation | Refusal:
             if done := tx.get(FillRow, order.key):
                 return self._ended(tx, order, done)
-            if there := tx.get(ReservationRow, order.key):
+            there = tx.get(ReservationRow, order.key)
+            if there and there.expires_at_ms > tx.now_ms:
                 return self._reservation(tx, there)
             self._lapse(tx)
+            if there:
+                return self._refusal(Reason.in_doubt)  # its time ran out: this order was given up
             if reason := self._unfit(tx, order.region, order.config["image"]):
                 return self._refusal(reason)
             row = ReservationRow(

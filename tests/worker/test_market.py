@@ -1,0 +1,192 @@
+"""The worker's side of the market: offers, reservations that lapse, and what one key answers."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.kit import invariants
+from tests.kit.sim_worker import APP, REGION, SimWorker, a_worker, order
+from tests.kit.virtual_time import virtual_host, virtual_time
+from tests.kit.world import Program, World
+
+from hawker.model.guest import Resources
+from hawker.model.machine import State
+from hawker.model.market import Ask, Offer, Reason, Refusal, Reservation
+from hawker.model.rows import ReservationRow, WorkerRow
+from hawker.store.db import Tx
+from hawker.worker import ledger
+from hawker.worker.market import Lapsed
+
+THREE = Resources(cpus_shared=3, memory_mib=65536, disk_mib=1 << 20, machines=64)
+
+
+def held(worker: SimWorker) -> int:
+    return ledger.held(worker.store.read).cpus_shared
+
+
+def ask(key: str = "") -> Ask:
+    return Ask(app=APP.name, region=REGION, image="host", resources=order("x").resources, key=key)
+
+
+@virtual_time
+async def test_a_reservation_holds_room_until_it_lapses(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        await worker.market.reserve(order("a", hold_s=30))
+        await asyncio.sleep(29)
+        assert (held(worker), worker.market.fate("a")) == (1, "held")
+        await asyncio.sleep(1)
+        assert worker.market.fate("a") == "released"
+        await asyncio.sleep(5)  # the sweep
+        assert held(worker) == 0
+        assert worker.store.read.select(ReservationRow) == []
+        assert invariants.check(worker) == []
+
+
+@virtual_time
+async def test_a_lapsed_reservation_cannot_be_confirmed_nor_taken_again(tmp_path: Path) -> None:
+    async with a_worker(tmp_path, sweeping=False) as worker:
+        await worker.market.reserve(order("a", hold_s=30))
+        await asyncio.sleep(30)
+        with pytest.raises(Lapsed):
+            await worker.market.confirm("a", APP, None)
+        again = await worker.market.reserve(order("a"))
+        assert isinstance(again, Refusal)
+        assert again.reason is Reason.in_doubt
+        assert held(worker) == 0
+
+
+@virtual_time
+async def test_room_that_has_lapsed_is_there_for_the_next_order_before_any_sweep(tmp_path: Path) -> None:
+    async with a_worker(tmp_path, capacity=THREE, sweeping=False) as worker:
+        for n in range(3):
+            await worker.market.reserve(order(f"gone-{n}", hold_s=1))
+        await asyncio.sleep(2)
+        assert isinstance(await worker.market.reserve(order("next")), Reservation)
+        assert held(worker) == 1
+
+
+@virtual_time
+async def test_the_same_key_is_the_same_reservation_and_then_the_same_machine(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        first = await worker.market.reserve(order("a"))
+        assert await worker.market.reserve(order("a")) == first
+        assert held(worker) == 1
+        row, _, run = await worker.market.confirm("a", APP, None)
+        again, _, no_run = await worker.market.confirm("a", APP, None)
+        assert (row.id, bool(run)) == (again.id, True)
+        assert no_run == ""
+        late = await worker.market.reserve(order("a"))
+        assert isinstance(late, Reservation)
+        assert (late.machine, late.state) == (row.id, "confirmed")
+        offer = worker.market.offer(ask("a"))
+        assert isinstance(offer, Offer)
+        assert offer.filled == row.id
+        await worker.at_rest()
+        assert len(worker.world.starts) == 1
+
+
+@virtual_time
+async def test_an_order_that_was_released_before_it_arrived_is_refused(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        assert await worker.market.release("a", "no answer in time") == ""
+        late = await worker.market.reserve(order("a"))
+        assert isinstance(late, Refusal)
+        assert late.reason is Reason.in_doubt
+        assert held(worker) == 0
+
+
+@virtual_time
+async def test_a_release_gives_the_room_back_and_names_a_machine_that_was_made(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        await worker.market.reserve(order("a"))
+        assert await worker.market.release("a", "no answer in time") == ""
+        assert await worker.market.release("a", "no answer in time") == ""
+        assert held(worker) == 0
+        machine = await worker.create("b")
+        assert await worker.market.release("b", "no answer in time") == machine
+        assert held(worker) == 1
+
+
+@virtual_time
+async def test_reservations_survive_a_killed_worker(tmp_path: Path) -> None:
+    host = virtual_host()
+    world = World(host, {"serve": Program()})
+    worker = await SimWorker.open(tmp_path, host, world)
+    reserved = await worker.market.reserve(order("a"))
+    await worker.die()
+    worker = await SimWorker.open(tmp_path, host, world)
+    assert await worker.market.reserve(order("a")) == reserved
+    row, _, _ = await worker.market.confirm("a", APP, None)
+    assert isinstance(reserved, Reservation)
+    assert row.id == reserved.machine
+    await worker.close()
+
+
+@virtual_time
+async def test_sixty_four_orders_at_once_take_the_last_slots_and_no_more(tmp_path: Path) -> None:
+    async with a_worker(tmp_path, capacity=THREE) as worker:
+        answers = await asyncio.gather(*(worker.market.reserve(order(f"order-{n}")) for n in range(64)))
+        filled = [answer for answer in answers if isinstance(answer, Reservation)]
+        refused = [answer for answer in answers if isinstance(answer, Refusal)]
+        assert (len(filled), len(refused)) == (3, 61)
+        assert {(r.reason, r.resource, r.wanted, r.free) for r in refused} == {(Reason.full, "cpus_shared", 1, 0)}
+        await asyncio.gather(*(worker.market.confirm(answer.key, APP, None) for answer in filled))
+        await worker.at_rest()
+        assert len(worker.world.instances) == 3
+        assert invariants.check(worker) == []
+
+
+@virtual_time
+async def test_stopped_machines_make_room_that_a_start_must_find_again(tmp_path: Path) -> None:
+    async with a_worker(tmp_path, capacity=THREE) as worker:
+        machine = await worker.run_machine("a")
+        await worker.machines.stop(APP.name, machine, worker.request())
+        await worker.at_rest()
+        assert held(worker) == 0
+        for key in "bcd":
+            await worker.run_machine(key)
+        with pytest.raises(ledger.Full, match="could not reserve resource for machine: insufficient CPUs available"):
+            await worker.machines.start(APP.name, machine, worker.request())
+        assert worker.machine(machine).state is State.stopped
+        assert invariants.check(worker) == []
+
+
+@virtual_time
+async def test_what_does_not_fit_at_all_is_refused_with_the_reason(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        elsewhere = Ask(app=APP.name, region="mad", image="host", resources=Resources())
+        an_image = Ask(app=APP.name, region=REGION, image="nginx", resources=Resources())
+        for unfit, reason in ((elsewhere, Reason.wrong_region), (an_image, Reason.no_driver)):
+            refusal = worker.market.offer(unfit)
+            assert isinstance(refusal, Refusal)
+            assert refusal.reason is reason
+
+        def cordon(tx: Tx) -> None:
+            me = tx.get(WorkerRow, "worker")
+            assert me
+            tx.record("worker.cordoned", me.name, cause="a test")
+            tx.put(WorkerRow(name=me.name, region=me.region, epoch=me.epoch, created_at_ms=0, cordoned=True))
+
+        await worker.store.submit(cordon)
+        for answer in (worker.market.offer(ask()), await worker.market.reserve(order("a"))):
+            assert isinstance(answer, Refusal)
+            assert answer.reason is Reason.cordoned
+
+
+@virtual_time
+async def test_a_full_disk_refuses_orders_while_machines_run_on(tmp_path: Path) -> None:
+    async with a_worker(tmp_path, sweeping=False) as worker:
+        machine = await worker.run_machine("a", restart={"policy": "always"})
+        await worker.fill_disk()
+        for answer in (worker.market.offer(ask()), await worker.market.reserve(order("b"))):
+            assert isinstance(answer, Refusal)
+            assert answer.reason is Reason.disk_full
+        await asyncio.sleep(600)
+        assert worker.machine(machine).state is State.started
+        assert len(worker.world.running(machine)) == 1
+        worker.make_room()
+        await worker.market.sweep()  # whatever is written next finds the room
+        assert isinstance(await worker.market.reserve(order("b")), Reservation)
+        assert invariants.check(worker) == []
