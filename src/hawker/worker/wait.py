@@ -58,8 +58,8 @@ async def wait_state(
     def look(now: MachineRow, event: EventRow | None) -> None:
         nonlocal row
         row = now
-        if reached.done():
-            return
+        if reached.done() or event is not None:
+            return  # an event alone reaches no state: a program's exit is told before the move that follows from it
         if version and now.version != version:
             text = f"machine failed to reach desired state, {names}, currently replaced"
             reached.set_exception(PreconditionFailed(f"failed_precondition: {text}"))
