@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from tests.kit import invariants
-from tests.kit.sim_worker import APP, a_worker, machine_config
+from tests.kit.sim_worker import APP, a_worker, machine_config, order
 from tests.kit.virtual_time import virtual_time
 from tests.kit.world import Program
 
 from hawker.errors import Broken, Conflict, PreconditionFailed
 from hawker.model.config import check_config
 from hawker.model.machine import State
+from hawker.model.market import Reservation
 from hawker.worker.flow import Done, Flow, Step, StepContext
 from hawker.worker.flows import MachineFlows
 from hawker.worker.runner import Busy
@@ -29,6 +31,25 @@ async def test_a_start_waits_for_the_stop_before_it(tmp_path: Path) -> None:
         assert before is State.stopped
         await worker.runner.wait_ended(run)
         assert worker.machine(machine).state is State.started
+
+
+async def test_a_request_waits_for_a_run_whose_commit_is_still_on_its_way_to_a_slow_disk(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:  # in real time: only there a commit is made beside the loop
+
+        def commit_slowly() -> bool:
+            time.sleep(0.01)
+            return False
+
+        worker.store._db.set_commit_hook(commit_slowly)
+        reserved = await worker.market.reserve(order("a"))
+        assert isinstance(reserved, Reservation)
+        assert worker.store._slow
+        confirming = worker.market.confirm("a", APP, None)
+        stopping = worker.machines.stop(APP.name, reserved.machine, worker.request())  # in the same commit
+        await asyncio.gather(confirming, stopping)
+        await worker.at_rest()
+        assert worker.machine(reserved.machine).state is State.stopped
+        worker.store._db.set_commit_hook(None)
 
 
 @virtual_time

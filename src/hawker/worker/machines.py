@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from hawker.errors import Conflict, NotBuilt, PreconditionFailed
+from hawker.errors import Conflict, NotBuilt, NotFound, PreconditionFailed
 from hawker.host import Host
 from hawker.model.config import Config, check_config
 from hawker.model.guest import larger
@@ -300,7 +300,10 @@ class Machines:
                     try:
                         return await self._store.submit(change)
                     except Busy as busy:
-                        await self._make_way(busy, force)
+                        try:
+                            await self._make_way(busy, force)
+                        except NotFound:  # the commit that began that run is still on its way, or has failed
+                            await self._store.submit(lambda tx: None)  # after it
         except TimeoutError:
             raise Conflict(f"the machine was still busy after {BUSY_WAIT_S:g} s; try again later") from None
 
