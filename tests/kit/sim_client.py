@@ -7,7 +7,7 @@ the one before was taken.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 from tests.kit.sim_worker import APP, SimWorker, machine_config, order
@@ -142,10 +142,6 @@ class Client:
             return worker.story(self.machines[key])
 
         return story
-
-    async def together(self, *parts: Coroutine[Any, Any, None]) -> None:
-        """Several requests at once."""
-        await asyncio.gather(*(asyncio.create_task(part, name=f"client {n}") for n, part in enumerate(parts)))
 
 
 async def _last_event(worker: SimWorker, machine: str) -> str:

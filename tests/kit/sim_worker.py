@@ -110,13 +110,12 @@ class SimWorker:
         await self.driver.close()
         await self.store.close()
 
-    async def die(self, *, spared: Sequence[asyncio.Task[Any]] = ()) -> None:
-        """Be killed: nothing more is written or asked of the driver, and every task of this loop but the `spared` and
-        the present one ends."""
+    async def die(self) -> None:
+        """Be killed: nothing more is written or asked of the driver, and every task of this loop but the present one
+        ends."""
         self.cut_off()
-        keep = {asyncio.current_task(), *spared}
         for _ in range(10):
-            tasks = [task for task in asyncio.all_tasks() if task not in keep]
+            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
             if not tasks:
                 return
             for task in tasks:
