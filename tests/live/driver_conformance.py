@@ -174,14 +174,14 @@ class Conformance:
         assert len(pids) >= 3
         ended = await driver.driver.stop(one.key, signal=signal.SIGTERM, grace_s=0.1)
         assert ended.signal == signal.SIGKILL
-        assert [pid for pid in pids if alive(pid)] == []
+        await dead(*pids)
 
     async def test_what_a_program_leaves_behind_ends_with_it(self, driver: Opened) -> None:
         one = shell("(setsid sh -c 'echo $$; exec sleep 63' &) ; sleep 0.3; exit 0")
         await driver.driver.start(one)
         await driver.driver.wait(one.key)
         (line,) = await driver.lines(one.machine)
-        assert not alive(int(line.text))
+        await dead(int(line.text))
 
     async def test_a_running_instance_is_destroyed_only_by_force(self, driver: Opened) -> None:
         one = spec("sleep", "60")
@@ -208,7 +208,7 @@ class Conformance:
         late = await driver.driver.exec(one.key, ["sh", "-c", "echo $$; sleep 64; echo never"], timeout_s=0.3)
         assert late.timed_out
         assert b"never" not in late.stdout
-        assert not alive(int(late.stdout))
+        await dead(int(late.stdout))
         flood = await driver.driver.exec(one.key, ["sh", "-c", "head -c 3000000 /dev/zero"], timeout_s=20)
         assert len(flood.stdout) == 1 << 20
         with pytest.raises(StartFailed):
@@ -339,6 +339,16 @@ def shell_with_pipe(one: InstanceSpec) -> InstanceSpec:
     return InstanceSpec(
         key=one.key, machine=one.machine, image=one.image, argv=("sh", "-c", script), env=one.env, limits=one.limits
     )
+
+
+async def dead(*pids: int) -> None:
+    """Wait until processes that were killed are gone: one that is dying has no environment left to be known by, and is
+    for a moment not a zombie yet."""
+
+    async def gone() -> bool:
+        return not any(map(alive, pids))
+
+    await eventually(gone, f"{pids} are dead", seconds=5)
 
 
 def alive(pid: int) -> bool:
