@@ -22,6 +22,7 @@ from hawker.core.auction import Auction, candidates
 from hawker.core.ranking import Policy
 from hawker.errors import Conflict, HawkerError, NoCapacity, NotFound, Unreachable
 from hawker.host import Host
+from hawker.http.app import timed_ms
 from hawker.model.config import Config
 from hawker.model.guest import Resources, smaller
 from hawker.model.market import LEASE_S, Ask, Offer, Order, Reason, Refusal, Reservation
@@ -117,7 +118,7 @@ class Orders:
         began = perf_counter()
         answers = await asyncio.gather(*(_offer(links[name], ask) for name in asked))
         found = [self._counted(a, began) for a in answers if a is not None]
-        auction.answered(asked, found, rng, _ms(began))
+        auction.answered(asked, found, rng, timed_ms(began))
         auction.app = newest_app(auction.offers)
         return auction
 
@@ -133,20 +134,20 @@ class Orders:
                 answer = await self._reserve(link, order)
             except PeerUnreachable as error:
                 if not error.sent:  # nothing happened there
-                    auction.refused(Refusal(worker=name, region=region, reason=Reason.no_answer), _ms(began))
+                    auction.refused(Refusal(worker=name, region=region, reason=Reason.no_answer), timed_ms(began))
                     continue
                 self._give_up(link, auction.order)
-                auction.doubted(name, _ms(began))
+                auction.doubted(name, timed_ms(began))
                 auction.order = self._host.ulid()  # the doubtful one must never fill on another worker, too
                 continue
             except HawkerError as error:
                 _logger.warning("reserve.failed", worker=name, order=auction.order, error=error.message)
-                auction.refused(Refusal(worker=name, region=region, reason=Reason.no_answer), _ms(began))
+                auction.refused(Refusal(worker=name, region=region, reason=Reason.no_answer), timed_ms(began))
                 continue
             if isinstance(answer, Refusal):
-                auction.refused(answer, _ms(began))
+                auction.refused(answer, timed_ms(began))
                 continue
-            auction.filled(name, reserve_ms := _ms(began))
+            auction.filled(name, reserve_ms := timed_ms(began))
             return await self._confirm(wanted, auction, link, answer, replaces, started, reserve_ms)
         return None
 
@@ -164,7 +165,7 @@ class Orders:
         if wanted.key:
             await self._claim(wanted, link, reservation.key, replaces)
         assert auction.app is not None  # checked before reserving
-        decision = auction.decision(_ms(started))
+        decision = auction.decision(timed_ms(started))
         item = Confirmation(key=reservation.key, app=auction.app, decision=decision, wait=wanted.wait)
         try:
             confirmed = await link.confirm(item, timeout_s=START_S if wanted.wait else RELEASE_RETRY_S * 10)
@@ -177,7 +178,12 @@ class Orders:
         except asyncio.CancelledError:
             self._give_up(link, reservation.key)
             raise
-        timings = {"offers": decision.offers_ms, "reserve": reserve_ms, "confirm": _ms(began), "total": _ms(started)}
+        timings = {
+            "offers": decision.offers_ms,
+            "reserve": reserve_ms,
+            "confirm": timed_ms(began),
+            "total": timed_ms(started),
+        }
         return Fill(machine=_machine(confirmed), worker=link.name, timings_ms=timings)
 
     async def _claim(self, wanted: Wanted, link: WorkerLink, order: str, replaces: str) -> None:
@@ -286,10 +292,6 @@ def _machine(confirmed: Confirmed) -> bytes:
         error = Conflict(f"the reservation was lost before it was confirmed: {body.get('error')}", hint="order again")
         raise error
     return bytes(confirmed.machine)
-
-
-def _ms(since: float) -> float:
-    return round((perf_counter() - since) * 1000, 3)
 
 
 _logger = get_logger()
