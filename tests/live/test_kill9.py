@@ -128,7 +128,7 @@ async def test_nothing_acknowledged_is_lost_and_nothing_is_left_over(market: Mar
         ours = set(machines) | {m["id"] for m in calm}
         assert not [m for m in running if m not in ours and belongs_to(market, running[m])]
 
-        kept = {p.name for p in (market.home / "ord-1" / "process" / "machines").iterdir()}
+        kept = {p.name for p in (market.home / "ord-1" / "process" / "work").iterdir()}
         gone = {i for i, m in machines.items() if m["state"] == "destroyed"}
         assert not kept & gone, "no file of a destroyed machine is left"
         started = {i for i, m in machines.items() if m["state"] == "started"} | {m["id"] for m in calm}

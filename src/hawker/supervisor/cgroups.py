@@ -40,14 +40,15 @@ class Groups(Protocol):
     def attach(self, name: str, pid: int) -> None:
         """Put a process that runs already into the group."""
 
+    def names(self) -> list[str]:
+        """All groups that are there."""
+
     def pids(self, name: str) -> list[int]: ...
 
     def kill(self, name: str) -> bool:
         """Kill everything inside, also what forks meanwhile. True once nothing is left; call again until then."""
 
     def freeze(self, name: str, frozen: bool) -> None: ...
-
-    def frozen(self, name: str) -> bool: ...
 
     def oom_kills(self, name: str) -> int: ...
 
@@ -118,6 +119,9 @@ class V1:
             for parent in self._parents.values():
                 _write(f"{parent}/{name}/cgroup.procs", pid)
 
+    def names(self) -> list[str]:
+        return sorted({name for parent in self._parents.values() for name in _directories(parent)})
+
     def pids(self, name: str) -> list[int]:
         return _pids(f"{self._parents['freezer']}/{name}/cgroup.procs")
 
@@ -134,9 +138,6 @@ class V1:
 
     def freeze(self, name: str, frozen: bool) -> None:
         _write(f"{self._parents['freezer']}/{name}/freezer.state", "FROZEN" if frozen else "THAWED")
-
-    def frozen(self, name: str) -> bool:
-        return _read(f"{self._parents['freezer']}/{name}/freezer.state").strip() in ("FROZEN", "FREEZING")
 
     def oom_kills(self, name: str) -> int:
         return _field(_read(f"{self._parents['memory']}/{name}/memory.oom_control"), "oom_kill")
@@ -195,6 +196,9 @@ class V2:
         with contextlib.suppress(ProcessLookupError):
             _write(f"{self._parent}/{name}/cgroup.procs", pid)
 
+    def names(self) -> list[str]:
+        return _directories(self._parent)
+
     def pids(self, name: str) -> list[int]:
         return _pids(f"{self._parent}/{name}/cgroup.procs")
 
@@ -206,9 +210,6 @@ class V2:
 
     def freeze(self, name: str, frozen: bool) -> None:
         _write(f"{self._parent}/{name}/cgroup.freeze", int(frozen))
-
-    def frozen(self, name: str) -> bool:
-        return _read(f"{self._parent}/{name}/cgroup.freeze").strip() == "1"
 
     def oom_kills(self, name: str) -> int:
         return _field(_read(f"{self._parent}/{name}/memory.events"), "oom_kill")
@@ -251,6 +252,11 @@ def _read(path: str) -> str:
             return file.read()
     except OSError:
         return ""
+
+
+def _directories(path: str) -> list[str]:
+    with os.scandir(path) as found:
+        return [entry.name for entry in found if entry.is_dir()]
 
 
 def _pids(path: str) -> list[int]:

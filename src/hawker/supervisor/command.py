@@ -43,7 +43,7 @@ class Command:
                 argv,
                 executable=program,
                 env=full,
-                cwd=f"{os.path.dirname(instance.directory)}/work",
+                cwd=instance.work,
                 stdin=source,
                 stdout=pairs[0][1],
                 stderr=pairs[1][1],

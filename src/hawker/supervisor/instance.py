@@ -1,15 +1,13 @@
 """One program's life: spawned into its group with its pipes, watched, killed to the last process, its end recorded.
 
-Everything a new supervisor needs to take over is on disk under `machines/<machine>/<key>/`: `instance.json` once the
-program runs, `exit.json` once it has ended (written before anyone is told), and the pipes `out` and `err`.
+Everything a new supervisor needs to take over is in files: the record, appended to before anyone is told, and the
+pipes `out` and `err` (see `hawker.supervisor.files`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import shutil
 import signal
 import stat as stats
 import subprocess
@@ -20,7 +18,10 @@ from typing import Any
 
 from hawker.supervisor import proc
 from hawker.supervisor.cgroups import Groups, Limits
+from hawker.supervisor.files import Files, RecordFile
 from hawker.supervisor.output import MachineLog, Pipe
+
+STREAMS = ("out", "err")
 
 
 class CannotStart(Exception):
@@ -29,7 +30,7 @@ class CannotStart(Exception):
 
 @dataclass(frozen=True)
 class Record:
-    """`instance.json`. `group` is the cgroup's name, "" without cgroups; `start_ticks` tells a reused pid."""
+    """How it was started. `group` is the cgroup's name, "" without cgroups; `start_ticks` tells a reused pid."""
 
     key: str
     machine: str
@@ -42,17 +43,20 @@ class Record:
 class Instance:
     """A program that runs or ran. `exit` is None while it runs."""
 
-    def __init__(self, record: Record, directory: str, mark: str, groups: Groups | None) -> None:
+    def __init__(self, record: Record, files: Files, mark: str, groups: Groups | None) -> None:
         self.record = record
-        self.directory = directory
+        self.work = files.work(record.machine)
         self.mark = mark
+        self.suspended = False
         self.exit: dict[str, Any] | None = None
         self.adopted_fd = -1  # a pidfd when we are not the parent
         self.main_ended = False
         self.status: int | None = None  # of waitid: the exit code, or minus the signal
         self.oom = False
         self.pipes: list[Pipe] = []
-        self.log = MachineLog(os.path.dirname(directory))
+        self.log = MachineLog(files.log(record.machine))
+        self._path = files.instance(record.key)
+        self._file = RecordFile(self._path)
         self._groups = groups if record.group else None
 
     # --- starting and taking over ------------------------------------------------------------------------------------
@@ -66,19 +70,22 @@ class Instance:
         argv: Sequence[str],
         env: Mapping[str, str],
         limits: Limits,
-        directory: str,
+        files: Files,
         mark: str,
         groups: Groups | None,
     ) -> Instance:
         """Spawn. Raises `CannotStart`."""
         program = which(argv[0], env.get("PATH", os.defpath))
-        work = f"{os.path.dirname(directory)}/work"
-        os.makedirs(directory, mode=0o700, exist_ok=True)
-        os.makedirs(work, mode=0o700, exist_ok=True)
+        path, work = files.instance(key), files.work(machine)
         group = f"{machine}.{key.rpartition('/')[0][-10:]}" if groups else ""
-        pipes = [Pipe(f"{directory}/out", "o", key), Pipe(f"{directory}/err", "e", key)]
-        ends = [pipe.open_for_child() for pipe in pipes]
+        pipes: list[Pipe] = []
+        ends: list[int] = []
         try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(work, 0o700)
+            for stream in STREAMS:
+                pipes.append(Pipe(f"{path}.{stream}", stream[0], key))
+                ends.append(pipes[-1].open_for_child())
             if groups:
                 groups.create(group, limits)
             with groups.entered(group) if groups else contextlib.nullcontext():
@@ -94,10 +101,9 @@ class Instance:
                 )
         except (OSError, ValueError) as error:
             for pipe in pipes:
-                pipe.close()
+                pipe.remove()
             if groups:
                 groups.remove(group)
-            shutil.rmtree(directory, ignore_errors=True)
             raise CannotStart(f"{argv[0]}: cannot be started: {error}") from error
         finally:
             for fd in ends:
@@ -112,30 +118,29 @@ class Instance:
             started_at_ms=int(time.time() * 1000),
             group=group,
         )
-        write_json(f"{directory}/instance.json", asdict(record))
-        instance = cls(record, directory, mark, groups)
+        instance = cls(record, files, mark, groups)
         instance.pipes = pipes
+        instance._file.write(asdict(record))
         return instance
 
     @classmethod
-    def recover(cls, directory: str, mark_of: Any, groups: Groups | None) -> Instance | None:
-        """Take over what an earlier supervisor left in `directory`. None when nothing usable is there."""
-        raw = read_json(f"{directory}/instance.json")
-        if raw is None:
+    def recover(cls, path: str, files: Files, mark_of: Any, groups: Groups | None) -> Instance | None:
+        """Take over what an earlier supervisor recorded at `path`. None when it was killed before it had."""
+        known = RecordFile(path).read()
+        if not known:
             return None
-        record = Record(**raw)
-        instance = cls(record, directory, mark_of(record.machine, record.key), groups)
-        instance.exit = read_json(f"{directory}/exit.json")
-        if instance.exit is None:
+        suspended, ended = known.pop("suspended", False), known.pop("exit", None)
+        record = Record(**known)
+        instance = cls(record, files, mark_of(record.machine, record.key), groups)
+        instance.exit = ended
+        if ended is None:
+            instance.suspended = suspended
             instance.adopt()
         return instance
 
     def adopt(self) -> None:
         """Watch a program whose parent is gone. One that ended meanwhile is found ended, its status lost."""
-        self.pipes = [
-            Pipe(f"{self.directory}/out", "o", self.record.key),
-            Pipe(f"{self.directory}/err", "e", self.record.key),
-        ]
+        self.pipes = [Pipe(f"{self._path}.{stream}", stream[0], self.record.key) for stream in STREAMS]
         try:
             self.adopted_fd = os.pidfd_open(self.record.pid)
         except ProcessLookupError:
@@ -183,15 +188,8 @@ class Instance:
             for pid in self.members():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGSTOP if frozen else signal.SIGCONT)
-        if frozen:
-            write_json(f"{self.directory}/suspended.json", {})
-        else:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{self.directory}/suspended.json")
-
-    @property
-    def suspended(self) -> bool:
-        return self.exit is None and os.path.exists(f"{self.directory}/suspended.json")
+        self.suspended = frozen
+        self._file.write({"suspended": frozen})
 
     def attach(self, pid: int) -> None:
         """Bring a command run beside the program into its group."""
@@ -220,7 +218,7 @@ class Instance:
         """Nothing of it runs any more: keep its last words, record its end, give the group back."""
         self.drain(last=True)
         for pipe in self.pipes:
-            pipe.close()
+            pipe.remove()
         self.pipes = []
         if self.adopted_fd >= 0:
             os.close(self.adopted_fd)
@@ -235,7 +233,8 @@ class Instance:
             "error": "" if status is not None else "the exit status was lost with an earlier supervisor",
             "at_ms": int(time.time() * 1000),
         }
-        write_json(f"{self.directory}/exit.json", self.exit)
+        self.suspended = False
+        self._file.write({"exit": self.exit})
         self._remove_group()
         return self.exit
 
@@ -245,9 +244,9 @@ class Instance:
             self.oom = self._groups.oom_kills(self.record.group) > 0
 
     def destroy(self) -> None:
-        """Remove what is left on disk. Only once it has ended."""
+        """Forget it. Only once it has ended."""
         self._remove_group()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self._file.remove()
 
     def _remove_group(self) -> None:
         if self._groups:
@@ -277,19 +276,3 @@ def which(program: str, path: str) -> str:
             if "/" in program:
                 raise CannotStart(f"{program}: not an executable file")
     raise CannotStart(f"{program}: not found" + ("" if "/" in program else f" in PATH ({path})"))
-
-
-def write_json(path: str, value: dict[str, Any]) -> None:
-    """Whole or not at all. Not synced: a power cut ends the programs, too."""
-    with open(f"{path}.tmp", "w") as file:
-        json.dump(value, file)
-    os.rename(f"{path}.tmp", path)
-
-
-def read_json(path: str) -> dict[str, Any] | None:
-    try:
-        with open(path) as file:
-            value: dict[str, Any] = json.load(file)
-            return value
-    except (FileNotFoundError, json.JSONDecodeError):
-        return None

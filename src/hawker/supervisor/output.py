@@ -19,10 +19,10 @@ _READ_BYTES = 64 * 1024
 
 
 class MachineLog:
-    """The log files of one machine: `log`, and `log.1`, `log.2` from before."""
+    """The log files of one machine: `path`, and from before `path.1`, `path.2`."""
 
-    def __init__(self, directory: str, *, file_bytes_max: int = FILE_BYTES_MAX) -> None:
-        self._path = f"{directory}/log"
+    def __init__(self, path: str, *, file_bytes_max: int = FILE_BYTES_MAX) -> None:
+        self._path = path
         self._max = file_bytes_max
 
     def write(self, lines: bytes) -> None:
@@ -85,5 +85,7 @@ class Pipe:
             self._rest = b""
         return b"".join(stamp + line.rstrip(b"\r") + b"\n" for line in out)
 
-    def close(self) -> None:
+    def remove(self) -> None:
+        """Close it and take its name away. What still holds it open writes to nobody."""
         os.close(self.fd)
+        os.unlink(self.path)

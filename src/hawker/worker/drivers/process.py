@@ -205,7 +205,7 @@ class ProcessDriver:
         return msgspec.convert(await self._call("processes", key=key), list[Process])
 
     async def logs(self, machine: str, *, tail: int = 100, follow: bool = False) -> AsyncIterator[LogLine]:
-        path = self._directory / "machines" / machine / "log"
+        path = self._directory / "logs" / machine
         lines, position = tail_lines(path, tail)
         for line in lines:
             yield line

@@ -1,0 +1,114 @@
+"""A supervisor's files: what a kill, a reboot and a change of place leave of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hawker.supervisor.files import Files, RecordFile
+
+KEY = "01JD/launch"
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Path:
+    made = tmp_path / "memory"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "supervisor"
+
+
+def record(files: Files, **fields: object) -> RecordFile:
+    kept = RecordFile(files.instance(KEY))
+    kept.write(dict(fields))
+    return kept
+
+
+def known(files: Files) -> list[dict[str, object]]:
+    return [RecordFile(path).read() for path in files.recorded()]
+
+
+def test_later_fields_of_a_record_win(home: Path) -> None:
+    kept = record(Files(str(home), ""), pid=7, suspended=False)
+    kept.write({"suspended": True})
+    assert kept.read() == {"pid": 7, "suspended": True}
+
+
+def test_a_line_that_a_kill_cut_off_is_not_read(home: Path) -> None:
+    files = Files(str(home), "")
+    kept = record(files, pid=7)
+    with open(files.instance(KEY) + ".record", "ab") as file:
+        file.write(b'{"suspended": tr')
+    assert kept.read() == {"pid": 7}
+
+
+def test_records_lie_in_memory_while_the_supervisor_runs_and_on_disk_after_it(home: Path, memory: Path) -> None:
+    files = Files(str(home), str(memory))
+    record(files, pid=7)
+    assert (home / "run").is_symlink()
+    assert len(list(memory.rglob("*.record"))) == 1
+    files.close()
+    assert not (home / "run").is_symlink()
+    assert list(memory.iterdir()) == []
+    assert known(Files(str(home), str(memory))) == [{"pid": 7}]
+    assert (home / "run").is_symlink()
+
+
+def test_the_next_supervisor_finds_the_records_of_one_that_was_killed(home: Path, memory: Path) -> None:
+    record(Files(str(home), str(memory)), pid=7)
+    assert known(Files(str(home), str(memory))) == [{"pid": 7}]
+    assert len(list(memory.iterdir())) == 1
+
+
+def test_a_reboot_empties_the_memory(home: Path, memory: Path) -> None:
+    record(Files(str(home), str(memory)), pid=7)
+    for path in sorted(memory.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    files = Files(str(home), str(memory))
+    assert known(files) == []
+    record(files, pid=8)
+    assert known(files) == [{"pid": 8}]
+
+
+@pytest.mark.root
+def test_a_directory_in_memory_that_belongs_to_somebody_else_is_not_used(home: Path, memory: Path) -> None:
+    record(Files(str(home), str(memory)), pid=7)
+    (theirs,) = memory.iterdir()
+    os.chown(theirs, 12345, -1)
+    assert known(Files(str(home), str(memory))) == []
+    assert (home / "run").resolve() != theirs
+
+
+def test_pipes_in_use_on_disk_stay_there(home: Path, memory: Path) -> None:
+    files = Files(str(home), "")
+    record(files, pid=7)
+    os.mkfifo(files.instance(KEY) + ".out")
+    assert known(Files(str(home), str(memory))) == [{"pid": 7}]
+    assert not (home / "run").is_symlink()
+
+
+def test_pipes_without_a_record_are_removed(home: Path) -> None:
+    files = Files(str(home), "")
+    record(files, pid=7)
+    for path in (files.instance(KEY), files.instance("01JE/launch")):
+        os.mkfifo(path + ".out")
+    files.remove_unrecorded()
+    assert sorted(os.listdir(home / "run")) == ["01JD.launch.out", "01JD.launch.record"]
+
+
+def test_purging_a_machine_removes_its_work_and_its_logs_and_nobody_elses(home: Path) -> None:
+    files = Files(str(home), "")
+    for machine in ("a", "ab"):
+        os.makedirs(f"{files.work(machine)}/deep")
+        for suffix in ("", ".1", ".2"):
+            Path(files.log(machine) + suffix).touch()
+    files.purge("a")
+    files.purge("a")
+    assert os.listdir(home / "work") == ["ab"]
+    assert sorted(os.listdir(home / "logs")) == ["ab", "ab.1", "ab.2"]
