@@ -14,7 +14,8 @@ from hawker.host import Host
 from hawker.model.config import check_config
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow, RunRow, WorkerRow
-from hawker.store.db import Store, Tx
+from hawker.store.db import Store
+from hawker.store.tx import Tx
 from hawker.telemetry import get_logger
 from hawker.worker.drivers.base import Driver, Exit
 from hawker.worker.machine_log import MachineLog
@@ -107,7 +108,7 @@ class Exits:
         if verdict.again:
             steps, path, desired = ["clear", "backoff", "launch"], State.starting, "started"
         elif check_config(row.config).auto_destroy:
-            steps, path, desired = ["clear", "purge"], State.destroying, "destroyed"
+            steps, path, desired = ["purge"], State.destroying, "destroyed"
 
         def writes(tx: Tx, run: RunRow) -> None:
             after = self._log.exited(tx, row, run, ended, requested=False, restarting=verdict.again)

@@ -8,8 +8,8 @@
 | machine.restart | stop, clear, launch                                  | a request                      |
 | machine.update  | stop, clear, launch when it runs; none when at rest  | a request                      |
 | machine.suspend | suspend                                              | a request                      |
-| machine.destroy | stop, clear, purge                                   | a request                      |
-| machine.exit    | clear; backoff, launch to start again; purge to go   | the program's end, a lost host |
+| machine.destroy | stop, purge                                          | a request                      |
+| machine.exit    | clear; backoff, launch to start again; or purge      | the program's end, a lost host |
 
 The outside effects are calls of the driver, keyed `run/step`; every one may be repeated. `settle` is the final
 step: it writes the resting state, and after a failure or a cancel first removes what a launch may have left. Which
@@ -28,7 +28,8 @@ from hawker.host import Host
 from hawker.model.config import check_config
 from hawker.model.machine import State
 from hawker.model.rows import LeaseRow, MachineRow, RunRow
-from hawker.store.db import Store, Tx
+from hawker.store.db import Store
+from hawker.store.tx import Tx
 from hawker.worker.drivers.base import Driver, Exit, InstanceSpec, Limits, StartFailed, UnknownInstance
 from hawker.worker.flow import Done, Flow, Step, StepContext
 from hawker.worker.machine_log import MachineLog, exit_request, get_machine
@@ -59,7 +60,7 @@ class MachineFlows:
             Flow("machine.restart", 1, resting, [stop, clear, launch]),
             Flow("machine.update", 1, resting, [stop, clear, launch]),
             Flow("machine.suspend", 1, resting, [Step("suspend", act=self._suspend)]),
-            Flow("machine.destroy", 1, gone, [stop, clear, purge]),
+            Flow("machine.destroy", 1, gone, [stop, purge]),
             Flow("machine.exit", 1, resting, [clear, Step("backoff", act=self._backoff), launch, purge]),
         ]
 
@@ -119,6 +120,7 @@ class MachineFlows:
         return Done()
 
     async def _purge(self, context: StepContext) -> Done:
+        await self._clear(context)
         await self._driver.purge(context.run.resource)
         return Done()
 

@@ -20,7 +20,8 @@ from hawker.model.config import Config, check_config
 from hawker.model.guest import larger
 from hawker.model.machine import State
 from hawker.model.rows import LeaseRow, MachineRow, RunRow, VersionRow
-from hawker.store.db import Store, Tx
+from hawker.store.db import Store
+from hawker.store.tx import Tx
 from hawker.worker import leases
 from hawker.worker.drivers.base import Driver
 from hawker.worker.machine_log import MachineLog, get_machine
@@ -219,7 +220,7 @@ class Machines:
                 self._log.event(tx, after, "destroy", "destroying", run)
 
             args = _stop_args(row, None, 0.0)
-            return self._begin(tx, "machine.destroy", row, ["stop", "clear", "purge"], request, writes, args).id
+            return self._begin(tx, "machine.destroy", row, ["stop", "purge"], request, writes, args).id
 
         return await self._when_free(change, force=force)
 
