@@ -54,6 +54,26 @@ class Metrics:
             "hawker_requests", "HTTP requests by operation and status", ["operation", "status"], registry=self.registry
         )
 
+        self._steps: dict[tuple[str, str, str], tuple[Counter, Histogram]] = {}
+        self._requests: dict[tuple[str, int], Counter] = {}
+
+    def step(self, flow: str, step: str, outcome: str, seconds: float, exemplar: dict[str, str]) -> None:
+        """An attempt of a step has ended. Looking children up by their labels costs more than counting them."""
+        there = self._steps.get((flow, step, outcome))
+        if there is None:
+            there = self.steps.labels(flow, step, outcome), self.step_seconds.labels(flow, step)
+            self._steps[flow, step, outcome] = there
+        counter, histogram = there
+        counter.inc(exemplar=exemplar)
+        histogram.observe(seconds)
+
+    def request(self, operation: str, status: int) -> None:
+        """A request was answered."""
+        there = self._requests.get((operation, status))
+        if there is None:
+            there = self._requests[operation, status] = self.requests.labels(operation, status)
+        there.inc()
+
     def exposition(self) -> bytes:
         """All metrics in the OpenMetrics text format."""
         text: bytes = generate_latest(self.registry)  # type: ignore[no-untyped-call]  # the library leaves it untyped

@@ -9,8 +9,8 @@ from typing import Any
 from urllib.parse import quote
 
 import msgspec
-from starlette.applications import Starlette
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from hawker.broker.apps import Apps
 from hawker.broker.fleet import Fleet, PeerError, unreachable
@@ -50,7 +50,7 @@ class Broker:
         self._passing = Passing(fleet)
         self._openapi = msgspec.json.encode(document())
 
-    def app(self, tokens: Tokens) -> Starlette:
+    def app(self, tokens: Tokens) -> ASGIApp:
         """The ASGI application: the whole public API."""
         own: dict[str, Handler] = {
             "Machines_create": self.create_machine,

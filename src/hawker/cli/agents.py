@@ -39,7 +39,7 @@ from hawker.errors import HawkerError, Invalid
 from hawker.model.guest import Resources
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
+    from starlette.types import ASGIApp
 
 BACKLOG = 1024
 DRAIN_S = 3  # requests that still run at shutdown, such as long waits, are cut off after this
@@ -176,7 +176,7 @@ async def _run_broker(
         await broker.close()
 
 
-async def _serve(app: Starlette, sock: socket.socket, stopping: asyncio.Event) -> None:
+async def _serve(app: ASGIApp, sock: socket.socket, stopping: asyncio.Event) -> None:
     """Serve on a socket until told to stop."""
     import uvicorn
 
@@ -195,6 +195,7 @@ async def _serve(app: Starlette, sock: socket.socket, stopping: asyncio.Event) -
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=DRAIN_S,
     )

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
-from starlette.applications import Starlette
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from hawker.core import capacity as ledger_rules
 from hawker.errors import Refused, StoreError
@@ -24,7 +24,8 @@ from hawker.model import api
 from hawker.model.endpoints import ENDPOINTS
 from hawker.model.guest import RESOURCES, Resources
 from hawker.model.rows import WorkerRow
-from hawker.store.db import Store, Tx
+from hawker.store.db import Store
+from hawker.store.tx import Tx
 from hawker.telemetry import METRICS_CONTENT_TYPE, Metrics, get_logger
 from hawker.worker import ledger
 from hawker.worker.drivers.base import Driver
@@ -63,7 +64,7 @@ class Worker:
             asyncio.Event()
         )  # the database cannot be written any more; only a new start can tell what it holds
 
-    async def open(self, tokens: Tokens) -> Starlette:
+    async def open(self, tokens: Tokens) -> ASGIApp:
         """Everything up to serving. Raises `Corrupt` for a damaged database, `Refused` when it belongs to another
         worker."""
         settings, host, driver = self.settings, self._host, self._driver

@@ -17,7 +17,8 @@ from hawker.core import journal
 from hawker.errors import Abort, Broken, Conflict, HawkerError, NotFound, Retry, StoreError
 from hawker.host import Host
 from hawker.model.rows import RunRow
-from hawker.store.db import Store, Tx
+from hawker.store.db import Store
+from hawker.store.tx import Tx
 from hawker.telemetry import Metrics, exemplar, get_logger
 from hawker.worker.flow import Done, Flow, StepContext
 
@@ -227,9 +228,7 @@ class Runner:
         except Exception as error:
             after = await self._retry(run, error, step.attempts)
             outcome = "retried"
-        labels = (run.flow, context.step)
-        self._metrics.steps.labels(*labels, outcome).inc(exemplar=exemplar(run.resource, run.cause))
-        self._metrics.step_seconds.labels(*labels).observe(perf_counter() - started)
+        self._metrics.step(run.flow, context.step, outcome, perf_counter() - started, exemplar(run.resource, run.cause))
         return after
 
     def _complete(self, tx: Tx, flow: Flow, run: RunRow, done: Done) -> RunRow:
