@@ -10,7 +10,8 @@ from hawker.model.config import check_config
 from hawker.model.guest import Resources
 from hawker.model.market import Order
 from hawker.model.rows import AppRow, WorkerRow
-from hawker.store.db import Store, Tx
+from hawker.store.db import Store
+from hawker.store.tx import Tx
 from hawker.telemetry import Metrics, set_up_logs
 from hawker.worker.drivers.process import ProcessDriver
 from hawker.worker.flows import MachineFlows

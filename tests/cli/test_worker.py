@@ -13,7 +13,8 @@ import pytest
 from hawker.cli.main import run
 from hawker.host import live
 from hawker.model.rows import LeaseRow
-from hawker.store.db import Store, Tx
+from hawker.store.db import Store
+from hawker.store.tx import Tx
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ from hawker.errors import Broken, Conflict, Corrupt, DiskFull, StoreError
 from hawker.host import Host
 from hawker.model.rows import AppRow, LeaseRow, RunRow
 from hawker.store import log
-from hawker.store.db import BATCH_MOST, SLOW_COMMIT_S, Store, Tx
+from hawker.store.db import BATCH_MOST, SLOW_COMMIT_S, Store
+from hawker.store.tx import Tx
 from hawker.store.verify import verify
 
 HOST = Host(lambda: 1.0, random.Random(1))

@@ -20,7 +20,8 @@ from tests.kit.crashdisk import CrashDisk
 from hawker.errors import DiskFull, StoreError
 from hawker.host import Host
 from hawker.model.rows import LeaseRow
-from hawker.store.db import Store, Tx
+from hawker.store.db import Store
+from hawker.store.tx import Tx
 from hawker.store.verify import verify
 
 SEEDS = 3

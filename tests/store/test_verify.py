@@ -18,7 +18,8 @@ from hawker.errors import Corrupt, StoreError
 from hawker.host import Host
 from hawker.model.rows import ROWS, AppRow, LeaseRow
 from hawker.store import log
-from hawker.store.db import Store, Tx
+from hawker.store.db import Store
+from hawker.store.tx import Tx
 from hawker.store.verify import TABLES, verify
 
 HOST = Host(lambda: 1.0, random.Random(1))

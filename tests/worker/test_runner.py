@@ -12,7 +12,7 @@ from tests.kit.virtual_time import virtual_host, virtual_time
 from tests.kit.world import World
 
 from hawker.errors import Abort, Broken, Conflict, NotFound, Retry
-from hawker.store.db import Tx
+from hawker.store.tx import Tx
 from hawker.worker.flow import Done, Flow, Step, StepContext
 from hawker.worker.flows import MachineFlows
 from hawker.worker.runner import Busy

@@ -156,16 +156,17 @@ def string_map(field: str, value: Any, *, names: bool = False) -> dict[str, str]
 
 
 def _refuse_not_built(raw: dict[str, Any], at: str) -> None:
-    for field, why in NOT_BUILT.items():
-        if raw.get(field):
-            raise NotBuilt(f"{at}.{field}", raw[field], f"{why}; leave the field out")
+    for field, value in raw.items():
+        if value and field in NOT_BUILT:
+            raise NotBuilt(f"{at}.{field}", value, f"{NOT_BUILT[field]}; leave the field out")
     for outer, fields in _NOT_BUILT_IN.items():
         inner = raw.get(outer)
         if inner is not None and not isinstance(inner, dict):
             raise Invalid(f"{at}.{outer}", inner, "give an object")
-        for field, what in fields.items():
-            if inner and inner.get(field):
-                raise NotBuilt(f"{at}.{outer}.{field}", inner[field], f"{what}: not built yet; leave the field out")
+        for field, value in (inner or {}).items():
+            if value and field in fields:
+                what = f"{fields[field]}: not built yet; leave the field out"
+                raise NotBuilt(f"{at}.{outer}.{field}", value, what)
 
 
 def _one_process(raw: Any, at: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ WorkerName = NewType("WorkerName", str)
 Region = NewType("Region", str)  # a code such as "ord"
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_CROCKFORD_PAIRS = [a + b for a in _CROCKFORD for b in _CROCKFORD]  # ten bits each
 _MACHINE_ID = re.compile(r"[0-9a-f]{14}")
 _APP_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _DURATION_PART = re.compile(r"(?=[0-9.])([0-9]*)\.?([0-9]*)(ns|us|\u00b5s|\u03bcs|ms|s|m|h)")
@@ -37,7 +38,7 @@ _DURATION_NS_MOST = 2**63 - 1  # what Go can hold: 292 years
 def ulid(at_ms: int, random_80_bits: int) -> Ulid:
     """A ULID: 48 bits of time in milliseconds, then 80 random bits, in Crockford's base 32 (github.com/ulid/spec)."""
     value = (at_ms << 80) | random_80_bits
-    return Ulid("".join(_CROCKFORD[(value >> shift) & 31] for shift in range(125, -1, -5)))
+    return Ulid("".join([_CROCKFORD_PAIRS[(value >> shift) & 1023] for shift in range(120, -1, -10)]))
 
 
 def is_machine_id(text: str) -> bool:

@@ -5,142 +5,30 @@ tick of the event loop, and returns once that transaction is on disk (WAL, `sync
 is rolled back alone; the others go on. Commits are made on the loop while the disk is quick and in a thread once it
 is slow: a fsync of 0.1 ms is cheaper than waking a thread, one of 10 ms must not stop the loop.
 
-Every change opens a record (`Tx.record`); rows put or deleted after it are kept in the record's images and written to
-their tables, in one transaction. Reads outside a change go to a second connection and see what is committed.
+What a change may do is in `store.tx`. Reads outside a change go to a second connection and see what is committed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import apsw
-import msgspec
 
-from hawker.errors import Corrupt, StoreError
+from hawker.errors import StoreError
 from hawker.host import Host
-from hawker.model.rows import Row
 from hawker.store import log
 from hawker.store.connection import prepare, rows, translated
+from hawker.store.tx import Known, Reads, Tx
 
 T = TypeVar("T")
-R = TypeVar("R", bound=Row)
-
 SLOW_COMMIT_S = 0.002
 BATCH_MOST = 512  # changes in one commit: about 10 ms of work, then the loop gets its turn
-
-_encode = msgspec.json.Encoder().encode
-_decoders: dict[type[Row], msgspec.json.Decoder[Any]] = {}
-
-
-def _decode(kind: type[R], body: str) -> R:
-    decoder = _decoders.get(kind)
-    if decoder is None:
-        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
-    try:
-        row: R = decoder.decode(body)
-    except msgspec.DecodeError as error:
-        raise Corrupt(f"table {kind.table}: a row does not read as {kind.__name__}: {error}") from error
-    return row
-
-
-class Reads:
-    """Typed reads of one connection."""
-
-    def __init__(self, db: apsw.Connection) -> None:
-        self._db = db
-
-    def get(self, kind: type[R], key: str) -> R | None:
-        found = rows(self._db, f"select body from {kind.table} where id = ?", (key,))
-        return _decode(kind, found[0][0]) if found else None
-
-    def select(self, kind: type[R], where: str = "true", values: Sequence[Any] = ()) -> list[R]:
-        """Rows matching `where`, which may end with `order by` and `limit`."""
-        found = rows(self._db, f"select body from {kind.table} where {where}", values)
-        return [_decode(kind, body) for (body,) in found]
-
-    def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        return rows(self._db, sql, values)
-
-
-class Tx(Reads):
-    """A change in progress. Sees its own writes and those of earlier changes in the same commit.
-
-    A row written several times under one record is kept and logged once, as it was left.
-
-    Ends with its change: writing to it afterwards is a bug and raises.
-    """
-
-    def __init__(self, db: apsw.Connection, now_ms: int) -> None:
-        super().__init__(db)
-        self.now_ms = now_ms
-        self._open = True
-        self._records: list[log.Record] = []
-        self._held: dict[tuple[type[Row], str], Row | None] = {}  # written under the open record; None: deleted
-        self._after: list[Callable[[], None]] = []
-
-    def record(self, kind: str, resource: str, *, cause: str, **fields: Any) -> None:
-        """Open the record that the writes after it belong to. Fields are those of `store.log.Record`."""
-        self.flush()
-        self._records.append(log.Record(kind=kind, resource=resource, cause=cause, **fields))
-
-    def put(self, row: Row) -> None:
-        """Write a row, new or changed. One that a unique index of its table forbids makes the change fail."""
-        self._check(row.table, row.key)
-        self._held[type(row), row.key] = row
-
-    def delete(self, kind: type[Row], key: str) -> None:
-        self._check(kind.table, key)
-        self._held[kind, key] = None
-
-    def get(self, kind: type[R], key: str) -> R | None:
-        if (kind, key) in self._held:
-            return cast(R | None, self._held[kind, key])
-        return super().get(kind, key)
-
-    def select(self, kind: type[R], where: str = "true", values: Sequence[Any] = ()) -> list[R]:
-        self.flush()
-        return super().select(kind, where, values)
-
-    def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        self.flush()
-        return super().query(sql, values)
-
-    def flush(self) -> None:
-        """Bring what is held into the tables and the open record. Raises `apsw.ConstraintError`."""
-        if not self._held:
-            return
-        self._check("held rows", "")
-        held, self._held = self._held, {}
-        for (kind, key), row in held.items():
-            body = None if row is None else _encode(row)
-            self._records[-1].writes.append(log.write_image(kind.table, key, body))
-            if body is None:
-                self._db.execute(f"delete from {kind.table} where id = ?", (key,))
-            else:  # not "insert or replace", which would delete the row that a unique index protects
-                self._db.execute(
-                    f"insert into {kind.table} (id, body) values (?, ?) "
-                    "on conflict (id) do update set body = excluded.body",
-                    (key, body.decode()),
-                )
-
-    def after_commit(self, call: Callable[[], None]) -> None:
-        """Call once this change is on disk, before `submit` returns to its caller. What it raises is logged."""
-        self._after.append(call)
-
-    def _check(self, table: str, key: str) -> None:
-        """Raises when a write would stand alone, outside a record and its transaction."""
-        if not self._records:
-            raise AssertionError(f"{table} {key}: written without a record")
-        if not self._open:
-            raise AssertionError(f"{table} {key}: written after its change had ended")
-        if self._db.get_autocommit():
-            raise apsw.AbortError(f"{table} {key}: SQLite has rolled the transaction back")
 
 
 class _Pending:
@@ -276,8 +164,9 @@ class Store:
         committing = False
         try:
             self._db.execute("begin immediate")
+            known: Known = {}
             for pending in batch:
-                self._apply(pending)
+                self._apply(pending, known)
             if self._on_commit:
                 self._on_commit("before")
             if self._slow:
@@ -296,25 +185,26 @@ class Store:
             self._committed(batch)
         self._schedule()
 
-    def _apply(self, pending: _Pending) -> None:
+    def _apply(self, pending: _Pending, known: Known) -> None:
         """Run one change under its own savepoint. Raises when SQLite has rolled back the whole transaction."""
         if pending.future.cancelled():
             return  # its caller left before it began
         db = self._db
         saved = self._seq, self._checksum
-        tx = Tx(db, self._host.now_ms())
+        tx = Tx(db, self._host.now_ms(), known)
         db.execute("savepoint change")
         try:
             pending.value = pending.change(tx)
             tx.flush()
             if db.get_autocommit():
                 raise apsw.AbortError("SQLite has rolled the transaction back inside a change")
-            for record in tx._records:
+            for record in tx.records:
                 values = record.values(self._seq + 1, tx.now_ms, self._checksum)
                 db.execute(log.INSERT, values)
                 self._seq, self._checksum = self._seq + 1, values[-1]
         except Exception as error:
             self._seq, self._checksum = saved
+            known.clear()
             if db.get_autocommit() or isinstance(error, apsw.FullError):  # no room for one is no room for the batch
                 raise _from_sqlite(error) from error
             db.execute("rollback to change")
@@ -324,7 +214,7 @@ class Store:
             db.execute("release change")
             pending.tx = tx
         finally:
-            tx._open = False
+            tx.end()
 
     def _commit_in_thread(self, batch: list[_Pending], saved: tuple[int, bytes]) -> None:
         if self._thread is None:
@@ -361,7 +251,7 @@ class Store:
             for pending in batch:
                 if pending.tx is None:
                     continue
-                for call in pending.tx._after:
+                for call in pending.tx.after:
                     _call(call)
                 if not pending.future.cancelled():
                     pending.future.set_result(pending.value)

@@ -77,9 +77,8 @@ def checksum(previous: bytes, columns: tuple[Any, ...]) -> bytes:
 
     Text and its UTF-8 bytes give the same checksum.
     """
-    digest = blake2b(previous, digest_size=CHECKSUM_BYTES)
+    parts = [previous]
     for value in columns:
         raw = value if isinstance(value, bytes) else str(value).encode()
-        digest.update(b"%d:" % len(raw))
-        digest.update(raw)
-    return digest.digest()
+        parts += (b"%d:" % len(raw), raw)
+    return blake2b(b"".join(parts), digest_size=CHECKSUM_BYTES).digest()

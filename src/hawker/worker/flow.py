@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hawker.model.rows import RunRow
-from hawker.store.db import Tx
+from hawker.store.tx import Tx
 
 Commit = Callable[[Tx, RunRow], Any]
 """Domain writes of a step. The record is open; the value returned is the step's output."""

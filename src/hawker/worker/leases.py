@@ -12,7 +12,7 @@ from hawker.errors import Conflict, Invalid, NotFound
 from hawker.host import Host
 from hawker.model.rows import LeaseRow, MachineRow
 from hawker.model.values import rfc3339
-from hawker.store.db import Reads, Tx
+from hawker.store.tx import Reads, Tx
 
 if TYPE_CHECKING:
     from hawker.worker.machines import Request

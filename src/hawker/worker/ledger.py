@@ -12,7 +12,7 @@ from hawker.errors import Conflict
 from hawker.model.guest import RESOURCES, Resources
 from hawker.model.machine import State
 from hawker.model.rows import LedgerRow, MachineRow, ReservationRow, TallyRow
-from hawker.store.db import Reads, Tx
+from hawker.store.tx import Reads, Tx
 
 _WORDS = {
     "cpus_shared": "CPUs",

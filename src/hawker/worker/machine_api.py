@@ -22,7 +22,8 @@ from hawker.model.config import check_config, parse_signal
 from hawker.model.machine import State
 from hawker.model.rows import DecisionRow, EventRow, LeaseRow, MachineRow, VersionRow
 from hawker.model.values import parse_duration_s, rfc3339
-from hawker.store.db import Store, Tx
+from hawker.store.db import Store
+from hawker.store.tx import Tx
 from hawker.worker import leases
 from hawker.worker.drivers.base import Driver, StartFailed, UnknownInstance
 from hawker.worker.machine_log import MachineLog, get_machine

@@ -18,7 +18,7 @@ from hawker.model.guest import Resources
 from hawker.model.machine import State, check_move
 from hawker.model.rows import EventRow, MachineRow, RunRow
 from hawker.model.values import rfc3339
-from hawker.store.db import Reads, Tx
+from hawker.store.tx import Reads, Tx
 from hawker.worker import ledger
 from hawker.worker.drivers.base import Exit
 

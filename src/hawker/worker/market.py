@@ -32,7 +32,8 @@ from hawker.model.rows import (
     WorkerRow,
 )
 from hawker.model.values import is_host_image
-from hawker.store.db import Reads, Store, Tx
+from hawker.store.db import Store
+from hawker.store.tx import Reads, Tx
 from hawker.worker import leases, ledger
 from hawker.worker.drivers.base import Driver
 from hawker.worker.machine_log import MachineLog, get_machine

@@ -18,8 +18,9 @@ from hawker.http.app import Handler
 from hawker.http.call import Call
 from hawker.model.market import Ask, Decision, Order
 from hawker.model.rows import AppRow, MachineRow, TallyRow, WorkerRow
-from hawker.store.db import Store, Tx
+from hawker.store.db import Store
 from hawker.store.sql import run_query
+from hawker.store.tx import Tx
 from hawker.worker import ledger
 from hawker.worker.drivers.base import Driver
 from hawker.worker.machine_api import MachineApi

@@ -1,0 +1,140 @@
+"""What a change sees and writes: rows by type and key, in a transaction of `store.db`.
+
+Every change opens a record (`Tx.record`); rows put or deleted after it are kept in the record's images and written to
+their tables, in one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+import apsw
+import msgspec
+
+from hawker.errors import Corrupt
+from hawker.model.rows import Row
+from hawker.store import log
+from hawker.store.connection import rows
+
+R = TypeVar("R", bound=Row)
+
+Known = dict[tuple[type[Row], str], Row | None]
+"""Rows by type and key as a transaction has left them so far; None: not there."""
+
+_encode = msgspec.json.Encoder().encode
+_decoders: dict[type[Row], msgspec.json.Decoder[Any]] = {}
+
+
+def _decode(kind: type[R], body: str) -> R:
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    try:
+        row: R = decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"table {kind.table}: a row does not read as {kind.__name__}: {error}") from error
+    return row
+
+
+class Reads:
+    """Typed reads of one connection."""
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+
+    def get(self, kind: type[R], key: str) -> R | None:
+        found = rows(self._db, f"select body from {kind.table} where id = ?", (key,))
+        return _decode(kind, found[0][0]) if found else None
+
+    def select(self, kind: type[R], where: str = "true", values: Sequence[Any] = ()) -> list[R]:
+        """Rows matching `where`, which may end with `order by` and `limit`."""
+        found = rows(self._db, f"select body from {kind.table} where {where}", values)
+        return [_decode(kind, body) for (body,) in found]
+
+    def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        return rows(self._db, sql, values)
+
+
+class Tx(Reads):
+    """A change in progress. Sees its own writes and those of earlier changes in the same commit.
+
+    A row written several times under one record is kept and logged once, as it was left.
+
+    Ends with its change: writing to it afterwards is a bug and raises. `known` is shared by the changes of one commit.
+    """
+
+    def __init__(self, db: apsw.Connection, now_ms: int, known: Known) -> None:
+        super().__init__(db)
+        self.now_ms = now_ms
+        self.records: list[log.Record] = []
+        self.after: list[Callable[[], None]] = []
+        self._open = True
+        self._held: Known = {}  # written under the open record
+        self._known = known
+
+    def record(self, kind: str, resource: str, *, cause: str, **fields: Any) -> None:
+        """Open the record that the writes after it belong to. Fields are those of `store.log.Record`."""
+        self.flush()
+        self.records.append(log.Record(kind=kind, resource=resource, cause=cause, **fields))
+
+    def put(self, row: Row) -> None:
+        """Write a row, new or changed. One that a unique index of its table forbids makes the change fail."""
+        self._check(row.table, row.key)
+        self._held[type(row), row.key] = row
+
+    def delete(self, kind: type[Row], key: str) -> None:
+        self._check(kind.table, key)
+        self._held[kind, key] = None
+
+    def get(self, kind: type[R], key: str) -> R | None:
+        name = kind, key
+        for rows_by_name in (self._held, self._known):
+            if name in rows_by_name:
+                return cast(R | None, rows_by_name[name])
+        found = self._known[name] = super().get(kind, key)
+        return found
+
+    def select(self, kind: type[R], where: str = "true", values: Sequence[Any] = ()) -> list[R]:
+        self.flush()
+        return super().select(kind, where, values)
+
+    def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        self.flush()
+        return super().query(sql, values)
+
+    def flush(self) -> None:
+        """Bring what is held into the tables and the open record. Raises `apsw.ConstraintError`."""
+        if not self._held:
+            return
+        self._check("held rows", "")
+        held, self._held = self._held, {}
+        self._known |= held
+        for (kind, key), row in held.items():
+            body = None if row is None else _encode(row)
+            self.records[-1].writes.append(log.write_image(kind.table, key, body))
+            if body is None:
+                self._db.execute(f"delete from {kind.table} where id = ?", (key,))
+            else:  # not "insert or replace", which would delete the row that a unique index protects
+                self._db.execute(
+                    f"insert into {kind.table} (id, body) values (?, ?) "
+                    "on conflict (id) do update set body = excluded.body",
+                    (key, body.decode()),
+                )
+
+    def end(self) -> None:
+        """The change is over."""
+        self._open = False
+
+    def after_commit(self, call: Callable[[], None]) -> None:
+        """Call once this change is on disk, before `submit` returns to its caller. What it raises is logged."""
+        self.after.append(call)
+
+    def _check(self, table: str, key: str) -> None:
+        """Raises when a write would stand alone, outside a record and its transaction."""
+        if not self.records:
+            raise AssertionError(f"{table} {key}: written without a record")
+        if not self._open:
+            raise AssertionError(f"{table} {key}: written after its change had ended")
+        if self._db.get_autocommit():
+            raise apsw.AbortError(f"{table} {key}: SQLite has rolled the transaction back")
