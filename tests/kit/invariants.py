@@ -191,6 +191,8 @@ def _check_runs(worker: SimWorker) -> list[str]:
     for run in worker.runs():
         if run.status == "active":
             wrong.append(f"run {run.id} ({run.flow}) is active at step {run.steps[run.next]}")
+        if not run.cause:
+            wrong.append(f"run {run.id} ({run.flow}) has no cause")
         try:
             journal.check(run)
         except AssertionError as error:

@@ -13,7 +13,7 @@ from tests.kit.sim_client import Client
 from tests.kit.sim_worker import FlowsOf
 
 from hawker.model.rows import MachineRow, RunRow
-from hawker.store.db import Tx
+from hawker.store.tx import Tx
 from hawker.worker.drivers.base import UnknownInstance
 from hawker.worker.flow import Act, Done, Flow, Step, StepContext
 from hawker.worker.flows import MachineFlows

@@ -107,6 +107,11 @@ async def a_program_that_fails_twice_too_often(client: Client) -> None:
     await client.until_state("a", State.stopped)
 
 
+async def a_program_that_runs_out_of_memory(client: Client) -> None:
+    await client.create("a", "greedy", restart={"policy": "on-failure", "max_retries": 1})
+    await client.until_state("a", State.stopped)
+
+
 async def a_program_that_is_destroyed_when_it_ends(client: Client) -> None:
     await client.create("a", "short", auto_destroy=True)
     await client.until_state("a", State.destroyed)
@@ -137,6 +142,8 @@ async def two_machines(client: Client) -> None:
     await client.rest()
     await client.stop("a")
     await client.restart("b")
+    await client.rest()
+    await client.destroy("b", force=True)
 
 
 async def a_life(client: Client) -> None:
@@ -160,6 +167,7 @@ PROGRAMS = {
     "short": Program(runs_s=2),
     "instant": Program(runs_s=0),
     "fail": Program(runs_s=0.1, code=1),
+    "greedy": Program(runs_s=1, signal=9, oom_killed=True),
 }
 SMALL = Resources(cpus_shared=2, memory_mib=1 << 20, disk_mib=1 << 20, machines=100)
 
@@ -182,6 +190,7 @@ SCENARIOS = [
         a_program_that_ends,
         a_program_that_ends_at_once,
         a_program_that_fails_twice_too_often,
+        a_program_that_runs_out_of_memory,
         a_program_that_is_destroyed_when_it_ends,
         stop_in_a_backoff,
         two_machines,

@@ -15,7 +15,7 @@ from hawker.model.guest import Resources
 from hawker.model.machine import State
 from hawker.model.market import Ask, Offer, Reason, Refusal, Reservation
 from hawker.model.rows import ReservationRow, WorkerRow
-from hawker.store.db import Tx
+from hawker.store.tx import Tx
 from hawker.worker import ledger
 from hawker.worker.market import Lapsed
 
@@ -70,8 +70,8 @@ async def test_room_that_has_lapsed_is_there_for_the_next_order_before_any_sweep
 @virtual_time
 async def test_the_same_key_is_the_same_reservation_and_then_the_same_machine(tmp_path: Path) -> None:
     async with a_worker(tmp_path) as worker:
-        first = await worker.market.reserve(order("a"))
-        assert await worker.market.reserve(order("a")) == first
+        first, second = await asyncio.gather(*(worker.market.reserve(order("a")) for _ in range(2)))
+        assert first == second == await worker.market.reserve(order("a"))
         assert held(worker) == 1
         row, _, run = await worker.market.confirm("a", APP, None)
         again, _, no_run = await worker.market.confirm("a", APP, None)
@@ -84,7 +84,7 @@ async def test_the_same_key_is_the_same_reservation_and_then_the_same_machine(tm
         assert isinstance(offer, Offer)
         assert offer.filled == row.id
         await worker.at_rest()
-        assert len(worker.world.starts) == 1
+        assert (len(worker.world.starts), held(worker)) == (1, 1)
 
 
 @virtual_time
@@ -151,6 +151,25 @@ async def test_stopped_machines_make_room_that_a_start_must_find_again(tmp_path:
             await worker.machines.start(APP.name, machine, worker.request())
         assert worker.machine(machine).state is State.stopped
         assert invariants.check(worker) == []
+
+
+@virtual_time
+async def test_offers_tell_what_is_free_and_refusals_what_is_short(tmp_path: Path) -> None:
+    async with a_worker(tmp_path, capacity=THREE) as worker:
+        for free, machines in ((THREE, 0), (THREE - order("a").resources, 1)):
+            offer = worker.market.offer(ask())
+            assert isinstance(offer, Offer)
+            assert (offer.capacity, offer.free, offer.app_machines) == (THREE, free, machines)
+            await worker.run_machine(f"order-{machines}")
+        large = Ask(app=APP.name, region=REGION, image="host", resources=Resources(memory_mib=65536))
+        refusal = worker.market.offer(large)
+        assert isinstance(refusal, Refusal)
+        assert (refusal.reason, refusal.resource, refusal.wanted, refusal.free) == (
+            Reason.full,
+            "memory_mib",
+            65536,
+            65536 - 2 * 256,
+        )
 
 
 @virtual_time
