@@ -130,6 +130,7 @@ async def _run_worker(
 ) -> None:
     from hawker.worker.daemon import Worker, WorkerSettings
     from hawker.worker.drivers.process import ProcessDriver
+    from hawker.worker.lock import sole_holder
 
     directory = settings.directory
     worker_settings = WorkerSettings(
@@ -138,16 +139,17 @@ async def _run_worker(
         directory=directory,
         capacity=role.capacity or host_capacity(),
     )
-    driver = ProcessDriver(directory / "process", cgroups=role.cgroups)
-    sock = _listen(role.listen)
-    worker = Worker(worker_settings, host, driver, metrics)
-    app = await worker.open(tokens)
-    watching = asyncio.create_task(_stop_when(worker.failed, stopping))
-    try:
-        await _serve(app, sock, stopping)
-    finally:
-        watching.cancel()
-        await worker.close(stop_machines=settings.stop_machines_on_exit and not worker.failed.is_set())
+    with sole_holder(directory):  # first of all: two daemons over one database would each undo the other's machines
+        driver = ProcessDriver(directory / "process", cgroups=role.cgroups)
+        sock = _listen(role.listen)
+        worker = Worker(worker_settings, host, driver, metrics)
+        app = await worker.open(tokens)
+        watching = asyncio.create_task(_stop_when(worker.failed, stopping))
+        try:
+            await _serve(app, sock, stopping)
+        finally:
+            watching.cancel()
+            await worker.close(stop_machines=settings.stop_machines_on_exit and not worker.failed.is_set())
     if worker.failed.is_set():
         raise HawkerError("the database cannot be written", hint="look at the disk, then start the agent again")
 

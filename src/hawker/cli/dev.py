@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from hawker.errors import HawkerError, Refused
+from hawker.errors import Conflict, HawkerError, Refused
 
 REGIONS = ("ord", "mad", "syd")
 READY_S = 60.0
@@ -76,6 +76,7 @@ class Dev:
             raise Refused(
                 f"a market runs in {self._home} already", hint="use it, or give this one --dir and --port of its own"
             ) from None
+        self._check_alone()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stopping.set)
@@ -147,6 +148,20 @@ class Dev:
         tokens = {"cluster": secrets.token_hex(32), "user": secrets.token_hex(32)}
         _write(path, json.dumps(tokens))
         return tokens
+
+    def _check_alone(self) -> None:
+        """Raises `Refused` when workers of an earlier market still run here: its `hawker dev` was killed."""
+        from hawker.worker.lock import LOCK, sole_holder
+
+        for lock in self._home.glob(f"*/{LOCK}"):
+            try:
+                with sole_holder(lock.parent):
+                    pass
+            except Conflict as error:
+                raise Refused(
+                    f"a worker of an earlier market still runs: {error.message}",
+                    hint=f"end the agents that were left, kill $(cat {self._home}/*.pid), and start again",
+                ) from error
 
     # --- the agents --------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -29,13 +30,16 @@ def verify(ctx: click.Context, path: Path, rebuild: bool, as_json: bool) -> None
     Ends with status 1 when something does not hold.
     """
     from hawker.store.verify import verify as replay
+    from hawker.worker.lock import sole_holder
 
     if isinstance(ctx.obj, output.Form):
         ctx.obj.json = as_json
     database = path / DATABASE if path.is_dir() else path
     if not database.is_file():
         raise NotFound(f"there is no worker's database at {database}", hint="give the worker's directory")
-    with output.working(f"replaying the log of {database}"):
+    with ExitStack() as held, output.working(f"replaying the log of {database}"):
+        if rebuild:
+            held.enter_context(sole_holder(database.parent))
         report = replay(database, rebuild=rebuild)
     if as_json:
         output.data(report)
