@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tests.clients.api import Api
 from tests.clients.driven import Driven, driven
-from tests.clients.market import Market, running_market
 from tests.kit.leftovers import Leftovers
+from tests.kit.markets import running_market
 
 HERE = Path(__file__).parent
 INSTALL_S = 150.0
@@ -23,15 +23,13 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
-def market(leftovers: Leftovers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Market]:
-    """A broker and three workers. It needs `leftovers` so that it is stopped before leftovers are looked for."""
-    with running_market(tmp_path_factory.mktemp("market")) as market:
-        yield market
-
-
-@pytest.fixture
-def api(market: Market) -> Api:
-    return market.api
+def api(leftovers: Leftovers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """A broker and three workers. It needs `leftovers` so that they are stopped before leftovers are looked for."""
+    options = ("--region", "ord", "--region", "mad", "--region", "syd", "--workers", "1")
+    # Room for every test's machines at once: what is tested here is not what happens when a worker is full.
+    room = ("--cpus", "200", "--memory", "65536", "--machines", "200")
+    with running_market(tmp_path_factory.mktemp("market"), options + room) as market:
+        yield Api(market.endpoint, market.token)
 
 
 @pytest.fixture
@@ -58,24 +56,24 @@ def app(api: Api, new_app: Callable[[], str]) -> str:
 
 
 @pytest.fixture(scope="session")
-def sdk(market: Market, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driven]:
+def sdk(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driven]:
     """fly-python-sdk, installed into a directory of its own that comes first on the path of its process."""
     packages = tmp_path_factory.mktemp("fly-python-sdk")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
     _install([*pip, "--target", str(packages), "--requirement", str(HERE / "sdk/requirements.txt")], packages)
-    environment = _environment(market.api) | {"PYTHONPATH": str(packages)}
+    environment = _environment(api) | {"PYTHONPATH": str(packages)}
     with driven([sys.executable, str(HERE / "sdk/driver.py")], packages, environment) as session:
         yield session
 
 
 @pytest.fixture(scope="session")
-def fly_admin(market: Market, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driven]:
+def fly_admin(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driven]:
     """fly-admin, installed by its lock file into a temporary directory."""
     folder = tmp_path_factory.mktemp("fly-admin")
     for name in ("package.json", "package-lock.json"):
         shutil.copy(HERE / "node" / name, folder)
     _install(["npm", "ci", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"], folder)
-    with driven(["node", str(HERE / "node/driver.mjs")], folder, _environment(market.api)) as session:
+    with driven(["node", str(HERE / "node/driver.mjs")], folder, _environment(api)) as session:
         yield session
 
 

@@ -6,11 +6,8 @@ test's name is the number in that list. What a thing demands is said in its test
 
 from __future__ import annotations
 
-import contextlib
 import re
 import secrets
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -19,7 +16,7 @@ from typing import Any
 
 import pytest
 from tests.clients.api import Api, Reply
-from tests.clients.market import unused_port
+from tests.kit.markets import free_port, running_agent
 
 pytestmark = pytest.mark.slow
 
@@ -88,32 +85,16 @@ def test_2_no_app_can_be_made_a_remote_builder(api: Api, new_app: Callable[[], s
 @pytest.fixture
 def cut_off(tmp_path: Path) -> Iterator[Api]:
     """A broker that knows two workers, neither of which is there."""
-    token, port = secrets.token_hex(16), unused_port()
+    token, port = secrets.token_hex(16), free_port()
     config = tmp_path / "broker.toml"
-    workers = [f"{name}@ord=127.0.0.1:{unused_port()}" for name in ("ord-1", "ord-2")]
+    workers = [f"{name}@ord=127.0.0.1:{free_port()}" for name in ("ord-1", "ord-2")]
     config.write_text(
         f'name = "broker"\nregion = "ord"\ndirectory = "{tmp_path / "broker"}"\n'
         f'[tokens]\ncluster = "{secrets.token_hex(16)}"\nusers = {{ tests = "{token}" }}\n'
         f'[broker]\nlisten = "127.0.0.1:{port}"\nworkers = {workers}\n'
     )
-    api = Api(f"http://127.0.0.1:{port}", token)
-    with (tmp_path / "broker.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "hawker", "agent", "--config", str(config)], stdout=log, stderr=log
-        )
-    try:
-        deadline = time.monotonic() + 30
-        while True:
-            with contextlib.suppress(ConnectionRefusedError):
-                api.get("/health").expect(200)
-                break
-            assert process.poll() is None, (tmp_path / "broker.log").read_text()
-            assert time.monotonic() < deadline, "the broker did not come up"
-            time.sleep(0.02)
-        yield api
-    finally:
-        process.terminate()
-        process.wait(20)
+    with running_agent(config, port):
+        yield Api(f"http://127.0.0.1:{port}", token)
 
 
 def test_3_a_broker_that_reaches_no_worker_answers_neither_502_nor_503(cut_off: Api) -> None:

@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 from tests.clients.api import Api
 from tests.clients.driven import ClientError, Driven
-from tests.clients.market import unused_port
+from tests.kit.markets import free_port
+from tests.kit.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # the first test waits for the SDK's installation
 
@@ -108,7 +109,7 @@ def test_a_name_that_is_taken_is_refused(sdk_app: SdkApp) -> None:
 
 
 def test_a_machine_serves_http_from_the_program_it_was_created_with(sdk_app: SdkApp) -> None:
-    port = unused_port()
+    port = free_port()
 
     machine = sdk_app.running("python3", "-m", "http.server", "--bind", "127.0.0.1", str(port))
 
@@ -206,9 +207,7 @@ def test_a_lease_lapses(sdk_app: SdkApp) -> None:
     assert sdk_app.post(machine, "/lease", {"ttl": 1})["status"] == 201
     assert sdk_app.post(machine, "/stop", {})["status"] == 409
 
-    deadline = time.monotonic() + 20
-    while sdk_app.get(machine, "/lease")["status"] != 404 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: sdk_app.get(machine, "/lease")["status"] == 404, "the lease has lapsed")
 
     assert sdk_app.post(machine, "/stop", {})["status"] == 200
 
@@ -268,7 +267,7 @@ def test_only_a_stopped_machine_is_destroyed_without_force(sdk_app: SdkApp) -> N
 
 
 def test_a_running_machine_is_destroyed_by_force(sdk_app: SdkApp) -> None:
-    port = unused_port()
+    port = free_port()
     machine = sdk_app.running("python3", "-m", "http.server", "--bind", "127.0.0.1", str(port))
     assert http_status(port) == 200
 

@@ -1,20 +1,24 @@
-"""A real market for tests: `hawker dev` as a process of its own, reached over its HTTP API."""
+"""A real market for tests: `hawker dev` as a process of its own, reached over its HTTP API.
+
+A broker and workers are each a process of theirs, on loopback, in a temporary directory.
+"""
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.kit.waiting import wait_until
 
 from hawker.client.connection import Peer
 
@@ -60,12 +64,10 @@ class Client:
 class Market:
     """A market that runs. `home` holds a directory, a log, a pid file and a configuration for each agent."""
 
-    def __init__(self, home: Path, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, home: Path, endpoint: str, token: str) -> None:
         self.home = home
-        self.process = process
-        found = json.loads((home / "client.json").read_text())
-        self.endpoint: str = found["endpoint"]
-        self.token: str = found["token"]
+        self.endpoint = endpoint
+        self.token = token
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:
@@ -91,37 +93,73 @@ class Market:
 
 @contextmanager
 def running_market(home: Path, options: Sequence[str] = ()) -> Iterator[Market]:
-    """`hawker dev` in `home` on a free port, ended when the block ends. Fails when it does not come up."""
+    """`hawker dev` in `home` on a free port, as a person starts it and, by the signal of Ctrl-C, ends it.
+
+    Fails when it does not come up, and when it does not end in order with every agent and machine.
+    """
     home.mkdir(parents=True, exist_ok=True)
     output = home / "dev.out"
-    argv = [sys.executable, "-m", "hawker", "dev", "--dir", str(home), "--port", "0", *options]
-    with output.open("ab") as file:
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
+    argv = ["dev", "--dir", str(home), "--port", "0", *options]
+    process = _started(argv, output)
+    found: dict[str, str] = {}
+
+    def is_up() -> bool:
+        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):  # not there, or half written
+            found.update(json.loads((home / "client.json").read_text()))
+        return bool(found) or process.poll() is not None
+
     try:
-        wait_until(lambda: (home / "client.json").exists() or process.poll() is not None, UP_S, "the market is up")
-        assert process.poll() is None, output.read_text()
-        yield Market(home, process)
+        wait_until(is_up, "the market is up", UP_S)
+        assert found, _ended(process, output)
+        yield Market(home, **found)
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            status = process.wait(DOWN_S)
+        except subprocess.TimeoutExpired:
+            process.kill()  # its agents and machines are then found and named by tests/kit/leftovers.py
+            process.wait()
+            raise AssertionError(f"the market did not stop within {DOWN_S:g} s; {_said(output)}") from None
+    assert status == 0, _ended(process, output)
+
+
+@contextmanager
+def running_agent(config: Path, port: int) -> Iterator[None]:
+    """`hawker agent` with a configuration that makes it listen on `port`, from when it does to the block's end."""
+    output = config.with_suffix(".out")
+    process = _started(["agent", "--config", str(config)], output)
+
+    def is_up() -> bool:
+        with contextlib.suppress(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+            return True
+        return process.poll() is not None
+
+    try:
+        wait_until(is_up, f"the agent of {config.name} is up", UP_S)
+        assert process.poll() is None, _ended(process, output)
+        yield
     finally:
         process.terminate()
-        try:
-            process.wait(DOWN_S)
-        finally:
-            process.kill()
-            process.wait()
+        process.wait(DOWN_S)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    """Look until a condition holds; fail when it does not in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.01)
+def free_port() -> int:
+    """A port of loopback that is free now; nothing reserves it."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port: int = sock.getsockname()[1]
+        return port
 
 
-async def eventually(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    """As `wait_until`, for a condition that is awaited; returns its first true value."""
-    deadline = time.monotonic() + seconds
-    while not (value := await condition()):
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        await asyncio.sleep(0.02)
-    return value
+def _started(arguments: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-m", "hawker", *arguments]
+    with output.open("ab") as file:
+        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
+
+
+def _ended(process: subprocess.Popen[bytes], output: Path) -> str:
+    return f"it ended with status {process.returncode}; {_said(output)}"
+
+
+def _said(output: Path) -> str:
+    return f"it said: {output.read_text(errors='replace').strip()[-2000:]}"

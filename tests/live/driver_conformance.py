@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
-from typing import Any
 
 import pytest
+from tests.kit.waiting import eventually
 
 from hawker.supervisor import proc
 from hawker.worker.drivers.base import (
@@ -69,13 +68,6 @@ class Opened:
 
     async def lines(self, machine: str, tail: int = 1000) -> list[LogLine]:
         return [line async for line in self.driver.logs(machine, tail=tail)]
-
-
-async def eventually(condition: Callable[[], Any], what: str, seconds: float = 15) -> None:
-    deadline = time.monotonic() + seconds
-    while not await condition():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

@@ -7,7 +7,6 @@ and no program that nobody touched was restarted.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,9 @@ from random import Random
 from typing import Any
 
 import pytest
-from tests.kit.markets import SLEEPER, Client, Market, eventually, running_market
+from tests.kit.cgroups import machine_groups
+from tests.kit.markets import SLEEPER, Client, Market, running_market
+from tests.kit.waiting import eventually
 
 from hawker.client.wire import PeerUnreachable
 from hawker.store.verify import verify
@@ -96,7 +97,7 @@ async def kill_now_and_then(market: Market, rng: Random, enough: asyncio.Event) 
                 workers = await client.ok("GET", "/hawker/workers")
             return all(w["reachable"] for w in workers) and market.pid("ord-1") != pid
 
-        await eventually(is_back, 30, "the daemon is back")
+        await eventually(is_back, "the daemon is back", 30)
     enough.set()
 
 
@@ -113,7 +114,7 @@ async def test_nothing_acknowledged_is_lost_and_nothing_is_left_over(market: Mar
         killer = asyncio.create_task(kill_now_and_then(market, rng, enough))
         lives = await asyncio.gather(*(live_through(client, Random(rng.random()), enough) for _ in range(MACHINES)))
         await killer
-        await eventually(lambda: settled(client), 60, "every run has ended")
+        await eventually(lambda: settled(client), "every run has ended", 60)
 
         machines = {m["id"]: m for m in await client.ok("GET", "/apps/k/machines?include_deleted=true")}
         running = programs()
@@ -132,7 +133,7 @@ async def test_nothing_acknowledged_is_lost_and_nothing_is_left_over(market: Mar
         gone = {i for i, m in machines.items() if m["state"] == "destroyed"}
         assert not kept & gone, "no file of a destroyed machine is left"
         started = {i for i, m in machines.items() if m["state"] == "started"} | {m["id"] for m in calm}
-        assert {group.partition(".")[0] for group in groups(market)} <= started
+        assert {group.partition(".")[0] for group in machine_groups(market.home / "ord-1" / "process")} <= started
 
         resumed = (market.home / "ord-1.log").read_text().count('"event": "run.resumed"')
         print(f"{KILLS} kills, {resumed} runs resumed, {len(machines)} machines, {len(gone)} destroyed")
@@ -171,10 +172,3 @@ def belongs_to(market: Market, processes: list[tuple[int, str]]) -> bool:
         return os.readlink(f"/proc/{processes[0][0]}/cwd").startswith(str(market.home))
     except OSError:
         return False
-
-
-def groups(market: Market) -> list[str]:
-    """Names of the cgroups of the worker's machines, where there are any."""
-    directory = os.path.realpath(market.home / "ord-1" / "process")
-    parent = Path("/sys/fs/cgroup/memory") / f"hawker-{hashlib.blake2b(directory.encode(), digest_size=6).hexdigest()}"
-    return [p.name for p in parent.iterdir() if p.is_dir()] if parent.exists() else []

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.kit.markets import SLEEPER, Client, Market, eventually, running_market
+from tests.kit.markets import SLEEPER, Client, Market, free_port, running_agent, running_market
 
-from hawker.errors import Unreachable
 from hawker.store.verify import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -73,21 +69,21 @@ async def test_an_impossible_order_is_refused_in_one_round_and_leaves_nothing(ma
         assert [row[1] for row in rows["rows"]] == [0] * WORKERS
 
 
-async def test_two_brokers_race_for_the_last_slot_and_one_fills(market: Market) -> None:
-    second = market.home / "second.toml"
-    text = (market.home / "broker.toml").read_text()
+@pytest.fixture
+def second_broker(market: Market) -> Iterator[str]:
+    """The endpoint of another broker over the same workers."""
+    config, port = market.home / "second.toml", free_port()
+    text = (market.home / "broker.toml").read_text().replace('name = "broker"', 'name = "second"')
     listen = next(line for line in text.splitlines() if line.startswith("listen"))
-    port = free_port()
-    second.write_text(
-        text.replace(listen, f'listen = "127.0.0.1:{port}"').replace('name = "broker"', 'name = "second"')
-    )
-    process = await asyncio.to_thread(
-        subprocess.Popen, [sys.executable, "-m", "hawker", "agent", "--config", str(second)], stderr=subprocess.DEVNULL
-    )
-    other = Client(f"http://127.0.0.1:{port}", market.token)
+    config.write_text(text.replace(listen, f'listen = "127.0.0.1:{port}"'))
+    with running_agent(config, port):
+        yield f"http://127.0.0.1:{port}"
+
+
+async def test_two_brokers_race_for_the_last_slot_and_one_fills(market: Market, second_broker: str) -> None:
+    other = Client(second_broker, market.token)
     try:
         async with market.client() as client:
-            await until_serving(other)
             await client.ok("POST", "/apps", {"app_name": "last"})
             order = {"region": "ord", "config": SLEEPER}
             filled = WORKERS * ROOM - 1
@@ -99,8 +95,6 @@ async def test_two_brokers_race_for_the_last_slot_and_one_fills(market: Market) 
                 await client.ok("DELETE", f"/apps/last/machines/{won}?force=true")
     finally:
         await other.close()
-        process.terminate()
-        process.wait(20)
 
 
 async def test_the_same_idempotency_key_makes_one_machine_however_often_it_is_sent(market: Market) -> None:
@@ -124,19 +118,3 @@ def test_ledgers_and_tables_follow_from_the_logs(market: Market) -> None:
         report = verify(market.database(worker))
         assert report.ok, report.faults
         assert report.records > ROOM
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-        return port
-
-
-async def until_serving(client: Client) -> None:
-    async def serves() -> bool:
-        try:
-            return (await client.call("GET", "/apps")).status == 200
-        except Unreachable:
-            return False
-
-    await eventually(serves, 20, "the second broker serves")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import signal
 import subprocess
@@ -12,7 +11,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.live.driver_conformance import Conformance, Opened, alive, eventually, opened, shell, spec, told
+from tests.kit import cgroups
+from tests.kit.waiting import eventually
+from tests.live.driver_conformance import Conformance, Opened, alive, opened, shell, spec, told
 
 from hawker.worker.drivers.base import StartFailed
 from hawker.worker.drivers.process import ProcessDriver, SupervisorLost
@@ -45,32 +46,20 @@ class TestWithCgroups(Conformance):
         await driver.says(one.machine, "fork")  # the shell's complaint that it could not
 
     async def test_no_group_is_left(self, driver: Opened) -> None:
-        parent = group_parent(driver)
+        assert isinstance(driver.driver, ProcessDriver)
+        directory = driver.driver._directory
         one = spec("sleep", "60")
         await driver.driver.start(one)
-        assert len(groups(parent)) == 1
+        assert len(cgroups.machine_groups(directory)) == 1
         await driver.driver.destroy(one.key, force=True)
-        assert groups(parent) == []
+        assert cgroups.machine_groups(directory) == set()
+        assert cgroups.parents(directory)
         await driver.driver.stop_all(grace_s=0)
-        await eventually(lambda: gone(parent), "the parent group is removed")
+        await eventually(lambda: ungrouped(directory), "the parent group is removed")
 
 
-def group_parent(driver: Opened) -> Path:
-    assert isinstance(driver.driver, ProcessDriver)
-    directory = os.path.realpath(driver.driver._directory)
-    return Path("/sys/fs/cgroup/memory") / f"hawker-{hashlib.blake2b(directory.encode(), digest_size=6).hexdigest()}"
-
-
-def groups(parent: Path) -> list[str]:
-    return [p.name for p in parent.iterdir() if p.is_dir()]
-
-
-async def gone(parent: Path) -> bool:
-    return not there(parent)
-
-
-def there(path: Path) -> bool:
-    return path.exists()
+async def ungrouped(directory: Path) -> bool:
+    return not cgroups.parents(directory)
 
 
 @pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.root)], ids=["no-cgroups", "cgroups"])
