@@ -112,11 +112,9 @@ async def serving(script: Script) -> AsyncIterator[Server]:
         raise failures[0]
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something this event loop will bring about."""
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():  # noqa: ASYNC110  # the state of a plain object, which sets no event
-            await asyncio.sleep(0.001)
+def chunk(data: bytes) -> bytes:
+    """A piece of a body that is sent with `transfer-encoding: chunked`."""
+    return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 async def answers(call: Call) -> None:

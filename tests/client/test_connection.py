@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from tests.client.servers import LIMIT_S, Call, Script, Server, answers, serving, until
+from tests.client.servers import LIMIT_S, Call, Script, Server, answers, serving
+from tests.kit.waiting import until
 
 from hawker.client.connection import Connection, Peer, PeerUnreachable, Response
 from hawker.errors import Unreachable

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from tests.client.servers import LIMIT_S, Call, Script, Server, serving
+from tests.client.servers import LIMIT_S, Call, Script, Server, chunk, serving
 
 from hawker.client.plain import LINE_BYTES_MAX, ApiError, Transport, path_of
 from hawker.errors import Invalid, Unreachable
@@ -278,10 +278,6 @@ async def test_an_answer_without_a_length_is_read_to_its_end() -> None:
 # --- lines -----------------------------------------------------------------------------------------------------------
 
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
-
-
-def chunk(data: bytes) -> bytes:
-    return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 async def test_lines_come_as_they_are_sent_whatever_their_pieces() -> None:

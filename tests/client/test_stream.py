@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.client.servers import LIMIT_S, Call, answers, serving, until
+from tests.client.servers import LIMIT_S, Call, answers, chunk, serving
+from tests.kit.waiting import until
 
 from hawker.client.connection import Peer, PeerUnreachable
 from hawker.client.stream import BUFFER_BYTES_MAX
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"
-
-
-def chunk(data: bytes) -> bytes:
-    return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 async def test_each_piece_is_read_as_soon_as_it_is_sent_and_the_end_ends_the_iterator() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import apsw
 import msgspec
 import pytest
+from tests.kit.waiting import until
 
 from hawker.errors import Broken, Conflict, Corrupt, DiskFull, StoreError
 from hawker.host import Host
@@ -241,12 +242,6 @@ async def test_a_change_whose_caller_left_during_its_commit_is_kept(store: Store
     leaving.cancel()
     await store.submit(taking("next"))
     assert leased(store) == ["left", "next", "slow"]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110  # nobody announces it
-            await asyncio.sleep(0.001)
 
 
 async def test_the_database_refuses_a_second_exclusive_run_of_a_resource_and_keeps_the_first(store: Store) -> None:
