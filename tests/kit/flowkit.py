@@ -30,9 +30,9 @@ import apsw
 from tests.kit import invariants
 from tests.kit.end_state import describe
 from tests.kit.sim_client import Client
-from tests.kit.sim_worker import ROOMY, FlowsOf, SimWorker, the_flows
+from tests.kit.sim_worker import ROOMY, FlowsOf, SimWorker, a_world, the_flows
 from tests.kit.virtual_time import run_in_virtual_time, virtual_host
-from tests.kit.world import Program, World
+from tests.kit.world import Program
 
 from hawker.errors import Abort, Broken, Retry, StoreError
 from hawker.model.guest import Resources
@@ -265,8 +265,7 @@ class _Trial:
 
     async def run(self) -> Outcome:
         asyncio.get_running_loop().set_exception_handler(self._on_unhandled)
-        host = virtual_host()
-        self.world = World(host, {"serve": Program(), **self.scenario.programs})
+        self.world = a_world(self.scenario.programs)
         aborting = any(kind.startswith("abort") for kind in self.plan.faults.values())
         client = Client(self.ask, self.world, tolerant=aborting)
         async with asyncio.timeout(SCRIPT_S):
@@ -328,9 +327,7 @@ class _Trial:
         life = _Life(number, self.plan.cuts[number] if number < len(self.plan.cuts) else 0)
         self._lives.append(life)
         scenario = self.scenario
-        life.worker = worker = SimWorker(
-            self._directory, self.world.host, self.world, scenario.capacity, self._instrumented
-        )
+        life.worker = worker = SimWorker(self._directory, self.world, scenario.capacity, self._instrumented)
         worker.open_store(lambda when: self._point(life, f"{when} commit"))
         # A killed process loses nothing that it wrote; losing power is the store's own test.
         worker.store._db.execute("pragma synchronous = off")

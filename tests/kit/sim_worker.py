@@ -6,7 +6,7 @@ It is put together and started in the order of `hawker.worker.daemon.Worker.open
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -16,7 +16,6 @@ from tests.kit.virtual_time import virtual_host
 from tests.kit.world import FakeDriver, Program, World
 
 from hawker.errors import DiskFull
-from hawker.host import Host
 from hawker.model.config import check_config
 from hawker.model.guest import Resources
 from hawker.model.market import Order
@@ -46,9 +45,9 @@ def the_flows(flows: MachineFlows) -> Sequence[Flow]:
 class SimWorker:
     """Open with `SimWorker.open`; then `close`, or `die`."""
 
-    def __init__(self, directory: Path, host: Host, world: World, capacity: Resources, flows: FlowsOf) -> None:
+    def __init__(self, directory: Path, world: World, capacity: Resources, flows: FlowsOf) -> None:
         self.path = directory / "worker.db"
-        self.host = host
+        self.host = host = world.host
         self.world = world
         self.capacity = capacity
         self.driver = FakeDriver(world)
@@ -64,7 +63,6 @@ class SimWorker:
     async def open(
         cls,
         directory: Path,
-        host: Host,
         world: World,
         *,
         capacity: Resources = ROOMY,
@@ -72,7 +70,7 @@ class SimWorker:
         on_commit: Callable[[str], None] | None = None,
         sweeping: bool = True,
     ) -> SimWorker:
-        worker = cls(directory, host, world, capacity, flows)
+        worker = cls(directory, world, capacity, flows)
         worker.open_store(on_commit)
         await worker.start(sweeping=sweeping)
         return worker
@@ -223,14 +221,17 @@ def machine_config(program: str = "serve", **fields: Any) -> dict[str, Any]:
     return check_config({"image": "host", "init": {"exec": [program]}, **fields}).raw
 
 
+def a_world(programs: Mapping[str, Program] | None = None) -> World:
+    """A world in virtual time. `programs` come in addition to "serve", which runs until stopped."""
+    return World(virtual_host(), {"serve": Program(), **(programs or {})})
+
+
 @asynccontextmanager
 async def a_worker(
-    directory: Path, programs: dict[str, Program] | None = None, *, capacity: Resources = ROOMY, **options: Any
+    directory: Path, programs: Mapping[str, Program] | None = None, *, capacity: Resources = ROOMY, **options: Any
 ) -> AsyncIterator[SimWorker]:
-    """A worker in virtual time, closed at the end. `programs` come in addition to "serve", which runs until stopped."""
-    host = virtual_host()
-    world = World(host, {"serve": Program(), **(programs or {})})
-    worker = await SimWorker.open(directory, host, world, capacity=capacity, **options)
+    """A worker over a world of its own, closed at the end."""
+    worker = await SimWorker.open(directory, a_world(programs), capacity=capacity, **options)
     try:
         yield worker
     finally:

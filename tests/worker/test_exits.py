@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from tests.kit import invariants
-from tests.kit.sim_worker import APP, SimWorker, a_worker
-from tests.kit.virtual_time import virtual_host, virtual_time
-from tests.kit.world import Program, World
+from tests.kit.sim_worker import APP, SimWorker, a_worker, a_world
+from tests.kit.virtual_time import virtual_time
+from tests.kit.world import Program
 
 from hawker.model.machine import State
 from hawker.worker.drivers.base import InstanceSpec, Limits
@@ -91,9 +91,8 @@ async def test_the_cause_of_a_restart_is_the_rule_with_its_verdict(tmp_path: Pat
 
 @virtual_time
 async def test_a_program_that_ends_before_its_start_is_recorded_is_not_taken_for_running(tmp_path: Path) -> None:
-    host = virtual_host()
-    world = World(host, {"instant": Program(runs_s=0.01)})
-    worker = await SimWorker.open(tmp_path, host, world)
+    world = a_world({"instant": Program(runs_s=0.01)})
+    worker = await SimWorker.open(tmp_path, world)
 
     def cut_after_start(when: str, effect: str) -> None:
         if when == "after" and effect.startswith("start"):
@@ -104,7 +103,7 @@ async def test_a_program_that_ends_before_its_start_is_recorded_is_not_taken_for
     await asyncio.sleep(1)
     await worker.die()
     world.point = lambda when, effect: None
-    worker = await SimWorker.open(tmp_path, host, world)
+    worker = await SimWorker.open(tmp_path, world)
     await worker.until(lambda: worker.machine(machine).state is State.stopped)
     assert exit_events(worker, machine) == [(0, False, False)]
     assert len(world.starts) == 1
@@ -142,16 +141,15 @@ async def test_a_program_that_ends_on_a_full_disk_is_dealt_with_once_there_is_ro
 
 @virtual_time
 async def test_a_host_that_lost_power_starts_its_machines_again_but_those_with_policy_no(tmp_path: Path) -> None:
-    host = virtual_host()
-    world = World(host, {"serve": Program()})
-    worker = await SimWorker.open(tmp_path, host, world)
+    world = a_world()
+    worker = await SimWorker.open(tmp_path, world)
     machines = {
         policy: await worker.run_machine(key=policy, restart={"policy": policy})
         for policy in ("no", "on-failure", "always")
     }
     await worker.die()
     world.lose_power()
-    worker = await SimWorker.open(tmp_path, host, world)
+    worker = await SimWorker.open(tmp_path, world)
     await asyncio.sleep(1)
     await worker.at_rest()
     assert {policy: worker.machine(machine).state for policy, machine in machines.items()} == {
@@ -168,12 +166,11 @@ async def test_a_host_that_lost_power_starts_its_machines_again_but_those_with_p
 
 @virtual_time
 async def test_a_daemon_that_was_killed_restarts_no_program(tmp_path: Path) -> None:
-    host = virtual_host()
-    world = World(host, {"serve": Program()})
-    worker = await SimWorker.open(tmp_path, host, world)
+    world = a_world()
+    worker = await SimWorker.open(tmp_path, world)
     machine = await worker.run_machine(restart={"policy": "always"})
     await worker.die()
-    worker = await SimWorker.open(tmp_path, host, world)
+    worker = await SimWorker.open(tmp_path, world)
     await asyncio.sleep(60)
     assert len(world.starts) == 1
     assert worker.story(machine) == ["launch created", "start starting", "start started"]
@@ -182,15 +179,14 @@ async def test_a_daemon_that_was_killed_restarts_no_program(tmp_path: Path) -> N
 
 @virtual_time
 async def test_a_host_that_shuts_down_takes_its_machines_along_and_brings_them_back(tmp_path: Path) -> None:
-    host = virtual_host()
-    world = World(host, {"serve": Program(stops_in_s=1)})
-    worker = await SimWorker.open(tmp_path, host, world)
+    world = a_world({"serve": Program(stops_in_s=1)})
+    worker = await SimWorker.open(tmp_path, world)
     always = await worker.run_machine(key="always", restart={"policy": "always"})
     no = await worker.run_machine(key="no", restart={"policy": "no"})
     await worker.close(stop_machines=True)
     assert [placed.exit is not None for placed in world.instances.values()] == [True, True]
     await asyncio.sleep(3600)
-    worker = await SimWorker.open(tmp_path, host, world)
+    worker = await SimWorker.open(tmp_path, world)
     await asyncio.sleep(1)
     await worker.at_rest()
     assert worker.machine(always).state is State.started
@@ -201,25 +197,23 @@ async def test_a_host_that_shuts_down_takes_its_machines_along_and_brings_them_b
 
 @virtual_time
 async def test_an_instance_that_no_machine_knows_is_removed(tmp_path: Path) -> None:
-    host = virtual_host()
-    world = World(host, {"serve": Program()})
+    world = a_world()
     limits = Limits(cpu_millis=62, memory_mib=256)
     world.start(InstanceSpec(key="run/launch", machine="m", image="host", argv=["serve"], env={}, limits=limits))
-    worker = await SimWorker.open(tmp_path, host, world)
+    worker = await SimWorker.open(tmp_path, world)
     assert world.instances == {}
     await worker.close()
 
 
 @virtual_time
 async def test_a_launch_that_ends_while_the_driver_lists_its_instances_is_not_taken_for_lost(tmp_path: Path) -> None:
-    host = virtual_host()
-    world = World(host, {"serve": Program()})
-    worker = await SimWorker.open(tmp_path, host, world)
+    world = a_world()
+    worker = await SimWorker.open(tmp_path, world)
     world.delays["start"] = 1
     machine = await worker.create(restart={"policy": "always"})
     await worker.die()  # before the program was started
     world.delays["recover"] = 5
-    worker = await SimWorker.open(tmp_path, host, world)
+    worker = await SimWorker.open(tmp_path, world)
     await asyncio.sleep(60)
     assert len(world.starts) == 1
     assert worker.story(machine) == ["launch created", "start starting", "start started"]

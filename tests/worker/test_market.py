@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 from tests.kit import invariants
-from tests.kit.sim_worker import APP, REGION, SimWorker, a_worker, order
-from tests.kit.virtual_time import virtual_host, virtual_time
-from tests.kit.world import Program, World
+from tests.kit.sim_worker import APP, REGION, SimWorker, a_worker, a_world, order
+from tests.kit.virtual_time import virtual_time
 
 from hawker.model.guest import Resources
 from hawker.model.machine import State
@@ -111,12 +110,11 @@ async def test_a_release_gives_the_room_back_and_names_a_machine_that_was_made(t
 
 @virtual_time
 async def test_reservations_survive_a_killed_worker(tmp_path: Path) -> None:
-    host = virtual_host()
-    world = World(host, {"serve": Program()})
-    worker = await SimWorker.open(tmp_path, host, world)
+    world = a_world()
+    worker = await SimWorker.open(tmp_path, world)
     reserved = await worker.market.reserve(order("a"))
     await worker.die()
-    worker = await SimWorker.open(tmp_path, host, world)
+    worker = await SimWorker.open(tmp_path, world)
     assert await worker.market.reserve(order("a")) == reserved
     row, _, _ = await worker.market.confirm("a", APP, None)
     assert isinstance(reserved, Reservation)

@@ -7,9 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
-from tests.kit.sim_worker import SimWorker, a_worker
-from tests.kit.virtual_time import virtual_host, virtual_time
-from tests.kit.world import World
+from tests.kit.sim_worker import SimWorker, a_worker, a_world
+from tests.kit.virtual_time import virtual_time
 
 from hawker.errors import Abort, Broken, Conflict, NotFound, Retry
 from hawker.store.tx import Tx
@@ -89,14 +88,13 @@ async def test_a_retry_waits_as_long_as_it_asked_for(tmp_path: Path) -> None:
 async def test_a_retry_that_was_waiting_goes_on_waiting_after_a_crash(tmp_path: Path) -> None:
     script = Script()
     script.does["one"] = [Retry("later", after_s=30)]
-    host = virtual_host()
-    world = World(host, {})
-    worker = await SimWorker.open(tmp_path, host, world, flows=script.flows)
+    world = a_world()
+    worker = await SimWorker.open(tmp_path, world, flows=script.flows)
     began = asyncio.get_running_loop().time()
     run_id = await run(worker)
     await asyncio.sleep(10)
     await worker.die()
-    worker = await SimWorker.open(tmp_path, host, world, flows=script.flows)
+    worker = await SimWorker.open(tmp_path, world, flows=script.flows)
     await worker.runner.wait_ended(run_id)
     assert asyncio.get_running_loop().time() - began == pytest.approx(30, abs=0.1)
     await worker.close()
@@ -142,12 +140,11 @@ async def test_a_run_that_was_parked_in_its_undo_goes_on_when_it_is_given_up(tmp
 async def test_an_unknown_step_parks_the_run_until_a_program_that_knows_it_is_there(tmp_path: Path) -> None:
     script = Script()
     script.does["one"] = [forever]
-    host = virtual_host()
-    world = World(host, {})
-    newer = await SimWorker.open(tmp_path, host, world, flows=script.flows)
+    world = a_world()
+    newer = await SimWorker.open(tmp_path, world, flows=script.flows)
     run_id = await run(newer)
     await newer.close()
-    older = await SimWorker.open(tmp_path, host, world)
+    older = await SimWorker.open(tmp_path, world)
     parked = await older.runner.wait_ended(run_id)
     assert (parked.status, parked.error) == (
         "parked",
@@ -155,7 +152,7 @@ async def test_an_unknown_step_parks_the_run_until_a_program_that_knows_it_is_th
     )
     assert alarms(older, "one") == 1
     await older.close()
-    newer = await SimWorker.open(tmp_path, host, world, flows=script.flows)
+    newer = await SimWorker.open(tmp_path, world, flows=script.flows)
     assert newer.resumed == 0
     await newer.runner.unpark(run_id)
     assert (await newer.runner.wait_ended(run_id)).status == "done"
@@ -166,13 +163,12 @@ async def test_an_unknown_step_parks_the_run_until_a_program_that_knows_it_is_th
 async def test_shutting_down_is_not_cancelling(tmp_path: Path) -> None:
     script = Script()
     script.does["two"] = [forever]
-    host = virtual_host()
-    world = World(host, {})
-    worker = await SimWorker.open(tmp_path, host, world, flows=script.flows)
+    world = a_world()
+    worker = await SimWorker.open(tmp_path, world, flows=script.flows)
     run_id = await run(worker)
     await worker.until(lambda: script.calls == ["one 0", "two 0"])
     await worker.close()
-    worker = await SimWorker.open(tmp_path, host, world, flows=script.flows)
+    worker = await SimWorker.open(tmp_path, world, flows=script.flows)
     assert worker.resumed == 1
     assert (await worker.runner.wait_ended(run_id)).status == "done"
     assert script.calls == ["one 0", "two 0", "two 0"]
@@ -198,16 +194,15 @@ async def test_a_cancel_interrupts_a_step_and_runs_the_undo(tmp_path: Path) -> N
 async def test_a_shutdown_in_the_middle_of_a_cancel_leaves_the_undo_to_the_next_worker(tmp_path: Path) -> None:
     script = Script()
     script.does = {"one": [forever], "end": [forever]}
-    host = virtual_host()
-    world = World(host, {})
-    worker = await SimWorker.open(tmp_path, host, world, flows=script.flows, sweeping=False)
+    world = a_world()
+    worker = await SimWorker.open(tmp_path, world, flows=script.flows, sweeping=False)
     run_id = await run(worker)
     await worker.until(lambda: script.calls == ["one 0"])
     await worker.runner.cancel(run_id, "not wanted any more")
     async with asyncio.timeout(60):
         await worker.close()
     script.does.clear()
-    worker = await SimWorker.open(tmp_path, host, world, flows=script.flows)
+    worker = await SimWorker.open(tmp_path, world, flows=script.flows)
     assert (await worker.runner.wait_ended(run_id)).status == "cancelled"
     await worker.close()
 
