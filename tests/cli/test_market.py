@@ -245,6 +245,26 @@ def test_logs_are_printed_and_followed_until_ctrl_c(user: User) -> None:
     assert len(user("machine", "logs", "talks", "--tail", "1").out.splitlines()) == 1
 
 
+@pytest.mark.parametrize("destroyed_by", ["itself", "a person"])
+def test_followed_logs_end_with_the_last_line_of_a_machine_that_is_destroyed(user: User, destroyed_by: str) -> None:
+    script = "mkfifo go; echo first; cat go; seq 3000"
+    options, then = (("--rm",), "") if destroyed_by == "itself" else ((), "; echo done; exec sleep 600")
+    machine = user.run(*options, "--name", "ends", command=("sh", "-c", script + then))["id"]
+    argv = [*PROGRAM, "machine", "logs", "--follow", machine]
+    with subprocess.Popen(argv, env=environment(user.env), stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout is not None
+        assert following.stdout.readline() == "first\n"
+        user("machine", "exec", machine, "--", "sh", "-c", "echo second > go")
+        if then:
+            assert "done\n" in iter(following.stdout.readline, "")
+            user("machine", "destroy", machine, "--force")
+            assert following.stdout.read() == ""
+        else:
+            assert following.stdout.read().splitlines() == ["second", *map(str, range(1, 3001))]
+        assert following.wait(ENDS_S) == 0
+    assert user("machine", "logs", "--follow", machine).out == "", "and those of one that is gone end at once"
+
+
 def test_a_wait_that_is_too_long_ends_with_status_1(user: User) -> None:
     machine = user.run()["id"]
     ended = user("machine", "wait", machine, "--state", "stopped", "--timeout", "1", status=1)

@@ -330,7 +330,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         media="application/x-ndjson",
         query=(
             Query("tail", {"type": "integer", "minimum": 0, "maximum": 10000}, "lines from before, default 100"),
-            Query("follow", _BOOL, "go on with new lines as they come"),
+            Query("follow", _BOOL, "go on with new lines as they come, until the machine is destroyed"),
         ),
     ),
     Endpoint(

@@ -26,6 +26,7 @@ from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.worker import leases
 from hawker.worker.drivers.base import Driver, StartFailed, UnknownInstance
+from hawker.worker.following import until_destroyed
 from hawker.worker.machine_log import MachineLog, get_machine
 from hawker.worker.machines import Machines, Request
 from hawker.worker.wait import wait_state, wanted_states
@@ -159,7 +160,10 @@ class MachineApi:
 
     async def logs(self, call: Call) -> Any:
         row = self._row(call)
-        lines = self._driver.logs(row.id, tail=call.number("tail", 100, 0, 10_000), follow=call.flag("follow"))
+        follow = call.flag("follow")
+        lines = self._driver.logs(row.id, tail=call.number("tail", 100, 0, 10_000), follow=follow)
+        if follow:
+            lines = until_destroyed(lines, self._store, self._log, row.id)
 
         async def encoded() -> AsyncIterator[bytes]:
             async for line in lines:

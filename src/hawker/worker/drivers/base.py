@@ -220,7 +220,7 @@ class Driver(Protocol):
 
     def logs(self, machine: str, *, tail: int = 100, follow: bool = False) -> AsyncIterator[LogLine]:
         """The last `tail` lines the machine's instances wrote, oldest first; then, with `follow`, new ones as they
-        come until the caller stops iterating."""
+        come until the caller stops iterating. The last ones may still be read when the machine has been purged."""
 
     async def stop_all(self, *, grace_s: float) -> None:
         """Stop every instance and everything the driver started of its own. Exits stay recorded for `recover`."""

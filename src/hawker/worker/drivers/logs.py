@@ -46,30 +46,62 @@ def tail_lines(path: Path, limit: int) -> tuple[list[LogLine], Position]:
 
 
 async def follow_lines(path: Path, position: Position, wakeup: asyncio.Event) -> AsyncIterator[LogLine]:
-    """Lines added after `position`, as they come. Reads on over a rotation. Ends when the caller stops iterating."""
-    inode, offset = position
+    """Lines added after `position`, as they come. Reads on over a rotation. Ends when the caller stops iterating.
+
+    The file is held open, so that its last lines are read even if it was removed before we looked at it.
+    """
+    fd = _reopen(path, position)
     rest = b""
-    while True:
-        await wakeup.wait()
-        wakeup.clear()
-        for name in (path.with_name(f"{path.name}.1"), path):
-            try:
-                fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                continue
-            try:
-                this = os.fstat(fd).st_ino
-                if this != inode:
-                    if name != path:
-                        continue  # rotated away before we looked at it
-                    inode, offset, rest = this, 0, b""
-                while chunk := os.pread(fd, _READ_BYTES, offset):
-                    offset += len(chunk)
+    try:
+        while True:
+            await wakeup.wait()
+            wakeup.clear()
+            while True:
+                rotated = _is_another(path, fd)  # before reading: nothing is added to a file that was rotated away
+                while fd >= 0 and (chunk := os.read(fd, _READ_BYTES)):
                     *lines, rest = (rest + chunk).split(b"\n")
                     for line in lines:
                         yield parse_line(line)
-            finally:
-                os.close(fd)
+                if not rotated:
+                    break
+                _close(fd)
+                fd, rest = _open(path), b""
+    finally:
+        _close(fd)
+
+
+def _reopen(path: Path, position: Position) -> int:
+    """The file of a position, which may have been rotated since, at its offset. -1: it is gone, or there was none."""
+    inode, offset = position
+    for name in (path, path.with_name(f"{path.name}.1")):
+        fd = _open(name)
+        if fd >= 0 and os.fstat(fd).st_ino == inode:
+            os.lseek(fd, offset, os.SEEK_SET)
+            return fd
+        _close(fd)
+    return -1
+
+
+def _is_another(path: Path, fd: int) -> bool:
+    """Whether the newest file is there and is not the open one."""
+    try:
+        inode = os.stat(path).st_ino
+    except FileNotFoundError:
+        return False
+    return fd < 0 or os.fstat(fd).st_ino != inode
+
+
+def _open(path: Path) -> int:
+    """-1 when it is not there."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return -1
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)
 
 
 def _last_lines(fd: int, limit: int) -> list[bytes]:
