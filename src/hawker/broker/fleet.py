@@ -125,6 +125,11 @@ class WorkerLink:
         except msgspec.DecodeError as error:
             raise HawkerError(f"{self.name}: the answer to {method} {path} does not read: {error}") from error
 
+    async def close(self) -> None:
+        """Fail what waits, end what is on its way, close the connections. May be called again."""
+        await asyncio.gather(self._offers.close(), self._reserves.close(), self._confirms.close())
+        await self.peer.close()
+
     def _batcher(self, verb: str, kind: Any, timeout_s: float) -> Batcher[Any, Any]:
         return Batcher(partial(self._send, verb, kind, timeout_s), in_flight_max=BATCHES_IN_FLIGHT)
 
@@ -159,7 +164,8 @@ class Fleet:
         return await gather_named(calls)
 
     async def close(self) -> None:
-        await asyncio.gather(*(link.peer.close() for link in self.links.values()))
+        """Nothing of the fleet is left pending afterwards. Whoever still waits is told `Unreachable`."""
+        await asyncio.gather(*(link.close() for link in self.links.values()))
 
 
 async def gather_named(calls: Mapping[str, Awaitable[T]]) -> tuple[dict[str, T], dict[str, HawkerError]]:
