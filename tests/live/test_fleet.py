@@ -1,14 +1,24 @@
-"""A broker's calls to its workers, over real sockets: what is left of them at the end, and what a silent worker costs."""
+"""A broker's calls to its workers: what is left of them at the end, and what a worker that answers nothing costs."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.client.servers import Call, serving
-from tests.kit.waiting import until
+from tests.kit.markets import Client, running_market
+from tests.kit.virtual_time import virtual_time
+from tests.kit.waiting import eventually, until
 
-from hawker.broker.fleet import Confirmation, Fleet, WorkerAddress
+from hawker.broker.fleet import CALL_S, Confirmation, Fleet, WorkerAddress, WorkerLink
+from hawker.client.connection import Peer, Response
+from hawker.client.wire import NO_HEADERS, PeerUnreachable
+from hawker.core.silence import PATIENCE_S
 from hawker.errors import Unreachable
 from hawker.model.guest import Resources
 from hawker.model.market import Ask
@@ -29,21 +39,109 @@ async def test_closing_a_fleet_ends_every_call_and_leaves_nothing_pending() -> N
         before = asyncio.all_tasks()
         fleet = Fleet([WorkerAddress(name="ord-1", region="ord", host="127.0.0.1", port=server.port)], "token")
         link = fleet.links["ord-1"]
-        asked = [
-            asyncio.ensure_future(link.confirm(Confirmation(key="k", app=APP))),
-            *(asyncio.ensure_future(link.offer(ASK)) for _ in range(3)),  # in one batch
-            asyncio.ensure_future(fleet.ask_all("GET", "/v1/market/worker", dict)),
-        ]
+        offered = [asyncio.ensure_future(link.offer(ASK)) for _ in range(3)]  # in one batch
+        confirmed = asyncio.ensure_future(link.confirm(Confirmation(key="k", app=APP)))
+        listed = asyncio.ensure_future(fleet.ask_all("GET", "/v1/market/worker", dict[str, Any]))
         await until(lambda: len(server.requests) == 3)
         lone = asyncio.ensure_future(link.offer(ASK))
         lone.cancel()  # its caller is gone: nobody is left to wait for it
         await fleet.close()
-        told = await asyncio.gather(*asked, lone, return_exceptions=True)
-        assert [type(error) for error in told[:4]] == [Unreachable] * 4
-        answers, errors = told[4]
+        told = await asyncio.gather(*offered, confirmed, return_exceptions=True)
+        assert [type(error) for error in told] == [Unreachable] * 4
+        answers, errors = await listed
         assert (answers, list(errors)) == ({}, ["ord-1"])
+        assert lone.cancelled()
         await until(lambda: server.open == 0)
         assert asyncio.all_tasks() - before == set()
         await fleet.close()
         with pytest.raises(Unreachable, match="closed here"):
             await link.offer(ASK)
+
+
+class Freezing(Peer):
+    """A peer that answers nothing while it is frozen. What it was asked meanwhile it answers when it thaws."""
+
+    def __init__(self) -> None:
+        super().__init__("127.0.0.1", 1)
+        self.thawed = asyncio.Event()
+        self.asked = 0
+
+    async def request(
+        self,
+        method: str,
+        target: str,
+        *,
+        body: bytes = b"",
+        headers: Mapping[str, str] = NO_HEADERS,
+        timeout_s: float,
+        idempotent: bool = False,
+        body_bytes_max: int = 0,
+    ) -> Response:
+        self.asked += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.thawed.wait()
+        except TimeoutError:
+            raise PeerUnreachable("ord-1", "did not answer", sent=True) from None
+        return Response(200, {}, b"{}")
+
+
+@virtual_time
+async def test_a_frozen_worker_costs_one_deadline_and_none_again_until_it_answers() -> None:
+    peer = Freezing()
+    link = WorkerLink("ord-1", "ord", peer)
+    loop = asyncio.get_running_loop()
+
+    async def cost_s() -> float:
+        began = loop.time()
+        with pytest.raises(Unreachable):
+            await link.ask("GET", "/", dict[str, Any])
+        return loop.time() - began
+
+    assert await cost_s() == pytest.approx(CALL_S)
+    assert await cost_s() == pytest.approx(PATIENCE_S)
+    assert await asyncio.gather(*(cost_s() for _ in range(100))) == [0] * 100  # the last question is still on its way
+    assert peer.asked == 2
+    await asyncio.sleep(CALL_S)
+    assert max(await asyncio.gather(*(cost_s() for _ in range(100)))) == pytest.approx(PATIENCE_S)
+    assert peer.asked == 3
+    peer.thawed.set()
+    await asyncio.sleep(0.001)  # the question that was on its way is answered
+    assert await link.ask("GET", "/", dict[str, Any]) == {}
+    peer.thawed.clear()
+    assert await cost_s() == pytest.approx(CALL_S), "and it is trusted again"
+    await cost_s()
+    await link.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.mark.slow
+async def test_lists_are_quick_and_name_the_worker_that_is_frozen(tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    with running_market(tmp_path, ("--region", "ord", "--region", "mad", "--workers", "1", "--no-cgroups")) as market:
+        async with market.client() as client:
+            await client.ok("POST", "/apps", {"app_name": "web", "org_slug": "personal"})
+            frozen = market.pid("mad-1")
+            os.kill(frozen, signal.SIGSTOP)
+            try:
+                for number, path in enumerate(LISTS):
+                    began = loop.time()
+                    answer = await client.call("GET", path)
+                    assert number == 0 or loop.time() - began < CALL_S / 2, path
+                    assert answer.headers["hawker-unreachable-workers"] == "mad-1", path
+                workers = await client.ok("GET", "/hawker/workers")
+                assert [(w["name"], w["reachable"]) for w in workers] == [("ord-1", True), ("mad-1", False)]
+            finally:
+                os.kill(frozen, signal.SIGCONT)
+            await eventually(lambda: all_answer(client), "everybody answers again")
+    told = (tmp_path / "broker.log").read_text()
+    assert "Task was destroyed" not in told
+    assert "never retrieved" not in told
+
+
+LISTS = ("/apps/web/machines", "/apps/web/machines", "/apps", "/platform/regions")
+
+
+async def all_answer(client: Client) -> bool:
+    answers = [await client.call("GET", path) for path in LISTS]
+    return not any("hawker-unreachable-workers" in answer.headers for answer in answers)

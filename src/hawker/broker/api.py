@@ -13,14 +13,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from hawker.broker.apps import Apps
-from hawker.broker.fleet import Fleet, PeerError, unreachable
+from hawker.broker.fleet import Fleet, PeerError, gather_named, unreachable
 from hawker.broker.names import machine_name
 from hawker.broker.orders import Orders, Wanted
 from hawker.broker.passing import Passing, target_of
 from hawker.core.ranking import Policy
 from hawker.errors import Conflict, Invalid, NotBuilt, NotFound, Refused
 from hawker.host import Host
-from hawker.http.app import OWNER, REQUEST_ID, Handler, Serving, Tokens
+from hawker.http.app import OWNER, REQUEST_ID, Handler, Serving, Tokens, reply
 from hawker.http.call import Call
 from hawker.http.openapi import document
 from hawker.model import api
@@ -34,6 +34,7 @@ from hawker.telemetry import METRICS_CONTENT_TYPE, Metrics
 
 KEY_CHARACTERS_MAX = 255
 BUILDER_ROLE = "remote-docker-builder"
+SILENT = "hawker-unreachable-workers"
 
 
 class Broker:
@@ -117,21 +118,19 @@ class Broker:
         machines = [machine for answer in answers.values() for machine in answer]
         if not machines:
             await self._apps.get(name)
-        response = Response(msgspec.json.encode(machines), media_type="application/json")
-        if silent:
-            response.headers["hawker-unreachable-workers"] = ", ".join(silent)
-        return response
+        return _without(silent, machines)
 
     # --- apps --------------------------------------------------------------------------------------------------------
 
     async def list_apps(self, call: Call) -> Any:
         org, role = call.query("org_slug"), call.query("app_role")
+        apps, silent = await self._apps.all()
         found = [
             api.app_view(app.row, app.machines)
-            for app in await self._apps.list()
+            for app in apps
             if org in ("", app.row.org) and role in ("", app.row.role)
         ]
-        return api.Apps(total_apps=len(found), apps=found)
+        return _without(silent, api.Apps(total_apps=len(found), apps=found))
 
     async def create_app(self, call: Call) -> Any:
         body = call.read(api.CreateApp)
@@ -178,9 +177,9 @@ class Broker:
             peer = self._fleet.links[worker].peer
             for machine in machines:
                 target = f"/v1/apps/{app}/machines/{machine['id']}?force=true"
-                reply = await peer.request("DELETE", target, headers=headers, timeout_s=60.0)
-                if reply.status >= 400 and reply.status != 404:
-                    why = PeerError(reply).message
+                answer = await peer.request("DELETE", target, headers=headers, timeout_s=60.0)
+                if answer.status >= 400 and answer.status != 404:
+                    why = PeerError(answer).message
                     raise Conflict(f"machine {machine['id']} could not be destroyed: {why}")
 
     async def _article(self, call: Call, machine: str) -> Any:
@@ -192,13 +191,13 @@ class Broker:
         if call.nonce:
             headers["fly-machine-lease-nonce"] = call.nonce
         target = f"/v1/apps/{where['app']}/machines/{machine}{query}"
-        reply = await link.peer.request(call.request.method, target, headers=headers, timeout_s=60.0)
-        return Response(reply.body, reply.status, media_type="application/json")
+        answer = await link.peer.request(call.request.method, target, headers=headers, timeout_s=60.0)
+        return Response(answer.body, answer.status, media_type="application/json")
 
     # --- the platform ------------------------------------------------------------------------------------------------
 
     async def regions(self, call: Call) -> Any:
-        answers, _ = await self._fleet.ask_all("GET", "/v1/market/worker", dict[str, Any])
+        answers, errors = await self._fleet.ask_all("GET", "/v1/market/worker", dict[str, Any])
         smallest = Guest().resources()
         room: dict[str, int] = dict.fromkeys(self._fleet.regions(), 0)
         for name, worker in answers.items():
@@ -218,7 +217,8 @@ class Broker:
             )
             for code, capacity in room.items()
         ]
-        return api.Regions(Regions=shown, Nearest=self._fleet.regions()[0] if shown else "")
+        nearest = self._fleet.regions()[0] if shown else ""
+        return _without(unreachable(errors), api.Regions(Regions=shown, Nearest=nearest))
 
     async def placements(self, call: Call) -> Any:
         body = call.read(api.Placements)
@@ -228,17 +228,17 @@ class Broker:
         wanted = check_guest(raw, "compute").resources()
         left = body.count or None
         found = []
+        silent: list[str] = []
         for region in expand(body.region or "any", self._fleet.regions()):
             ask = Ask(app="", region=region, image=HOST_IMAGE, resources=wanted)
-            count = 0
-            for link in self._fleet.in_region(region):
-                answer = await link.offer(ask)
-                count += _fits(answer.free, wanted) if isinstance(answer, Offer) else 0
+            answers, errors = await gather_named({link.name: link.offer(ask) for link in self._fleet.in_region(region)})
+            silent += unreachable(errors)
+            count = sum(_fits(answer.free, wanted) for answer in answers.values() if isinstance(answer, Offer))
             count = count if left is None else min(count, left)
             left = None if left is None else left - count
             if count:
                 found.append(api.PlacementRegion(region=region, count=count, concurrency=count))
-        return api.PlacementReply(regions=found)
+        return _without(silent, api.PlacementReply(regions=found))
 
     async def workers(self, call: Call) -> Any:
         """Every worker of the list; one that does not answer says so."""
@@ -289,6 +289,14 @@ class Broker:
 
     async def metrics(self, call: Call) -> Response:
         return Response(self._metrics.exposition(), media_type=METRICS_CONTENT_TYPE)
+
+
+def _without(silent: list[str], value: Any) -> Response:
+    """An answer made of what the workers said; those that said nothing are named in a header of ours."""
+    response = reply(value)
+    if silent:
+        response.headers[SILENT] = ", ".join(silent)
+    return response
 
 
 def _fits(free: Resources, wanted: Resources) -> int:

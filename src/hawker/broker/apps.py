@@ -33,16 +33,20 @@ class Apps:
         self._fleet = fleet
         self._host = host
 
-    async def list(self) -> list[KnownApp]:
-        """All apps, by name. Raises `Unreachable` when no worker answers."""
-        return sorted((await self._read("/v1/market/apps")).values(), key=lambda app: app.row.name)
+    async def all(self) -> tuple[list[KnownApp], list[str]]:
+        """All apps, by name, and the workers that did not answer, whose machines are not counted.
+
+        Raises `Unreachable` when no worker answers.
+        """
+        found, silent = await self._read("/v1/market/apps")
+        return sorted(found.values(), key=lambda app: app.row.name), silent
 
     async def get(self, name: str) -> KnownApp:
         """Raises `NotFound`."""
-        found = (await self._read(f"/v1/market/apps?name={quote(name, safe='')}")).get(name)
-        if found is None:
+        found, _ = await self._read(f"/v1/market/apps?name={quote(name, safe='')}")
+        if name not in found:
             raise NotFound(f"app not found: {name}", hint=f"hawker apps create {name}")
-        return found
+        return found[name]
 
     async def create(self, name: str, org: str, network: str, role: str) -> AppRow:
         """Raises `NameTaken`, and `Unreachable` when the worker that decides names does not answer."""
@@ -70,7 +74,7 @@ class Apps:
         if kept != row:
             raise NameTaken("Validation failed: Name has already been taken")
         body = {"app": row}
-        _, errors = await gather_named({o.name: o.call("POST", "/v1/market/apps", AppRow, body) for o in others})
+        _, errors = await gather_named({o.name: o.ask("POST", "/v1/market/apps", AppRow, body) for o in others})
         for worker, refusal in errors.items():
             # It learns of the app with the first reservation that is confirmed there.
             _logger.warning("app.not_told", app=name, worker=worker, error=refusal.message, cause="app created")
@@ -85,7 +89,7 @@ class Apps:
                 f"{', '.join(silent)} did not answer; the app may still be known there", hint="delete it again"
             )
 
-    async def _read(self, path: str) -> dict[str, KnownApp]:
+    async def _read(self, path: str) -> tuple[dict[str, KnownApp], list[str]]:
         answers, errors = await self._fleet.ask_all("GET", path, list[AppKept])
         if not answers:
             raise next(iter(errors.values()))
@@ -97,7 +101,7 @@ class Apps:
             found[row.name] = KnownApp(
                 row=replace(row, deployed=deployed), machines=kept.machines + (there.machines if there else 0)
             )
-        return {name: app for name, app in found.items() if not app.row.deleted}
+        return {name: app for name, app in found.items() if not app.row.deleted}, unreachable(errors)
 
 
 _logger = get_logger()

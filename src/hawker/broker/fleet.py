@@ -15,6 +15,8 @@ import msgspec
 
 from hawker.client.batching import Batcher
 from hawker.client.connection import Peer, Response
+from hawker.client.wire import PeerUnreachable
+from hawker.core import silence
 from hawker.errors import HawkerError, Invalid, Unreachable
 from hawker.model.market import Ask, Decision, Offer, Order, Refusal, Reservation
 from hawker.model.rows import AppRow
@@ -89,11 +91,12 @@ class WorkerLink:
     """One worker as a broker sees it. All calls may be repeated; they raise `Unreachable` when the outcome is in
     doubt."""
 
-    def __init__(self, address: WorkerAddress, token: str) -> None:
-        self.name = address.name
-        self.region = address.region
-        headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
-        self.peer = Peer(address.host, address.port, headers=headers)
+    def __init__(self, name: str, region: str, peer: Peer) -> None:
+        self.name = name
+        self.region = region
+        self.peer = peer
+        self._silence = silence.ANSWERS
+        self._late: asyncio.Task[Any] | None = None  # the question to a silent worker that nobody waits for
         self._offers = self._batcher("offers", list[Offer | Refusal], OFFERS_S)
         self._reserves = self._batcher("reserve", list[Reservation | Refusal], RESERVE_S)
         self._confirms = self._batcher("confirm", list[Confirmed], CALL_S)
@@ -117,7 +120,14 @@ class WorkerLink:
     async def call(self, method: str, path: str, kind: type[T], body: Any = None, timeout_s: float = CALL_S) -> T:
         """A call between agents. Raises `PeerError` for an answer other than 2xx."""
         raw = b"" if body is None else _encode(body)
-        response = await self.peer.request(method, path, body=raw, timeout_s=timeout_s, idempotent=True)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            response = await self.peer.request(method, path, body=raw, timeout_s=timeout_s, idempotent=True)
+        except Unreachable:
+            self._silence = silence.unanswered(self._silence, began, loop.time())
+            raise
+        self._silence = silence.ANSWERS
         if response.status >= 300:
             raise PeerError(response)
         try:
@@ -125,8 +135,32 @@ class WorkerLink:
         except msgspec.DecodeError as error:
             raise HawkerError(f"{self.name}: the answer to {method} {path} does not read: {error}") from error
 
+    async def ask(self, method: str, path: str, kind: type[T], body: Any = None, timeout_s: float = CALL_S) -> T:
+        """As `call`, for callers that can do without an answer: a worker that has been silent is not waited for."""
+        wait_s = silence.patience_s(self._silence, timeout_s)
+        if self._silence.since_s is None:
+            return await self.call(method, path, kind, body, timeout_s)
+        silent_s = asyncio.get_running_loop().time() - self._silence.since_s
+        if wait_s > 0:
+            coroutine = self.call(method, path, kind, body, timeout_s)
+            self._late = late = asyncio.get_running_loop().create_task(coroutine, name=f"late {self.name}")
+            self._silence = silence.asked(self._silence, True)
+            late.add_done_callback(self._late_ended)
+            await asyncio.wait({late}, timeout=wait_s)
+            if late.done() and not late.cancelled():  # cancelled: the fleet is closed
+                return late.result()
+        raise PeerUnreachable(self.name, f"has not answered for {silent_s:.0f} s", sent=wait_s > 0)
+
+    def _late_ended(self, late: asyncio.Task[Any]) -> None:
+        self._silence = silence.asked(self._silence, False)
+        if not late.cancelled():
+            late.exception()  # nobody waits for it any more; asyncio would complain
+
     async def close(self) -> None:
         """Fail what waits, end what is on its way, close the connections. May be called again."""
+        if self._late:
+            self._late.cancel()
+            await asyncio.gather(self._late, return_exceptions=True)
         await asyncio.gather(self._offers.close(), self._reserves.close(), self._confirms.close())
         await self.peer.close()
 
@@ -145,7 +179,8 @@ class Fleet:
         for name in names:
             if names.count(name) > 1:
                 raise Invalid("workers", name, "two workers of the list have this name; each needs its own")
-        self.links = {a.name: WorkerLink(a, token) for a in addresses}
+        headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+        self.links = {a.name: WorkerLink(a.name, a.region, Peer(a.host, a.port, headers=headers)) for a in addresses}
         self._home = region
 
     def regions(self) -> list[str]:
@@ -159,8 +194,8 @@ class Fleet:
     async def ask_all(
         self, method: str, path: str, kind: type[T], body: Any = None, timeout_s: float = CALL_S
     ) -> tuple[dict[str, T], dict[str, HawkerError]]:
-        """The same call to every worker at once: answers and errors by name."""
-        calls = {name: link.call(method, path, kind, body, timeout_s) for name, link in self.links.items()}
+        """The same call to every worker at once: answers and errors by name. A silent worker costs no deadline."""
+        calls = {name: link.ask(method, path, kind, body, timeout_s) for name, link in self.links.items()}
         return await gather_named(calls)
 
     async def close(self) -> None:

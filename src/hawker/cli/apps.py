@@ -41,6 +41,8 @@ def list_(session: Session, org: str | None) -> None:
     else:
         rows = [(a["name"], a["organization"]["slug"], a["status"], a["machine_count"]) for a in found]
         output.table(("name", "organisation", "status", "machines"), rows)
+    if silent := session.silent():
+        output.note(f"these workers did not answer, their machines are not counted: {', '.join(silent)}")
 
 
 @apps.command()

@@ -20,9 +20,11 @@ def regions(session: Session) -> None:
     found = session.client.regions()
     if session.json:
         output.data(found)
-        return
-    rows = [(r["code"], r["name"], r["geo_region"] or None, r["capacity"]) for r in found["Regions"]]
-    output.table(("region", "place", "continent", "room for shared-cpu-1x"), rows)
+    else:
+        rows = [(r["code"], r["name"], r["geo_region"] or None, r["capacity"]) for r in found["Regions"]]
+        output.table(("region", "place", "continent", "room for shared-cpu-1x"), rows)
+    if silent := session.silent():
+        output.note(f"these workers did not answer, their room is not counted: {', '.join(silent)}")
 
 
 @click.group(cls=Ordered, invoke_without_command=True)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 Object = dict[str, Any]
 
-SILENT = "hawker-unreachable-workers"  # the header in which a list of machines names who did not answer
+SILENT = "hawker-unreachable-workers"  # the header in which a list names who did not answer
 LONGEST_STOP_S = 330.0  # the longest grace time there is, and what it takes around it
 
 
@@ -85,8 +85,12 @@ class Session:
         silent: set[str] = set()
         for name in [app] if app else [a["name"] for a in self.client.apps()]:
             found += self.client.machines(name, **filters)
-            silent |= {w for w in self.client.answer_headers.get(SILENT, "").split(", ") if w}
+            silent.update(self.silent())
         return found, sorted(silent)
+
+    def silent(self) -> list[str]:
+        """The workers that did not answer the last call: what it gave lacks what they know."""
+        return [name for name in self.client.answer_headers.get(SILENT, "").split(", ") if name]
 
     def wait(self, machine: Object, states: Sequence[str], timeout_s: float, doing: str) -> Object:
         """The machine once it is in one of `states`. Raises `ApiError` with `status_code` 408 when the time is up."""
