@@ -113,6 +113,21 @@ async def test_what_is_acknowledged_is_there_after_a_kill(path: Path) -> None:
     await again.close()
 
 
+async def test_commits_do_not_make_the_write_ahead_log_longer_and_a_kill_leaves_it_readable(path: Path) -> None:
+    wal = path.with_name("worker.db-wal")
+    for n in range(3):
+        store = Store.open(path, HOST)
+        length = wal.stat().st_size
+        for m in range(20):
+            await store.submit(taking(f"{n}-{m}"))
+        assert wal.stat().st_size == length >= 2000 * 4096
+        store.abandon()
+    store = Store.open(path, HOST)
+    assert len(leased(store)) == 60
+    await store.close()
+    assert verify(path).faults == []
+
+
 async def test_changes_are_made_in_the_order_of_their_submits(either: Store) -> None:
     before = len(logged(either))
     names = [f"m{n}" for n in random.Random(3).sample(range(200), 50)]
@@ -476,10 +491,10 @@ async def test_a_row_written_several_times_under_a_record_is_logged_once_as_it_w
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MiB."""
+    """A file system of 16 MiB, half of which the write-ahead log takes at once."""
     at = tmp_path / "small"
     at.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "hawker-test", at], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "hawker-test", at], check=True)
     yield at
     subprocess.run(["umount", at], check=True)
 
@@ -490,8 +505,8 @@ async def test_on_a_real_file_system_that_is_full_the_same_holds(small_disk: Pat
     await store.submit(taking("kept"))
     ballast = small_disk / "ballast"
     with pytest.raises(OSError, match="No space left"):
-        ballast.write_bytes(bytes(4 << 20))
-    changes = [store.submit(taking(f"m{n}", "x" * 5000)) for n in range(50)]
+        ballast.write_bytes(bytes(16 << 20))
+    changes = [store.submit(taking(f"m{n}", "x" * 100_000)) for n in range(100)]
     answers = await asyncio.gather(*changes, return_exceptions=True)
     assert {type(answer) for answer in answers} == {DiskFull}
     full = store.full

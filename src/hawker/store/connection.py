@@ -6,7 +6,9 @@ Settings, numbered migrations, and a check of the log's end. `store.db` writes t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from hawker.errors import Broken, Corrupt, DiskFull, StoreError
 from hawker.store import log
 
 BUSY_MS = 5000
-_WAL_PAGES_BEFORE_CHECKPOINT = 2000  # 8 MiB
+_WAL_PAGES_BEFORE_CHECKPOINT = 2000
+_WAL_BYTES_AT_FIRST = _WAL_PAGES_BEFORE_CHECKPOINT * (4096 + 24) + 32  # pages and their headers, and the file's header
 _WAL_BYTES_KEPT = 64 << 20  # a reader that stays long makes the write-ahead log grow; afterwards it shrinks to this
 
 
@@ -42,6 +45,22 @@ def prepare(db: apsw.Connection, *, exclusive: bool) -> None:
     db.execute(f"pragma journal_size_limit = {_WAL_BYTES_KEPT}")
     _migrate(db)
     _check_tail(db)
+    if not exclusive:
+        _lengthen(Path(f"{db.filename}-wal"))
+
+
+def _lengthen(path: Path) -> None:
+    """Fill the write-ahead log's file with zeros up to where it is checkpointed.
+
+    A commit that makes the file longer has to sync its length, too: 0.27 ms instead of 0.12. Zeros are no frame with
+    the right salt, so SQLite reads the log up to them, as it does after a power cut. A full disk goes without.
+    """
+    with suppress(OSError), path.open("r+b") as file:
+        missing = _WAL_BYTES_AT_FIRST - file.seek(0, os.SEEK_END)
+        if missing > 0:
+            file.write(bytes(missing))
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def translated(error: BaseException, what: str = "the worker's database") -> StoreError | Broken:
