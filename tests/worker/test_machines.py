@@ -134,6 +134,40 @@ async def test_a_forced_destroy_ends_a_parked_run(operation: str, tmp_path: Path
         assert invariants.check(worker) == []
 
 
+@pytest.mark.parametrize("step", ["destroy", "purge"])
+@virtual_time
+async def test_a_forced_destroy_tries_a_parked_destroy_again(step: str, tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await worker.run_machine()
+        worker.world.faults[step] = [Broken("look at this")]
+        run = await worker.machines.destroy(APP.name, machine, worker.request(), force=True)
+        parked = await worker.machines.wait_ended(run)
+        assert parked
+        assert parked.status == "parked"
+        assert await worker.machines.destroy(APP.name, machine, worker.request()) == run, "and by itself nothing more"
+        assert worker.runs(machine)[-1].status == "parked"
+        again = [worker.machines.destroy(APP.name, machine, worker.request(), force=True) for _ in range(2)]
+        assert await asyncio.gather(*again) == [run, run]
+        ended = await worker.machines.wait_ended(run)
+        assert ended
+        assert ended.status == "done"
+        assert worker.machine(machine).state is State.destroyed
+        assert (worker.world.instances, worker.world.directories) == ({}, set())
+        assert invariants.check(worker) == []
+
+
+@virtual_time
+async def test_what_meets_a_parked_run_is_told_what_a_person_can_do(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await worker.run_machine()
+        worker.world.faults["stop"] = [Broken("look at this")]
+        run = await worker.machines.stop(APP.name, machine, worker.request())
+        await worker.at_rest(machine)
+        with pytest.raises(Busy) as refused:
+            await worker.machines.start(APP.name, machine, worker.request())
+        assert refused.value.hint.startswith(f"hawker workers retry {run} ")
+
+
 @virtual_time
 async def test_a_suspend_that_was_given_up_leaves_the_program_running(tmp_path: Path) -> None:
     def broken(flows: MachineFlows) -> Sequence[Flow]:

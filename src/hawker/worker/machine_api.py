@@ -28,7 +28,7 @@ from hawker.worker import leases
 from hawker.worker.drivers.base import Driver, StartFailed, UnknownInstance
 from hawker.worker.following import until_destroyed
 from hawker.worker.machine_log import MachineLog, get_machine
-from hawker.worker.machines import Machines, Request
+from hawker.worker.machines import Machines, Parked, Request
 from hawker.worker.wait import wait_state, wanted_states
 
 EVENTS_SHOWN = 20
@@ -235,7 +235,9 @@ class MachineApi:
         row = self._row(call)
         force = call.flag("force") or call.flag("kill")
         run_id = await self._machines.destroy(row.app, row.id, self._request(call), force=force)
-        await self._machines.wait_ended(run_id)
+        run = await self._machines.wait_ended(run_id)
+        if run and run.status == "parked":
+            raise Parked(run)
         return api.Ok()
 
     async def signal(self, call: Call) -> Any:

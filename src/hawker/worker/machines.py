@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -204,13 +205,17 @@ class Machines:
         return await self._when_free(change)
 
     async def destroy(self, app: str, machine_id: str, request: Request, *, force: bool = False) -> str:
-        """Remove a machine and everything it left. One that runs is refused unless `force`, which also ends
-        whatever run holds the machine, a parked one included. Repeating is harmless."""
+        """Remove a machine and everything it left. Returns the run ("" if none was needed), which may be one that was
+        begun before: repeating is harmless.
+
+        One that runs is refused unless `force`, which also ends whatever run holds the machine, a parked one included,
+        and tries the step again at which an earlier destroy was parked.
+        """
 
         def change(tx: Tx) -> str:
             row = self._leased(tx, app, machine_id, request)
             if row.state in (State.destroyed, State.destroying):
-                return ""
+                return holder.id if (holder := active_run(tx, row.id)) else ""
             row = self._free(tx, app, machine_id, request)
             if not force:
                 _require(row, "destroy", State.created, State.stopped, State.suspended, State.failed)
@@ -222,7 +227,11 @@ class Machines:
             args = _stop_args(row, None, 0.0)
             return self._begin(tx, "machine.destroy", row, ["stop", "purge"], request, writes, args).id
 
-        return await self._when_free(change, force=force)
+        run_id = await self._when_free(change, force=force)
+        if force and run_id and (run := self._store.read.get(RunRow, run_id)) and run.status == "parked":
+            with suppress(Conflict):  # another request has unparked it a moment before
+                await self._runner.unpark(run_id)
+        return run_id
 
     async def cordon(self, app: str, machine_id: str, request: Request, *, cordoned: bool) -> None:
         """Take a machine out of traffic, or put it back. Needs the lease only to cordon, as upstream."""
@@ -314,8 +323,28 @@ class Machines:
         if waiting or (force and run.flow != "machine.destroy"):
             await self._runner.cancel(run.id, "a later request took its place")
         elif run.status == "parked":
+            busy.hint = parked_hint(run)
             raise busy
         await self._runner.wait_ended(run.id)
+
+
+class Parked(Conflict):
+    """What was asked for has begun and waits for a person."""
+
+    code = "parked"
+
+    def __init__(self, run: RunRow) -> None:
+        step = run.steps[run.next]
+        super().__init__(
+            f"{run.resource}: {run.flow} is parked at step {step}: {run.error}",
+            details={"run": run.id, "flow": run.flow, "step": step, "status": run.status},
+            hint=parked_hint(run),
+        )
+
+
+def parked_hint(run: RunRow) -> str:
+    """What a person can do about a parked run."""
+    return f"hawker workers retry {run.id} tries the step again, hawker workers cancel {run.id} gives the run up"
 
 
 def _require(row: MachineRow, verb: str, *states: State) -> None:
