@@ -99,6 +99,12 @@ def memory_mib(pid: int) -> float:
     return 0.0
 
 
+def cpu_of(pid: int) -> float:
+    """Seconds of cpu time so far, the children it has reaped included."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
 def supervisor_pid(home: Path, name: str) -> int:
     """The supervisor of a worker, found by its command line."""
     directory = str(home / name / "process")

@@ -29,6 +29,7 @@ from bench.market import (
     CLUSTER,
     USER,
     Agents,
+    cpu_of,
     free_port,
     memory_mib,
     running_agents,
@@ -87,9 +88,9 @@ async def main(sizes: Sizes, table: Table) -> None:
             memory(table, home, agents)
             user = peer(agents.broker, USER)
             await user.request("POST", "/v1/apps", body=b'{"app_name":"bench"}', timeout_s=10)
-            await latencies(table, sizes, agents, user, home)
-            await throughputs(table, sizes, agents)
             await per_machine(table, sizes, home, agents, user)
+            await latencies(table, sizes, agents, user, home)
+            await throughputs(table, sizes, agents, home)
             await user.close()
         await restart(table, sizes, home)
     finally:
@@ -190,7 +191,7 @@ def bare_shell_ms(fifo: Path, first: int) -> float:
     return took
 
 
-async def throughputs(table: Table, sizes: Sizes, agents: Agents) -> None:
+async def throughputs(table: Table, sizes: Sizes, agents: Agents, home: Path) -> None:
     for connections in (1, 16, 64):
         rates = [
             await rate(agents.broker, order(SLEEPER, skip_launch=True), sizes, connections) for _ in range(sizes.rounds)
@@ -203,22 +204,65 @@ async def throughputs(table: Table, sizes: Sizes, agents: Agents) -> None:
             f"worker: durable reservations/s, {in_flight} in flight, batched", statistics.median(rates), "1/s", aim
         )
     for connections in (1, 16, 64):
-        rates = [await rate(agents.broker, order(SHORT), sizes, connections, "?wait=true") for _ in range(sizes.rounds)]
+        rates, used = [], {}
+        for _ in range(sizes.rounds):
+            before = cpu_seconds(home, agents)
+            count, took, machines = await started(agents.broker, order(SLEEPER), sizes, connections)
+            used = {name: (now - before[name]) * 1000 / count for name, now in cpu_seconds(home, agents).items()}
+            rates.append(count / took)
+            await destroy(agents.broker, machines)
         aim = "500" if connections == 64 else ""
         table.add(f"API: real machines started/s, {connections} connections", statistics.median(rates), "1/s", aim)
+    for name, cpu_ms in used.items():
+        table.add(f"  cpu time of each, {name}", cpu_ms, "ms")
+    rates = [await rate(agents.broker, order(SHORT), sizes, 64, "?wait=true") for _ in range(sizes.rounds)]
+    table.add("API: whole lives/s (start, run, exit, destroyed), 64", statistics.median(rates), "1/s")
 
 
 async def rate(port: int, body: bytes, sizes: Sizes, connections: int, query: str = "") -> float:
     """Orders per second over so many connections, each one order after the other."""
+    count, took, _ = await started(port, body, sizes, connections, query)
+    return count / took
+
+
+async def started(
+    port: int, body: bytes, sizes: Sizes, connections: int, query: str = "?wait=true"
+) -> tuple[int, float, list[str]]:
+    """How many orders were filled in how many seconds, and their machines."""
     user = peer(port, USER, connections)
+    machines: list[str] = []
 
     async def one() -> None:
         reply = await user.request("POST", MACHINES + query, body=body, timeout_s=30)
         assert reply.status == 200, reply
+        machines.append(msgspec.json.decode(reply.body)["id"])
 
     count, took = await for_a_while(one, connections, sizes.seconds)
     await user.close()
-    return count / took
+    return count, took, machines
+
+
+async def destroy(port: int, machines: list[str]) -> None:
+    user = peer(port, USER, 16)
+
+    async def some(of: list[str]) -> None:
+        for machine in of:
+            reply = await user.request("DELETE", f"{MACHINES}/{machine}?force=true", timeout_s=30)
+            assert reply.status == 200, reply
+
+    await asyncio.gather(*(some(machines[n::16]) for n in range(16)))
+    await user.close()
+
+
+def cpu_seconds(home: Path, agents: Agents) -> dict[str, float]:
+    """What each kind of process has used so far, the children it has reaped included."""
+    pids = {
+        "broker": [agents.pid("broker")],
+        "workers": [agents.pid(name) for name in agents.workers],
+        "supervisors": [supervisor_pid(home, name) for name in agents.workers],
+        "load generator": [os.getpid()],
+    }
+    return {name: sum(map(cpu_of, of)) for name, of in pids.items()}
 
 
 async def reserve_rate(agents: Agents, sizes: Sizes, in_flight: int) -> float:
@@ -275,11 +319,19 @@ async def per_machine(table: Table, sizes: Sizes, home: Path, agents: Agents, us
     def held() -> float:
         return sum(memory_mib(agents.pid(n)) + memory_mib(supervisor_pid(home, n)) for n in names)
 
+    async def start(count: int) -> list[str]:
+        machines = []
+        for _ in range(count):
+            reply = await user.request("POST", MACHINES + "?wait=true", body=order(SLEEPER), timeout_s=30)
+            assert reply.status == 200, reply
+            machines.append(msgspec.json.decode(reply.body)["id"])
+        return machines
+
+    machines = await start(sizes.running // 5)  # so that code and buffers of the first starts are not counted
     before = held()
-    for _ in range(sizes.running):
-        reply = await user.request("POST", MACHINES + "?wait=true", body=order(SLEEPER), timeout_s=30)
-        assert reply.status == 200, reply
+    machines += await start(sizes.running)
     table.add("memory: per running machine, daemon and supervisor", (held() - before) * 1024 / sizes.running, "KiB")
+    await destroy(agents.broker, machines)
 
 
 async def restart(table: Table, sizes: Sizes, home: Path) -> None:
