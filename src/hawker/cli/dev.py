@@ -278,10 +278,12 @@ def _free_port(port: int) -> int:
 
 
 def _write(path: Path, text: str) -> None:
-    """For the owner's eyes only: these files hold tokens."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    """For the owner's eyes only: these files hold tokens. Whoever reads one meanwhile finds it whole."""
+    new = path.with_name(f"{path.name}.new")
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w") as file:
         file.write(text)
+    new.replace(path)
 
 
 def _toml(settings: dict[str, Any], prefix: str = "") -> str:
