@@ -56,6 +56,7 @@ def _missing(marker: str) -> str:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--forbid-skips", action="store_true", help="a skipped test makes the run fail")
+    parser.addoption("--all-cuts", action="store_true", help="cut flows off at every pair of points, not at a sample")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,6 +1,7 @@
 """Every flow, cut off before and after every commit and every outside effect, with every step failing and repeated.
 
-`tests/kit/flowkit.py` says what is run of each scenario. The counts are printed at the end of the test report.
+`tests/kit/flowkit.py` says what is run of each scenario. The counts are printed at the end of the test report. A run
+takes a sample of the pairs of cuts; with `--all-cuts` it takes every one (some twenty minutes).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from hawker.model.machine import State
 
 PAIRS_MOST = 120
 ABORTS_CUT_MOST = 60
+ALL = 1_000_000
 
 
 async def create(client: Client) -> None:
@@ -201,5 +203,10 @@ SCENARIOS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_a_flow_ends_alike_wherever_it_is_cut_off_and_whatever_fails(scenario: Scenario, tmp_path: Path) -> None:
-    explore(scenario, tmp_path, pairs_most=PAIRS_MOST, aborts_cut_most=ABORTS_CUT_MOST)
+def test_a_flow_ends_alike_wherever_it_is_cut_off_and_whatever_fails(
+    scenario: Scenario, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if request.config.getoption("--all-cuts"):
+        explore(scenario, tmp_path, pairs_most=ALL, aborts_cut_most=ALL)
+    else:
+        explore(scenario, tmp_path, pairs_most=PAIRS_MOST, aborts_cut_most=ABORTS_CUT_MOST)
