@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from tests.cli.programs import ENDS_S, PROGRAM, Ended, environment, hawker, on_terminal
 from tests.kit.markets import Market, running_market
+from tests.kit.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -298,6 +299,30 @@ def test_an_app_with_machines_is_destroyed_only_by_force(user: User) -> None:
     assert "still has machines: 1" in user("apps", "destroy", user.app, status=1).err
     user("apps", "destroy", user.app, "--force")
     assert "app not found" in user("machine", "list", "--app", user.app, status=1).err
+
+
+def test_a_run_that_takes_too_long_is_seen_and_given_up(user: User) -> None:
+    machine = user.run("--region", "mad", command=("sh", "-c", STUBBORN))
+    argv = [*PROGRAM, "machine", "stop", machine["id"], "--timeout", "300"]
+    with subprocess.Popen(argv, env=environment(user.env), stdout=subprocess.PIPE, text=True) as stopping:
+        wait_until(lambda: bool(user.json("workers", "runs", "--machine", machine["id"])), "the stop has begun")
+        header, row = user("workers", "runs", "--worker", machine["hawker"]["worker"]).out.splitlines()
+        assert header.split() == ["run", "worker", "flow", "machine", "status", "step", "error"]
+        run, *shown = row.split()
+        assert shown == [machine["hawker"]["worker"], "machine.stop", machine["id"], "active", "stop", "-"]
+        told = f"run {run} (machine.stop of machine {machine['id']}) is"
+        ended = user("workers", "cancel", run).out
+        assert ended.startswith(
+            f"run {run} (machine.stop of machine {machine['id']}) is cancelled: cancelled by request "
+        )
+        assert ended.endswith(" by dev\n")
+        assert stopping.wait(ENDS_S) == 0
+    assert user.json("machine", "status", machine["id"])["state"] == "stopped"
+    assert "nothing is under way" in user("workers", "runs").err
+    assert user("workers", "retry", run).out.startswith(f"{told} cancelled"), "it is not parked, and stays as it is"
+    assert "run not found" in user("workers", "retry", "unknown", status=1).err
+    ended = user.json("workers", "runs", "--machine", machine["id"], "--status", "cancelled", "--status", "done")
+    assert [(r["flow"], r["status"]) for r in ended] == [("machine.stop", "cancelled"), ("machine.create", "done")]
 
 
 def test_sql_asks_every_worker_or_one(user: User) -> None:

@@ -84,6 +84,11 @@ CALLS: list[tuple[str, Callable[[Client], Any], str, dict[str, str], Any]] = [
     ("Hawker_workers", lambda c: c.workers(), "/v1/hawker/workers", {}, None),
     ("Hawker_cordon", lambda c: c.cordon_worker(APP), "/v1/hawker/workers/{app}/cordon", {}, None),
     ("Hawker_uncordon", lambda c: c.uncordon_worker(APP), "/v1/hawker/workers/{app}/uncordon", {}, None),
+    ("Hawker_runs", lambda c: c.runs(status=["parked", "done"], machine=ID, limit=5), "/v1/hawker/runs",
+     {"status": "parked,done", "machine": ID, "limit": "5"}, None),
+    ("Hawker_run", lambda c: c.run(APP), "/v1/hawker/runs/{app}", {}, None),
+    ("Hawker_retry_run", lambda c: c.retry_run(APP), "/v1/hawker/runs/{app}/retry", {}, None),
+    ("Hawker_cancel_run", lambda c: c.cancel_run(APP), "/v1/hawker/runs/{app}/cancel", {}, None),
     ("Hawker_sql", lambda c: c.sql("select 1", worker="w"), "/v1/hawker/sql", {},
      {"query": "select 1", "worker": "w"}),
 ]  # fmt: skip

@@ -83,6 +83,8 @@ class World:
     def _guide_path(self, operation: str, case: Any, drawn: int) -> None:
         worker = self._workers[drawn % len(self._workers)]
         names = {"app_name": APP, "machine_id": self._machine, "name": worker, "key": KEY}
+        if "run_id" in case.path_parameters:
+            names["run_id"] = self._api.get("/v1/hawker/runs?status=done&limit=1").expect(200)[0]["id"]
         if operation in ("Apps_show", "Apps_delete") and drawn % 8 == 1:
             names["app_name"] = self._machine  # the article's paths
         case.path_parameters |= {name: names[name] for name in names.keys() & case.path_parameters.keys()}

@@ -65,6 +65,8 @@ class Broker:
             "Hawker_workers": self.workers,
             "Hawker_cordon": self.cordon,
             "Hawker_uncordon": self.uncordon,
+            "Hawker_runs": self.runs,
+            **dict.fromkeys(("Hawker_run", "Hawker_retry_run", "Hawker_cancel_run"), self._passing.run_call),
             "Hawker_sql": self.sql,
             "Health": self.health,
             "OpenAPI": self.openapi,
@@ -110,15 +112,20 @@ class Broker:
     async def list_machines(self, call: Call) -> Any:
         """The machines of an app on every worker that answers; the others are named in a header of ours."""
         name = call.path("app_name")
+        machines, silent = await self._lists(call)
+        if not machines:
+            await self._apps.get(name)
+        return _without(silent, machines)
+
+    async def _lists(self, call: Call) -> tuple[list[msgspec.Raw], list[str]]:
+        """What every worker lists under this path, and who did not answer. Raises what a worker that answered
+        refused."""
         answers, errors = await self._fleet.ask_all("GET", target_of(call), list[msgspec.Raw])
         silent = unreachable(errors)
         for worker, error in errors.items():
             if worker not in silent:
                 raise error
-        machines = [machine for answer in answers.values() for machine in answer]
-        if not machines:
-            await self._apps.get(name)
-        return _without(silent, machines)
+        return [entry for answer in answers.values() for entry in answer], silent
 
     # --- apps --------------------------------------------------------------------------------------------------------
 
@@ -262,6 +269,10 @@ class Broker:
             raise NotFound(f"no worker is called {call.path('name')}", hint="hawker workers lists them")
         await link.call("POST", "/v1/market/cordon", dict[str, Any], {"cordoned": cordoned})
         return api.Ok()
+
+    async def runs(self, call: Call) -> Any:
+        entries, silent = await self._lists(call)
+        return _without(silent, entries)
 
     async def sql(self, call: Call) -> Any:
         """The same query on every worker (or one); each row is led by the worker's name."""

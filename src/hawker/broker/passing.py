@@ -18,6 +18,7 @@ from hawker.broker.fleet import Fleet, WorkerLink, unreachable
 from hawker.errors import NotFound, Unreachable
 from hawker.http.app import OWNER, REQUEST_ID
 from hawker.http.call import Call
+from hawker.model import api
 from hawker.model.values import is_machine_id
 
 REMEMBERED = 100_000
@@ -55,6 +56,19 @@ class Passing:
                 hint="try again when they are back",
             )
         raise NotFound(f"machine not found: {machine}")
+
+    async def run_call(self, call: Call) -> Response:
+        """The handler of the endpoints of one run. Which worker's it is is asked each time: few ever ask."""
+        run = call.path("run_id")
+        found, errors = await self._fleet.ask_all("GET", f"/v1/hawker/runs/{quote(run, safe='')}", api.Run)
+        for name in found:
+            return await self.send(self._fleet.links[name], call)
+        if silent := unreachable(errors):
+            raise Unreachable(
+                f"run not found on the workers that answered, and {', '.join(silent)} did not answer",
+                hint="try again when they are back",
+            )
+        raise NotFound(f"run not found: {run}", hint="hawker workers runs")
 
     async def machine_call(self, call: Call) -> Response:
         """The handler of every endpoint that a worker serves."""

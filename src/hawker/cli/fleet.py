@@ -1,4 +1,4 @@
-"""`hawker regions`, `hawker workers`, `hawker sql`: the market as a whole."""
+"""`hawker regions`, `hawker workers`, `hawker sql`: the market as a whole, and what its workers are at."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from hawker.cli.groups import Ordered
 from hawker.cli.params import region_option, worker_argument, worker_option
 from hawker.cli.session import Object, Session, market_command
 
+RUN_STATUSES = ("active", "parked", "done", "failed", "cancelled")
 _COUNTED = (("cpus_shared", "cpus"), ("cpus_dedicated", "dedicated"), ("machines", "machines"))
 _MEASURED = (("memory_mib", "memory"), ("disk_mib", "disk"))
 
@@ -32,7 +33,7 @@ def regions(session: Session) -> None:
 @click.pass_context
 @market_command
 def workers(session: Session, ctx: click.Context, region: str | None) -> None:
-    """List workers and what is free, or take one out of the market."""
+    """List workers and what is free, cordon one, look after parked runs."""
     if ctx.invoked_subcommand is None:
         _list(session, region)
 
@@ -96,6 +97,57 @@ def _show(session: Session, name: str, sentence: str) -> None:
         output.data(next(w for w in session.client.workers() if w["name"] == name))
     else:
         output.say(f"worker {name} {sentence}")
+
+
+@workers.command()
+@worker_option("Only this worker's.")
+@click.option("--machine", metavar="MACHINE", help="Only those of a machine, by its id.")
+@click.option("--status", "statuses", multiple=True, type=click.Choice(RUN_STATUSES), help="Repeatable.")
+@market_command
+def runs(session: Session, worker: str | None, machine: str | None, statuses: tuple[str, ...]) -> None:
+    """List what is under way on machines, and what is parked and waits for a person.
+
+    With --status also runs that have ended.
+    """
+    found = [r for r in session.client.runs(status=statuses, machine=machine) if worker in (None, r["worker"])]
+    if session.json:
+        output.data(found)
+    elif found:
+        columns = ("run", "worker", "flow", "machine", "status", "step", "error")
+        output.table(columns, [[r["id"], *(r[name] or None for name in columns[1:])] for r in found])
+    else:
+        output.note("no such runs" if statuses or machine or worker else "nothing is under way, and nothing is parked")
+    if silent := session.silent():
+        output.note(f"these workers did not answer, their runs are not listed: {', '.join(silent)}")
+
+
+@workers.command()
+@click.argument("run")
+@market_command
+def retry(session: Session, run: str) -> None:
+    """Try the step again at which a run is parked. See: hawker workers runs."""
+    with output.working(f"run {run}: trying its step again"):
+        after = session.client.retry_run(run)
+    _show_run(session, after)
+
+
+@workers.command()
+@click.argument("run")
+@market_command
+def cancel(session: Session, run: str) -> None:
+    """Give a run up. Its final step puts right what is half done."""
+    with output.working(f"run {run}: ending it"):
+        after = session.client.cancel_run(run)
+    _show_run(session, after)
+
+
+def _show_run(session: Session, run: Object) -> None:
+    if session.json:
+        output.data(run)
+        return
+    at = f" at step {run['step']}" if run["step"] else ""
+    why = f": {run['error']}" if run["error"] else ""
+    output.say(f"run {run['id']} ({run['flow']} of machine {run['machine']}) is {run['status']}{at}{why}")
 
 
 @click.command()

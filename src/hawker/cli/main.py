@@ -28,7 +28,7 @@ COMMANDS = {
     "apps": ("hawker.cli.apps:apps", "Create, list and destroy apps."),
     "machine": ("hawker.cli.machines:machine", "Order machines and look after them."),
     "regions": ("hawker.cli.fleet:regions", "List regions and the room they have."),
-    "workers": ("hawker.cli.fleet:workers", "List workers and what is free, or take one out of the market."),
+    "workers": ("hawker.cli.fleet:workers", "List workers and what is free, cordon one, look after parked runs."),
     "explain": ("hawker.cli.explain:explain", "Explain why a machine was placed where it is."),
     "sql": ("hawker.cli.fleet:sql", "Run a read-only query on every worker's database, or on one's."),
     "agent": (

@@ -265,6 +265,23 @@ class Client(Transport):
         """*Extension*: the worker makes offers again."""
         return _object(self.post(path_of("hawker", "workers", name, "uncordon")))
 
+    def runs(self, *, status: Sequence[str] = (), machine: str | None = None, limit: int | None = None) -> list[Object]:
+        """*Extension*: the workers' runs, without `status` those that have not ended."""
+        query = {"status": ",".join(status) or None, "machine": machine, "limit": limit}
+        return _objects(self.get("/v1/hawker/runs", query=query))
+
+    def run(self, run: str) -> Object:
+        """*Extension*: one run."""
+        return _object(self.get(path_of("hawker", "runs", run)))
+
+    def retry_run(self, run: str) -> Object:
+        """*Extension*: try the step again at which it is parked. The run as it is then."""
+        return _object(self.post(path_of("hawker", "runs", run, "retry")))
+
+    def cancel_run(self, run: str) -> Object:
+        """*Extension*: give it up. The run as it is then."""
+        return _object(self.post(path_of("hawker", "runs", run, "cancel")))
+
     def sql(self, query: str, *, worker: str | None = None) -> Object:
         """*Extension*: a read-only query on each worker's database, or on one's."""
         return _object(self.post("/v1/hawker/sql", json=_present(query=query, worker=worker)))

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from hawker.model.guest import Resources
-from hawker.model.rows import AppRow, EventRow, LeaseRow, MachineRow
+from hawker.model.rows import AppRow, EventRow, LeaseRow, MachineRow, RunRow
 from hawker.model.values import ImageRef, rfc3339
 
 
@@ -292,6 +292,24 @@ class LogLine(Body, frozen=True):
     instance: str
 
 
+class Run(Body, frozen=True):
+    """Ours: a run of a flow. `step` is the one that is due, "" once it has ended; `error` why it is parked, tried again
+    or ended early."""
+
+    id: str
+    worker: str
+    flow: str
+    machine: str
+    status: str
+    step: str
+    steps: list[str]
+    attempt: int
+    error: str
+    cause: str
+    started_at: str
+    updated_at: str
+
+
 # --- from rows to responses ------------------------------------------------------------------------------------------
 
 
@@ -336,6 +354,23 @@ def event_view(row: EventRow) -> Event:
         timestamp=row.at_ms,
         request=row.request,
         hawker={"cause": row.cause, "run": row.run, "step": row.step},
+    )
+
+
+def run_view(row: RunRow, worker: str) -> Run:
+    return Run(
+        id=row.id,
+        worker=worker,
+        flow=row.flow,
+        machine=row.resource,
+        status=row.status,
+        step=row.steps[row.next] if row.next < len(row.steps) else "",
+        steps=row.steps,
+        attempt=row.attempt,
+        error=row.error,
+        cause=row.cause,
+        started_at=rfc3339(row.started_at_ms),
+        updated_at=rfc3339(row.updated_at_ms),
     )
 
 

@@ -37,6 +37,7 @@ from hawker.worker.machines import Machines
 from hawker.worker.market import Market
 from hawker.worker.market_api import MarketApi
 from hawker.worker.runner import Runner
+from hawker.worker.runs_api import RunsApi
 
 SWEEP_S = 5.0
 STOP_GRACE_S = 5.0
@@ -89,7 +90,8 @@ class Worker:
         _logger.info("worker.opened", worker=me.name, region=me.region, resumed=resumed, cause="worker start")
         serving = Serving(host, tokens, self.metrics, settings.region)
         served = [e for e in ENDPOINTS if e.served == "worker" or e.op in ("Machines_list", "Health")]
-        handlers = {**machine_api.handlers(), "Health": self._health}
+        runs_api = RunsApi(store, runner, settings.name)
+        handlers = {**machine_api.handlers(), **runs_api.handlers(), "Health": self._health}
         routes = {**market_api.routes(), ("GET", "/metrics"): self._metrics}
         return serving.app(served, handlers, agent_routes=routes)
 
