@@ -301,6 +301,17 @@ def test_an_app_with_machines_is_destroyed_only_by_force(user: User) -> None:
     assert "app not found" in user("machine", "list", "--app", user.app, status=1).err
 
 
+def test_a_name_that_is_taken_and_a_machine_that_runs_are_refused_with_a_remedy(user: User) -> None:
+    taken = user("apps", "create", user.app, status=1).err
+    assert taken.splitlines() == [
+        "error: Validation failed: Name has already been taken",
+        f"  try: choose another name, or use the app {user.app}",
+    ]
+    machine = user.run()["id"]
+    refused = user("machine", "destroy", machine, status=1).err
+    assert refused.splitlines()[1:] == [f"  try: hawker machine stop {machine} first, or give --force"]
+
+
 def test_a_run_that_takes_too_long_is_seen_and_given_up(user: User) -> None:
     machine = user.run("--region", "mad", command=("sh", "-c", STUBBORN))
     argv = [*PROGRAM, "machine", "stop", machine["id"], "--timeout", "300"]

@@ -90,6 +90,15 @@ async def test_a_larger_guest_that_does_not_fit_changes_nothing(tmp_path: Path) 
         assert invariants.check(worker) == []
 
 
+@virtual_time
+async def test_a_destroy_of_a_machine_that_runs_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await worker.run_machine()
+        with pytest.raises(PreconditionFailed) as refused:
+            await worker.machines.destroy(APP.name, machine, worker.request())
+        assert refused.value.body()["details"]["hint"] == "stop it first, or destroy it with force=true"
+
+
 # --- destroy by force ends whatever is going on ----------------------------------------------------------------------
 
 

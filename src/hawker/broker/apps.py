@@ -72,7 +72,9 @@ class Apps:
                 f"{first.name}, which decides the names of apps, does not answer", hint="try again when it is back"
             ) from error
         if kept != row:
-            raise NameTaken("Validation failed: Name has already been taken")
+            raise NameTaken(
+                "Validation failed: Name has already been taken", hint=f"choose another name, or use the app {name}"
+            )
         body = {"app": row}
         _, errors = await gather_named({o.name: o.ask("POST", "/v1/market/apps", AppRow, body) for o in others})
         for worker, refusal in errors.items():

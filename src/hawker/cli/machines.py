@@ -234,7 +234,7 @@ def destroy(session: Session, machine: str, app: str | None, force: bool, yes: b
         try:
             session.client.destroy(app_of(found), found["id"], force=force)
         except HawkerError as error:
-            if getattr(error, "status_code", 0) == PRECONDITION_FAILED and not error.hint:
+            if getattr(error, "status_code", 0) == PRECONDITION_FAILED:  # the API's hint is for callers of the API
                 error.hint = f"hawker machine stop {found['id']} first, or give --force"
             raise
     session.show(session.client.machine(app_of(found), found["id"]), "is destroyed")

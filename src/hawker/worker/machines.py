@@ -218,7 +218,8 @@ class Machines:
                 return holder.id if (holder := active_run(tx, row.id)) else ""
             row = self._free(tx, app, machine_id, request)
             if not force:
-                _require(row, "destroy", State.created, State.stopped, State.suspended, State.failed)
+                resting = (State.created, State.stopped, State.suspended, State.failed)
+                _require(row, "destroy", *resting, hint="stop it first, or destroy it with force=true")
 
             def writes(tx: Tx, run: RunRow) -> None:
                 after = self._log.move(tx, row, State.destroying, cause=run.cause, desired="destroyed")
@@ -347,11 +348,12 @@ def parked_hint(run: RunRow) -> str:
     return f"hawker workers retry {run.id} tries the step again, hawker workers cancel {run.id} gives the run up"
 
 
-def _require(row: MachineRow, verb: str, *states: State) -> None:
+def _require(row: MachineRow, verb: str, *states: State, hint: str = "") -> None:
     if row.state not in states:
         raise PreconditionFailed(
             f"failed_precondition: unable to {verb} machine from current state: '{row.state}'",
             details={"machine": row.id, "state": row.state, "allowed": list(states)},
+            hint=hint,
         )
 
 
