@@ -496,7 +496,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     at.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "hawker-test", at], check=True)
     yield at
-    subprocess.run(["umount", at], check=True)
+    subprocess.run(["umount", "--lazy", at], check=True)
 
 
 @pytest.mark.root

@@ -56,7 +56,7 @@ class SupervisorLost(Exception):
 class _Wire(asyncio.Protocol):
     """The socket to the supervisor: requests by number, events as they come."""
 
-    def __init__(self, on_event: Callable[[dict[str, Any]], None], on_lost: Callable[[], None]) -> None:
+    def __init__(self, on_event: Callable[[dict[str, Any]], None], on_lost: Callable[[_Wire], None]) -> None:
         self._on_event = on_event
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
@@ -88,7 +88,7 @@ class _Wire(asyncio.Protocol):
                 future.set_exception(SupervisorLost())
         if not self._gone.done():
             self._gone.set_result(None)
-        self._on_lost()
+        self._on_lost(self)
 
     async def call(self, op: str, **fields: Any) -> Any:
         if self._transport is None or self._transport.is_closing():
@@ -233,8 +233,10 @@ class ProcessDriver:
         with contextlib.suppress(SupervisorLost):
             running = [i["key"] for i in await wire.call("list") if not i["exit"]]
             ends = [asyncio.ensure_future(wire.call("wait", key=key)) for key in running]
-            await wire.call("shutdown", grace_s=grace_s)
-            await asyncio.gather(*ends, return_exceptions=True)
+            try:
+                await wire.call("shutdown", grace_s=grace_s)
+            finally:
+                await asyncio.gather(*ends, return_exceptions=True)
         await _gone(self._directory)
 
     # --- the connection ----------------------------------------------------------------------------------------------
@@ -261,13 +263,19 @@ class ProcessDriver:
         wire = None
         try:
             async with asyncio.timeout(CONNECT_S):
-                wire = await self._dial()
                 while wire is None:
-                    self._spawn()
-                    wire = await self._dial_soon()
-                hello = await wire.call("hello")
-                for machine in self._followers:
-                    await wire.call("follow", machine=machine)
+                    wire = await self._dial()
+                    while wire is None:
+                        self._spawn()
+                        wire = await self._dial_soon()
+                    try:
+                        hello = await wire.call("hello")
+                        for machine, wakeups in list(self._followers.items()):
+                            await wire.call("follow", machine=machine)
+                            for wakeup in wakeups:
+                                wakeup.set()  # for what came while nobody told
+                    except SupervisorLost:  # it was on its way out
+                        wire = None
         except BaseException:
             if wire:
                 await wire.close()
@@ -326,7 +334,9 @@ class ProcessDriver:
             for wakeup in self._followers.get(message["machine"], ()):
                 wakeup.set()
 
-    def _lost(self) -> None:
+    def _lost(self, wire: _Wire) -> None:
+        if wire is not self._wire:
+            return  # it was still being connected, and whoever does that has been told
         self._wire = None
         if not self._closed:
             _logger.warning("supervisor.lost", directory=str(self._directory), cause="the supervisor's socket closed")
