@@ -160,7 +160,7 @@ async def _is_quiet(worker: SimWorker) -> bool:
 async def _unpark(worker: SimWorker) -> None:
     for run in worker.runs():
         if _by_a_fault(run):
-            await worker.runner.unpark(run.id)
+            await worker.runner.unpark(run.id, "tester")
 
 
 def _by_a_fault(run: RunRow) -> bool:

@@ -109,7 +109,7 @@ async def test_an_unexpected_error_that_does_not_go_away_parks_the_run_with_an_a
         parked = await worker.runner.wait_ended(run_id)
         assert (parked.status, parked.error) == ("parked", "RuntimeError: a bug (after 3 attempts)")
         assert alarms(worker, "two") == 1
-        await worker.runner.unpark(run_id)
+        await worker.runner.unpark(run.id, "tester")
         ended = await worker.runner.wait_ended(run_id)
         assert (ended.status, script.calls) == ("done", ["one 0", "two 0", "two 1", "two 2", "two 0"])
 
@@ -154,7 +154,7 @@ async def test_an_unknown_step_parks_the_run_until_a_program_that_knows_it_is_th
     await older.close()
     newer = await SimWorker.open(tmp_path, world, flows=script.flows)
     assert newer.resumed == 0
-    await newer.runner.unpark(run_id)
+    await newer.runner.unpark(run.id, "tester")
     assert (await newer.runner.wait_ended(run_id)).status == "done"
     await newer.close()
 
@@ -226,7 +226,7 @@ async def test_waiting_for_a_run_that_never_was_is_refused(tmp_path: Path) -> No
         with pytest.raises(NotFound):
             await worker.runner.wait_ended("none")
         with pytest.raises(NotFound):
-            await worker.runner.unpark("none")
+            await worker.runner.unpark("none", "tester")
 
 
 @virtual_time

@@ -231,7 +231,7 @@ class Machines:
         run_id = await self._when_free(change, force=force)
         if force and run_id and (run := self._store.read.get(RunRow, run_id)) and run.status == "parked":
             with suppress(Conflict):  # another request has unparked it a moment before
-                await self._runner.unpark(run_id)
+                await self._runner.unpark(run_id, request.cause)
         return run_id
 
     async def cordon(self, app: str, machine_id: str, request: Request, *, cordoned: bool) -> None:

@@ -127,15 +127,15 @@ class Runner:
             self._interrupted.add(run_id)
             task.cancel()
 
-    async def unpark(self, run_id: str) -> None:
-        """A person looked: try the step that was due again. Raises `NotFound`, and `Conflict` unless it is parked."""
+    async def unpark(self, run_id: str, why: str) -> None:
+        """A person looked: try the step that was due again. `why` says who. Raises `NotFound`, and `Conflict` unless it is parked."""
 
         def change(tx: Tx) -> RunRow:
             run = _get(tx, run_id)
             if run.status != "parked":
                 raise Conflict(f"run {run_id} is {run.status}, not parked")
             after = journal.unparked(run, tx.now_ms)
-            self._record(tx, "run.unparked", run)
+            self._record(tx, "run.unparked", run, data={"why": why})
             tx.put(after)
             return after
 

@@ -55,7 +55,7 @@ class RunsApi:
         """One that is not parked stays as it is: repeating is harmless."""
         row = self._row(call)
         with suppress(Conflict):
-            await self._runner.unpark(row.id)
+            await self._runner.unpark(row.id, Request(id=call.id, owner=call.owner).cause)
         return await self._settled(row.id)
 
     async def cancel(self, call: Call) -> api.Run:
