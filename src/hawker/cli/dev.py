@@ -67,7 +67,7 @@ class Dev:
         self._keepers: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
-        """Until Ctrl-C or SIGTERM. Raises `Refused` when another market runs in the same directory."""
+        """Until Ctrl-C, SIGTERM, or the end of its terminal. Raises `Refused` when another market runs in the same directory."""
         self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(self._home / "dev.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -78,8 +78,9 @@ class Dev:
             ) from None
         self._check_alone()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stopping.set)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
+                loop.add_signal_handler(number, self._stopping.set)
         client = self._home / "client.json"
         client.unlink(missing_ok=True)
         endpoint, configs = self._configure()
@@ -91,7 +92,7 @@ class Dev:
                 await self._stopping.wait()
         finally:
             self._stopping.set()
-            click.echo("hawker: stopping the market", err=True)
+            _say("hawker: stopping the market")
             await asyncio.gather(*self._keepers, return_exceptions=True)
             client.unlink(missing_ok=True)
             os.close(lock)
@@ -179,7 +180,7 @@ class Dev:
                 stopping.cancel()
                 if self._stopping.is_set():
                     break
-                click.echo(f"hawker: {config.stem} ended with status {process.returncode}; starting it again", err=True)
+                _say(f"hawker: {config.stem} ended with status {process.returncode}; starting it again")
                 long_lived = asyncio.get_running_loop().time() - began > HEALTHY_S
                 delay_s = RESTART_S if long_lived else min(delay_s * 2, RESTART_MOST_S)
                 with contextlib.suppress(TimeoutError):
@@ -209,7 +210,7 @@ class Dev:
             process = await self._spawn(config, log)
             await self._up(process, self._ports[config.stem])
             status = await _stop(process)
-        click.echo(f"hawker: {config.stem} did not stop in order; see {config.with_suffix('.log')}", err=True)
+        _say(f"hawker: {config.stem} did not stop in order; see {config.with_suffix('.log')}")
 
     async def _up(self, process: asyncio.subprocess.Process, port: int) -> None:
         """Wait until an agent serves, it ended, or the time is up."""
@@ -275,6 +276,12 @@ def _free_port(port: int) -> int:
         raise HawkerError(
             f"port {port} cannot be used: {error.strerror}", hint="give another one with --port, or 0 for any"
         ) from error
+
+
+def _say(text: str) -> None:
+    """To the terminal, if it is still there."""
+    with contextlib.suppress(OSError):
+        click.echo(text, err=True)
 
 
 def _write(path: Path, text: str) -> None:
