@@ -109,7 +109,7 @@ async def test_an_unexpected_error_that_does_not_go_away_parks_the_run_with_an_a
         parked = await worker.runner.wait_ended(run_id)
         assert (parked.status, parked.error) == ("parked", "RuntimeError: a bug (after 3 attempts)")
         assert alarms(worker, "two") == 1
-        await worker.runner.unpark(run.id, "tester")
+        await worker.runner.unpark(run_id, "tester")
         ended = await worker.runner.wait_ended(run_id)
         assert (ended.status, script.calls) == ("done", ["one 0", "two 0", "two 1", "two 2", "two 0"])
 
@@ -154,7 +154,7 @@ async def test_an_unknown_step_parks_the_run_until_a_program_that_knows_it_is_th
     await older.close()
     newer = await SimWorker.open(tmp_path, world, flows=script.flows)
     assert newer.resumed == 0
-    await newer.runner.unpark(run.id, "tester")
+    await newer.runner.unpark(run_id, "tester")
     assert (await newer.runner.wait_ended(run_id)).status == "done"
     await newer.close()
 

@@ -67,7 +67,8 @@ class Dev:
         self._keepers: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
-        """Until Ctrl-C, SIGTERM, or the end of its terminal. Raises `Refused` when another market runs in the same directory."""
+        """Until Ctrl-C, SIGTERM, or the end of its terminal. Raises `Refused` when another market runs in this
+        directory."""
         self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(self._home / "dev.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

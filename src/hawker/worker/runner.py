@@ -128,7 +128,10 @@ class Runner:
             task.cancel()
 
     async def unpark(self, run_id: str, why: str) -> None:
-        """A person looked: try the step that was due again. `why` says who. Raises `NotFound`, and `Conflict` unless it is parked."""
+        """A person looked, `why` says who: try the step that was due again.
+
+        Raises `NotFound`, and `Conflict` unless it is parked.
+        """
 
         def change(tx: Tx) -> RunRow:
             run = _get(tx, run_id)

@@ -324,8 +324,9 @@ class ProcessDriver:
             )
         finally:
             os.close(log)
-        _children.append(child)
-        _children[:] = [c for c in _children if c.poll() is None]
+        child.returncode = 0  # reaped below, not by subprocess, which complains of children that outlive their parent
+        _children.add(child.pid)
+        _reap()
 
     def _event(self, message: dict[str, Any]) -> None:
         if message["event"] == "exit":
@@ -344,8 +345,16 @@ class ProcessDriver:
             self._connecting.add_done_callback(_heard)
 
 
-_children: list[subprocess.Popen[bytes]] = []
-"""Supervisors this process started: kept so that a dead one is reaped."""
+_children: set[int] = set()
+"""Supervisors this process started."""
+
+
+def _reap() -> None:
+    for pid in list(_children):
+        with contextlib.suppress(ChildProcessError):
+            if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                continue
+        _children.discard(pid)
 
 
 def _heard(task: asyncio.Task[_Wire]) -> None:
@@ -359,9 +368,7 @@ async def _gone(directory: Path) -> None:
         if not (directory / "socket").exists():
             break
         await asyncio.sleep(0.005)
-    for child in _children:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.poll()
+    _reap()
 
 
 _logger = get_logger()
