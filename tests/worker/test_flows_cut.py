@@ -1,7 +1,7 @@
 """Every flow, cut off before and after every commit and every outside effect, with every step failing and repeated.
 
 `tests/kit/flowkit.py` says what is run of each scenario. The counts are printed at the end of the test report. A run
-takes a sample of the pairs of cuts; with `--all-cuts` it takes every one (some twenty minutes).
+takes a sample of the pairs of cuts; with `--all-cuts` it takes every one (about ten minutes).
 """
 
 from __future__ import annotations
