@@ -159,7 +159,7 @@ async def latencies(table: Table, sizes: Sizes, agents: Agents, user: Peer, home
     os.mkfifo(fifo)
     first = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
     running, bare = [], []
-    program = {**SLEEPER, "auto_destroy": True, "init": {"exec": ["/bin/sh", "-c", f"echo x > {fifo}"]}}
+    program = {**SLEEPER, "init": {"exec": ["/bin/sh", "-c", f"echo x > {fifo}; exec sleep 3600"]}}
     loop = asyncio.get_running_loop()
     for _ in range(sizes.latency // 2):
         arrived = loop.create_future()
@@ -169,7 +169,9 @@ async def latencies(table: Table, sizes: Sizes, agents: Agents, user: Peer, home
         await arrived
         running.append(ms(began))
         loop.remove_reader(first)
-        assert (await asked).status == 200
+        reply = await asked
+        assert reply.status == 200, reply
+        await destroy(agents.broker, [msgspec.json.decode(reply.body)["id"]])  # so that the next order meets no work
         bare.append(bare_shell_ms(fifo, first))
     os.close(first)
     table.latency("API: order -> first instruction of the program", running, "2")
