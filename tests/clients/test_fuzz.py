@@ -39,8 +39,10 @@ generated = schemathesis.openapi.from_dict(document(), config=schemathesis.Confi
 
 
 @pytest.fixture
-def world(api: Api) -> World:
-    return World(api)
+def world(api: Api) -> Iterator[World]:
+    world = World(api)
+    yield world
+    world.close()
 
 
 @pytest.fixture
