@@ -40,10 +40,10 @@ class Life:
     def __init__(self) -> None:
         self.id = ""
         self.acknowledged = ""  # the last operation that was answered with success
-        self.doubtful = ""  # one sent after it whose answer never came
+        self.doubtful: set[str] = set()  # those sent after it whose answer never came
 
     def ends_in(self) -> set[str]:
-        return {TARGETS[op] for op in (self.acknowledged, self.doubtful) if op}
+        return {TARGETS[op] for op in (self.acknowledged, *self.doubtful) if op}
 
 
 async def operate(client: Client, life: Life, op: str) -> None:
@@ -58,12 +58,12 @@ async def operate(client: Client, life: Life, op: str) -> None:
         else:
             answer = await client.call("POST", f"/apps/k/machines/{life.id}/{op}")
     except PeerUnreachable:
-        life.doubtful = op
+        life.doubtful.add(op)
         return
     if answer.status == 200:
-        life.acknowledged, life.doubtful = op, ""
+        life.acknowledged, life.doubtful = op, set()
     elif answer.status >= 500:
-        life.doubtful = op
+        life.doubtful.add(op)
 
 
 async def live_through(client: Client, rng: Random, enough: asyncio.Event) -> Life:
@@ -72,7 +72,7 @@ async def live_through(client: Client, rng: Random, enough: asyncio.Event) -> Li
         await operate(client, life, "create")
         if life.id:
             break
-        life.doubtful = ""
+        life.doubtful.clear()
         await asyncio.sleep(0.05)
     assert life.id, "a create succeeds within twenty tries"
     for _ in range(ROUNDS_MAX):
