@@ -34,7 +34,7 @@ class Files:
         os.makedirs(self._run, mode=0o700, exist_ok=True)
 
     def work(self, machine: str) -> str:
-        return f"{self.directory}/work/{machine}"
+        return os.path.join(self.directory, "work", machine)
 
     def log(self, machine: str) -> str:
         """The newest file; older ones have `.1`, `.2` behind it."""
