@@ -59,7 +59,8 @@ class Reads:
 class Tx(Reads):
     """A change in progress. Sees its own writes and those of earlier changes in the same commit.
 
-    A row written several times under one record is kept and logged once, as it was left.
+    A row written several times under one record is logged once, as that record left it, and written to its table once,
+    as the change leaves it.
 
     Ends with its change: writing to it afterwards is a bug and raises. `known` is shared by the changes of one commit.
     """
@@ -71,11 +72,12 @@ class Tx(Reads):
         self.after: list[Callable[[], None]] = []
         self._open = True
         self._held: Known = {}  # written under the open record
+        self._encoded: dict[tuple[type[Row], str], bytes | None] = {}  # logged, and not yet in their tables
         self._known = known
 
     def record(self, kind: str, resource: str, *, cause: str, **fields: Any) -> None:
         """Open the record that the writes after it belong to. Fields are those of `store.log.Record`."""
-        self.flush()
+        self._close_record()
         self.records.append(log.Record(kind=kind, resource=resource, cause=cause, **fields))
 
     def put(self, row: Row) -> None:
@@ -104,15 +106,13 @@ class Tx(Reads):
         return super().query(sql, values)
 
     def flush(self) -> None:
-        """Bring what is held into the tables and the open record. Raises `apsw.ConstraintError`."""
-        if not self._held:
+        """Bring what is held into the open record and the tables. Raises `apsw.ConstraintError`."""
+        self._close_record()
+        if not self._encoded:
             return
         self._check("held rows", "")
-        held, self._held = self._held, {}
-        self._known |= held
-        for (kind, key), row in held.items():
-            body = None if row is None else _encode(row)
-            self.records[-1].writes.append(log.write_image(kind.table, key, body))
+        encoded, self._encoded = self._encoded, {}
+        for (kind, key), body in encoded.items():
             if body is None:
                 self._db.execute(f"delete from {kind.table} where id = ?", (key,))
             else:  # not "insert or replace", which would delete the row that a unique index protects
@@ -121,6 +121,18 @@ class Tx(Reads):
                     "on conflict (id) do update set body = excluded.body",
                     (key, body.decode()),
                 )
+
+    def _close_record(self) -> None:
+        """Bring what is held into the open record."""
+        if not self._held:
+            return
+        self._check("held rows", "")
+        held, self._held = self._held, {}
+        self._known |= held
+        writes = self.records[-1].writes
+        for (kind, key), row in held.items():
+            body = self._encoded[kind, key] = None if row is None else _encode(row)
+            writes.append(log.write_image(kind.table, key, body))
 
     def end(self) -> None:
         """The change is over."""
