@@ -107,6 +107,28 @@ async def test_the_end_of_a_program_between_two_supervisors_is_told(driver: Open
     assert driver.exits[one.key].status != 0
 
 
+@pytest.mark.parametrize(("end", "code", "number"), [("exit 7", 7, None), ("kill -SEGV $$", None, signal.SIGSEGV)])
+async def test_a_status_is_not_lost_with_the_supervisor_where_the_kernel_keeps_it(
+    driver: Opened, end: str, code: int | None, number: int | None
+) -> None:
+    one = shell(f"trap '{end}' TERM; echo up; while :; do sleep 0.05; done")
+    await driver.driver.start(one)
+    await driver.says(one.machine, "up")
+    killed = await supervisor(driver)
+    os.kill(killed, signal.SIGKILL)
+    await eventually(lambda: replaced(driver, killed), "another supervisor serves")
+    ended = await driver.driver.stop(one.key, signal=signal.SIGTERM, grace_s=10)
+    if kernel() >= (6, 15):
+        assert (ended.code, ended.signal, ended.error) == (code, number, "")
+    else:
+        assert (ended.code, ended.signal) == (None, None)
+        assert "lost" in ended.error
+
+
+def kernel() -> tuple[int, ...]:
+    return tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
+
+
 async def replaced(driver: Opened, old: int) -> bool:
     try:
         return await supervisor(driver) != old

@@ -51,6 +51,7 @@ class Instance:
         self.exit: dict[str, Any] | None = None
         self.adopted_fd = -1  # a pidfd when we are not the parent
         self.main_ended = False
+        self.ended_at_s = 0.0  # monotonic
         self.status: int | None = None  # of waitid: the exit code, or minus the signal
         self.oom = False
         self.pipes: list[Pipe] = []
@@ -237,6 +238,16 @@ class Instance:
         self._file.write({"exit": self.exit})
         self._remove_group()
         return self.exit
+
+    def learn_status(self) -> bool:
+        """Ask the kernel for the status of a program that was not our child. True once there is no more to learn."""
+        if self.status is None and self.adopted_fd >= 0:
+            try:
+                self.status = proc.exit_status(self.adopted_fd)
+            except OSError:
+                return True
+            return self.status is not None
+        return True
 
     def note_oom(self) -> None:
         """Read the group's count of kills for want of memory; it is gone with the group."""

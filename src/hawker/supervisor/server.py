@@ -30,6 +30,7 @@ from hawker.supervisor.wire import Ask, Connection, Refused, listen
 IDLE_S = 5.0
 KILL_AGAIN_S = 0.002
 KILL_AGAIN_MOST_S = 0.25
+REAPED_S = 5.0  # how long the status of a program that is not our child may take: its parent must reap it first
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -250,6 +251,7 @@ class Server:
     def _main_ended(self, instance: Instance) -> None:
         """The program's main process is gone. The rest of its tree goes with it."""
         instance.main_ended = True
+        instance.ended_at_s = time.monotonic()
         instance.note_oom()
         self._kill(instance)
 
@@ -257,7 +259,8 @@ class Server:
         """Kill until nothing is left, then record the end and tell everyone."""
         if instance.exit is not None:
             return
-        if not instance.kill_tree() or not instance.main_ended:
+        gone = instance.kill_tree() and instance.main_ended
+        if not gone or not (instance.learn_status() or time.monotonic() - instance.ended_at_s > REAPED_S):
             longer = min(again_s * 2, KILL_AGAIN_MOST_S)
             if not instance.main_ended:
                 instance.signal_main(signal.SIGKILL)
@@ -339,8 +342,6 @@ class Server:
 
     def _adopted_ended(self, instance: Instance) -> None:
         self._loop.forget(instance.adopted_fd)
-        os.close(instance.adopted_fd)
-        instance.adopted_fd = -1
         self._main_ended(instance)
 
     # --- helpers -----------------------------------------------------------------------------------------------------
