@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,27 @@ async def test_programs_outlive_a_killed_supervisor_and_the_next_one_takes_over(
     ended = await driver.driver.stop(one.key, signal=signal.SIGTERM, grace_s=10)
     assert (ended.code, ended.signal) in {(None, signal.SIGTERM), (None, None)}  # seen, or lost with its parent
     assert not alive(started.pid)
+
+
+async def test_calls_at_the_moment_a_supervisor_dies_are_answered_by_the_next(driver: Opened) -> None:
+    one = spec("sleep", "60")
+    await driver.driver.start(one)
+    enough = asyncio.Event()
+
+    async def keep_asking() -> int:
+        asked = 0
+        while not enough.is_set():
+            await driver.driver.inspect(one.key)
+            asked += 1
+        return asked
+
+    asking = [asyncio.create_task(keep_asking()) for _ in range(8)]
+    for _ in range(3):
+        killed = await supervisor(driver)
+        os.kill(killed, signal.SIGKILL)
+        await eventually(partial(replaced, driver, killed), "another supervisor serves")
+    enough.set()
+    assert min(await asyncio.gather(*asking)) > 0
 
 
 async def test_the_end_of_a_program_between_two_supervisors_is_told(driver: Opened) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -100,6 +103,73 @@ def test_pipes_without_a_record_are_removed(home: Path) -> None:
         os.mkfifo(path + ".out")
     files.remove_unrecorded()
     assert sorted(os.listdir(home / "run")) == ["01JD.launch.out", "01JD.launch.record"]
+
+
+def test_a_record_goes_on_after_a_line_that_a_full_disk_cut_off(home: Path) -> None:
+    files = Files(str(home), "")
+    kept = record(files, pid=7)
+    with open(files.instance(KEY) + ".record", "ab") as file:
+        file.write(b'{"suspended": tr')
+    kept.write({"exit": {"code": 0}})
+    assert kept.read() == {"pid": 7, "exit": {"code": 0}}
+
+
+def test_a_start_that_was_cut_off_takes_no_records_with_it(home: Path, memory: Path) -> None:
+    files = Files(str(home), str(memory))
+    record(files, pid=7)
+    cut_off = files.instance("01JE/launch")
+    Path(cut_off + ".record").touch()
+    os.mkfifo(cut_off + ".out")
+    files.close()
+    after = Files(str(home), str(memory))
+    assert known(after) == [{"pid": 7}]
+    assert len(list(memory.iterdir())) == 1
+
+
+@pytest.mark.parametrize("to_disk", [True, False])
+def test_a_kill_at_any_point_of_a_move_loses_no_record(home: Path, memory: Path, to_disk: bool) -> None:
+    """Every call that changes the file system is the last one, once."""
+    for cut in range(1, 30):
+        home, there = home.with_name(f"home{cut}"), memory / str(cut)
+        there.mkdir()
+        files = Files(str(home), str(there))
+        record(files, pid=7)
+        if not to_disk:
+            files.close()
+        pid = os.fork()
+        if pid == 0:
+            change = files.close if to_disk else partial(Files, str(home), str(there))
+            os._exit(0 if cut_after(cut, change) else 1)
+        finished = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert known(Files(str(home), str(there))) == [{"pid": 7}], f"cut at {cut}"
+        if finished:
+            assert cut > 4
+            return
+    raise AssertionError("the move never ended")
+
+
+def cut_after(count: int, change: Callable[[], object]) -> bool:
+    """Run `change` in a process of its own, which ends before the call number `count`. True when it came to its end."""
+    seen = 0
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal seen
+        if event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "shutil.copyfile"):
+            seen += 1
+            if seen == count:
+                os._exit(1)
+
+    sys.addaudithook(hook)
+    change()
+    return True
+
+
+def test_a_log_without_its_newest_file_is_purged_whole(home: Path) -> None:
+    files = Files(str(home), "")
+    for suffix in (".1", ".2"):
+        Path(files.log("a") + suffix).touch()
+    files.purge("a")
+    assert os.listdir(home / "logs") == []
 
 
 def test_purging_a_machine_removes_its_work_and_its_logs_and_nobody_elses(home: Path) -> None:

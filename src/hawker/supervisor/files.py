@@ -9,12 +9,15 @@ link into a file system in memory. Others keep it on disk: what lies in memory o
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from typing import Any
+
+from hawker.supervisor.output import FILES
 
 IN_MEMORY = ("/run", "/dev/shm")  # the first of these that is a tmpfs
 
@@ -27,6 +30,7 @@ class Files:
         for name in ("work", "logs"):
             os.makedirs(f"{directory}/{name}", mode=0o700, exist_ok=True)
         self._run = f"{directory}/run"
+        self._take_up_move()
         if os.path.islink(self._run) and not self._ours():
             os.unlink(self._run)
         if memory and not os.path.islink(self._run):
@@ -46,12 +50,11 @@ class Files:
 
     def recorded(self) -> Iterator[str]:
         """`instance(...)` of all that have a record."""
-        for name in os.listdir(self._run):
-            if name.endswith(RECORD):
-                yield f"{self._run}/{name.removesuffix(RECORD)}"
+        for name in _records(self._run):
+            yield f"{self._run}/{name.removesuffix(RECORD)}"
 
     def remove_unrecorded(self) -> None:
-        """Remove the pipes of instances that have no record."""
+        """Remove what is there of instances that have no record."""
         recorded = {os.path.basename(path) for path in self.recorded()}
         for name in os.listdir(self._run):
             if name.rpartition(".")[0] not in recorded:
@@ -66,22 +69,20 @@ class Files:
             pass
         except OSError:  # not empty
             shutil.rmtree(work, ignore_errors=True)
-        number = 0
         log = self.log(machine)
-        while True:
-            try:
+        for number in range(FILES):
+            with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{log}.{number}" if number else log)
-            except FileNotFoundError:
-                return
-            number += 1
 
     def close(self) -> None:
         """Bring what is left from memory to the disk: records of programs that have ended and nobody has heard of."""
         if os.path.islink(self._run):
             memory = os.path.realpath(self._run)
+            _copy_records(memory, f"{self._run}.new")
+            os.rename(f"{self._run}.new", f"{self._run}.kept")
             os.unlink(self._run)
-            os.mkdir(self._run, 0o700)
-            _move_all(memory, self._run)
+            os.rename(f"{self._run}.kept", self._run)
+            shutil.rmtree(memory, ignore_errors=True)
 
     def _ours(self) -> bool:
         """A link outlives the reboot that empties the memory, and then somebody else may own what it points to."""
@@ -90,22 +91,39 @@ class Files:
         except FileNotFoundError:
             return False
 
+    def _take_up_move(self) -> None:
+        """After a kill in the middle of a move: what is whole has the name `run`, or else `run.kept`."""
+        if os.path.lexists(self._run):
+            shutil.rmtree(f"{self._run}.kept", ignore_errors=True)
+        elif os.path.isdir(f"{self._run}.kept"):
+            os.rename(f"{self._run}.kept", self._run)
+        if os.path.islink(f"{self._run}.new"):
+            os.unlink(f"{self._run}.new")
+        shutil.rmtree(f"{self._run}.new", ignore_errors=True)
+
     def _into_memory(self, memory: str) -> None:
-        if os.path.isdir(self._run):
-            if any(not name.endswith(RECORD) for name in os.listdir(self._run)):
-                return  # programs that run have their pipes here
-        else:
-            os.mkdir(self._run, 0o700)
+        there = os.path.isdir(self._run)
+        if there and any(not name.endswith(RECORD) for name in os.listdir(self._run)):
+            return  # programs that run have their pipes here
         target = tempfile.mkdtemp(prefix="hawker-", dir=memory)
-        _move_all(self._run, target)
-        os.symlink(target, self._run)
+        if there:
+            _copy_records(self._run, target)
+        os.symlink(target, f"{self._run}.new")
+        if there:
+            os.rename(self._run, f"{self._run}.kept")
+        os.rename(f"{self._run}.new", self._run)
+        shutil.rmtree(f"{self._run}.kept", ignore_errors=True)
 
 
-def _move_all(source: str, target: str) -> None:
-    """Records only: pipes cannot be moved."""
-    for name in os.listdir(source):
-        shutil.move(f"{source}/{name}", f"{target}/{name}")
-    os.rmdir(source)
+def _records(directory: str) -> list[str]:
+    """Names of records. An empty one is of a start that a kill cut off."""
+    return [n for n in os.listdir(directory) if n.endswith(RECORD) and os.path.getsize(f"{directory}/{n}")]
+
+
+def _copy_records(source: str, target: str) -> None:
+    os.makedirs(target, mode=0o700, exist_ok=True)
+    for name in _records(source):
+        shutil.copy(f"{source}/{name}", f"{target}/{name}")
 
 
 RECORD = ".record"
@@ -121,14 +139,17 @@ class RecordFile:
         self._path = instance + RECORD
 
     def write(self, fields: dict[str, Any]) -> None:
+        """Raises OSError; what is there of the line is not read then."""
+        line = b"\n" + json.dumps(fields).encode() + b"\n"  # begun anew: a full disk may have cut the one before off
         fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.write(fd, json.dumps(fields).encode() + b"\n")
+            if os.write(fd, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
         finally:
             os.close(fd)
 
     def remove(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             os.unlink(self._path)
 
     def read(self) -> dict[str, Any]:
@@ -136,7 +157,7 @@ class RecordFile:
         known: dict[str, Any] = {}
         with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
             for line in file:
-                if line.endswith(b"\n"):
+                with contextlib.suppress(ValueError):  # an empty line, or one that was cut off
                     known |= json.loads(line)
         return known
 

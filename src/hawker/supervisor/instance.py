@@ -12,6 +12,7 @@ import signal
 import stat as stats
 import subprocess
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -50,6 +51,7 @@ class Instance:
         self.suspended = False
         self.exit: dict[str, Any] | None = None
         self.adopted_fd = -1  # a pidfd when we are not the parent
+        self._leader = record.pid  # -1 once that number may be another process's
         self.main_ended = False
         self.ended_at_s = 0.0  # monotonic
         self.status: int | None = None  # of waitid: the exit code, or minus the signal
@@ -75,10 +77,10 @@ class Instance:
         mark: str,
         groups: Groups | None,
     ) -> Instance:
-        """Spawn. Raises `CannotStart`."""
+        """Spawn. Raises `CannotStart`; its group may then still have to be removed."""
         program = which(argv[0], env.get("PATH", os.defpath))
         path, work = files.instance(key), files.work(machine)
-        group = f"{machine}.{key.rpartition('/')[0][-10:]}" if groups else ""
+        group = group_of(machine, key) if groups else ""
         pipes: list[Pipe] = []
         ends: list[int] = []
         try:
@@ -103,25 +105,30 @@ class Instance:
         except (OSError, ValueError) as error:
             for pipe in pipes:
                 pipe.remove()
-            if groups:
-                groups.remove(group)
             raise CannotStart(f"{argv[0]}: cannot be started: {error}") from error
         finally:
             for fd in ends:
                 os.close(fd)
         child.returncode = 0  # reaped by the loop's waitid, not by subprocess
-        now = proc.stat(child.pid)
-        record = Record(
-            key=key,
-            machine=machine,
-            pid=child.pid,
-            start_ticks=now.start if now else 0,
-            started_at_ms=int(time.time() * 1000),
-            group=group,
-        )
-        instance = cls(record, files, mark, groups)
+        try:
+            now = proc.stat(child.pid)
+            record = Record(
+                key=key,
+                machine=machine,
+                pid=child.pid,
+                start_ticks=now.start if now else 0,
+                started_at_ms=int(time.time() * 1000),
+                group=group,
+            )
+            instance = cls(record, files, mark, groups)
+            instance._file.write(asdict(record))
+        except OSError as error:  # nobody would know of it
+            os.killpg(child.pid, signal.SIGKILL)
+            for pipe in pipes:
+                pipe.remove()
+            RecordFile(path).remove()
+            raise CannotStart(f"{argv[0]}: cannot be recorded: {error}") from error
         instance.pipes = pipes
-        instance._file.write(asdict(record))
         return instance
 
     @classmethod
@@ -146,19 +153,21 @@ class Instance:
             self.adopted_fd = os.pidfd_open(self.record.pid)
         except ProcessLookupError:
             self.main_ended = True
+            self._leader = -1
             return
         now = proc.stat(self.record.pid)
         if now is None or now.start != self.record.start_ticks:  # another process has this pid by now
             os.close(self.adopted_fd)
             self.adopted_fd = -1
             self.main_ended = True
+            self._leader = -1
 
     # --- acting on it ------------------------------------------------------------------------------------------------
 
     def members(self) -> list[int]:
         if self._groups:
             return self._groups.pids(self.record.group)
-        return proc.members(self.record.pid, self.mark)
+        return proc.members(self._leader, self.mark)
 
     def signal_main(self, number: int) -> bool:
         """False when the program has ended. A pid of our own child cannot be reused before we reap it."""
@@ -235,7 +244,10 @@ class Instance:
             "at_ms": int(time.time() * 1000),
         }
         self.suspended = False
-        self._file.write({"exit": self.exit})
+        try:
+            self._file.write({"exit": self.exit})
+        except OSError:  # a full disk: it is told all the same
+            traceback.print_exc()
         self._remove_group()
         return self.exit
 
@@ -274,6 +286,11 @@ class Instance:
             "suspended": self.suspended,
             "exit": self.exit,
         }
+
+
+def group_of(machine: str, key: str) -> str:
+    """The name of an instance's cgroup."""
+    return f"{machine}.{key.rpartition('/')[0][-10:]}"
 
 
 def which(program: str, path: str) -> str:

@@ -60,10 +60,11 @@ class Loop:
     def turn(self) -> None:
         """Wait for what comes next, for a second at most, and do it."""
         for key, mask in self._selector.select(self._sleep_s()):
-            if key.fd in self._selector.get_map():  # not taken out by an event before it
+            now = self._selector.get_map().get(key.fd)
+            if now and now.data is key.data:  # not taken out by an event before it, nor its number used again
                 _guarded(key.data, mask)
-        now = time.monotonic()
-        while self._timers and self._timers[0][0] <= now:
+        now_s = time.monotonic()
+        while self._timers and self._timers[0][0] <= now_s:
             _guarded(heapq.heappop(self._timers)[2])
 
     def _sleep_s(self) -> float:

@@ -15,6 +15,7 @@ import resource
 import signal
 import socket
 import time
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from hawker.supervisor import proc
 from hawker.supervisor.cgroups import Groups, Limits, find
 from hawker.supervisor.command import Command
 from hawker.supervisor.files import Files, in_memory
-from hawker.supervisor.instance import CannotStart, Instance
+from hawker.supervisor.instance import CannotStart, Instance, group_of
 from hawker.supervisor.loop import Loop
 from hawker.supervisor.wire import Ask, Connection, Refused, listen
 
@@ -93,7 +94,7 @@ class Server:
                 ask.answer(value)
         except Refused as error:
             ask.refuse(error.kind, str(error))
-        except (OSError, KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # also what a newer daemon asks and this one does not know
             ask.refuse("Failed", f"{type(error).__name__}: {error}")
 
     # --- operations --------------------------------------------------------------------------------------------------
@@ -122,6 +123,8 @@ class Server:
                     groups=self._groups,
                 )
             except CannotStart as error:
+                if self._groups:
+                    self._remove_group(self._groups, group_of(machine, key))
                 raise Refused("StartFailed", str(error)) from error
             self._instances[key] = instance
             self._by_pid[instance.record.pid] = instance
@@ -207,8 +210,13 @@ class Server:
         self._commands[command.pid] = command
         for fd in command.fds:
             self._loop.watch(fd, partial(self._read_command, command, fd))
-        self._loop.later(ask["timeout_s"], lambda: command.kill() if command.pid in self._commands else None)
+        self._loop.later(ask["timeout_s"], partial(self._time_out, command.pid, weakref.ref(command)))
         return _LATER
+
+    def _time_out(self, pid: int, command: weakref.ref[Command]) -> None:
+        """The pid may be another command's by now; the reference keeps no output of one that has ended."""
+        if (there := self._commands.get(pid)) and there is command():
+            there.kill()
 
     def _op_follow(self, ask: Ask) -> Any:
         ask.connection.following.add(ask["machine"])

@@ -39,7 +39,7 @@ def tail_lines(path: Path, limit: int) -> tuple[list[LogLine], Position]:
                     position = (os.fstat(file.fileno()).st_ino, file.seek(0, os.SEEK_END))
                 lines = _last_lines(file.fileno(), limit - len(lines)) + lines
         except FileNotFoundError:
-            break
+            continue  # rotated away a moment ago, and nothing was written since
         if len(lines) >= limit:
             break
     return [parse_line(line) for line in lines], position

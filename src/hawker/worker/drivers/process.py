@@ -41,6 +41,7 @@ from hawker.worker.drivers.base import (
 from hawker.worker.drivers.logs import follow_lines, tail_lines
 
 CONNECT_S = 10.0
+RECONNECT_S = 1.0
 _ERRORS: dict[str, type[Exception]] = {
     "UnknownInstance": UnknownInstance,
     "InstanceRunning": InstanceRunning,
@@ -122,6 +123,7 @@ class ProcessDriver:
         self._on_exit: Callable[[Exit], None] = lambda exit_: None
         self._kind = ""
         self._closed = False
+        self._reconnect_later: asyncio.TimerHandle | None = None
         self._followers: dict[str, set[asyncio.Event]] = {}
 
     async def open(self, on_exit: Callable[[Exit], None]) -> None:
@@ -131,6 +133,8 @@ class ProcessDriver:
 
     async def close(self) -> None:
         self._closed = True
+        if self._reconnect_later:
+            self._reconnect_later.cancel()
         if self._connecting:
             self._connecting.cancel()
             await asyncio.gather(self._connecting, return_exceptions=True)
@@ -250,6 +254,7 @@ class ProcessDriver:
             except SupervisorLost:
                 if self._closed:
                     raise
+                await asyncio.sleep(0)  # a socket that closes in this turn is told to `_lost` in the next
 
     async def _connected(self) -> _Wire:
         if self._wire:
@@ -341,8 +346,23 @@ class ProcessDriver:
         self._wire = None
         if not self._closed:
             _logger.warning("supervisor.lost", directory=str(self._directory), cause="the supervisor's socket closed")
-            self._connecting = asyncio.get_running_loop().create_task(self._connect(), name="connect to supervisor")
-            self._connecting.add_done_callback(_heard)
+            self._reconnect()
+
+    def _reconnect(self) -> None:
+        """Until it succeeds: ends of programs are told over this connection."""
+        self._connecting = asyncio.get_running_loop().create_task(self._connect(), name="connect to supervisor")
+        self._connecting.add_done_callback(self._reconnected)
+
+    def _reconnected(self, task: asyncio.Task[_Wire]) -> None:
+        if task.cancelled() or not (error := task.exception()):
+            return
+        _logger.error("supervisor.unreachable", error=str(error), cause="the supervisor's socket closed")
+        if not self._closed and self._connecting is None:
+            self._reconnect_later = asyncio.get_running_loop().call_later(RECONNECT_S, self._reconnect_if_needed)
+
+    def _reconnect_if_needed(self) -> None:
+        if not self._closed and self._wire is None and self._connecting is None:
+            self._reconnect()
 
 
 _children: set[int] = set()
@@ -355,11 +375,6 @@ def _reap() -> None:
             if os.waitpid(pid, os.WNOHANG) == (0, 0):
                 continue
         _children.discard(pid)
-
-
-def _heard(task: asyncio.Task[_Wire]) -> None:
-    if not task.cancelled() and (error := task.exception()):
-        _logger.error("supervisor.unreachable", error=str(error), cause="the supervisor's socket closed")
 
 
 async def _gone(directory: Path) -> None:

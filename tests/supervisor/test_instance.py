@@ -1,0 +1,57 @@
+"""An instance's beginning and its taking over, where something is wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.kit.waiting import wait_until
+
+from hawker.supervisor import proc
+from hawker.supervisor.cgroups import Limits
+from hawker.supervisor.files import Files, RecordFile
+from hawker.supervisor.instance import CannotStart, Instance
+
+KEY = "01JD/launch"
+LIMITS = Limits(cpu_millis=62, memory_mib=64, dedicated=False, pids=100)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(str(tmp_path), "")
+
+
+@pytest.fixture
+def stranger() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
+        yield process
+        process.kill()
+
+
+def test_a_process_that_has_the_number_of_one_that_ended_is_left_alone(
+    files: Files, stranger: subprocess.Popen[bytes]
+) -> None:
+    path = files.instance(KEY)
+    fields = {"pid": stranger.pid, "start_ticks": 1, "started_at_ms": 1, "group": ""}
+    RecordFile(path).write({"key": KEY, "machine": "m", **fields})
+    instance = Instance.recover(path, files, lambda machine, key: f"test:{machine}:{key}", None)
+    assert instance is not None
+    assert instance.main_ended
+    assert instance.kill_tree()
+    assert stranger.poll() is None
+    instance.finish()
+
+
+def test_a_program_that_cannot_be_recorded_does_not_run(files: Files, tmp_path: Path) -> None:
+    os.mkdir(files.instance(KEY) + ".record")  # in the way of the file
+    mark = f"test:{tmp_path}:{KEY}"
+    with pytest.raises(CannotStart, match="cannot be recorded"):
+        Instance.start(
+            key=KEY, machine="m", argv=["sleep", "60"], env={}, limits=LIMITS, files=files, mark=mark, groups=None
+        )
+    wait_until(lambda: not [pid for pid in proc.everyone() if proc.marker(pid) == mark], "the program is gone")
+    os.waitpid(-1, os.WNOHANG)
+    assert os.listdir(tmp_path / "run") == ["01JD.launch.record"]
