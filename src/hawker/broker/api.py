@@ -16,7 +16,7 @@ from hawker.broker.apps import Apps
 from hawker.broker.fleet import Fleet, PeerError, gather_named, unreachable
 from hawker.broker.names import machine_name
 from hawker.broker.orders import Orders, Wanted
-from hawker.broker.passing import Passing, target_of
+from hawker.broker.passing import Passing, query_of, target_of
 from hawker.core.ranking import Policy
 from hawker.errors import Conflict, Invalid, NotBuilt, NotFound, Refused
 from hawker.host import Host
@@ -193,11 +193,10 @@ class Broker:
         """The article's paths: a machine by its id alone. Asked of its worker under the full path."""
         link = await self._passing.locate(machine)
         where = await link.call("GET", f"/v1/market/machines/{machine}", dict[str, str])
-        query = f"?{call.request.url.query}" if call.request.url.query else ""
         headers = {REQUEST_ID: call.id, OWNER: call.owner}
         if call.nonce:
             headers["fly-machine-lease-nonce"] = call.nonce
-        target = f"/v1/apps/{where['app']}/machines/{machine}{query}"
+        target = f"/v1/apps/{where['app']}/machines/{machine}{query_of(call)}"
         answer = await link.peer.request(call.request.method, target, headers=headers, timeout_s=60.0)
         return Response(answer.body, answer.status, media_type="application/json")
 

@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 
 from hawker.broker.fleet import Fleet, WorkerLink, unreachable
 from hawker.errors import NotFound, Unreachable
-from hawker.http.app import OWNER, REQUEST_ID
+from hawker.http.app import OWNER, REQUEST_ID, path_of
 from hawker.http.call import Call
 from hawker.model import api
 from hawker.model.values import is_machine_id
@@ -73,7 +73,7 @@ class Passing:
     async def machine_call(self, call: Call) -> Response:
         """The handler of every endpoint that a worker serves."""
         link = await self.locate(call.path("machine_id"))
-        path = call.request.url.path
+        path = path_of(call.request)
         if path.endswith("/logs") and call.flag("follow"):
             return await self._follow(link, call)
         response = await self.send(link, call, timeout_s=EXEC_S if path.endswith("/exec") else CALL_S)
@@ -108,10 +108,18 @@ class Passing:
 
 def target_of(call: Call) -> str:
     """Path and query as they came, still encoded."""
-    scope = call.request.scope
-    query: bytes = scope["query_string"]
-    target: bytes = scope["raw_path"] + (b"?" + query if query else b"")
-    return quote(target.decode("latin-1"), safe="/:@!$&'()*+,;=-._~%?")
+    path: bytes = call.request.scope["raw_path"]
+    return _quoted(path) + query_of(call)
+
+
+def query_of(call: Call) -> str:
+    """The query as it came, still encoded, with its question mark; "" when there is none."""
+    query: bytes = call.request.scope["query_string"]
+    return "?" + _quoted(query) if query else ""
+
+
+def _quoted(part: bytes) -> str:
+    return quote(part.decode("latin-1"), safe="/:@!$&'()*+,;=-._~%?")
 
 
 def _headers(call: Call) -> dict[str, str]:

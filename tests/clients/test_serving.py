@@ -1,0 +1,89 @@
+"""What is decided before a request reaches its handler: who asks, which path, how much body."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+from starlette.types import ASGIApp, Message
+
+from hawker.host import Host
+from hawker.http.app import AGENT, Serving, Tokens
+from hawker.http.call import Call
+from hawker.model.endpoints import ENDPOINTS
+from hawker.telemetry import Metrics
+
+NO_HEADERS: dict[str, str] = {}
+CLIENT = {"authorization": "Bearer c"}
+AS_AGENT = {"authorization": "Bearer a"}
+
+
+async def echo(call: Call) -> Any:
+    return {"path": call.request.scope["path"], "bytes": len(call.body), **call.request.path_params}
+
+
+async def read(call: Call) -> Any:
+    return call.read(dict[str, Any])
+
+
+@pytest.fixture
+def app() -> ASGIApp:
+    tokens = Tokens({"c": "someone", "a": AGENT})
+    served = [e for e in ENDPOINTS if e.op in ("Apps_list", "Apps_create", "Health")]
+    handlers = {"Apps_list": echo, "Apps_create": read, "Health": echo}
+    routes = {("POST", "/v1/market/reserve"): echo, ("GET", "/v1/market/machines/{machine_id}"): echo}
+    host = Host(lambda: 1.0, random.Random(1))
+    return Serving(host, tokens, Metrics(), "ord").app(served, handlers, agent_routes=routes)
+
+
+async def ask(
+    app: ASGIApp, method: str, path: str, headers: dict[str, str] = NO_HEADERS, body: bytes = b""
+) -> tuple[int, Any]:
+    """Status and decoded body of the answer to one request."""
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "server": ("127.0.0.1", 1),
+        "headers": [(name.encode(), value.encode()) for name, value in ({"host": "h"} | headers).items()],
+    }
+    await app(scope, receive, send)
+    return sent[0]["status"], msgspec.json.decode(b"".join(m.get("body", b"") for m in sent[1:]) or b"null")
+
+
+@pytest.mark.parametrize("host", ["x/health?", "x/openapi.json#", "x/health?a=", "[", "h"])
+@pytest.mark.parametrize("path", ["/v1/apps", "/v1/market/reserve", "/v1/market/machines/1", "/nothing"])
+async def test_a_host_header_opens_no_path(app: ASGIApp, host: str, path: str) -> None:
+    """Once it could: the path was read from the request's URL, which that header begins."""
+    method = "POST" if path == "/v1/market/reserve" else "GET"
+    status, body = await ask(app, method, path, {"host": host})
+    assert (status, body["status"]) == (401, "unauthorized")
+    assert (await ask(app, "GET", "/health"))[0] == 200
+
+
+async def test_agents_paths_are_for_agents_only(app: ASGIApp) -> None:
+    assert (await ask(app, "POST", "/v1/market/reserve", CLIENT))[0] == 404
+    assert (await ask(app, "POST", "/v1/market/reserve", AS_AGENT))[0] == 200
+
+
+async def test_a_template_of_an_agents_path_is_not_taken_for_the_path_itself(app: ASGIApp) -> None:
+    template = "/v1/market/machines/{machine_id}"
+    assert await ask(app, "GET", template, AS_AGENT) == (
+        200,
+        {"path": template, "bytes": 0, "machine_id": "{machine_id}"},
+    )
