@@ -421,7 +421,7 @@ async def test_when_the_disk_fills_up_inside_a_commit_all_of_it_is_refused_and_t
     limit(store, 2)
     changes = (taking("small"), refused, taking("big", "x" * 100_000), taking("after"))
     answers = await asyncio.gather(*(store.submit(change) for change in changes), return_exceptions=True)
-    assert [type(answer) for answer in answers] == [DiskFull, Conflict, DiskFull, DiskFull]
+    assert [type(answer) for answer in answers] == [DiskFull] * 4  # what the second met may be gone again
     assert leased(store) == ["kept"]
     await store.submit(taking("small"))
     assert not store.full
@@ -545,7 +545,7 @@ async def test_a_cut_beside_a_commit_reaches_everyone_who_waits_and_ends_the_sto
     answers = await asyncio.gather(
         *(store.submit(change) for change in (taking("a"), refused, taking("b"))), return_exceptions=True
     )
-    assert [type(answer) for answer in answers] == [Cut, Conflict, Cut]
+    assert [type(answer) for answer in answers] == [Cut] * 3
     with pytest.raises(StoreError, match="cut off"):
         await store.submit(taking("c"))
     store.abandon()

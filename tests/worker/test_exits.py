@@ -6,14 +6,16 @@ import asyncio
 from itertools import pairwise
 from pathlib import Path
 
+import apsw
 import pytest
 from tests.kit import invariants
 from tests.kit.sim_worker import APP, SimWorker, a_worker, a_world
 from tests.kit.virtual_time import virtual_time
 from tests.kit.world import Program
 
+from hawker.errors import DiskFull
 from hawker.model.machine import State
-from hawker.worker.drivers.base import InstanceSpec, Limits
+from hawker.worker.drivers.base import Exit, InstanceSpec, Limits
 
 PROGRAMS = {
     "ok": Program(runs_s=1),
@@ -219,3 +221,26 @@ async def test_a_launch_that_ends_while_the_driver_lists_its_instances_is_not_ta
     assert worker.story(machine) == ["launch created", "start starting", "start started"]
     assert invariants.check(worker) == []
     await worker.close()
+
+
+@virtual_time
+async def test_an_exit_that_met_a_run_whose_commit_then_failed_is_not_lost(tmp_path: Path) -> None:
+    full = False
+
+    def on_commit(at: str) -> None:
+        nonlocal full
+        if at == "before" and full:
+            full = False
+            raise apsw.FullError("no room for this one commit")
+
+    async with a_worker(tmp_path, {"long": Program()}, on_commit=on_commit) as worker:
+        machine = await worker.run_machine(program="long")
+        row = worker.machine(machine)
+        full = True
+        # In one commit: a client's stop, and the end of the program, which meets that run.
+        stop = asyncio.ensure_future(worker.machines.stop(row.app, machine, worker.request()))
+        worker.exits.on_exit(Exit(key=row.instance, machine=machine, code=1, at_ms=worker.host.now_ms()))
+        with pytest.raises(DiskFull):
+            await stop
+        await worker.until(lambda: worker.machine(machine).state is State.stopped)
+        assert [status for status, _, _ in exit_events(worker, machine)] == [1]

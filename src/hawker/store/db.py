@@ -32,13 +32,14 @@ BATCH_MOST = 512  # changes in one commit: about 10 ms of work, then the loop ge
 
 
 class _Pending:
-    __slots__ = ("change", "future", "tx", "value")
+    __slots__ = ("change", "error", "future", "tx", "value")
 
     def __init__(self, change: Callable[[Tx], Any], future: asyncio.Future[Any]) -> None:
         self.change = change
         self.future = future
         self.tx: Tx | None = None
         self.value: Any = None
+        self.error: Exception | None = None  # its own: what it met may be uncommitted, so this is told after the commit
 
     def fail(self, error: BaseException) -> None:
         if not self.future.done():
@@ -209,7 +210,7 @@ class Store:
                 raise _from_sqlite(error) from error
             db.execute("rollback to change")
             db.execute("release change")
-            pending.fail(translated(error) if isinstance(error, apsw.Error | StopIteration) else error)
+            pending.error = translated(error) if isinstance(error, apsw.Error | StopIteration) else error
         else:
             db.execute("release change")
             pending.tx = tx
@@ -249,6 +250,8 @@ class Store:
             if self._on_commit:
                 self._on_commit("after")
             for pending in batch:
+                if pending.error:
+                    pending.fail(pending.error)
                 if pending.tx is None:
                     continue
                 for call in pending.tx.after:
