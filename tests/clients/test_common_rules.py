@@ -55,6 +55,15 @@ def test_a_body_that_is_no_json_object_is_refused(api: Api, app: str, path: str,
     assert api.post(path.format(app=app), body).expect(400)["status"] == "invalid_argument"
 
 
+@pytest.mark.parametrize("timeout", ["%C2%B2", "%D9%A3", "-1", "1e1", "9" * 20, "9" * 5000, "301", "x"])
+def test_a_time_that_is_no_time_is_refused(api: Api, app: str, timeout: str) -> None:
+    machine = api.create_machine(app)["id"]
+
+    refused = api.post(f"/v1/apps/{app}/machines/{machine}/restart?timeout={timeout}").expect(400)
+
+    assert refused["details"]["field"] == "timeout"
+
+
 def test_fields_that_are_not_known_are_kept_and_given_back(api: Api, app: str) -> None:
     """An update replaces the whole configuration with what the client read, so that nothing read may be lost."""
     unknown = {

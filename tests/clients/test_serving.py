@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message
 from hawker.host import Host
 from hawker.http.app import AGENT, Serving, Tokens
 from hawker.http.call import Call
+from hawker.model.api import CreateApp
 from hawker.model.endpoints import ENDPOINTS
 from hawker.telemetry import Metrics
 
@@ -25,7 +26,7 @@ async def echo(call: Call) -> Any:
 
 
 async def read(call: Call) -> Any:
-    return call.read(dict[str, Any])
+    return call.read(CreateApp)
 
 
 @pytest.fixture
@@ -33,7 +34,11 @@ def app() -> ASGIApp:
     tokens = Tokens({"c": "someone", "a": AGENT})
     served = [e for e in ENDPOINTS if e.op in ("Apps_list", "Apps_create", "Health")]
     handlers = {"Apps_list": echo, "Apps_create": read, "Health": echo}
-    routes = {("POST", "/v1/market/reserve"): echo, ("GET", "/v1/market/machines/{machine_id}"): echo}
+    routes = {
+        ("POST", "/v1/market/reserve"): echo,
+        ("POST", "/v1/market/release"): read,
+        ("GET", "/v1/market/machines/{machine_id}"): echo,
+    }
     host = Host(lambda: 1.0, random.Random(1))
     return Serving(host, tokens, Metrics(), "ord").app(served, handlers, agent_routes=routes)
 
@@ -87,3 +92,23 @@ async def test_a_template_of_an_agents_path_is_not_taken_for_the_path_itself(app
         200,
         {"path": template, "bytes": 0, "machine_id": "{machine_id}"},
     )
+
+
+@pytest.mark.parametrize("levels", [101, 500, 990, 1000, 100_000])
+@pytest.mark.parametrize(
+    "body", [b"%s", b'{"app_name": "web", "a": %s}', b'{"app_name": %s}', b'{"org_slug": 1, "a": %s}']
+)
+async def test_json_that_nests_too_deep_is_refused_in_the_form_of_an_error(
+    app: ASGIApp, body: bytes, levels: int
+) -> None:
+    """Once it was an error of ours: reading it, and showing it in the error's text, both recurse."""
+    status, answer = await ask(app, "POST", "/v1/apps", CLIENT, body % (b"[" * levels + b"]" * levels))
+    assert (status, answer["status"], answer["details"]["field"]) == (400, "invalid_argument", "body")
+    batch = b'[{"key": 1, "a": %s}]' % (b"[" * levels + b"]" * levels)
+    status, answer = await ask(app, "POST", "/v1/market/release", AS_AGENT, batch)
+    assert (status, answer["status"]) == (400, "invalid_argument")
+
+
+async def test_json_of_many_shallow_values_is_read(app: ASGIApp) -> None:
+    body = b'{"app_name": "web", "a": [%s {"b": [[]]}]}' % (b"[]," * 10_000)
+    assert (await ask(app, "POST", "/v1/apps", CLIENT, body))[0] == 201

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hawker.errors import HawkerError, Invalid, NotBuilt, NotFound, Refused, Unauthorized
 from hawker.host import Host
-from hawker.http.call import BODY_BYTES_MAX, Call, TooLarge
+from hawker.http.call import BODY_BYTES_MAX, Call, TooLarge, check_levels
 from hawker.model.endpoints import Endpoint
 from hawker.telemetry import Metrics, get_logger
 
@@ -105,6 +105,8 @@ class Serving:
                     request_id = request.headers.get(REQUEST_ID, request_id)
                     owner = request.headers.get(OWNER, owner)
                 body = await _read_body(request)
+                if not agents_only:
+                    check_levels(body)
                 call = Call(request, body, id=request_id, owner=owner, agent=agent)
                 value = await handler(call)
                 response = value if isinstance(value, Response) else reply(value, success)
@@ -201,7 +203,7 @@ async def _read_body(request: Request) -> bytes:
     if request.method in ("GET", "HEAD", "DELETE"):
         return b""
     length = request.headers.get("content-length", "0")
-    if length.isdigit() and int(length) > BODY_BYTES_MAX:
+    if length.isdecimal() and int(length) > BODY_BYTES_MAX:
         raise TooLarge(f"the body has {length} bytes; at most {BODY_BYTES_MAX} are taken")
     body = bytearray()
     async for chunk in request.stream():

@@ -210,7 +210,7 @@ class MachineApi:
             row.id,
             self._request(call),
             signal=parse_signal("signal", signal) if signal else None,
-            timeout_s=_grace_s(int(timeout) * 10**9 if timeout.isdigit() else timeout) if timeout else None,
+            timeout_s=_grace_s(f"{timeout}s" if timeout.isdecimal() else timeout) if timeout else None,
             force=call.flag("force_stop"),
         )
         return api.Ok()
