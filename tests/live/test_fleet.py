@@ -114,6 +114,27 @@ async def test_a_frozen_worker_costs_one_deadline_and_none_again_until_it_answer
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+@virtual_time
+async def test_closing_ends_every_late_question_also_of_an_earlier_silence() -> None:
+    """A worker that answers one call and goes silent again is asked again while the first question is on its way."""
+
+    class Moody(Freezing):
+        async def request(self, method: str, target: str, **options: Any) -> Response:
+            return Response(200, {}, b"{}") if target == "/quick" else await super().request(method, target, **options)
+
+    link = WorkerLink("ord-1", "ord", Moody())
+    for timeout_s in (CALL_S, CALL_S):  # the second question is left on its way
+        with pytest.raises(Unreachable):
+            await link.ask("GET", "/", dict[str, Any], timeout_s=timeout_s)
+    assert await link.call("GET", "/quick", dict[str, Any]) == {}
+    for timeout_s in (1.5, CALL_S):
+        with pytest.raises(Unreachable):
+            await link.ask("GET", "/", dict[str, Any], timeout_s=timeout_s)
+    assert [task.get_name() for task in asyncio.all_tasks()].count("late ord-1") == 2
+    await link.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 @pytest.mark.slow
 async def test_lists_are_quick_and_name_the_worker_that_is_frozen(tmp_path: Path) -> None:
     loop = asyncio.get_running_loop()

@@ -96,7 +96,7 @@ class WorkerLink:
         self.region = region
         self.peer = peer
         self._silence = silence.ANSWERS
-        self._late: asyncio.Task[Any] | None = None  # the question to a silent worker that nobody waits for
+        self._late: set[asyncio.Task[Any]] = set()  # questions to a silent worker that nobody waits for
         self._offers = self._batcher("offers", list[Offer | Refusal], OFFERS_S)
         self._reserves = self._batcher("reserve", list[Reservation | Refusal], RESERVE_S)
         self._confirms = self._batcher("confirm", list[Confirmed], CALL_S)
@@ -143,7 +143,8 @@ class WorkerLink:
         silent_s = asyncio.get_running_loop().time() - self._silence.since_s
         if wait_s > 0:
             coroutine = self.call(method, path, kind, body, timeout_s)
-            self._late = late = asyncio.get_running_loop().create_task(coroutine, name=f"late {self.name}")
+            late = asyncio.get_running_loop().create_task(coroutine, name=f"late {self.name}")
+            self._late.add(late)
             self._silence = silence.asked(self._silence, True)
             late.add_done_callback(self._late_ended)
             await asyncio.wait({late}, timeout=wait_s)
@@ -152,15 +153,17 @@ class WorkerLink:
         raise PeerUnreachable(self.name, f"has not answered for {silent_s:.0f} s", sent=wait_s > 0)
 
     def _late_ended(self, late: asyncio.Task[Any]) -> None:
-        self._silence = silence.asked(self._silence, False)
+        self._late.discard(late)
+        self._silence = silence.asked(self._silence, bool(self._late))
         if not late.cancelled():
             late.exception()  # nobody waits for it any more; asyncio would complain
 
     async def close(self) -> None:
         """Fail what waits, end what is on its way, close the connections. May be called again."""
-        if self._late:
-            self._late.cancel()
-            await asyncio.gather(self._late, return_exceptions=True)
+        late = list(self._late)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
         await asyncio.gather(self._offers.close(), self._reserves.close(), self._confirms.close())
         await self.peer.close()
 
