@@ -640,3 +640,9 @@ async def test_the_write_ahead_log_is_limited(store: Store) -> None:
     [[limit]] = store._db.execute("pragma journal_size_limit")
     assert limit == 64 << 20
     assert store._db.pragma("synchronous") == 2
+
+
+async def test_old_fills_are_found_without_reading_all(store: Store) -> None:
+    """The worker's sweep looks for them every few seconds, on its loop, among a day's orders."""
+    plan = store.read.query("explain query plan select body from fill where at_ms < 1 limit 1000")
+    assert "USING INDEX fill_at" in plan[0][3]

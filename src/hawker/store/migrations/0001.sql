@@ -71,6 +71,7 @@ create table fill (
   machine text generated always as (body ->> '$.machine') virtual,
   at_ms integer generated always as (body ->> '$.at_ms') virtual
 ) without rowid;
+create index fill_at on fill (at_ms);
 
 create table claim (
   id text primary key, body text not null,
