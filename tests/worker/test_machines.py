@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from tests.kit import invariants
-from tests.kit.sim_worker import APP, a_worker, machine_config, order
+from tests.kit.sim_worker import APP, SimWorker, a_worker, machine_config, order
 from tests.kit.virtual_time import virtual_time
 from tests.kit.world import Program
 
@@ -17,6 +18,7 @@ from hawker.errors import Broken, Conflict, PreconditionFailed
 from hawker.model.config import check_config
 from hawker.model.machine import State
 from hawker.model.market import Reservation
+from hawker.worker import leases
 from hawker.worker.flow import Done, Flow, Step, StepContext
 from hawker.worker.flows import MachineFlows
 from hawker.worker.runner import Busy
@@ -76,6 +78,116 @@ async def test_a_stop_in_a_backoff_wins_at_once(tmp_path: Path) -> None:
         assert worker.world.instances == {}
         await asyncio.sleep(600)
         assert worker.machine(machine).state is State.stopped
+
+
+# --- a crash-looping machine in its backoff ---------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def a_crash_loop(directory: Path) -> AsyncIterator[tuple[SimWorker, str]]:
+    """A worker, and a machine of it in a backoff of 16 s."""
+    async with a_worker(directory, {"fail": Program(runs_s=0.1, code=1)}) as worker:
+        machine = await worker.create(program="fail", restart={"policy": "always"})
+        await worker.until(lambda: worker.machine(machine).restarts == 6)
+        assert worker.machine(machine).state is State.starting
+        yield worker, machine
+        assert invariants.check(worker) == []
+
+
+def programs(worker: SimWorker) -> list[str]:
+    """What runs on a worker, by its command line."""
+    return [instance.spec.argv[0] for instance in worker.world.instances.values()]
+
+
+@pytest.mark.parametrize("program", ["serve", "broken"])
+@virtual_time
+async def test_an_update_in_a_backoff_launches_the_new_program_at_once(program: str, tmp_path: Path) -> None:
+    async with a_crash_loop(tmp_path) as (worker, machine):
+        worker.world.programs["broken"] = Program(fails="not executable")
+        config = check_config(machine_config(program, guest={"cpus": 2}))
+        began = asyncio.get_running_loop().time()
+        row, _ = await worker.machines.update(APP.name, machine, worker.request(), config=config)
+        assert (row.desired, row.restarts, row.resources) == ("started", 0, config.guest.resources())
+        await worker.at_rest(machine)
+        assert asyncio.get_running_loop().time() - began < 0.01
+        await asyncio.sleep(600)  # nothing is left of the backoff
+        row = worker.machine(machine)
+        assert row.state is (State.started if program == "serve" else State.failed)
+        assert programs(worker) == (["serve"] if program == "serve" else [])
+        assert worker.story(machine)[-3:-1] == ["exit stopped", "update starting"]
+
+
+@virtual_time
+async def test_an_update_in_a_backoff_that_is_not_to_launch_leaves_the_machine_stopped(tmp_path: Path) -> None:
+    async with a_crash_loop(tmp_path) as (worker, machine):
+        config = check_config(machine_config())
+        row, _ = await worker.machines.update(APP.name, machine, worker.request(), config=config, skip_launch=True)
+        assert (row.state, row.desired) == (State.stopped, "stopped")
+        await asyncio.sleep(600)
+        assert worker.machine(machine).state is State.stopped
+        assert worker.world.instances == {}
+
+
+@pytest.mark.parametrize("wrong", ["version", "room", "lease"])
+@virtual_time
+async def test_what_is_refused_in_a_backoff_leaves_the_machine_to_its_restart(wrong: str, tmp_path: Path) -> None:
+    async with a_crash_loop(tmp_path) as (worker, machine):
+        guest = {"cpu_kind": "performance", "cpus": 16} if wrong == "room" else {}
+        config = check_config(machine_config(guest=guest))
+        if wrong == "lease":
+            row, owner = worker.machine(machine), worker.request(owner="another")
+            await worker.store.submit(lambda tx: leases.acquire(tx, worker.host, row, owner, 60))
+        before = worker.machine(machine), worker.story(machine), worker.runs(machine)
+        version = "not-this-one" if wrong == "version" else ""
+        with pytest.raises(Conflict):
+            await worker.machines.update(APP.name, machine, worker.request(), config=config, current_version=version)
+        assert (worker.machine(machine), worker.story(machine), worker.runs(machine)) == before
+        await worker.until(lambda: worker.machine(machine).restarts == 7)
+        assert worker.machine(machine).desired == "started"
+        await asyncio.sleep(60)  # the lease is over
+        await worker.machines.stop(APP.name, machine, worker.request())
+        await worker.at_rest(machine)
+
+
+@pytest.mark.parametrize("request_", ["restart", "start"])
+@virtual_time
+async def test_a_start_or_restart_in_a_backoff_happens_now(request_: str, tmp_path: Path) -> None:
+    async with a_crash_loop(tmp_path) as (worker, machine):
+        worker.world.programs["fail"] = Program()  # what it lacked is there
+        began = asyncio.get_running_loop().time()
+        await getattr(worker.machines, request_)(APP.name, machine, worker.request())
+        await worker.at_rest(machine)
+        assert asyncio.get_running_loop().time() - began < 0.01
+        await asyncio.sleep(600)
+        row = worker.machine(machine)
+        assert (row.state, row.desired, row.restarts) == (State.started, "started", 0)
+        assert programs(worker) == ["fail"]
+        assert worker.story(machine)[-3:] == ["exit stopped", f"{request_} starting", "start started"]
+
+
+@virtual_time
+async def test_a_suspend_in_a_backoff_waits_for_the_restart(tmp_path: Path) -> None:
+    async with a_crash_loop(tmp_path) as (worker, machine):
+        worker.world.programs["fail"] = Program()
+        await worker.machines.suspend(APP.name, machine, worker.request())
+        await worker.at_rest(machine)
+        assert worker.machine(machine).state is State.suspended
+
+
+@pytest.mark.parametrize("request_", ["restart", "stop"])
+@virtual_time
+async def test_a_request_while_a_crash_is_cleared_up_does_not_wait_for_the_backoff(
+    request_: str, tmp_path: Path
+) -> None:
+    async with a_crash_loop(tmp_path) as (worker, machine):
+        worker.world.delays["destroy"] = 2
+        await worker.until(lambda: worker.machine(machine).restarts == 7)
+        worker.world.programs["fail"] = Program()
+        began = asyncio.get_running_loop().time()
+        await getattr(worker.machines, request_)(APP.name, machine, worker.request())
+        await worker.at_rest(machine)
+        assert asyncio.get_running_loop().time() - began < 6
+        assert worker.machine(machine).state is (State.stopped if request_ == "stop" else State.started)
 
 
 @virtual_time

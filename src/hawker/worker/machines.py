@@ -2,7 +2,9 @@
 
 Each request is one change: lease, state and room are checked and the run is recorded in the same commit, so an
 answer of 200 means the work survives a crash. A request that meets another run on its machine waits for it, for a
-bounded time; a restart that is only waiting out its backoff makes way at once. `hawker.worker.flows` has the steps.
+bounded time. A restart that is only waiting out its backoff is no reason to wait: stop and destroy cancel it; start,
+restart and update take its place in the commit that accepts them, so that one that is refused leaves it as it was.
+`hawker.worker.flows` has the steps.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from hawker.core import journal
 from hawker.errors import Conflict, NotBuilt, NotFound, PreconditionFailed
 from hawker.host import Host
 from hawker.model.config import Config, check_config
@@ -31,6 +34,10 @@ from hawker.worker.runner import Busy, Runner, active_run
 T = TypeVar("T")
 
 BUSY_WAIT_S = 60.0
+CLEARING_LOOK_S = 0.1  # how often to look whether a restart has come to its backoff
+
+IN_BACKOFF = State.starting
+"""A machine's state while it waits to be restarted. No other machine that is free of runs is in it."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,17 +67,17 @@ class Machines:
         self._runner = runner
 
     async def start(self, app: str, machine_id: str, request: Request) -> tuple[State, str]:
-        """Start a machine at rest, or wake a suspended one. Returns its state before, and the run ("" if none was
-        needed).
+        """Start a machine at rest or in a backoff, or wake a suspended one. Returns its state before, and the run (""
+        if none was needed).
 
         Raises `PreconditionFailed` in a wrong state, `ledger.Full` when the worker has no room for it now.
         """
 
         def change(tx: Tx) -> tuple[State, str]:
-            row = self._free(tx, app, machine_id, request)
+            row = self._free(tx, app, machine_id, request, takes_over=True)
             if row.state is State.started:
                 return row.state, ""
-            _require(row, "start", State.created, State.stopped, State.suspended, State.failed)
+            _require(row, "start", State.created, State.stopped, State.suspended, State.failed, IN_BACKOFF)
             asleep = row.state is State.suspended
 
             def writes(tx: Tx, run: RunRow) -> None:
@@ -101,7 +108,7 @@ class Machines:
             args = _stop_args(row, signal, timeout_s)
             return self._begin(tx, "machine.stop", row, ["stop", "clear"], request, writes, args).id
 
-        return await self._when_free(change)
+        return await self._when_free(change, ends_backoff=True)
 
     async def restart(
         self,
@@ -113,18 +120,22 @@ class Machines:
         timeout_s: float | None = None,
         force: bool = False,
     ) -> str:
-        """Stop and start a running machine, keeping its room. With `force` it is killed without a grace time."""
+        """Stop and start a running machine, keeping its room. With `force` it is killed without a grace time. One in a
+        backoff starts now."""
 
         def change(tx: Tx) -> str:
-            row = self._free(tx, app, machine_id, request)
-            _require(row, "restart", State.started)
+            row = self._free(tx, app, machine_id, request, takes_over=True)
+            _require(row, "restart", State.started, IN_BACKOFF)
+            waiting = row.state is IN_BACKOFF
 
             def writes(tx: Tx, run: RunRow) -> None:
-                after = self._log.move(tx, row, State.restarting, cause=run.cause, desired="started", restarts=0)
-                self._log.event(tx, after, "restart", "restarting", run)
+                path = [] if waiting else [State.restarting]
+                after = self._log.move(tx, row, *path, cause=run.cause, desired="started", restarts=0)
+                self._log.event(tx, after, "restart", after.state, run)
 
+            steps = ["launch"] if waiting else ["stop", "clear", "launch"]
             args = _stop_args(row, signal, 0.0 if force else timeout_s)
-            return self._begin(tx, "machine.restart", row, ["stop", "clear", "launch"], request, writes, args).id
+            return self._begin(tx, "machine.restart", row, steps, request, writes, args).id
 
         return await self._when_free(change)
 
@@ -163,40 +174,46 @@ class Machines:
         lease_ttl_s: int = 0,
         cordoned: bool | None = None,
     ) -> tuple[MachineRow, LeaseRow | None]:
-        """Replace the configuration: a new version. A running machine is stopped and started with it, one at rest stays
-        at rest. Returns the row as it is right after acceptance.
+        """Replace the configuration: a new version. A running machine is stopped and started with it, one in a backoff
+        starts with it now, one at rest stays at rest. Returns the row as it is right after acceptance.
 
         Raises `Conflict` when `current_version` is not the present one, `ledger.Full` when a larger guest has no room.
         """
 
         def change(tx: Tx) -> tuple[MachineRow, LeaseRow | None]:
-            row = self._free(tx, app, machine_id, request)
+            row = self._free(tx, app, machine_id, request, takes_over=True)
             if current_version and current_version != row.version:
                 raise Conflict(
                     f"aborted: machine {machine_id} has version {row.version}, not {current_version}: read it again",
                     details={"current_version": row.version},
                 )
-            resting = (State.created, State.stopped, State.failed)
-            _require(row, "update", State.started, State.suspended, *resting)
+            at_rest = (State.created, State.stopped, State.failed)
+            _require(row, "update", State.started, State.suspended, *at_rest, IN_BACKOFF)
+            resting = row.state in at_rest
+            waiting = row.state is IN_BACKOFF
             version = self._host.ulid()
             wanted = config.guest.resources()
-            launch = row.state is State.started and not skip_launch
+            launch = (row.state is State.started or waiting) and not skip_launch
             changes: dict[str, Any] = {
                 "version": version,
                 "config": config.raw,
-                "resources": wanted if row.state in resting else larger(row.resources, wanted),
+                "resources": wanted if resting or waiting else larger(row.resources, wanted),
                 "desired": "started" if launch else "stopped",
             }
+            if waiting:
+                changes["restarts"] = 0
             if cordoned is not None:
                 changes["cordoned"] = cordoned
 
             def writes(tx: Tx, run: RunRow) -> None:
                 tx.put(VersionRow(id=version, machine=row.id, config=config.raw, created_at_ms=tx.now_ms))
-                path = [State.updating, State.stopped] if row.state in resting else [State.updating]
+                path = [State.updating, State.stopped] if resting else [State.updating]
+                if waiting:
+                    path = [] if launch else [State.stopping, State.stopped]
                 after = self._log.move(tx, row, *path, cause=run.cause, **changes)
                 self._log.event(tx, after, "update", after.state, run)
 
-            steps = [] if row.state in resting else ["stop", "clear", *(["launch"] if launch else [])]
+            steps = ([] if resting or waiting else ["stop", "clear"]) + (["launch"] if launch else [])
             self._begin(tx, "machine.update", row, steps, request, writes, _stop_args(row, None, None))
             after = get_machine(tx, machine_id)
             lease = leases.acquire(tx, self._host, after, request, lease_ttl_s) if lease_ttl_s else None
@@ -228,7 +245,7 @@ class Machines:
             args = _stop_args(row, None, 0.0)
             return self._begin(tx, "machine.destroy", row, ["stop", "purge"], request, writes, args).id
 
-        run_id = await self._when_free(change, force=force)
+        run_id = await self._when_free(change, force=force, ends_backoff=True)
         if force and run_id and (run := self._store.read.get(RunRow, run_id)) and run.status == "parked":
             with suppress(Conflict):  # another request has unparked it a moment before
                 await self._runner.unpark(run_id, request.cause)
@@ -279,15 +296,33 @@ class Machines:
         leases.check(tx, row.id, request)
         return row
 
-    def _free(self, tx: Tx, app: str, machine_id: str, request: Request) -> MachineRow:
+    def _free(self, tx: Tx, app: str, machine_id: str, request: Request, *, takes_over: bool = False) -> MachineRow:
         """The machine, at rest: while a run holds it, its state is on the way to another one and decides nothing.
 
-        Raises `Busy`.
+        With `takes_over` a restart in its backoff is ended, as part of this change; the machine is left `IN_BACKOFF`
+        for the run that takes its place. Raises `Busy`.
         """
         row = self._leased(tx, app, machine_id, request)
         if holder := active_run(tx, row.id):
-            raise Busy(holder)
+            if not (takes_over and _in_backoff(holder)):
+                raise Busy(holder)
+            self._end_backoff(tx, holder, request)
         return row
+
+    def _end_backoff(self, tx: Tx, run: RunRow, request: Request) -> None:
+        """End a restart that waits, its final step included: what ran is cleared and nothing is launched, so there is
+        nothing to undo. The runner finds it ended when its wait is over."""
+        why = f"{request.cause} took its place"
+        ending = journal.cancelled(run, why, tx.now_ms)
+        for kind, now, after in (
+            ("run.cancelled", run, ending),
+            ("step.completed", ending, journal.completed(ending, None, tx.now_ms)),
+        ):
+            step, data = now.steps[now.next], {"why": why}
+            tx.record(
+                kind, run.resource, cause=run.cause, flow=run.flow, run=run.id, step=step, trace=run.trace, data=data
+            )
+            tx.put(after)
 
     def _begin(
         self,
@@ -303,8 +338,11 @@ class Machines:
             tx, flow, row.id, steps=steps, cause=request.cause, trace=request.trace, args=args, writes=writes
         )
 
-    async def _when_free(self, change: Callable[[Tx], T], *, force: bool = False) -> T:
-        """Submit a change that begins a run; while another run holds the machine, wait for its end and try again."""
+    async def _when_free(self, change: Callable[[Tx], T], *, force: bool = False, ends_backoff: bool = False) -> T:
+        """Submit a change that begins a run; while another run holds the machine, wait for its end and try again.
+
+        With `ends_backoff` a restart in its backoff is cancelled first: only for what ends with the machine stopped.
+        """
         try:
             async with asyncio.timeout(BUSY_WAIT_S):
                 while True:
@@ -312,20 +350,24 @@ class Machines:
                         return await self._store.submit(change)
                     except Busy as busy:
                         try:
-                            await self._make_way(busy, force)
+                            await self._make_way(busy, force, ends_backoff)
                         except NotFound:  # the commit that began that run is still on its way, or has failed
                             await self._store.submit(lambda tx: None)  # after it
         except TimeoutError:
             raise Conflict(f"the machine was still busy after {BUSY_WAIT_S:g} s; try again later") from None
 
-    async def _make_way(self, busy: Busy, force: bool) -> None:
+    async def _make_way(self, busy: Busy, force: bool, ends_backoff: bool) -> None:
         run = busy.run
-        waiting = run.status == "active" and run.next < len(run.steps) and run.steps[run.next] == "backoff"
-        if waiting or (force and run.flow != "machine.destroy"):
+        if (ends_backoff and _in_backoff(run)) or (force and run.flow != "machine.destroy"):
             await self._runner.cancel(run.id, "a later request took its place")
         elif run.status == "parked":
             busy.hint = parked_hint(run)
             raise busy
+        elif "backoff" in run.steps[run.next + 1 :]:  # it may be over in a moment, the backoff after it is not
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLEARING_LOOK_S):
+                    await self._runner.wait_ended(run.id)
+            return
         await self._runner.wait_ended(run.id)
 
 
@@ -341,6 +383,10 @@ class Parked(Conflict):
             details={"run": run.id, "flow": run.flow, "step": step, "status": run.status},
             hint=parked_hint(run),
         )
+
+
+def _in_backoff(run: RunRow) -> bool:
+    return run.status == "active" and run.next < len(run.steps) and run.steps[run.next] == "backoff"
 
 
 def parked_hint(run: RunRow) -> str:
