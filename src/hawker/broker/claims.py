@@ -43,7 +43,10 @@ class Claims:
         self._host = host
 
     async def look(self, owner: str, app: str, key: str) -> Known:
-        """Raises `Conflict` while another order with this key is in progress, `Unreachable` when nobody can tell."""
+        """A key names one order for ever: a machine that its owner has destroyed since is still the answer, as it is.
+
+        Raises `Conflict` while another order with this key is in progress, `Unreachable` when nobody can tell.
+        """
         claim_id = claim_key(owner, app, key)
         arbiter = self._arbiter(claim_id)
         raw = await arbiter.call("POST", "/v1/market/claim", msgspec.Raw, {"id": claim_id})

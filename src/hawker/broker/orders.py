@@ -2,7 +2,8 @@
 
 The broker keeps nothing: an order lives in the task that handles its request. If the broker dies, a reservation
 lapses by the worker's clock. When a call's outcome is in doubt, the order is released on that worker until that is
-acknowledged, and the client is told; nothing is left half done.
+acknowledged, and the client is told; nothing is left half done. The release also destroys a machine that was made,
+unless the order has an idempotency key: such a machine is its client's, who finds it by asking again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hawker.broker.claims import Claimed, Claims
-from hawker.broker.fleet import OFFERS_S, Confirmation, Confirmed, Fleet, WorkerLink
+from hawker.broker.fleet import OFFERS_S, Confirmation, Fleet, WorkerLink
 from hawker.client.wire import PeerUnreachable
 from hawker.core.auction import Auction, candidates
 from hawker.core.ranking import Policy
@@ -33,6 +34,7 @@ from hawker.telemetry import Metrics, exemplar, get_logger
 
 RELEASE_RETRY_S = 0.5
 START_S = 60.0
+LAPSED = "lapsed"  # the worker's word for a reservation that it holds no more
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +81,8 @@ class Orders:
         """Fill the order in the first of its regions that has room.
 
         Raises `NoCapacity` with a reason per worker, `NotFound` for an unknown app, `Unreachable` when a worker stopped
-        answering in the middle: the order is then undone there as soon as it answers again.
+        answering or failed in the middle: the order is then undone there as soon as it answers again, or with a key
+        found there by asking again.
         """
         started = perf_counter()
         replaces = ""
@@ -136,7 +139,7 @@ class Orders:
                 if not error.sent:  # nothing happened there
                     auction.refused(Refusal(worker=name, region=region, reason=Reason.no_answer), timed_ms(began))
                     continue
-                self._give_up(link, auction.order)
+                self._give_up(link, wanted, auction.order)
                 auction.doubted(name, timed_ms(began))
                 auction.order = self._host.ulid()  # the doubtful one must never fill on another worker, too
                 continue
@@ -169,32 +172,36 @@ class Orders:
         item = Confirmation(key=reservation.key, app=auction.app, decision=decision, wait=wanted.wait)
         try:
             confirmed = await link.confirm(item, timeout_s=START_S if wanted.wait else RELEASE_RETRY_S * 10)
-        except Unreachable as error:
-            self._give_up(link, reservation.key)
-            raise Unreachable(
-                f"{link.name} stopped answering while it filled the order; the order is being undone there",
-                hint="order again",
-            ) from error
+        except HawkerError as error:
+            self._give_up(link, wanted, reservation.key)
+            problem = "stopped answering" if isinstance(error, Unreachable) else f"failed ({error.message})"
+            raise _in_doubt(link, wanted, problem) from error
         except asyncio.CancelledError:
-            self._give_up(link, reservation.key)
+            self._give_up(link, wanted, reservation.key)
             raise
+        if (lost := confirmed.error) is not None:
+            if lost.get("status") == LAPSED:
+                text = f"the reservation was lost before it was confirmed: {lost.get('error')}"
+                raise Conflict(text, hint=_again(wanted))
+            self._give_up(link, wanted, reservation.key)
+            raise _in_doubt(link, wanted, f"failed ({lost.get('error')})")
         timings = {
             "offers": decision.offers_ms,
             "reserve": reserve_ms,
             "confirm": timed_ms(began),
             "total": timed_ms(started),
         }
-        return Fill(machine=_machine(confirmed), worker=link.name, timings_ms=timings)
+        return Fill(machine=bytes(confirmed.machine), worker=link.name, timings_ms=timings)
 
     async def _claim(self, wanted: Wanted, link: WorkerLink, order: str, replaces: str) -> None:
         """With a client's key: only the order that holds the claim may be confirmed."""
         try:
             claimed = await self._claims.take(wanted.owner, wanted.app, wanted.key, link.name, order, replaces)
         except BaseException:
-            self._give_up(link, order)
+            self._give_up(link, wanted, order)
             raise
         if claimed is not Claimed.ours:
-            self._give_up(link, order)
+            self._give_up(link, wanted, order)
             raise Conflict("another order with this idempotency key is being filled; ask again with the same key")
 
     async def _reserve(self, link: WorkerLink, order: Order) -> Reservation | Refusal:
@@ -233,16 +240,21 @@ class Orders:
             trace=wanted.trace,
         )
 
-    def _give_up(self, link: WorkerLink, key: str) -> None:
-        """Release an order in the background until the worker acknowledges it."""
-        task = asyncio.get_running_loop().create_task(self._release(link, key), name=f"release {key}")
+    def _give_up(self, link: WorkerLink, wanted: Wanted, key: str) -> None:
+        """Release an order in the background until the worker acknowledges it.
+
+        A fill is undone only for a client without a key of its own. With one, asking again may have given the machine
+        to the client already.
+        """
+        release = self._release(link, key, undo=not wanted.key)
+        task = asyncio.get_running_loop().create_task(release, name=f"release {key}")
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 
-    async def _release(self, link: WorkerLink, key: str) -> None:
+    async def _release(self, link: WorkerLink, key: str, *, undo: bool) -> None:
         """Bounded by twice the lease: an unconfirmed reservation is gone by then, acknowledged or not."""
         deadline = asyncio.get_running_loop().time() + 2 * LEASE_S
-        body = {"key": key, "cause": "the broker gave the order up", "undo": True}
+        body = {"key": key, "cause": "the broker gave the order up", "undo": undo}
         while asyncio.get_running_loop().time() < deadline:
             try:
                 await link.call("POST", "/v1/market/release", dict[str, Any], body)
@@ -286,12 +298,14 @@ async def _offer(link: WorkerLink, ask: Ask) -> Offer | Refusal | None:
         return None
 
 
-def _machine(confirmed: Confirmed) -> bytes:
-    if confirmed.error is not None:
-        body = confirmed.error
-        error = Conflict(f"the reservation was lost before it was confirmed: {body.get('error')}", hint="order again")
-        raise error
-    return bytes(confirmed.machine)
+def _in_doubt(link: WorkerLink, wanted: Wanted, problem: str) -> Unreachable:
+    """The error for an order that may have been filled."""
+    state = "the order may be filled" if wanted.key else "the order is being undone there"
+    return Unreachable(f"{link.name} {problem} while it filled the order; {state}", hint=_again(wanted))
+
+
+def _again(wanted: Wanted) -> str:
+    return "ask again with the same key" if wanted.key else "order again"
 
 
 _logger = get_logger()
