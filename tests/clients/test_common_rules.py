@@ -100,6 +100,21 @@ def test_a_field_that_is_documented_and_not_built_is_refused_by_name(api: Api, a
     assert api.get(f"/v1/apps/{app}/machines?include_deleted=true").expect(200) == []
 
 
+def test_a_configuration_that_is_too_large_is_refused_with_its_size(api: Api, app: str) -> None:
+    machine = api.create_machine(app, config={"metadata": {"note": "x" * 150_000}}, skip_launch=True)
+    path = f"/v1/apps/{app}/machines"
+    config = {**machine["config"], "metadata": {"note": "x" * (256 * 1024)}}
+
+    for where in (path, f"{path}/{machine['id']}"):
+        refused = api.post(where, {"config": config, "skip_launch": True}).expect(400)
+        assert refused["details"]["field"] == "config"
+        assert " bytes" in refused["details"]["value"]
+        assert "at most 262144 bytes" in refused["error"]
+    more = {"metadata": {"more": "x" * 150_000}}
+    api.call("PATCH", f"{path}/{machine['id']}/metadata", more).expect(400)
+    api.post(f"{path}/{machine['id']}", {"config": machine["config"], "skip_launch": True}).expect(200)
+
+
 def test_a_kill_as_fly_go_sends_it_is_a_number(api: Api, app: str) -> None:
     machine = api.create_machine(app, config={"restart": {"policy": "no"}})["id"]
 

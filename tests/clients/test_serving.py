@@ -9,10 +9,13 @@ import msgspec
 import pytest
 from starlette.types import ASGIApp, Message
 
+from hawker.broker.fleet import BATCH_MAX
+from hawker.client import connection
 from hawker.host import Host
 from hawker.http.app import AGENT, Serving, Tokens
-from hawker.http.call import Call
+from hawker.http.call import BATCH_BYTES_MAX, BODY_BYTES_MAX, Call
 from hawker.model.api import CreateApp
+from hawker.model.config import CONFIG_BYTES_MAX
 from hawker.model.endpoints import ENDPOINTS
 from hawker.telemetry import Metrics
 
@@ -112,3 +115,19 @@ async def test_json_that_nests_too_deep_is_refused_in_the_form_of_an_error(
 async def test_json_of_many_shallow_values_is_read(app: ASGIApp) -> None:
     body = b'{"app_name": "web", "a": [%s {"b": [[]]}]}' % (b"[]," * 10_000)
     assert (await ask(app, "POST", "/v1/apps", CLIENT, body))[0] == 201
+
+
+async def test_a_request_between_agents_may_carry_what_many_clients_sent(app: ASGIApp) -> None:
+    async def status(path: str, who: dict[str, str], size: int) -> int:
+        return (await ask(app, "POST", path, who, b" " * size))[0]
+
+    assert await status("/v1/apps", CLIENT, BODY_BYTES_MAX) == 400  # blanks are no JSON
+    assert await status("/v1/apps", CLIENT, BODY_BYTES_MAX + 1) == 413
+    assert await status("/v1/apps", AS_AGENT, BODY_BYTES_MAX + 1) == 413
+    assert await status("/v1/market/reserve", AS_AGENT, BATCH_BYTES_MAX) == 200
+    assert await status("/v1/market/reserve", AS_AGENT, BATCH_BYTES_MAX + 1) == 413
+    assert await status("/v1/market/reserve", CLIENT, BATCH_BYTES_MAX) == 404
+
+
+def test_a_full_batch_of_the_largest_configurations_fits_into_a_request_and_its_answer() -> None:
+    assert min(BATCH_BYTES_MAX, connection.BODY_BYTES_MAX) >= BATCH_MAX * CONFIG_BYTES_MAX * 2

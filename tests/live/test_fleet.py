@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.client.servers import Call, serving
-from tests.kit.markets import Client, running_market
+from tests.kit.markets import SLEEPER, Client, running_market
 from tests.kit.virtual_time import virtual_time
 from tests.kit.waiting import eventually, until
 
@@ -157,6 +157,19 @@ async def test_lists_are_quick_and_name_the_worker_that_is_frozen(tmp_path: Path
     told = (tmp_path / "broker.log").read_text()
     assert "Task was destroyed" not in told
     assert "never retrieved" not in told
+
+
+@pytest.mark.slow
+async def test_orders_with_large_configurations_are_all_filled_at_once(tmp_path: Path) -> None:
+    """Together they are more than a client may send: once their batches were refused, and so were most of them."""
+    config = {**SLEEPER, "metadata": {"note": "x" * 150_000}}
+    room = ("--machines", "96", "--cpus", "96", "--memory", "65536")
+    with running_market(tmp_path, ("--region", "ord", "--workers", "1", *room)) as market:
+        async with market.client() as client:
+            await client.ok("POST", "/apps", {"app_name": "web", "org_slug": "personal"})
+            order = {"config": config, "skip_launch": True}
+            answers = await asyncio.gather(*(client.call("POST", "/apps/web/machines", order) for _ in range(48)))
+            assert [answer.status for answer in answers] == [200] * 48, {str(a.body)[:500] for a in answers}
 
 
 LISTS = ("/apps/web/machines", "/apps/web/machines", "/apps", "/platform/regions")

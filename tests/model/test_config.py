@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawker.errors import Invalid, NotBuilt, Refused
-from hawker.model.config import _NOT_BUILT_IN, NOT_BUILT, Restart, Stop, check_config, parse_signal
+from hawker.model.config import (
+    _NOT_BUILT_IN,
+    CONFIG_BYTES_MAX,
+    NOT_BUILT,
+    Restart,
+    Stop,
+    accept_config,
+    check_config,
+    parse_signal,
+)
 from hawker.model.guest import Guest
 
 PROGRAM: dict[str, Any] = {"image": "host", "init": {"exec": ["/bin/true"]}}
@@ -301,3 +310,15 @@ def test_the_one_element_of_processes_names_the_program_where_init_does_not() ->
     assert config.argv == ("sleep", "5")
     assert config.env == {"A": "1", "B": "2"}
     assert check_config({"image": "host", "init": {"exec": ["true"]}, "processes": [process]}).argv == ("true",)
+
+
+def test_a_configuration_of_a_client_has_a_largest_size_with_its_defaults() -> None:
+    defaults = len(msgspec.json.encode(check_config({**PROGRAM, "metadata": {"note": ""}}).raw))
+    largest = {**PROGRAM, "metadata": {"note": "x" * (CONFIG_BYTES_MAX - defaults)}}
+    read = accept_config(largest).raw
+    assert accept_config(read).raw == read
+    larger = {**PROGRAM, "metadata": {"note": "x" * (CONFIG_BYTES_MAX - defaults + 1)}}
+    with pytest.raises(Invalid, match=r"262145 bytes.*at most 262144 bytes") as refused:
+        accept_config(larger)
+    assert refused.value.field == "config"
+    assert check_config(larger), "what is kept already is read back"

@@ -24,7 +24,7 @@ from hawker.http.app import OWNER, REQUEST_ID, Handler, Serving, Tokens, reply
 from hawker.http.call import Call
 from hawker.http.openapi import document
 from hawker.model import api
-from hawker.model.config import check_config
+from hawker.model.config import accept_config
 from hawker.model.endpoints import ENDPOINTS
 from hawker.model.guest import RESOURCES, Guest, Resources, check_guest
 from hawker.model.market import Ask, Offer
@@ -92,7 +92,7 @@ class Broker:
             app=call.path("app_name"),
             name=body.name or machine_name(self._host.rng),
             region=body.region or "any",
-            config=check_config(body.config),
+            config=accept_config(body.config),
             skip_launch=bool(body.skip_launch),
             cordoned=bool(body.skip_service_registration),
             lease_ttl_s=body.lease_ttl or 0,

@@ -26,6 +26,9 @@ OFFERS_S = 0.25
 RESERVE_S = 1.5
 CALL_S = 5.0
 BATCHES_IN_FLIGHT = 2  # one on its way while the next one fills
+BATCH_MAX = 32
+"""Items of a batch. Each has, or is answered with, one configuration at most: all of them are half of what a request
+between agents (`hawker.http.call.BATCH_BYTES_MAX`) and its answer may have."""
 
 T = TypeVar("T")
 
@@ -168,7 +171,8 @@ class WorkerLink:
         await self.peer.close()
 
     def _batcher(self, verb: str, kind: Any, timeout_s: float) -> Batcher[Any, Any]:
-        return Batcher(partial(self._send, verb, kind, timeout_s), in_flight_max=BATCHES_IN_FLIGHT)
+        send = partial(self._send, verb, kind, timeout_s)
+        return Batcher(send, in_flight_max=BATCHES_IN_FLIGHT, batch_max=BATCH_MAX)
 
     async def _send(self, verb: str, kind: Any, timeout_s: float, items: Sequence[Any]) -> Any:
         return await self.call("POST", f"/v1/market/{verb}", kind, list(items), timeout_s)

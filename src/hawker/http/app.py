@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hawker.errors import HawkerError, Invalid, NotBuilt, NotFound, Refused, Unauthorized
 from hawker.host import Host
-from hawker.http.call import BODY_BYTES_MAX, Call, TooLarge, check_levels
+from hawker.http.call import BATCH_BYTES_MAX, BODY_BYTES_MAX, Call, TooLarge, check_levels
 from hawker.model.endpoints import Endpoint
 from hawker.telemetry import Metrics, get_logger
 
@@ -104,7 +104,7 @@ class Serving:
                 if agent:
                     request_id = request.headers.get(REQUEST_ID, request_id)
                     owner = request.headers.get(OWNER, owner)
-                body = await _read_body(request)
+                body = await _read_body(request, BATCH_BYTES_MAX if agents_only else BODY_BYTES_MAX)
                 if not agents_only:
                     check_levels(body)
                 call = Call(request, body, id=request_id, owner=owner, agent=agent)
@@ -199,17 +199,17 @@ def _authorization(request: Request) -> str:
     return value
 
 
-async def _read_body(request: Request) -> bytes:
+async def _read_body(request: Request, bytes_max: int) -> bytes:
     if request.method in ("GET", "HEAD", "DELETE"):
         return b""
     length = request.headers.get("content-length", "0")
-    if length.isdecimal() and int(length) > BODY_BYTES_MAX:
-        raise TooLarge(f"the body has {length} bytes; at most {BODY_BYTES_MAX} are taken")
+    if length.isdecimal() and int(length) > bytes_max:
+        raise TooLarge(f"the body has {length} bytes; at most {bytes_max} are taken")
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > BODY_BYTES_MAX:
-            raise TooLarge(f"the body has more than the {BODY_BYTES_MAX} bytes that are taken")
+        if len(body) > bytes_max:
+            raise TooLarge(f"the body has more than the {bytes_max} bytes that are taken")
     if b"\0" in body:
         raise Invalid("body", "...", "send JSON without NUL bytes")
     return bytes(body)

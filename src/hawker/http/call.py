@@ -16,6 +16,8 @@ from hawker.errors import Invalid, TooManyRequests
 T = TypeVar("T")
 
 BODY_BYTES_MAX = 1 << 20
+BATCH_BYTES_MAX = 16 << 20
+"""On agents' own paths, where one request carries what many clients sent."""
 LEVELS_MAX = 100
 """Of objects and lists within each other. What nests 1000 deep can be neither read, shown in an error nor written."""
 

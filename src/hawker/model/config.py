@@ -123,6 +123,24 @@ def check_config(raw: Any, *, at: str = "config") -> Config:
     )
 
 
+def accept_config(raw: Any, *, at: str = "config") -> Config:
+    """As `check_config`, for what a client sends: it must not be too large to be kept and passed on either."""
+    config = check_config(raw, at=at)
+    check_size(config.raw, at=at)
+    return config
+
+
+def check_size(raw: dict[str, Any], *, at: str = "config") -> None:
+    """Raises `Invalid` for a configuration over `CONFIG_BYTES_MAX`. With its defaults, so that what a client read and
+    sends back unchanged is never refused."""
+    size = len(_encode(raw))
+    if size > CONFIG_BYTES_MAX:
+        raise Invalid(at, f"{size} bytes", f"a configuration has at most {CONFIG_BYTES_MAX} bytes as JSON")
+
+
+_encode = msgspec.json.Encoder().encode
+
+
 def parse_signal(field: str, value: Any) -> int:
     """A signal number from its name ("SIGTERM") or number (9). Only the documented ones."""
     name = value

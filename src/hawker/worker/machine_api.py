@@ -18,7 +18,7 @@ from hawker.host import Host
 from hawker.http.app import Handler
 from hawker.http.call import Call
 from hawker.model import api
-from hawker.model.config import check_config, parse_signal
+from hawker.model.config import accept_config, check_config, check_size, parse_signal
 from hawker.model.machine import State
 from hawker.model.rows import DecisionRow, EventRow, LeaseRow, MachineRow, VersionRow
 from hawker.model.values import parse_duration_s, rfc3339
@@ -223,7 +223,7 @@ class MachineApi:
             row.app,
             row.id,
             self._request(call),
-            config=check_config(body.config),
+            config=accept_config(body.config),
             current_version=body.current_version or "",
             skip_launch=bool(body.skip_launch),
             lease_ttl_s=body.lease_ttl or 0,
@@ -342,9 +342,13 @@ class MachineApi:
 
     async def _edit_metadata(self, call: Call, new: dict[str, str], version: str, *, keep: bool) -> None:
         row = self._row(call)
-        await self._machines.set_metadata(
-            row.app, row.id, self._request(call), lambda old: {**(old if keep else {}), **new}, version=version
-        )
+
+        def edit(old: dict[str, str]) -> dict[str, str]:
+            metadata = {**(old if keep else {}), **new}
+            check_size({**row.config, "metadata": metadata})
+            return metadata
+
+        await self._machines.set_metadata(row.app, row.id, self._request(call), edit, version=version)
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
