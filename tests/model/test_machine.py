@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from hawker.model.guest import Resources
 from hawker.model.machine import HOLDS_ALL, MOVES, RESTING, SETTLED, IllegalMove, State, check_move, diagram
@@ -94,8 +95,10 @@ def test_a_machine_holds_all_it_takes_only_while_it_may_run(state: State) -> Non
     )
     if state is State.destroyed:
         assert row.held() == Resources()
-    elif state in (State.stopped, State.failed):
+    elif state in (State.stopped, State.failed, State.destroying):
         assert row.held() == Resources(disk_mib=1024, machines=1)
+        if state is State.destroying:
+            assert replace(row, instance="it still runs").held() == takes
     else:
         assert state in HOLDS_ALL
         assert row.held() == takes

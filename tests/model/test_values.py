@@ -74,6 +74,10 @@ def test_durations_are_written_as_go_writes_them(ns: int, text: str) -> None:
     assert format_duration(parse_duration_s("timeout", ns)) == text
 
 
+def test_a_negative_duration_reads_as_one() -> None:
+    assert (format_duration(-3), format_duration(-3661.5)) == ("-3s", "-1h1m1.5s")
+
+
 @given(st.integers(0, 300 * 10**9) | st.integers(0, 1000 * HOUR_NS))
 def test_a_duration_survives_being_written_and_read(ns: int) -> None:
     seconds = parse_duration_s("timeout", ns)

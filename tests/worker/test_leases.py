@@ -9,7 +9,7 @@ import pytest
 from tests.kit.sim_worker import APP, SimWorker, a_worker
 from tests.kit.virtual_time import virtual_time
 
-from hawker.errors import Invalid, NotFound
+from hawker.errors import Invalid, NotFound, PreconditionFailed
 from hawker.model.machine import State
 from hawker.model.rows import LeaseRow
 from hawker.worker import leases
@@ -106,3 +106,13 @@ async def test_a_destroyed_machine_leaves_no_lease(tmp_path: Path) -> None:
         await worker.machines.destroy(APP.name, machine, worker.request(lease.nonce), force=True)
         await worker.at_rest()
         assert worker.store.read.select(LeaseRow) == []
+
+
+@virtual_time
+async def test_nobody_gets_a_lease_of_a_machine_that_is_gone(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await worker.run_machine()
+        await worker.machines.destroy(APP.name, machine, worker.request(), force=True)
+        await worker.at_rest()
+        with pytest.raises(PreconditionFailed, match="is destroyed"):
+            await acquire(worker, machine)

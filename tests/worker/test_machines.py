@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.kit import invariants
@@ -14,8 +15,9 @@ from tests.kit.sim_worker import APP, SimWorker, a_worker, machine_config, order
 from tests.kit.virtual_time import virtual_time
 from tests.kit.world import Program
 
-from hawker.errors import Broken, Conflict, PreconditionFailed
+from hawker.errors import Broken, Conflict, HawkerError, PreconditionFailed
 from hawker.model.config import check_config
+from hawker.model.guest import Resources
 from hawker.model.machine import State
 from hawker.model.market import Reservation
 from hawker.worker import leases
@@ -200,6 +202,41 @@ async def test_a_larger_guest_that_does_not_fit_changes_nothing(tmp_path: Path) 
             await worker.machines.update(APP.name, machine, worker.request(), config=config)
         assert (worker.machine(machine), worker.story(machine)) == before
         assert invariants.check(worker) == []
+
+
+@virtual_time
+async def test_a_machine_at_rest_can_be_destroyed_on_a_full_worker(tmp_path: Path) -> None:
+    room_for_one = Resources(cpus_shared=1, memory_mib=1024, disk_mib=1 << 20, machines=8)
+    async with a_worker(tmp_path, capacity=room_for_one) as worker:
+        asleep = await worker.run_machine("order-1")
+        await worker.machines.stop(APP.name, asleep, worker.request())
+        await worker.at_rest()
+        await worker.run_machine("order-2")
+        await worker.machines.destroy(APP.name, asleep, worker.request())
+        await worker.at_rest()
+        assert worker.machine(asleep).state is State.destroyed
+        assert invariants.check(worker) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (machine_config(guest={"cpu_kind": "performance", "cpus": 16}), "insufficient CPUs"),
+        ({**machine_config(), "image": "nginx"}, 'use the image "host"'),
+    ],
+)
+@virtual_time
+async def test_a_machine_at_rest_does_not_become_one_that_its_worker_can_never_run(
+    config: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await worker.run_machine()
+        await worker.machines.stop(APP.name, machine, worker.request())
+        await worker.at_rest()
+        before = worker.machine(machine)
+        with pytest.raises(HawkerError, match=why):
+            await worker.machines.update(APP.name, machine, worker.request(), config=check_config(config))
+        assert worker.machine(machine) == before
 
 
 @virtual_time

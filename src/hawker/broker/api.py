@@ -279,16 +279,16 @@ class Broker:
         links = self._fleet.links
         if body.worker and body.worker not in links:
             raise NotFound(f"no worker is called {body.worker}", hint="hawker workers lists them")
-        answers, errors = await self._fleet.ask_all("POST", "/v1/market/sql", dict[str, Any], {"query": body.query})
+        asked = [links[body.worker]] if body.worker else list(links.values())
+        query = {"query": body.query}
+        answers, errors = await gather_named(
+            {link.name: link.ask("POST", "/v1/market/sql", dict[str, Any], query) for link in asked}
+        )
         for error in errors.values():
             if not unreachable({"": error}):
                 raise Refused(error.message)
-        columns: list[str] = []
-        rows: list[list[Any]] = []
-        for name, answer in answers.items():
-            if body.worker in (None, "", name):
-                columns = columns or answer["columns"]
-                rows += [[name, *row] for row in answer["rows"]]
+        columns: list[str] = next((answer["columns"] for answer in answers.values() if answer["columns"]), [])
+        rows = [[name, *row] for name, answer in answers.items() for row in answer["rows"]]
         return {"columns": ["worker", *columns], "rows": rows, "unreachable": unreachable(errors)}
 
     async def health(self, call: Call) -> api.Health:

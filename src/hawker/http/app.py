@@ -134,7 +134,7 @@ class Serving:
         except Unauthorized as unauthorized:
             return reply(unauthorized.body(), 401)
         if status == 405:
-            return reply({"error": f"{request.method} is not a method of {path}", "status": "not_found"}, 405)
+            return reply({"error": f"{request.method} is not a method of {path}", "status": "method_not_allowed"}, 405)
         for part, what in _NOT_BUILT_PATHS.items():
             if part in path:
                 missing = NotBuilt("path", path, f"{what} not built yet")

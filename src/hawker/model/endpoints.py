@@ -255,7 +255,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         reply=api.LeaseReply,
         success=201,
         query=(Query("ttl", {"type": "integer"}, "seconds, 1 to 86400; default 120"),),
-        statuses=(409,),
+        statuses=(409, 412),
     ),
     Endpoint(
         op="Machines_release_lease",

@@ -58,10 +58,11 @@ class MachineRow(Row, frozen=True, kw_only=True):
         return self.id
 
     def held(self) -> Resources:
-        """What the ledger counts for it now."""
+        """What the ledger counts for it now. One on its way out whose program is gone needs no room to go."""
         if self.state is State.destroyed:
             return Resources()
-        return self.resources if self.state in HOLDS_ALL else self.resources.at_rest()
+        runs = self.state in HOLDS_ALL and not (self.state is State.destroying and not self.instance)
+        return self.resources if runs else self.resources.at_rest()
 
 
 class DecisionRow(Row, frozen=True, kw_only=True):

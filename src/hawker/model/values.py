@@ -86,6 +86,8 @@ def format_duration(seconds: float) -> str:
 
     To the nanosecond, so that parsing it gives the same seconds.
     """
+    if seconds < 0:
+        return "-" + format_duration(-seconds)
     ns = round(seconds * 10**9)
     if 0 < ns < 10**9:
         unit = next(unit for unit in ("ms", "\u00b5s", "ns") if ns >= _UNIT_NS[unit])

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hawker.errors import Conflict, Invalid, NotFound
+from hawker.errors import Conflict, Invalid, NotFound, PreconditionFailed
 from hawker.host import Host
+from hawker.model.machine import State
 from hawker.model.rows import LeaseRow, MachineRow
 from hawker.model.values import rfc3339
 from hawker.store.tx import Reads, Tx
@@ -50,6 +51,8 @@ def acquire(tx: Tx, host: Host, row: MachineRow, request: Request, ttl_s: int, d
     `LeaseHeld`."""
     if not 1 <= ttl_s <= TTL_S_MAX:
         raise Invalid("ttl", ttl_s, f"give seconds from 1 to {TTL_S_MAX}")
+    if row.state is State.destroyed:
+        raise PreconditionFailed(f"failed_precondition: machine {row.id} is destroyed: nobody can change it any more")
     check(tx, row.id, request)
     held = current(tx, row.id, tx.now_ms)
     lease = LeaseRow(

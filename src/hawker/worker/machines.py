@@ -17,16 +17,17 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from hawker.core import journal
+from hawker.core import capacity, journal
 from hawker.errors import Conflict, NotBuilt, NotFound, PreconditionFailed
 from hawker.host import Host
 from hawker.model.config import Config, check_config
-from hawker.model.guest import larger
+from hawker.model.guest import Resources, larger
 from hawker.model.machine import State
 from hawker.model.rows import LeaseRow, MachineRow, RunRow, VersionRow
+from hawker.model.values import is_host_image
 from hawker.store.db import Store
 from hawker.store.tx import Tx
-from hawker.worker import leases
+from hawker.worker import leases, ledger
 from hawker.worker.drivers.base import Driver
 from hawker.worker.machine_log import MachineLog, get_machine
 from hawker.worker.runner import Busy, Runner, active_run
@@ -177,8 +178,13 @@ class Machines:
         """Replace the configuration: a new version. A running machine is stopped and started with it, one in a backoff
         starts with it now, one at rest stays at rest. Returns the row as it is right after acceptance.
 
-        Raises `Conflict` when `current_version` is not the present one, `ledger.Full` when a larger guest has no room.
+        Raises `Conflict` when `current_version` is not the present one, `ledger.Full` when a larger guest has no room,
+        also when it never will have, `NotBuilt` for an image that this worker's driver does not run.
         """
+        runs_images = (await self._driver.fingerprint()).capabilities.images
+        if is_host_image(config.image) == runs_images:
+            remedy = "this worker runs container images only" if runs_images else 'use the image "host"'
+            raise NotBuilt("config.image", config.image, remedy)
 
         def change(tx: Tx) -> tuple[MachineRow, LeaseRow | None]:
             row = self._free(tx, app, machine_id, request, takes_over=True)
@@ -193,6 +199,8 @@ class Machines:
             waiting = row.state is IN_BACKOFF
             version = self._host.ulid()
             wanted = config.guest.resources()
+            if short := capacity.shortfall(self._log.capacity, Resources(), wanted):
+                raise ledger.Full(short)
             launch = (row.state is State.started or waiting) and not skip_launch
             changes: dict[str, Any] = {
                 "version": version,
