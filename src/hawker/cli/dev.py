@@ -199,7 +199,7 @@ class Dev:
             stderr=log,
             start_new_session=True,  # Ctrl-C is for us; we stop the agents in order
         )
-        _write(config.with_suffix(".pid"), str(process.pid))
+        _write(config.with_suffix(".pid"), f"{process.pid}\n")
         return process
 
     async def _stop_in_order(self, process: asyncio.subprocess.Process, config: Path, log: int) -> None:
