@@ -269,6 +269,7 @@ def cpu_seconds(home: Path, agents: Agents) -> dict[str, float]:
 
 async def reserve_rate(agents: Agents, sizes: Sizes, in_flight: int) -> float:
     """Reservations made durable per second at one worker, asked for in batches as brokers do."""
+    from hawker.broker.fleet import BATCH_MAX
     from hawker.client.batching import Batcher
 
     worker = peer(next(iter(agents.workers.values())), CLUSTER)
@@ -279,7 +280,7 @@ async def reserve_rate(agents: Agents, sizes: Sizes, in_flight: int) -> float:
         answers: list[Any] = msgspec.json.decode(reply.body)
         return answers
 
-    batcher: Batcher[Order, Any] = Batcher(send, in_flight_max=2)
+    batcher: Batcher[Order, Any] = Batcher(send, in_flight_max=2, batch_max=BATCH_MAX)
 
     async def one() -> None:
         answer = await batcher.submit(reservation(next(_numbers)))

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import secrets
+import shlex
 import signal
 import socket
 import sys
@@ -250,10 +251,26 @@ class Dev:
     def _greet(self, endpoint: str, client: Path) -> None:
         workers = len(self._regions) * self._options["workers"]
         click.echo(f"hawker: {workers} workers in {', '.join(self._regions)}; the API is at {endpoint}/v1")
-        click.echo(f"  token in {client}; the hawker command finds it there")
-        click.echo("  try in another terminal:  hawker apps create hello")
-        click.echo("    hawker machine run --app hello --region ord host -- python3 -m http.server 8080")
+        if _found_by_itself(self._home):
+            click.echo(f"  token in {client}; the hawker command finds it there")
+            click.echo("  try in another terminal:  hawker apps create hello")
+        else:
+            click.echo(f"  token in {client}; the hawker command finds it there when it is told the directory")
+            click.echo(f"  try in another terminal:  export HAWKER_HOME={shlex.quote(str(self._home))}")
+            click.echo("    hawker apps create hello")
+        region = self._regions[0]
+        click.echo(f"    hawker machine run --app hello --region {region} host -- python3 -m http.server 8080")
         click.echo("  Ctrl-C stops the market and its machines; the next start brings them back")
+
+
+def _found_by_itself(home: Path) -> bool:
+    """Whether the hawker command looks into this directory in a terminal where nobody set `HAWKER_HOME`."""
+    from hawker.client.settings import dev_directory
+
+    try:
+        return dev_directory({**os.environ, "HAWKER_HOME": ""}).resolve() == home
+    except Refused:  # without a home directory it looks nowhere
+        return False
 
 
 async def _stop(process: asyncio.subprocess.Process) -> int:

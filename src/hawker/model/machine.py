@@ -73,8 +73,8 @@ MOVES: dict[State, frozenset[State]] = {
 }
 
 HOLDS_ALL = frozenset(State) - {State.stopped, State.failed, State.destroyed}
-"""States in which a machine holds its cpu and memory; in `stopped` and `failed` it holds disk and its place only, and in
-`destroying` once its program is gone."""
+"""States in which a machine holds its cpu and memory; in `stopped` and `failed` it holds disk and its place only, as it
+does in `destroying` once its program is gone."""
 
 
 class IllegalMove(AssertionError):
