@@ -15,13 +15,15 @@ from hawker.broker.fleet import Confirmation, Confirmed, Fleet, WorkerLink
 from hawker.broker.orders import Orders, Wanted
 from hawker.client.wire import PeerUnreachable
 from hawker.core.ranking import SpreadPolicy
-from hawker.errors import Conflict, HawkerError, StoreError, Unreachable
+from hawker.errors import Conflict, HawkerError, NoCapacity, StoreError, Unreachable
 from hawker.model.config import check_config
+from hawker.model.guest import Resources
 from hawker.model.machine import State
 from hawker.model.market import Ask, Offer, Order, Refusal, Reservation
 from hawker.model.rows import MachineRow
 from hawker.store.tx import Tx
 from hawker.telemetry import Metrics
+from hawker.worker import ledger
 from hawker.worker.machine_log import get_machine
 
 
@@ -206,4 +208,24 @@ async def test_a_reservation_that_lapsed_needs_no_release(key: str, hint: str, t
         assert lost.value.hint == hint
         await asyncio.sleep(10)
         assert link.releases == []
+        await orders.close()
+
+
+class Unreadable(Link):
+    """Reserves, and gives an answer that does not read."""
+
+    async def reserve(self, order: Order) -> Reservation | Refusal:
+        await super().reserve(order)
+        raise HawkerError("the answer does not read")
+
+
+@virtual_time
+async def test_a_reservation_whose_answer_was_an_error_is_given_back_at_once(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        link = Unreadable(worker, None, after=False, told=False)
+        orders = await orders_over(worker, link)
+        with pytest.raises(NoCapacity, match="ord-1"):
+            await orders.place(wanted(""))
+        await worker.until(lambda: link.releases == [True])
+        assert ledger.held(worker.store.read) == Resources()
         await orders.close()

@@ -135,17 +135,14 @@ class Orders:
             order = self._order(wanted, auction.order, region)
             try:
                 answer = await self._reserve(link, order)
-            except PeerUnreachable as error:
-                if not error.sent:  # nothing happened there
+            except HawkerError as error:
+                if isinstance(error, PeerUnreachable) and not error.sent:  # nothing happened there
                     auction.refused(Refusal(worker=name, region=region, reason=Reason.no_answer), timed_ms(began))
                     continue
+                _logger.warning("reserve.failed", worker=name, order=auction.order, error=error.message)
                 self._give_up(link, wanted, auction.order)
                 auction.doubted(name, timed_ms(began))
                 auction.order = self._host.ulid()  # the doubtful one must never fill on another worker, too
-                continue
-            except HawkerError as error:
-                _logger.warning("reserve.failed", worker=name, order=auction.order, error=error.message)
-                auction.refused(Refusal(worker=name, region=region, reason=Reason.no_answer), timed_ms(began))
                 continue
             if isinstance(answer, Refusal):
                 auction.refused(answer, timed_ms(began))
