@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import secrets
 import shlex
 import signal
@@ -21,6 +22,7 @@ from typing import Any
 
 import click
 
+from hawker.cli import output
 from hawker.errors import Conflict, HawkerError, Refused
 
 REGIONS = ("ord", "mad", "syd")
@@ -30,6 +32,19 @@ STOP_TRIES = 3
 RESTART_S = 0.1
 RESTART_MOST_S = 2.0
 HEALTHY_S = 5.0  # an agent that lived this long is started again at once when it dies
+LOG_LINES = 10  # of an agent that did not come up
+COUNT = click.IntRange(min=1)
+POLICIES = ("curve", "pack", "spread", "random", "two-choices")  # those of `core/ranking.py`, not imported for help
+REGION = re.compile("[a-z0-9][a-z0-9-]{0,30}")
+
+
+def _checked_regions(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    for code in given:
+        if not REGION.fullmatch(code):
+            raise click.BadParameter(
+                f"{code!r} is not a region's code: lower-case letters, digits and dashes, at most 31.", ctx, param
+            )
+    return tuple(dict.fromkeys(given))
 
 
 @click.command("dev", help="Run a market on this machine: three regions, two workers each, one broker.")
@@ -41,13 +56,23 @@ HEALTHY_S = 5.0  # an agent that lived this long is started again at once when i
     show_default=True,
     help="The broker's port; 0 takes any free one.",
 )
-@click.option("--region", "regions", multiple=True, help="A region; repeatable. Default: ord, mad, syd.")
-@click.option("--workers", default=2, show_default=True, help="Workers in each region.")
-@click.option("--cpus", default=16, show_default=True, help="Shared cpus each worker offers.")
-@click.option("--dedicated", default=2, show_default=True, help="Dedicated cpus each worker offers.")
-@click.option("--memory", default=4096, show_default=True, help="MiB of memory each worker offers.")
-@click.option("--machines", default=1000, show_default=True, help="Machines each worker takes at most.")
-@click.option("--policy", default="curve", show_default=True, help="How the broker ranks offers.")
+@click.option(
+    "--region",
+    "regions",
+    multiple=True,
+    callback=_checked_regions,
+    help="A region; repeatable. Default: ord, mad, syd.",
+)
+@click.option("--workers", type=COUNT, default=2, show_default=True, help="Workers in each region.")
+@click.option("--cpus", type=COUNT, default=16, show_default=True, help="Shared cpus each worker offers.")
+@click.option(
+    "--dedicated", type=click.IntRange(min=0), default=2, show_default=True, help="Dedicated cpus each worker offers."
+)
+@click.option("--memory", type=COUNT, default=4096, show_default=True, help="MiB of memory each worker offers.")
+@click.option("--machines", type=COUNT, default=1000, show_default=True, help="Machines each worker takes at most.")
+@click.option(
+    "--policy", type=click.Choice(POLICIES), default="curve", show_default=True, help="How the broker ranks offers."
+)
 @click.option("--no-cgroups", is_flag=True, help="Do without kernel limits.")
 def dev_command(directory: Path | None, regions: tuple[str, ...], **options: Any) -> None:
     if directory is None:
@@ -65,11 +90,14 @@ class Dev:
         self._regions = regions
         self._options = options
         self._stopping = asyncio.Event()
+        self._up_once = False
+        self._failed: HawkerError | None = None
+        self._failed_agent = ""
         self._keepers: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
         """Until Ctrl-C, SIGTERM, or the end of its terminal. Raises `Refused` when another market runs in this
-        directory."""
+        directory, `HawkerError` when an agent does not come up."""
         self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(self._home / "dev.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -89,6 +117,7 @@ class Dev:
         self._keepers = [loop.create_task(self._keep(path), name=path.stem) for path in configs]
         try:
             if await self._ready(endpoint):
+                self._up_once = True
                 _write(client, json.dumps({"endpoint": endpoint, "token": self._tokens["user"]}))
                 self._greet(endpoint, client)
                 await self._stopping.wait()
@@ -98,6 +127,8 @@ class Dev:
             await asyncio.gather(*self._keepers, return_exceptions=True)
             client.unlink(missing_ok=True)
             os.close(lock)
+        if self._failed:
+            raise self._failed
 
     # --- configuration -----------------------------------------------------------------------------------------------
 
@@ -169,9 +200,11 @@ class Dev:
     # --- the agents --------------------------------------------------------------------------------------------------
 
     async def _keep(self, config: Path) -> None:
-        """Run one agent, again whenever it dies, until the market stops; then see that it ended in order."""
+        """Run one agent, again whenever it dies, until the market stops; then see that it ended in order. One that
+        dies before the market is up would do so again: it ends the market."""
         delay_s = RESTART_S
         log = os.open(config.with_suffix(".log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        log_began = os.fstat(log).st_size
         try:
             while not self._stopping.is_set():
                 began = asyncio.get_running_loop().time()
@@ -182,6 +215,9 @@ class Dev:
                 stopping.cancel()
                 if self._stopping.is_set():
                     break
+                if not self._up_once:
+                    self._fail(config, f"ended with status {process.returncode} before it was ready", log_began)
+                    break
                 _say(f"hawker: {config.stem} ended with status {process.returncode}; starting it again")
                 long_lived = asyncio.get_running_loop().time() - began > HEALTHY_S
                 delay_s = RESTART_S if long_lived else min(delay_s * 2, RESTART_MOST_S)
@@ -191,6 +227,18 @@ class Dev:
         finally:
             os.close(log)
             config.with_suffix(".pid").unlink(missing_ok=True)
+
+    def _fail(self, config: Path, what: str, log_began: int) -> None:
+        """Stop the market because of an agent, and show what that one wrote since `log_began`."""
+        path = config.with_suffix(".log")
+        with path.open("rb") as log:
+            log.seek(log_began)
+            lines = log.read().decode(errors="replace").splitlines()
+        _say(f"hawker: the end of {path}:")
+        for line in lines[-LOG_LINES:]:
+            _say(f"  {line}")
+        self._failed, self._failed_agent = HawkerError(f"{config.stem} {what}", hint=f"look into {path}"), config.stem
+        self._stopping.set()
 
     async def _spawn(self, config: Path, log: int) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
@@ -212,6 +260,8 @@ class Dev:
             process = await self._spawn(config, log)
             await self._up(process, self._ports[config.stem])
             status = await _stop(process)
+        if config.stem == self._failed_agent:
+            return  # it never came up; that is told already
         _say(f"hawker: {config.stem} did not stop in order; see {config.with_suffix('.log')}")
 
     async def _up(self, process: asyncio.subprocess.Process, port: int) -> None:
@@ -299,7 +349,7 @@ def _free_port(port: int) -> int:
 def _say(text: str) -> None:
     """To the terminal, if it is still there."""
     with contextlib.suppress(OSError):
-        click.echo(text, err=True)
+        output.note(text)
 
 
 def _write(path: Path, text: str) -> None:
