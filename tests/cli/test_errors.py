@@ -50,6 +50,22 @@ def closed_port() -> Iterator[int]:
         ([*ORDER, "--cpus", "x", "host"], "Invalid value for '--cpus'", "hawker machine run --help"),
         ([*ORDER, "--restart", "sometimes", "host"], "Invalid value for '--restart'", "hawker machine run --help"),
         (["machine", "wait", "m", "--state", "done"], "Invalid value for '--state'", "hawker machine wait --help"),
+        (
+            ["machine", "stop", "m", "--timeout", "nan"],
+            "Invalid value for '--timeout': 'nan' is not",
+            "hawker machine st",
+        ),
+        (
+            ["machine", "restart", "m", "--timeout", "inf"],
+            "Invalid value for '--timeout': 'inf' is not",
+            "hawker machine",
+        ),
+        (
+            ["machine", "stop", "m", "--timeout", "-3"],
+            "Invalid value for '--timeout': -3.0 is not in",
+            "hawker machine",
+        ),
+        (["machine", "wait", "m", "--timeout", "inf"], "Invalid value for '--timeout': 'inf' is not", "hawker machine"),
         (["completion", "tcsh"], "Invalid value for '{bash|zsh|fish}'", "hawker completion --help"),
     ],
 )

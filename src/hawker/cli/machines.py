@@ -14,7 +14,7 @@ import click
 from hawker.cli import output
 from hawker.cli.groups import Ordered
 from hawker.cli.orders import clone, create, run, update
-from hawker.cli.params import app_option, machine_argument, region_option
+from hawker.cli.params import app_option, machine_argument, region_option, timeout_option
 from hawker.cli.session import (
     LONGEST_STOP_S,
     Object,
@@ -141,7 +141,7 @@ def start(session: Session, machine: str, app: str | None) -> None:
 @machine.command()
 @machine_argument
 @click.option("--signal", help="Instead of its configuration's, such as SIGTERM.")
-@click.option("--timeout", "grace_s", type=float, metavar="SECONDS", help="Then kill it. Instead of its own.")
+@timeout_option(help="Then kill it. Instead of its own.")
 @market_command
 def stop(session: Session, machine: str, app: str | None, signal: str | None, grace_s: float | None) -> None:
     """Stop a machine: a signal, a grace time, then kill."""
@@ -153,7 +153,7 @@ def stop(session: Session, machine: str, app: str | None, signal: str | None, gr
 
 @machine.command()
 @machine_argument
-@click.option("--timeout", "grace_s", type=float, metavar="SECONDS", help="Grace time before it is killed.")
+@timeout_option(help="Grace time before it is killed.")
 @click.option("--force", is_flag=True, help="Kill it at once.")
 @market_command
 def restart(session: Session, machine: str, app: str | None, grace_s: float | None, force: bool) -> None:
@@ -191,7 +191,7 @@ machine.add_command(clone)
 @machine.command()
 @machine_argument
 @click.option("--state", "states", multiple=True, type=click.Choice(WAITED_FOR), help="Repeatable. Default: started.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=1), default=60, show_default=True, metavar="SECONDS")
+@timeout_option("timeout_s", least=1, default=60)
 @market_command
 def wait(session: Session, machine: str, app: str | None, states: tuple[str, ...], timeout_s: float) -> None:
     """Wait until a machine is in a state."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import isfinite
 from typing import Any, TypeVar
 
 import click
@@ -39,6 +40,27 @@ def worker_argument(function: F) -> F:
 
 def worker_option(help: str) -> Callable[[F], F]:
     return click.option("--worker", metavar="WORKER", shell_complete=_workers, help=help)
+
+
+class _Seconds(click.FloatRange):
+    """A finite count of seconds: `float` also reads "nan", which is in every range, and "inf"."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        if not isfinite(seconds):
+            self.fail(f"{value!r} is not a count of seconds.", param, ctx)
+        return seconds
+
+
+def timeout_option(
+    name: str = "grace_s", *, least: float = 0, default: float | None = None, help: str = ""
+) -> Callable[[F], F]:
+    """--timeout, in seconds."""
+    kind = _Seconds(min=least)
+    shown = default is not None
+    return click.option(
+        "--timeout", name, type=kind, default=default, show_default=shown, metavar="SECONDS", help=help or None
+    )
 
 
 def pairs(field: str, given: Sequence[str]) -> dict[str, str]:
