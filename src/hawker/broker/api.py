@@ -180,14 +180,16 @@ class Broker:
         for error in errors.values():
             raise error
         headers = {REQUEST_ID: call.id, OWNER: call.owner}
+        failed = []
         for worker, machines in answers.items():
             peer = self._fleet.links[worker].peer
             for machine in machines:
                 target = f"/v1/apps/{app}/machines/{machine['id']}?force=true"
                 answer = await peer.request("DELETE", target, headers=headers, timeout_s=60.0)
                 if answer.status >= 400 and answer.status != 404:
-                    why = PeerError(answer).message
-                    raise Conflict(f"machine {machine['id']} could not be destroyed: {why}")
+                    failed.append(f"machine {machine['id']} could not be destroyed: {PeerError(answer).message}")
+        if failed:
+            raise Conflict("; ".join(failed))
 
     async def _article(self, call: Call, machine: str) -> Any:
         """The article's paths: a machine by its id alone. Asked of its worker under the full path."""
