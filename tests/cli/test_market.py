@@ -105,6 +105,17 @@ def test_regions_and_workers_show_what_is_free_and_a_cordoned_worker_makes_no_of
     assert "no worker is called x" in user("workers", "cordon", "x", status=1).err
 
 
+def test_a_region_given_to_workers_holds_for_its_list_and_for_nothing_else(user: User) -> None:
+    for arguments in (
+        ("--region", "mad", "list"),
+        ("list", "--region", "mad"),
+        ("--region", "ord", "list", "--region", "mad"),
+    ):
+        assert [w["name"] for w in user.json("workers", *arguments)] == ["mad-1", "mad-2"]
+    refused = user("workers", "--region", "mad", "runs", status=2)
+    assert refused.err.splitlines() == ["error: --region has no meaning for runs", "  try: hawker workers --help"]
+
+
 def explained(user: User) -> str:
     (machine,) = user.json("machine", "list", "--app", user.app)
     return user("explain", machine["id"]).out

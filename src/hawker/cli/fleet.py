@@ -36,6 +36,8 @@ def workers(session: Session, ctx: click.Context, region: str | None) -> None:
     """List workers and what is free, cordon one, look after parked runs."""
     if ctx.invoked_subcommand is None:
         _list(session, region)
+    elif region and ctx.invoked_subcommand != "list":
+        raise click.UsageError(f"--region has no meaning for {ctx.invoked_subcommand}", ctx)
 
 
 @workers.command("list")
@@ -43,7 +45,8 @@ def workers(session: Session, ctx: click.Context, region: str | None) -> None:
 @market_command
 def list_(session: Session, region: str | None) -> None:
     """List workers and what is free of what they have."""
-    _list(session, region)
+    outer = click.get_current_context().parent
+    _list(session, region or (outer.params["region"] if outer else None))
 
 
 def _list(session: Session, region: str | None) -> None:
