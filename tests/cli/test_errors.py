@@ -66,6 +66,15 @@ def closed_port() -> Iterator[int]:
             "hawker machine",
         ),
         (["machine", "wait", "m", "--timeout", "inf"], "Invalid value for '--timeout': 'inf' is not", "hawker machine"),
+        ([*ORDER, "--region", "", "host"], "Invalid value for '--region': it is empty", "hawker machine run --help"),
+        ([*ORDER, "--region", " , ", "host"], "Invalid value for '--region': it is empty", "hawker machine run --help"),
+        (["sql", "--worker", "", "select 1"], "Invalid value for '--worker': it is empty", "hawker sql --help"),
+        (["machine", "update", "m"], "nothing to change: give an option, or a command", "hawker machine update --help"),
+        (
+            ["machine", "update", "m", "--skip-launch"],
+            "nothing to change: give an option",
+            "hawker machine update --help",
+        ),
         (["completion", "tcsh"], "Invalid value for '{bash|zsh|fish}'", "hawker completion --help"),
     ],
 )

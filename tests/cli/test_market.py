@@ -357,6 +357,21 @@ def test_sql_asks_every_worker_or_one(user: User) -> None:
     assert "syntax error" in user("sql", "selec", status=1).err
 
 
+def test_sql_that_nobody_answers_is_an_error(user: User) -> None:
+    pids = [user.market.pid(worker) for worker in user.market.workers()]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        everyone = user("sql", "select 1", status=1)
+        one = user("sql", "select 1", "--worker", "ord-1", status=1)
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    assert (everyone.out, everyone.err) == ("", "error: no worker answered\n  try: hawker workers\n")
+    assert (one.out, one.err) == ("", "error: worker ord-1 did not answer\n  try: hawker workers\n")
+    wait_until(lambda: all(w["reachable"] for w in user.json("workers")), "the workers answer again")
+
+
 def test_a_running_worker_s_database_can_be_verified(user: User) -> None:
     worker = user.run()["hawker"]["worker"]
     assert "no faults" in user("worker", "verify", user.market.home / worker).out

@@ -8,6 +8,7 @@ from hawker.cli import output
 from hawker.cli.groups import Ordered
 from hawker.cli.params import region_option, worker_argument, worker_option
 from hawker.cli.session import Object, Session, market_command
+from hawker.errors import Unreachable
 
 RUN_STATUSES = ("active", "parked", "done", "failed", "cancelled")
 _COUNTED = (("cpus_shared", "cpus"), ("cpus_dedicated", "dedicated"), ("machines", "machines"))
@@ -164,9 +165,15 @@ def sql(session: Session, query: str, worker: str | None) -> None:
     """
     with output.working("asking the workers"):
         answer = session.client.sql(query, worker=worker)
+        silent = answer["unreachable"]
+        asked = [worker] if worker or not silent else [w["name"] for w in session.client.workers()]
+    if silent and len(silent) == len(asked):
+        raise Unreachable(
+            "no worker answered" if worker is None else f"worker {worker} did not answer", hint="hawker workers"
+        )
     if session.json:
         output.data(answer)
     else:
         output.table(answer["columns"], answer["rows"])
-    if answer["unreachable"]:
-        output.note(f"these workers did not answer: {', '.join(answer['unreachable'])}")
+    if silent:
+        output.note(f"these workers did not answer: {', '.join(silent)}")

@@ -188,6 +188,10 @@ def update(
 
     Options add to what it has; --config replaces it all. Put -- before a new command.
     """
+    if not (command or image or any(value not in (None, ()) for value in given.values())):
+        raise click.UsageError(
+            "nothing to change: give an option, or a command after --; hawker machine restart only restarts it"
+        )
     found = session.machine(machine, app)
     config = configure({} if given["config"] else found["config"], command, given)
     if image:

@@ -31,7 +31,7 @@ def app_argument(function: F) -> F:
 
 
 def region_option(help: str) -> Callable[[F], F]:
-    return click.option("--region", metavar="REGION", shell_complete=_regions, help=help)
+    return click.option("--region", metavar="REGION", shell_complete=_regions, callback=_not_empty, help=help)
 
 
 def worker_argument(function: F) -> F:
@@ -39,7 +39,14 @@ def worker_argument(function: F) -> F:
 
 
 def worker_option(help: str) -> Callable[[F], F]:
-    return click.option("--worker", metavar="WORKER", shell_complete=_workers, help=help)
+    return click.option("--worker", metavar="WORKER", shell_complete=_workers, callback=_not_empty, help=help)
+
+
+def _not_empty(ctx: click.Context, param: click.Parameter, given: str | None) -> str | None:
+    """A script's empty variable must not stand for any region or all workers."""
+    if given is not None and not given.strip(", "):
+        raise click.BadParameter("it is empty; leave the option out for any.", ctx, param)
+    return given
 
 
 class _Seconds(click.FloatRange):
