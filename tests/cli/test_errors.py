@@ -75,6 +75,7 @@ def closed_port() -> Iterator[int]:
             "nothing to change: give an option",
             "hawker machine update --help",
         ),
+        (["machine", "list", "--state", "bogus"], "Invalid value for '--state': 'bogus' is not", "hawker machine list"),
         (["completion", "tcsh"], "Invalid value for '{bash|zsh|fish}'", "hawker completion --help"),
     ],
 )

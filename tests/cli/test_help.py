@@ -15,7 +15,9 @@ import pytest
 from tests.cli.programs import PROGRAM, environment, hawker
 
 import hawker as package
+from hawker.cli.machines import STATES
 from hawker.cli.main import COMMANDS, root
+from hawker.model.machine import State
 
 HELP_S = 0.2
 HEAVY = ("asyncio", "http.client", "rich", "msgspec", "apsw", "starlette", "uvicorn", "structlog", "hawker.client")
@@ -76,6 +78,10 @@ def test_every_command_has_help(path: tuple[str, ...], capsys: pytest.CaptureFix
     usage, _, rest = shown.partition("\n\n")
     assert usage.startswith(f"Usage: hawker {' '.join(path)}")
     assert rest.strip()[0].isupper(), "the help begins with a sentence"
+
+
+def test_the_states_to_choose_from_are_those_there_are() -> None:
+    assert list(STATES) == [state.value for state in State]
 
 
 def test_the_version_is_the_packages() -> None:

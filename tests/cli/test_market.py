@@ -203,6 +203,19 @@ def test_a_name_that_two_machines_have_asks_for_an_id(user: User) -> None:
     assert "app not found" in user("machine", "status", "twin", "--app", "no-such-app", status=1).err
 
 
+def test_a_filter_that_leaves_nothing_is_told_as_that(user: User) -> None:
+    machine = user.run()
+    listing = ("machine", "list", "--app", user.app)
+    for narrowed in (("--state", "stopped"), ("--region", "nope")):
+        assert user(*listing, *narrowed) == Ended(0, "", "no such machines\n")
+    assert machine["id"] in user(*listing, "--state", "started", "--state", "stopped").out
+    assert user("workers", "--region", "nope") == Ended(0, "", "no such workers\n")
+    assert user.json("workers", "--region", "nope") == []
+    assert user("workers", "runs", "--worker", "ord-1", "--machine", machine["id"]).err == "no such runs\n"
+    refused = user("workers", "runs", "--worker", "nope", status=1)
+    assert refused.err == "error: no worker is called nope\n  try: hawker workers lists them\n"
+
+
 def test_machines_of_a_silent_worker_are_not_taken_for_gone(user: User) -> None:
     machine, other = user.run("--region", "ord", "--name", "hidden"), user.run("--region", "mad")
     worker = machine["hawker"]["worker"]

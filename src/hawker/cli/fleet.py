@@ -8,7 +8,7 @@ from hawker.cli import output
 from hawker.cli.groups import Ordered
 from hawker.cli.params import region_option, worker_argument, worker_option
 from hawker.cli.session import Object, Session, market_command
-from hawker.errors import Unreachable
+from hawker.errors import NotFound, Unreachable
 
 RUN_STATUSES = ("active", "parked", "done", "failed", "cancelled")
 _COUNTED = (("cpus_shared", "cpus"), ("cpus_dedicated", "dedicated"), ("machines", "machines"))
@@ -54,6 +54,9 @@ def _list(session: Session, region: str | None) -> None:
     found = [w for w in session.client.workers() if region in (None, w["region"])]
     if session.json:
         output.data(found)
+        return
+    if not found:
+        output.note("no such workers")
         return
     columns = ("worker", "region", "state", *(column for _, column in (*_COUNTED, *_MEASURED)))
     output.table(columns, [_row(worker) for worker in found])
@@ -114,6 +117,9 @@ def runs(session: Session, worker: str | None, machine: str | None, statuses: tu
     With --status also runs that have ended.
     """
     found = [r for r in session.client.runs(status=statuses, machine=machine) if worker in (None, r["worker"])]
+    silent = session.silent()
+    if worker and not found and all(w["name"] != worker for w in session.client.workers()):
+        raise NotFound(f"no worker is called {worker}", hint="hawker workers lists them")
     if session.json:
         output.data(found)
     elif found:
@@ -121,7 +127,7 @@ def runs(session: Session, worker: str | None, machine: str | None, statuses: tu
         output.table(columns, [[r["id"], *(r[name] or None for name in columns[1:])] for r in found])
     else:
         output.note("no such runs" if statuses or machine or worker else "nothing is under way, and nothing is parked")
-    if silent := session.silent():
+    if silent:
         output.note(f"these workers did not answer, their runs are not listed: {', '.join(silent)}")
 
 

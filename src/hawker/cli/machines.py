@@ -29,6 +29,10 @@ from hawker.cli.session import (
 from hawker.errors import HawkerError
 
 WAITED_FOR = ("started", "stopped", "suspended", "destroyed", "failed", "settled")
+STATES = (  # those of `model/machine.py`, not imported for help
+    *("created", "starting", "started", "stopping", "stopped", "suspending", "suspended"),
+    *("restarting", "updating", "failed", "destroying", "destroyed"),
+)
 EVENTS_SHOWN = 10
 SUSPEND_S = 60.0
 PRECONDITION_FAILED = 412
@@ -46,7 +50,14 @@ machine.add_command(create)
 @machine.command("list")
 @app_option("Only this app's; all apps' without.")
 @region_option("Only this region's.")
-@click.option("--state", "states", multiple=True, help="Only machines in this state; repeatable.")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(STATES),
+    metavar="STATE",
+    help="Only machines in this state; repeatable.",
+)
 @click.option("--all", "deleted", is_flag=True, help="Destroyed ones, too.")
 @market_command
 def list_(session: Session, app: str | None, region: str | None, states: tuple[str, ...], deleted: bool) -> None:
@@ -58,7 +69,7 @@ def list_(session: Session, app: str | None, region: str | None, states: tuple[s
     if session.json:
         output.data(found)
     elif not found:
-        output.note("no machines; hawker machine run orders one")
+        output.note("no such machines" if region or states else "no machines; hawker machine run orders one")
     else:
         columns = ("id", "name", "app", "state", "region", "worker", "size")
         rows = [
