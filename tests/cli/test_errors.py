@@ -76,6 +76,11 @@ def closed_port() -> Iterator[int]:
             "hawker machine update --help",
         ),
         (["machine", "list", "--state", "bogus"], "Invalid value for '--state': 'bogus' is not", "hawker machine list"),
+        (
+            ["completion"],
+            "Missing argument '{bash|zsh|fish}'. Choose from: bash, zsh, fish",
+            "hawker completion --help",
+        ),
         (["completion", "tcsh"], "Invalid value for '{bash|zsh|fish}'", "hawker completion --help"),
     ],
 )
@@ -97,6 +102,7 @@ def test_a_wrong_command_line_ends_with_status_2(
         ([*ORDER, "--metadata", "=x", "host"], 'error: --metadata: "=x" is not valid: write KEY=VALUE'),
         ([*ORDER, "--guest", "huge", "host"], 'error: config.size: "huge" is not valid: use shared-cpu'),
         ([*ORDER, "--endpoint", "nope", "--token", "t", "host"], 'error: endpoint: "nope" is not valid'),
+        (["machine", "status", ""], "error: no machine was given: the id or name is empty"),
         (["apps", "list"], "error: no market was named, and none runs on this machine"),
         (["apps", "destroy", "0123456789abcd"], "error: no app is called 0123456789abcd: that is a machine's id"),
     ],
@@ -109,6 +115,15 @@ def test_what_is_wrong_is_told_in_a_sentence(
     assert shown.out == ""
     assert shown.err.startswith(sentence)
     assert "Traceback" not in shown.err
+
+
+def test_an_agent_s_file_that_is_no_text_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("agent.toml").write_bytes(b"\xff")
+    assert run(["agent", "--config", "./agent.toml"]) == 1
+    assert capsys.readouterr().err.startswith('error: config: "agent.toml" is not valid: ')
 
 
 def test_a_market_that_is_down_is_told_with_the_way_to_start_one(

@@ -158,6 +158,38 @@ def test_the_same_key_gives_the_same_machine(user: User) -> None:
     assert first["id"] == second["id"]
     assert first["timings_ms"].keys() == {"offers", "reserve", "confirm", "total"}
     assert second["timings_ms"] == {}
+    user("machine", "destroy", first["id"], "--force")
+    gone = user("machine", "run", "--app", user.app, "--key", "k", "host", "--", "sleep", "600", status=1)
+    assert gone.err.splitlines() == [
+        f"error: machine {first['id']} ({first['name']}) was ordered with this key and is destroyed",
+        "  try: give another --key to order a new one",
+    ]
+    assert user.run("--rm", "--key", "short", command=("true",))["id"], "one that has gone on its own is no error"
+
+
+def test_what_is_wrong_is_told_in_the_terms_of_the_command_line(user: User, tmp_path: Path) -> None:
+    sentence = "error: the image host has no program of its own: put the command after --\n"
+    for verb in ("run", "create"):
+        refused = user("machine", verb, "--app", user.app, "host", status=1)
+        assert refused.err == f"{sentence}  try: hawker machine {verb} ... -- COMMAND\n"
+    machine = user.run()["id"]
+    (tmp_path / "c.json").write_text('{"image": "host", "init": {"exec": [7]}}')
+    refused = user("machine", "update", machine, "--config", tmp_path / "c.json", status=1)
+    assert "give a list of strings" in refused.err, "another fault of the same field keeps its sentence"
+    (tmp_path / "c.json").write_text('{"image": "host"}')
+    assert user("machine", "update", machine, "--config", tmp_path / "c.json", status=1).err.startswith(sentence)
+    refused = user("apps", "destroy", user.app, status=1)
+    assert refused.err.splitlines() == [
+        f"error: app {user.app} still has machines: 1",
+        f"  try: hawker apps destroy {user.app} --force destroys them too",
+    ]
+    refused = user("apps", "destroy", "nope", status=1)
+    assert refused.err == "error: app not found: nope\n  try: hawker apps list\n"
+    refused = user("machine", "status", "0123456789ABCD", status=1)
+    assert refused.err.splitlines() == [
+        "error: no machine has the id or name 0123456789ABCD",
+        "  try: ids are in lower case: 0123456789abcd",
+    ]
 
 
 def test_options_become_the_machine_s_configuration(user: User, tmp_path: Path) -> None:

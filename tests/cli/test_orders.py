@@ -69,9 +69,9 @@ def test_options_change_what_a_file_says() -> None:
     assert config == {"env": {"A": "1", "B": "2"}, "stop_config": {"timeout": "3s"}}
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", pytest.param(b'{"a":' + b"[" * 100_000, id="deep")])
 def test_a_file_that_is_no_json_object_is_refused_by_name(content: bytes) -> None:
     file = io.BytesIO(content)
     file.name = "/some/where/machine.json"
-    with pytest.raises(Invalid, match=r'--config: "machine.json" is not valid: give a JSON object'):
+    with pytest.raises(Invalid, match=r'--config: "/some/where/machine.json" is not valid: give a JSON object'):
         made({}, config=file)

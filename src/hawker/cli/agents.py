@@ -81,7 +81,7 @@ def read_settings(path: Path) -> AgentSettings:
         return msgspec.convert(tomllib.loads(path.read_text()), AgentSettings, dec_hook=_path)
     except FileNotFoundError:
         raise Invalid("config", str(path), "there is no such file") from None
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise Invalid("config", str(path), str(error)) from error
 
 

@@ -8,6 +8,9 @@ from hawker.cli import output
 from hawker.cli.groups import Ordered
 from hawker.cli.params import app_argument
 from hawker.cli.session import Session, confirmed, market_command
+from hawker.errors import HawkerError, NotFound
+
+NOT_FOUND, CONFLICT = 404, 409
 
 
 @click.group(cls=Ordered)
@@ -52,14 +55,21 @@ def list_(session: Session, org: str | None) -> None:
 @market_command
 def destroy(session: Session, app: str, force: bool, yes: bool) -> None:
     """Destroy an app, which must have no machines, or with --force its machines too."""
-    from hawker.errors import NotFound
     from hawker.model.values import is_machine_id
 
     if is_machine_id(app):  # the API would take it for the machine and destroy that
         raise NotFound(f"no app is called {app}: that is a machine's id", hint=f"hawker machine destroy {app}")
     confirmed(f"Destroy app {app}" + (" and all its machines?" if force else "?"), yes=yes or force)
     with output.working(f"destroying app {app}"):
-        session.client.delete_app(app, force=force)
+        try:
+            session.client.delete_app(app, force=force)
+        except HawkerError as error:  # the API's hints are for callers of the API, and for orders
+            status = getattr(error, "status_code", 0)
+            if status == CONFLICT and not force:
+                error.hint = f"hawker apps destroy {app} --force destroys them too"
+            elif status == NOT_FOUND:
+                error.hint = "hawker apps list"
+            raise
     if session.json:
         output.data({"ok": True})
     else:

@@ -281,7 +281,7 @@ def exec_(
 
 @machine.command()
 @machine_argument
-@click.option("-f", "--follow", is_flag=True, help="Go on with new lines until Ctrl-C or its end.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with new lines until Ctrl-C or it is destroyed.")
 @click.option("--tail", type=click.IntRange(0, 10_000), default=100, show_default=True, metavar="LINES")
 @click.option("-t", "--timestamps", is_flag=True, help="Lead each line with its time and stream.")
 @market_command

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -76,7 +77,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         error.show()
         return 2
     except click.ClickException as error:
-        output.failure(HawkerError(error.format_message(), hint=_usage_hint(error)))
+        sentence = re.sub(r"\s*[\n\t]\s*", " ", error.format_message())  # click lists choices in lines
+        output.failure(HawkerError(sentence, hint=_usage_hint(error)))
         return error.exit_code
     except (click.Abort, KeyboardInterrupt) as error:
         if isinstance(error.__cause__ or error.__context__, EOFError):  # no more input where a question was asked

@@ -6,8 +6,8 @@ What is right and wrong in it is the market's to say.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
@@ -80,7 +80,9 @@ def _read(file: Any) -> Object:
     try:
         return msgspec.json.decode(file.read(), type=dict[str, Any])
     except msgspec.DecodeError as error:
-        raise Invalid("--config", Path(file.name).name, f"give a JSON object: {error}") from None
+        raise Invalid("--config", file.name, f"give a JSON object: {error}") from None
+    except RecursionError:
+        raise Invalid("--config", file.name, "give a JSON object that nests less deep") from None
 
 
 _ORDER_TEXT = """
@@ -136,7 +138,7 @@ def _place(session: Session, app: str, body: Object, *, key: str | None = None) 
     """Order, and show what came of it."""
     where = body.get("region") or "any region"
     launch = not body.get("skip_launch")
-    with output.working(f"ordering a machine in {where}"):
+    with output.working(f"ordering a machine in {where}"), _own_words():
         machine = session.client.create_machine(app, body, key=key, wait=launch)
     timings = _timings(session.client.answer_headers.get("server-timing", ""))
     if session.json:
@@ -153,12 +155,31 @@ def _place(session: Session, app: str, body: Object, *, key: str | None = None) 
                 ("times", times or "none: an order with this key was filled before, and this is its machine"),
             ]
         )
+    if machine["state"] == "destroyed" and not timings:
+        raise HawkerError(
+            f"{label(machine)} was ordered with this key and is destroyed",
+            hint="give another --key to order a new one",
+        )
     if launch and machine["state"] == "failed":
         why = failure_of(machine)
         raise HawkerError(
             f"{label(machine)} did not start{why and ': ' + why}",
             hint=f"hawker machine update {machine['id']} -- COMMAND\nhawker machine destroy {machine['id']}",
         )
+
+
+@contextmanager
+def _own_words() -> Iterator[None]:
+    """Tells in the command line's terms where a program belongs: the API's name fields of its JSON."""
+    try:
+        yield
+    except HawkerError as error:
+        told = error.details if isinstance(error.details, dict) else {}
+        if told.get("field") == "config.init.exec" and told.get("value") in ([], [""]):
+            command = click.get_current_context().command
+            error.message = "the image host has no program of its own: put the command after --"
+            error.hint = f"hawker machine {command.name} ... -- COMMAND"
+        raise
 
 
 def _timings(header: str) -> dict[str, float]:
@@ -197,7 +218,8 @@ def update(
     if image:
         config["image"] = image
     body = {"config": config, "current_version": found["version"], "skip_launch": skip_launch}
-    session.client.update_machine(app_of(found), found["id"], body)
+    with _own_words():
+        session.client.update_machine(app_of(found), found["id"], body)
     after = session.wait(found, ["started", "stopped", "failed"], LONGEST_STOP_S, "updating")
     if after["state"] == "failed" and found["state"] != "failed":
         raise HawkerError(f"{label(after)} has its new configuration and did not start: {failure_of(after)}")

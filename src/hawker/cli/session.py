@@ -57,10 +57,13 @@ class Session:
     def machine(self, given: str, app: str | None = None) -> Object:
         """The machine of an id, or of a name that only one has. `app` narrows the search for a name.
 
-        Raises `NotFound`; `Refused` when several have the name; `Unreachable` when it may be on a silent worker.
+        Raises `NotFound`; `Refused` when nothing was given or several have the name; `Unreachable` when it may be on a
+        silent worker.
         """
         from hawker.model.values import is_machine_id
 
+        if not given.strip():
+            raise Refused("no machine was given: the id or name is empty", hint="hawker machine list")
         if is_machine_id(given):
             return self.client.find_machine(given)
         with output.working(f"looking for {given}"):
@@ -73,7 +76,9 @@ class Session:
                     f"no machine is called {given}{where} on the workers that answered; {', '.join(silent)} did not",
                     hint="give its id, or try again when they are back",
                 )
-            raise NotFound(f"no machine has the id or name {given}{where}", hint="hawker machine list")
+            lower = is_machine_id(given.lower())
+            hint = f"ids are in lower case: {given.lower()}" if lower else "hawker machine list"
+            raise NotFound(f"no machine has the id or name {given}{where}", hint=hint)
         if len(found) > 1:
             ids = ", ".join(f"{m['id']} ({app_of(m)})" for m in found)
             raise Refused(f"{len(found)} machines are called {given}", hint=f"give an id: {ids}")
