@@ -26,7 +26,7 @@ STREAMS = ("out", "err")
 
 
 class CannotStart(Exception):
-    """The program cannot be started; nothing is left of the attempt."""
+    """The program cannot be started; nothing is left of the attempt but its group, if it was made."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Instance:
         mark: str,
         groups: Groups | None,
     ) -> Instance:
-        """Spawn. Raises `CannotStart`; its group may then still have to be removed."""
+        """Spawn. Raises `CannotStart`."""
         program = which(argv[0], env.get("PATH", os.defpath))
         path, work = files.instance(key), files.work(machine)
         group = group_of(machine, key) if groups else ""
@@ -149,16 +149,8 @@ class Instance:
     def adopt(self) -> None:
         """Watch a program whose parent is gone. One that ended meanwhile is found ended, its status lost."""
         self.pipes = [Pipe(f"{self._path}.{stream}", stream[0], self.record.key) for stream in STREAMS]
-        try:
-            self.adopted_fd = os.pidfd_open(self.record.pid)
-        except ProcessLookupError:
-            self.main_ended = True
-            self._leader = -1
-            return
-        now = proc.stat(self.record.pid)
-        if now is None or now.start != self.record.start_ticks:  # another process has this pid by now
-            os.close(self.adopted_fd)
-            self.adopted_fd = -1
+        self.adopted_fd = proc.open_pidfd(self.record.pid, self.record.start_ticks)
+        if self.adopted_fd < 0:
             self.main_ended = True
             self._leader = -1
 

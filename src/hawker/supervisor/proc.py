@@ -47,6 +47,19 @@ def stat(pid: int) -> Stat | None:
     return Stat(pid, f[0].decode(), int(f[1]), int(f[3]), int(f[11]) + int(f[12]), int(f[19]), int(f[21]))
 
 
+def open_pidfd(pid: int, start: int) -> int:
+    """A descriptor of the process with this number that started then; -1 when it has ended, whoever has the number."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return -1
+    now = stat(pid)
+    if now is None or now.start != start:
+        os.close(pidfd)
+        return -1
+    return pidfd
+
+
 def exit_status(pidfd: int) -> int | None:
     """How a process that is not our child ended: its exit code, or minus the signal. None until its parent has reaped
     it.

@@ -276,8 +276,6 @@ class Server:
             return
         for pipe in instance.pipes:
             self._loop.forget(pipe.fd)
-        if instance.adopted_fd >= 0:
-            self._loop.forget(instance.adopted_fd)
         ended = instance.finish()
         self._tell_log(instance.record.machine)
         for waiter in self._waiting.pop(instance.record.key, []):
@@ -335,10 +333,11 @@ class Server:
                     self._remove_group(self._groups, name)
 
     def _remove_group(self, groups: Groups, name: str) -> None:
-        if groups.kill(name):
-            groups.remove(name)
-        else:
-            self._loop.later(KILL_AGAIN_S, partial(self._remove_group, groups, name))
+        with contextlib.suppress(OSError):  # a dying process may hold it a moment longer
+            if groups.kill(name):
+                groups.remove(name)
+                return
+        self._loop.later(KILL_AGAIN_S, partial(self._remove_group, groups, name))
 
     def _watch_adopted(self, instance: Instance) -> None:
         self._watch_output(instance)

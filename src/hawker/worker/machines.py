@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from hawker.core import capacity, journal
+from hawker.core import capacity
 from hawker.errors import Conflict, NotBuilt, NotFound, PreconditionFailed
 from hawker.host import Host
 from hawker.model.config import Config, check_config
@@ -314,23 +314,8 @@ class Machines:
         if holder := active_run(tx, row.id):
             if not (takes_over and _in_backoff(holder)):
                 raise Busy(holder)
-            self._end_backoff(tx, holder, request)
+            self._runner.end_waiting(tx, holder, f"{request.cause} took its place")
         return row
-
-    def _end_backoff(self, tx: Tx, run: RunRow, request: Request) -> None:
-        """End a restart that waits, its final step included: what ran is cleared and nothing is launched, so there is
-        nothing to undo. The runner finds it ended when its wait is over."""
-        why = f"{request.cause} took its place"
-        ending = journal.cancelled(run, why, tx.now_ms)
-        for kind, now, after in (
-            ("run.cancelled", run, ending),
-            ("step.completed", ending, journal.completed(ending, None, tx.now_ms)),
-        ):
-            step, data = now.steps[now.next], {"why": why}
-            tx.record(
-                kind, run.resource, cause=run.cause, flow=run.flow, run=run.id, step=step, trace=run.trace, data=data
-            )
-            tx.put(after)
 
     def _begin(
         self,

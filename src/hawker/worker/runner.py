@@ -127,6 +127,20 @@ class Runner:
             self._interrupted.add(run_id)
             task.cancel()
 
+    def end_waiting(self, tx: Tx, run: RunRow, why: str) -> None:
+        """End a run that only waits, as part of the caller's change: another one takes its place.
+
+        Its final step counts as done: nothing was begun that it would have to put right. The run's task finds it ended
+        when its wait is over.
+        """
+        ending = journal.cancelled(run, why, tx.now_ms)
+        for kind, now, after in (
+            ("run.cancelled", run, ending),
+            ("step.completed", ending, journal.completed(ending, None, tx.now_ms)),
+        ):
+            self._record(tx, kind, now, data={"why": why})
+            tx.put(after)
+
     async def unpark(self, run_id: str, why: str) -> None:
         """A person looked, `why` says who: try the step that was due again.
 

@@ -123,7 +123,7 @@ class ProcessDriver:
         self._on_exit: Callable[[Exit], None] = lambda exit_: None
         self._kind = ""
         self._closed = False
-        self._reconnect_later: asyncio.TimerHandle | None = None
+        self._retry: asyncio.TimerHandle | None = None
         self._followers: dict[str, set[asyncio.Event]] = {}
 
     async def open(self, on_exit: Callable[[Exit], None]) -> None:
@@ -133,8 +133,8 @@ class ProcessDriver:
 
     async def close(self) -> None:
         self._closed = True
-        if self._reconnect_later:
-            self._reconnect_later.cancel()
+        if self._retry:
+            self._retry.cancel()
         if self._connecting:
             self._connecting.cancel()
             await asyncio.gather(self._connecting, return_exceptions=True)
@@ -259,9 +259,11 @@ class ProcessDriver:
     async def _connected(self) -> _Wire:
         if self._wire:
             return self._wire
-        if self._connecting is None:
-            self._connecting = asyncio.get_running_loop().create_task(self._connect(), name="connect to supervisor")
-        return await asyncio.shield(self._connecting)
+        return await asyncio.shield(self._connecting or self._start_connecting())
+
+    def _start_connecting(self) -> asyncio.Task[_Wire]:
+        self._connecting = asyncio.get_running_loop().create_task(self._connect(), name="connect to supervisor")
+        return self._connecting
 
     async def _connect(self) -> _Wire:
         """Connect, starting a supervisor when none listens, and tell the worker of ends it has not heard of."""
@@ -350,19 +352,13 @@ class ProcessDriver:
 
     def _reconnect(self) -> None:
         """Until it succeeds: ends of programs are told over this connection."""
-        self._connecting = asyncio.get_running_loop().create_task(self._connect(), name="connect to supervisor")
-        self._connecting.add_done_callback(self._reconnected)
+        if not (self._closed or self._wire or self._connecting):
+            self._start_connecting().add_done_callback(self._reconnected)
 
     def _reconnected(self, task: asyncio.Task[_Wire]) -> None:
-        if task.cancelled() or not (error := task.exception()):
-            return
-        _logger.error("supervisor.unreachable", error=str(error), cause="the supervisor's socket closed")
-        if not self._closed and self._connecting is None:
-            self._reconnect_later = asyncio.get_running_loop().call_later(RECONNECT_S, self._reconnect_if_needed)
-
-    def _reconnect_if_needed(self) -> None:
-        if not self._closed and self._wire is None and self._connecting is None:
-            self._reconnect()
+        if not task.cancelled() and (error := task.exception()):
+            _logger.error("supervisor.unreachable", error=str(error), cause="the supervisor's socket closed")
+            self._retry = asyncio.get_running_loop().call_later(RECONNECT_S, self._reconnect)
 
 
 _children: set[int] = set()
