@@ -34,7 +34,7 @@ __all__ = ["Connection", "Peer", "PeerStatistics", "PeerUnreachable", "Response"
 BODY_BYTES_MAX = 16 << 20
 """A machine is under 64 KiB; a batch or listing of hundreds fits. More is a fault of the peer."""
 IDLE_S_MAX = 60.0
-"""Below the 75 seconds after which an agent closes an idle connection (`hawker.cli.agents`), so that a request seldom
+"""Below the 75 seconds after which an agent closes an idle connection (`hawker.http.server`), so that a request seldom
 meets that very moment."""
 
 _SAFE = frozenset(("GET", "HEAD"))

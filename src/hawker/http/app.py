@@ -106,6 +106,7 @@ class Serving:
                     owner = request.headers.get(OWNER, owner)
                 body = await _read_body(request, BATCH_BYTES_MAX if agents_only else BODY_BYTES_MAX)
                 if not agents_only:
+                    _check_text(body)
                     check_levels(body)
                 call = Call(request, body, id=request_id, owner=owner, agent=agent)
                 value = await handler(call)
@@ -210,9 +211,12 @@ async def _read_body(request: Request, bytes_max: int) -> bytes:
         body += chunk
         if len(body) > bytes_max:
             raise TooLarge(f"the body has more than the {bytes_max} bytes that are taken")
+    return bytes(body)
+
+
+def _check_text(body: bytes) -> None:
     if b"\0" in body:
         raise Invalid("body", "...", "send JSON without NUL bytes")
-    return bytes(body)
 
 
 _logger = get_logger()

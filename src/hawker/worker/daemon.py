@@ -69,9 +69,10 @@ class Worker:
         """Everything up to serving. Raises `Corrupt` for a damaged database, `Refused` when it belongs to another
         worker."""
         settings, host, driver = self.settings, self._host, self._driver
-        settings.directory.mkdir(parents=True, exist_ok=True)
         path = settings.directory / "worker.db"
-        self.store = store = Store.open(path, host)
+        if host.vfs is None:
+            settings.directory.mkdir(parents=True, exist_ok=True)
+        self.store = store = Store.open(path, host, vfs=host.vfs)
         me = await store.submit(self._identify)
         log = MachineLog(host, settings.capacity)
         self.runner = runner = Runner(store, host, MachineFlows(store, host, driver, log).all(), self.metrics)

@@ -1,0 +1,146 @@
+"""An agent's configuration file.
+
+```toml
+name = "ord-1"            # also the worker's name; unique in the fleet
+region = "ord"
+directory = "/var/lib/hawker"
+stop_machines_on_exit = false   # true: machines end with the agent and are started again by the next one
+
+[tokens]
+cluster = "..."           # shared by all agents; speaks for any owner
+[tokens.users]            # owner = token
+alice = "..."
+
+[worker]
+listen = "0.0.0.0:4281"
+capacity = { cpus_shared = 16, cpus_dedicated = 1, memory_mib = 2048, disk_mib = 20480, machines = 100 }
+
+[broker]
+listen = "0.0.0.0:4280"
+policy = "curve"
+# workers = ["ord-1@ord=10.0.0.1:4281"]   # a fixed list in the place of the catalog
+
+[catalog]                 # all of it may be left out
+join = ["10.0.0.1:4281"]  # agents that are members already; also `hawker agent --join`
+advertise = "10.0.0.7:4281"     # where others reach this agent, TCP and UDP; by default its first listening address
+cluster = "hawker"        # members of another cluster are strangers
+keys = ["..."]            # the first one seals, all open; by default made of tokens.cluster
+```
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hawker.errors import Invalid
+from hawker.model.guest import Resources
+
+
+class TokenSettings(msgspec.Struct, forbid_unknown_fields=True):
+    cluster: str
+    users: dict[str, str] = {}
+
+
+class WorkerRole(msgspec.Struct, forbid_unknown_fields=True):
+    listen: str
+    capacity: Resources | None = None
+    cgroups: bool = True
+
+
+class BrokerRole(msgspec.Struct, forbid_unknown_fields=True):
+    """`workers`: a fixed list; without one the catalog tells which there are."""
+
+    listen: str
+    workers: list[str] = []
+    policy: str = "curve"
+
+
+class CatalogSettings(msgspec.Struct, forbid_unknown_fields=True):
+    join: list[str] = []
+    advertise: str = ""
+    cluster: str = "hawker"
+    keys: list[str] = []
+
+
+class AgentSettings(msgspec.Struct, forbid_unknown_fields=True):
+    """The configuration file."""
+
+    name: str
+    region: str
+    directory: Path
+    tokens: TokenSettings
+    worker: WorkerRole | None = None
+    broker: BrokerRole | None = None
+    catalog: CatalogSettings = msgspec.field(default_factory=CatalogSettings)
+    stop_machines_on_exit: bool = False
+    log_level: str = "info"
+
+    @property
+    def listens(self) -> list[str]:
+        """The addresses it serves, the worker's first."""
+        return [role.listen for role in (self.worker, self.broker) if role]
+
+    def advertised(self) -> tuple[str, int]:
+        """Where other agents reach this one. An address that means "every interface" is no address for others: then
+        the host's own name is looked up. Raises `Invalid`."""
+        field, text = "catalog.advertise", self.catalog.advertise
+        if not text:
+            field, text = "listen", self.listens[0]
+        name, port = host_port(field, text)
+        if name in ("", "0.0.0.0", "::"):
+            try:
+                name = socket.gethostbyname(socket.gethostname())
+            except OSError:
+                raise Invalid(
+                    field, text, "set catalog.advertise to the address where other agents reach this one"
+                ) from None
+        return name, port
+
+
+def host_port(field: str, text: str) -> tuple[str, int]:
+    """Host and port of `host:port`. Raises `Invalid` naming the field."""
+    name, _, port = text.rpartition(":")
+    if not port.isdecimal() or not 0 <= int(port) < 65536:
+        raise Invalid(field, text, "write host:port")
+    return name.strip("[]"), int(port)
+
+
+def read_settings(path: Path) -> AgentSettings:
+    """Raises `Invalid` naming the file and the field."""
+    try:
+        settings = msgspec.convert(tomllib.loads(path.read_text()), AgentSettings, dec_hook=_path)
+    except FileNotFoundError:
+        raise Invalid("config", str(path), "there is no such file") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise Invalid("config", str(path), str(error)) from error
+    if settings.worker is None and settings.broker is None:
+        raise Invalid("config", settings.name, "enable a role: [worker], [broker] or both")
+    return settings
+
+
+def _path(kind: type, value: Any) -> Path:
+    """The one type of the settings that is not TOML's. Absolute: a driver changes its working directory."""
+    if kind is not Path or not isinstance(value, str):
+        raise TypeError(f"expected a path, got {value!r}")
+    return Path(value).absolute()
+
+
+def host_capacity() -> Resources:
+    """What this host has, when the configuration does not say: half the cores dedicated, the rest shared sixteenfold,
+    three quarters of memory, four fifths of the free disk."""
+    cores = os.cpu_count() or 1
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+    disk = os.statvfs("/")
+    return Resources(
+        cpus_shared=max(1, cores - cores // 2) * 16,
+        cpus_dedicated=cores // 2,
+        memory_mib=pages * 3 // 4,
+        disk_mib=(disk.f_bavail * disk.f_frsize >> 20) * 4 // 5,
+        machines=1000,
+    )

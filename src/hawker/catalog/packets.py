@@ -1,0 +1,75 @@
+"""Sealed messages: every packet and body between members is encrypted and authenticated, and names its cluster.
+
+AES-256-GCM-SIV (RFC 8452) under a random nonce: two messages that meet the same nonce by chance show whether they are
+equal, and nothing else. A message is: version, cluster, key (1 + 4 + 1 bytes, so that a stranger's is told apart
+without work), nonce (12), ciphertext and tag (16). The head is authenticated, too.
+
+Several keys may be in force: the first one seals, all open. To change keys, add the new one at the end everywhere, then
+put it first everywhere, then take the old one away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from random import Random
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCMSIV
+
+PACKET_MAX = 1232
+"""Bytes of a UDP payload that pass everywhere: IPv6's 1280 less its 40 and UDP's 8."""
+_VERSION = 1
+_HEAD_BYTES = 6
+_NONCE_BYTES = 12
+SEAL_BYTES = _HEAD_BYTES + _NONCE_BYTES + 16
+PAYLOAD_MAX = PACKET_MAX - SEAL_BYTES
+
+
+class NotOurs(ValueError):
+    """A message that does not open: `why` is one of a few fixed words, for counting."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class Sealer:
+    """Seals and opens messages of one cluster. `secrets` are texts of any length, the first one seals."""
+
+    def __init__(self, cluster: str, secrets: Sequence[str], rng: Random) -> None:
+        if not secrets:
+            raise ValueError("a cluster has at least one key")
+        self._rng = rng
+        cluster_tag = blake2b(cluster.encode(), digest_size=4, person=b"hawker-cluster").digest()
+        self._openers: dict[bytes, AESGCMSIV] = {}
+        for secret in secrets:
+            key = blake2b(secret.encode(), digest_size=32, person=b"hawker-catalog").digest()
+            key_tag = blake2b(key, digest_size=1, person=b"hawker-key-id").digest()
+            head = bytes([_VERSION]) + cluster_tag + key_tag
+            if head in self._openers:
+                raise ValueError("two of the cluster's keys have the same tag; draw another key")
+            self._openers[head] = AESGCMSIV(key)
+        self._head = next(iter(self._openers))
+        self._cluster = self._head[1:5]
+
+    def seal(self, payload: bytes) -> bytes:
+        nonce = self._rng.getrandbits(8 * _NONCE_BYTES).to_bytes(_NONCE_BYTES, "big")
+        return self._head + nonce + self._openers[self._head].encrypt(nonce, payload, self._head)
+
+    def open(self, message: bytes) -> bytes:
+        """Raises `NotOurs`: too short, of another version, cluster or key, or changed on its way."""
+        if len(message) < SEAL_BYTES:
+            raise NotOurs("short")
+        head = message[:_HEAD_BYTES]
+        opener = self._openers.get(head)
+        if opener is None:
+            raise NotOurs(
+                "version" if head[0] != _VERSION else "cluster" if head[1:5] != self._cluster else "unknown key"
+            )
+        try:
+            return opener.decrypt(
+                message[_HEAD_BYTES : _HEAD_BYTES + _NONCE_BYTES], message[_HEAD_BYTES + _NONCE_BYTES :], head
+            )
+        except InvalidTag:
+            raise NotOurs("forged") from None

@@ -1,0 +1,92 @@
+"""Serving an application: uvicorn's HTTP protocol on a server of the running event loop.
+
+uvicorn's own server brings signals, lifespans and a polling loop that an agent does not need; what it does with a
+connection is in its protocol class, which is all we use. So live and in the simulation the same bytes take the same
+path, only the loop's `create_server` differs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from email.utils import formatdate
+
+from starlette.types import ASGIApp
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from hawker.host import Host
+
+BACKLOG = 1024
+DRAIN_S = 3.0
+"""Requests that still run at shutdown, such as long waits, are cut off after this."""
+KEEP_ALIVE_S = 75
+_LOOK_S = 0.02
+
+
+class Server:
+    """One listening address. Open with `serve`."""
+
+    def __init__(self, app: ASGIApp, host: Host) -> None:
+        self._host = host
+        self._config = Config(
+            app,
+            http="httptools",
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )
+        self._config.load()
+        self._state = ServerState()
+        self._server: asyncio.Server | None = None
+        self._dating: asyncio.TimerHandle | None = None
+
+    async def open(self, at: socket.socket | tuple[str, int]) -> None:
+        loop = asyncio.get_running_loop()
+        self._set_date()
+        if isinstance(at, tuple):
+            self._server = await loop.create_server(self._protocol, *at, backlog=BACKLOG)
+        else:
+            self._server = await loop.create_server(self._protocol, sock=at, backlog=BACKLOG)
+
+    async def close(self) -> None:
+        """Take no more connections, let requests end, cut off those that take longer than `DRAIN_S`."""
+        if self._dating:
+            self._dating.cancel()
+        if self._server is None:
+            return
+        self._server.close()
+        state = self._state
+        for connection in list(state.connections):
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                while state.connections or state.tasks:  # noqa: ASYNC110  # uvicorn gives nothing to wait for
+                    await asyncio.sleep(_LOOK_S)
+        except TimeoutError:
+            for task in state.tasks:
+                task.cancel()
+            for connection in list(state.connections):
+                connection.transport.abort()
+
+    def _protocol(self) -> HttpToolsProtocol:
+        return HttpToolsProtocol(self._config, self._state, {}, asyncio.get_running_loop())
+
+    def _set_date(self) -> None:
+        """The Date header that answers carry, once a second."""
+        now_s = self._host.now_ms() / 1000
+        self._state.default_headers = [(b"date", formatdate(now_s, usegmt=True).encode())]
+        self._dating = asyncio.get_running_loop().call_later(1.0, self._set_date)
+
+
+async def serve(app: ASGIApp, at: socket.socket | tuple[str, int], host: Host) -> Server:
+    """Serve on a bound socket, or on (host, port) where the loop's network is a simulation. Close the result."""
+    server = Server(app, host)
+    await server.open(at)
+    return server
