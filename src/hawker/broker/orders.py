@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from random import Random
-from time import perf_counter
 from typing import Any
 
 import msgspec
@@ -23,7 +22,7 @@ from hawker.core.auction import Auction, candidates
 from hawker.core.ranking import Policy
 from hawker.errors import Conflict, HawkerError, NoCapacity, NotFound, Unreachable
 from hawker.host import Host
-from hawker.http.app import timed_ms
+from hawker.http.app import clock_s, timed_ms
 from hawker.model.config import Config
 from hawker.model.guest import Resources, smaller
 from hawker.model.market import LEASE_S, Ask, Offer, Order, Reason, Refusal, Reservation
@@ -84,7 +83,7 @@ class Orders:
         answering or failed in the middle: the order is then undone there as soon as it answers again, or with a key
         found there by asking again.
         """
-        started = perf_counter()
+        started = clock_s()
         replaces = ""
         if wanted.key:
             known = await self._claims.look(wanted.owner, wanted.app, wanted.key)
@@ -98,7 +97,7 @@ class Orders:
             fill = await self._try_fill(wanted, auction, region, replaces, started)
             outcome = "filled" if fill else "refused"
             self._metrics.orders.labels(region, outcome).inc(exemplar=exemplar(auction.order, wanted.request))
-            self._metrics.order_seconds.labels(region, outcome).observe(perf_counter() - started)
+            self._metrics.order_seconds.labels(region, outcome).observe(clock_s() - started)
             if fill:
                 return fill
             refusals += auction.refusals()
@@ -118,7 +117,7 @@ class Orders:
         links = {link.name: link for link in self._fleet.in_region(region)}
         asked = candidates(sorted(links), rng)
         ask = Ask(app=wanted.app, region=region, image=wanted.config.image, resources=resources)
-        began = perf_counter()
+        began = clock_s()
         answers = await asyncio.gather(*(_offer(links[name], ask) for name in asked))
         found = [self._counted(a, began) for a in answers if a is not None]
         auction.answered(asked, found, rng, timed_ms(began))
@@ -131,7 +130,7 @@ class Orders:
         if auction.offers and auction.app is None:
             raise NotFound(f"app not found: {wanted.app}", hint=f"hawker apps create {wanted.app}")
         while (name := auction.next_worker()) is not None:
-            link, began = self._fleet.links[name], perf_counter()
+            link, began = self._fleet.links[name], clock_s()
             order = self._order(wanted, auction.order, region)
             try:
                 answer = await self._reserve(link, order)
@@ -161,7 +160,7 @@ class Orders:
         started: float,
         reserve_ms: float,
     ) -> Fill:
-        began = perf_counter()
+        began = clock_s()
         if wanted.key:
             await self._claim(wanted, link, reservation.key, replaces)
         assert auction.app is not None  # checked before reserving
@@ -208,7 +207,7 @@ class Orders:
         finally:
             self._in_flight[link.name] -= order.resources
         if isinstance(answer, Reservation):
-            self._last_left[link.name] = perf_counter(), answer.free
+            self._last_left[link.name] = clock_s(), answer.free
         return answer
 
     def _counted(self, answer: Offer | Refusal, asked_at: float) -> Offer | Refusal:
