@@ -1,0 +1,64 @@
+"""What is still to be told: one rumour a member, the newest, and how often it was sent."""
+
+from __future__ import annotations
+
+import msgspec
+
+SMALLEST = 8
+"""No rumour is shorter: with less room than this there is no point in looking."""
+
+
+class Rumours:
+    """Least-sent first. A newer rumour about a member takes the place of the older and starts from nothing."""
+
+    __slots__ = ("_levels", "_of")
+
+    def __init__(self) -> None:
+        self._levels: list[dict[str, tuple[msgspec.Raw, int]]] = []  # by how often sent; each oldest first
+        self._of: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._of
+
+    def put(self, name: str, encoded: bytes) -> None:
+        self.drop(name)
+        self._level(0)[name] = (msgspec.Raw(encoded), len(encoded))
+        self._of[name] = 0
+
+    def drop(self, name: str) -> None:
+        level = self._of.pop(name, None)
+        if level is not None:
+            del self._levels[level][name]
+
+    def take(self, room: int, most: int, limit: int) -> list[msgspec.Raw]:
+        """Rumours for one packet: at most `most`, of `room` bytes in all. What was sent `limit` times is dropped."""
+        if not self._of:
+            return []
+        taken: list[msgspec.Raw] = []
+        moves: list[tuple[str, int]] = []
+        for level, waiting in enumerate(self._levels):
+            if room < SMALLEST or len(taken) >= most:
+                break
+            for name, (raw, size) in waiting.items():
+                if size <= room:
+                    room -= size
+                    taken.append(raw)
+                    moves.append((name, level))
+                    if room < SMALLEST or len(taken) >= most:
+                        break
+        for name, level in moves:
+            told = self._levels[level].pop(name)
+            if level + 1 >= limit:
+                del self._of[name]
+            else:
+                self._level(level + 1)[name] = told
+                self._of[name] = level + 1
+        return taken
+
+    def _level(self, level: int) -> dict[str, tuple[msgspec.Raw, int]]:
+        while len(self._levels) <= level:
+            self._levels.append({})
+        return self._levels[level]

@@ -1,0 +1,460 @@
+"""SWIM (Das, Gupta, Motivala, DSN 2002) with all of Lifeguard (arXiv 1707.00788), without I/O or a clock.
+
+Each period one member is probed: pinged; after the timeout also through helpers and over a stream; suspected at the
+end of the period. What is believed (`beliefs`) spreads on every packet, by a gossip tick of its own, and by push-pull
+of whole tables.
+
+The shell calls in with the time in seconds, drains `take` after each call, and calls `tick` at `due`. No call raises
+for what comes from outside, but for the bodies of a push-pull: those raise ValueError.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from hawker.core.swim import wire
+from hawker.core.swim.actions import Action, Noted, PushPull, Send, StreamProbe
+from hawker.core.swim.beliefs import INF, Beliefs
+from hawker.core.swim.members import Known, Member, Status, View
+from hawker.core.swim.settings import Settings
+
+if TYPE_CHECKING:
+    from random import Random
+
+RELAYS_MAX = 4_096
+NACK_AFTER = 0.8
+"""A helper says so when it has no ack by this share of the timeout."""
+SETTLED_S = 2.0
+"""A new life is known for this long before a packet of the old one shows that both live: until then it may be late."""
+
+
+class Probe(msgspec.Struct):
+    """This period's. `asked`: helpers were. `nacks`: those who said that they are well."""
+
+    member: Member
+    incarnation: int
+    number: int
+    end: float
+    acked: bool = False
+    asked: bool = False
+    helpers: int = 0
+    nacks: list[str] = msgspec.field(default_factory=list)
+
+
+class Relay(msgspec.Struct, frozen=True):
+    """A probe that another asked for: where its ack goes."""
+
+    to: tuple[str, int]
+    number: int
+
+
+class Counts(msgspec.Struct):
+    """What was put aside: packets and rumours of no known form, packets meant for another or echoed, requests above
+    the limit of probes for others."""
+
+    malformed: int = 0
+    strange: int = 0
+    misdirected: int = 0
+    overload: int = 0
+
+
+class Swim:
+    """One member. `known`: a table shared by a simulation's members. `rules`: the beliefs' class."""
+
+    def __init__(
+        self,
+        me: Member,
+        settings: Settings,
+        rng: Random,
+        *,
+        payload_max: int = wire.PAYLOAD_MAX,
+        known: Known | None = None,
+        rules: type[Beliefs] = Beliefs,
+    ) -> None:
+        wire.check_member(me)
+        self.settings = settings
+        self.counts = Counts()
+        self.health = 0
+        self._rng = rng
+        self._payload_max = payload_max
+        self._note = b""
+        self._actions: list[Action] = []
+        self.beliefs = rules(me, settings, known or Known(), self._actions)
+        self._refuted = 0
+        self._number = rng.getrandbits(32)
+        self._probe: Probe | None = None
+        self._probe_at = self._gossip_at = self._push_pull_at = INF
+        self._gossip_phase = 0.0
+        self._relays: dict[int, Relay] = {}
+        self._nacks_due: deque[tuple[float, int]] = deque()
+        self._relays_end: deque[tuple[float, int]] = deque()
+        self._limit = (0, 0)  # how many members, how often each rumour is sent
+
+    @property
+    def me(self) -> Member:
+        """As others should know me. `born` may have become later than it was given."""
+        return self.beliefs.me
+
+    @property
+    def members(self) -> Mapping[str, View]:
+        """Everybody known, me and the dead included."""
+        return self.beliefs.table
+
+    @property
+    def farewell_told(self) -> bool:
+        """After `leave`: it was told as often as any rumour is."""
+        return self.beliefs.leaving and self.me.name not in self.beliefs.rumours
+
+    # Calls of the shell
+
+    def start(self, now: float) -> None:
+        settings, rng = self.settings, self._rng
+        self._probe_at = now + rng.random() * settings.probe_interval
+        self._push_pull_at = now + rng.random() * settings.push_pull_interval
+        self._gossip_phase = now + rng.random() * settings.gossip_interval
+
+    def join(self, now: float, members: Sequence[tuple[Member, int, Status]]) -> None:
+        """Members learned from a seed, with incarnation and status; says to everybody that I am there."""
+        self.beliefs.merge(
+            now, self.me.name, [wire.Entry(m, status, incarnation) for m, incarnation, status in members]
+        )
+        self.beliefs.announce(now, self.beliefs.incarnation)
+        self._settle(now)
+
+    def update(self, now: float, *, roles: tuple[str, ...] | None = None, meta: str | None = None) -> None:
+        """Other particulars of mine, for all to know."""
+        me = self.me
+        me = replace(me, roles=me.roles if roles is None else roles, meta=me.meta if meta is None else meta)
+        wire.check_member(me)
+        self.beliefs.me = me
+        self.beliefs.announce(now, self.beliefs.incarnation + 1)
+        self._settle(now)
+
+    def leave(self, now: float) -> None:
+        """Stops probing, tells everybody. Keep calling `tick` until `farewell_told`, or for a second or two."""
+        self.beliefs.leave(now)
+        self._probe, self._probe_at, self._push_pull_at = None, INF, INF
+        self._gossip(now)
+        self._settle(now)
+
+    def set_note(self, note: bytes) -> None:
+        """What pings and acks carry along from now on: at most 40 bytes."""
+        if len(note) > wire.NOTE_MAX:
+            raise ValueError(f"a note of {len(note)} bytes: at most {wire.NOTE_MAX} fit")
+        self._note = note
+
+    def take(self) -> list[Action]:
+        """What is to be done, in order."""
+        actions = self._actions[:]
+        self._actions.clear()
+        return actions
+
+    def due(self) -> float:
+        """When `tick` must be called next."""
+        due = min(self._probe_at, self._gossip_at, self._push_pull_at, self.beliefs.next_deadline())
+        if self._nacks_due:
+            due = min(due, self._nacks_due[0][0])
+        if self._relays_end:
+            due = min(due, self._relays_end[0][0])
+        return due
+
+    def tick(self, now: float) -> None:
+        self._notice_pause(now)
+        if now >= self._probe_at:
+            self._advance_probe(now)
+        self.beliefs.expire(now)
+        if now >= self._gossip_at:
+            self._gossip(now)
+            self._gossip_at = INF
+        if now >= self._push_pull_at:
+            self._push_pull_at = now + self.settings.push_pull_interval
+            self._push_pull(now)
+        if self._nacks_due or self._relays_end:
+            self._advance_relays(now)
+        self._settle(now)
+
+    def on_packet(self, now: float, source: tuple[str, int], payload: bytes) -> None:
+        try:
+            packet, strange = wire.decode_packet(payload)
+        except (ValueError, RecursionError):
+            self.counts.malformed += 1
+            return
+        self.counts.strange += strange
+        self._notice_pause(now)
+        if not self._hear(now, source, packet):
+            return
+        kind = type(packet)
+        if kind is wire.Ping:
+            self._on_ping(source, packet)  # type: ignore[arg-type]
+        elif kind is wire.Ack:
+            self._on_ack(packet.number)  # type: ignore[union-attr]
+        elif kind is wire.PingFor:
+            self._on_ping_for(now, source, packet)  # type: ignore[arg-type]
+        elif kind is wire.Nack:
+            self._on_nack(packet)  # type: ignore[arg-type]
+        self._settle(now)
+
+    def on_stream_probe(self, now: float, probe_id: int, ok: bool) -> None:
+        """How a `StreamProbe` ended. Too late, or failed, it changes nothing."""
+        if ok:
+            self._on_ack(probe_id)
+
+    # Push-pull: a digest first, then the digests of the parts, then the members of the parts that differ
+
+    def push_pull_ask(self, now: float) -> bytes:
+        return wire.encode(wire.Summary(self.me, self.beliefs.incarnation, self._digest()))
+
+    def push_pull_answer(self, now: float, ask: bytes) -> bytes:
+        """Raises ValueError when `ask` is no ask."""
+        asked = wire.decode_ask(ask)
+        if isinstance(asked, wire.Entries):
+            self.beliefs.merge(now, asked.sender, asked.entries)
+            answer = wire.entries_of(self.me.name, self.beliefs.entries_in(asked.parts), [])
+        else:
+            self.beliefs.alive(now, asked.member, asked.incarnation)
+            same = asked.digest == self._digest()
+            name = self.me.name
+            answer = wire.encode(wire.Same(name) if same else wire.Parts(name, self.beliefs.table.packed_digests()))
+        self._settle(now)
+        return answer
+
+    def push_pull_done(self, now: float, answer: bytes) -> bytes | None:
+        """A further ask for the same member, or None: done. Raises ValueError when `answer` is no answer."""
+        answered = wire.decode_answer(answer)
+        further = None
+        if isinstance(answered, wire.Parts):
+            ours = self.beliefs.table.packed_digests()
+            theirs = answered.digests
+            parts = [at // 8 for at in range(0, len(ours), 8) if ours[at : at + 8] != theirs[at : at + 8]]
+            if parts:
+                further = wire.entries_of(self.me.name, self.beliefs.entries_in(parts), parts)
+        elif isinstance(answered, wire.Entries):
+            self.beliefs.merge(now, answered.sender, answered.entries)
+        self._settle(now)
+        return further
+
+    def _digest(self) -> bytes:
+        return self.beliefs.table.digest().to_bytes(8, "big")
+
+    # Probing
+
+    def _advance_probe(self, now: float) -> None:
+        probe = self._probe
+        if probe is not None and not probe.acked:
+            if not probe.asked and now < probe.end:
+                self._ask_helpers(probe)
+                self._probe_at = probe.end
+                return
+            self._missed(now, probe)
+        self._begin_probe(now)
+
+    def _begin_probe(self, now: float) -> None:
+        settings = self.settings
+        stretch = 1 + self.health
+        view = self._next_target(now)
+        self._probe_at = end = now + settings.probe_interval * stretch
+        self._probe = None
+        if view is None:
+            return
+        self._probe = Probe(view.member, view.incarnation, self._next_number(), end)
+        self._probe_at = min(end, now + settings.probe_timeout * stretch)
+        name = view.member.name
+        self._send(wire.PING, view.member.address, name, view.member.born, (self._probe.number, name))
+
+    def _next_target(self, now: float) -> View | None:
+        """The next live member of the round, or of a new round."""
+        beliefs = self.beliefs
+        for _ in range(2):
+            while (name := beliefs.order.draw(self._rng)) is not None:
+                view = beliefs.table.get(name)
+                if view is not None and view.status.live and name != self.me.name:
+                    return view
+            beliefs.begin_round(now)
+        return None
+
+    def _ask_helpers(self, probe: Probe) -> None:
+        probe.asked = True
+        member = probe.member
+        fields = (probe.number, member.name, member.host, member.port)
+        helpers = self._some_members(self.settings.helpers, but=member.name)
+        for helper in helpers:
+            self._send(wire.PING_FOR, helper.address, helper.name, helper.born, fields)
+        if self.settings.lifeguard:
+            probe.helpers = len(helpers)
+            self._actions.append(StreamProbe(member, probe.number, probe.end))
+
+    def _next_number(self) -> int:
+        self._number = (self._number + 1) % 2**32
+        return self._number
+
+    def _missed(self, now: float, probe: Probe) -> None:
+        """Nobody heard of the member. Helpers that did not even say so are a sign that the fault is mine."""
+        if self.settings.lifeguard:
+            self._worsen(max(0, probe.helpers - len(probe.nacks)) if probe.helpers else 1)
+        member = probe.member
+        self.beliefs.suspect(now, member.name, member.born, probe.incarnation, self.me.name)
+
+    def _worsen(self, by: int) -> None:
+        self.health = max(0, min(self.settings.health_max, self.health + by))
+
+    def _on_ack(self, number: int) -> None:
+        probe = self._probe
+        if probe is not None and probe.number == number and not probe.acked:
+            probe.acked = True
+            self._probe_at = probe.end
+            self._worsen(-1)
+        relay = self._relays.pop(number, None)
+        if relay is not None:
+            self._send(wire.ACK, relay.to, "", 0, (relay.number,))
+
+    def _on_nack(self, packet: wire.Nack) -> None:
+        probe = self._probe
+        if probe is not None and probe.number == packet.number and packet.sender not in probe.nacks:
+            probe.nacks.append(packet.sender)
+
+    def _on_ping(self, source: tuple[str, int], packet: wire.Ping) -> None:
+        if packet.target != self.me.name:
+            self.counts.misdirected += 1
+            return
+        self._send(wire.ACK, source, packet.sender, packet.born, (packet.number,))
+
+    def _on_ping_for(self, now: float, source: tuple[str, int], packet: wire.PingFor) -> None:
+        if len(self._relays) >= RELAYS_MAX:
+            self.counts.overload += 1
+            return
+        number = self._next_number()
+        self._relays[number] = Relay(source, packet.number)
+        self._nacks_due.append((now + NACK_AFTER * self.settings.probe_timeout, number))
+        name = packet.target
+        view = self.beliefs.table.get(name)
+        born = view.member.born if view else 0
+        self._send(wire.PING, (packet.host, packet.port), name, born, (number, name))
+
+    def _advance_relays(self, now: float) -> None:
+        """Nacks that are due. An ack that comes after its nack is still passed on, for one more period."""
+        while self._nacks_due and self._nacks_due[0][0] <= now:
+            number = self._nacks_due.popleft()[1]
+            relay = self._relays.get(number)
+            if relay is not None:
+                self._relays_end.append((now + self.settings.probe_interval, number))
+                if self.settings.lifeguard:
+                    self._send(wire.NACK, relay.to, "", 0, (relay.number,))
+        while self._relays_end and self._relays_end[0][0] <= now:
+            self._relays.pop(self._relays_end.popleft()[1], None)
+
+    def _notice_pause(self, now: float) -> None:
+        """A probe long overdue shows that this process stood still: what it did not hear then means nothing."""
+        if not self.settings.lifeguard or now - self._probe_at <= self.settings.probe_timeout:
+            return
+        self.beliefs.postpone(now - self._probe_at)
+        self._worsen(1)
+        self._probe = None
+        self._probe_at = now
+
+    # Telling
+
+    def _gossip(self, now: float) -> None:
+        targets = self._some_members(self.settings.gossip_fanout, dead_at=now)
+        for member in targets:
+            if self.beliefs.rumours:
+                self._send(wire.GOSSIP, member.address, "", 0, ())
+
+    def _push_pull(self, now: float) -> None:
+        """With a live member; now and then with a dead one, in case it was only cut off."""
+        graves = self.beliefs.graves()
+        if graves and self._rng.random() * (self.beliefs.table.live + len(graves)) < len(graves):
+            view = self.beliefs.table.get(graves[int(self._rng.random() * len(graves))].name)
+            if view is not None and view.status is Status.dead:
+                self._actions.append(PushPull(view.member))
+                return
+        for member in self._some_members(1):
+            self._actions.append(PushPull(member))
+
+    def _some_members(self, count: int, but: str = "", dead_at: float | None = None) -> list[Member]:
+        """Live members at random, never me; with `dead_at` also those dead only recently."""
+        table, me = self.beliefs.table, self.me.name
+        found: dict[str, Member] = {}
+        for name in self.beliefs.order.some(self._rng, 12 + 4 * count):
+            if len(found) == count:
+                break
+            view = table.get(name)
+            if view is None or name in (me, but):
+                continue
+            if view.status.live or (dead_at is not None and self.beliefs.recently_dead(dead_at, view)):
+                found[name] = view.member
+        return list(found.values())
+
+    def _send(self, kind: int, to: tuple[str, int], name: str, born: int, fields: tuple[int | str, ...]) -> None:
+        """A packet for member (name, born), if it is known who that is. It carries what there is to tell."""
+        me = self.beliefs.me
+        note = self._note if kind in (wire.PING, wire.ACK) else b""
+        told: list[msgspec.Raw] = []
+        first = self._first_for(name, born) if name and self.settings.lifeguard else None
+        rumours = self.beliefs.rumours
+        if rumours or first:
+            room = self._payload_max - len(wire.encode((kind, me.name, me.born, note, told, *fields))) - 2
+            if first and len(first) <= room:
+                told.append(msgspec.Raw(first))
+                room -= len(first)
+            told += rumours.take(room, wire.RUMOURS_MAX - len(told), self._retransmits())
+        self._actions.append(Send(to, wire.encode((kind, me.name, me.born, note, told, *fields))))
+
+    def _first_for(self, name: str, born: int) -> bytes | None:
+        """Who is not believed alive hears that first, and can refute it at once (Lifeguard's buddy rule, for the dead
+        too). An older life hears of the later."""
+        view = self.beliefs.table.get(name)
+        if view is None or (view.status is Status.alive and view.member.born <= born):
+            return None
+        if view.status.live and view.member.born > born:
+            return wire.alive(view.member, view.incarnation)
+        return wire.accusation(view, self.me.name)
+
+    def _retransmits(self) -> int:
+        live = self.beliefs.table.live
+        if self._limit[0] != live:
+            self._limit = (live, self.settings.retransmits(live))
+        return self._limit[1]
+
+    def _hear(self, now: float, source: tuple[str, int], packet: wire.Packet) -> bool:
+        """What any packet tells. False: it is my own, come back."""
+        beliefs = self.beliefs
+        if packet.sender == beliefs.me.name and packet.born == beliefs.me.born:
+            self.counts.misdirected += 1
+            return False
+        view = beliefs.table.get(packet.sender)
+        if view is not None and view.member.born != packet.born:
+            self._check_holder(now, source, packet, view)
+        elif packet.note and view is not None and view.status.live:
+            self._actions.append(Noted(packet.sender, packet.note))
+        for rumour in packet.rumours:
+            kind = type(rumour)
+            if kind is wire.Alive:
+                beliefs.alive(now, rumour.member, rumour.incarnation)  # type: ignore[union-attr]
+            elif kind is wire.Suspect:
+                beliefs.suspect(now, rumour.name, rumour.born, rumour.incarnation, rumour.accuser)  # type: ignore[union-attr]
+            else:
+                beliefs.dead(now, rumour.name, rumour.born, rumour.incarnation, rumour.accuser)  # type: ignore[union-attr]
+        return True
+
+    def _check_holder(self, now: float, source: tuple[str, int], packet: wire.Packet, view: View) -> None:
+        """An older life that still sends packets from elsewhere is a second holder of the name."""
+        older = packet.born < view.member.born
+        if older and view.status.live and now - view.since > SETTLED_S and source != view.member.address:
+            self.beliefs.conflict(view.member, replace(view.member, born=packet.born, host=source[0], port=source[1]))
+
+    def _settle(self, now: float) -> None:
+        """After every call: rumours get their next tick of gossip, refutations tell on health."""
+        beliefs = self.beliefs
+        if self._gossip_at == INF and beliefs.rumours:
+            interval = self.settings.gossip_interval
+            ticks = int((now - self._gossip_phase) / interval) + 1
+            self._gossip_at = max(self._gossip_phase + ticks * interval, now + 1e-6)
+        if beliefs.refuted != self._refuted:
+            if self.settings.lifeguard:
+                self._worsen(beliefs.refuted - self._refuted)
+            self._refuted = beliefs.refuted
