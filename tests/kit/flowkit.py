@@ -32,10 +32,10 @@ from tests.kit.end_state import describe
 from tests.kit.sim_client import Client
 from tests.kit.sim_worker import ROOMY, FlowsOf, SimWorker, a_world, the_flows
 from tests.kit.virtual_time import run_in_virtual_time, virtual_host
-from tests.kit.world import Program
 
 from hawker.errors import Abort, Broken, Retry, StoreError
 from hawker.model.guest import Resources
+from hawker.sim.world import Program
 from hawker.store.db import Store
 from hawker.worker.flow import Act, Done, Flow, Step, StepContext
 from hawker.worker.flows import MachineFlows

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import apsw
 import msgspec
-from tests.kit.world import World
 
 from hawker.core import capacity as ledger_rules
 from hawker.core import journal
 from hawker.model.guest import Resources
 from hawker.model.machine import MOVES, SETTLED, State
 from hawker.model.rows import LeaseRow, LedgerRow, MachineRow, RunRow, VersionRow
+from hawker.sim.world import World
 from hawker.store.log import read_images
 from hawker.store.verify import verify
 from hawker.worker import ledger

@@ -11,12 +11,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 from tests.kit.sim_worker import APP, SimWorker, machine_config, order
-from tests.kit.world import World
 
 from hawker.errors import PreconditionFailed
 from hawker.model.config import check_config
 from hawker.model.machine import State
 from hawker.model.rows import EventRow, MachineRow, RunRow
+from hawker.sim.world import World
 from hawker.worker.machines import Request
 from hawker.worker.runner import Busy
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.kit.virtual_time import virtual_host
-from tests.kit.world import FakeDriver, Program, World
 
 from hawker.errors import DiskFull
 from hawker.model.config import check_config
 from hawker.model.guest import Resources
 from hawker.model.market import Order
 from hawker.model.rows import AppRow, EventRow, MachineRow, RunRow
+from hawker.sim.world import FakeDriver, Program, World
 from hawker.store.db import Store
 from hawker.telemetry import Metrics
 from hawker.worker.daemon import STOP_GRACE_S, SWEEP_S, Worker, WorkerSettings

@@ -1,6 +1,6 @@
 """What survives when the power goes, the disk fails or it is full: every place in a scripted workload, many seeds.
 
-The disk is simulated (`tests.kit.crashdisk`), SQLite and the store are real. A trial runs the workload until the fault,
+The disk is simulated (`hawker.sim.disk`), SQLite and the store are real. A trial runs the workload until the fault,
 loses power, reads the disk back and compares it with what was acknowledged.
 """
 
@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 
 import apsw
 import pytest
-from tests.kit.crashdisk import CrashDisk
 
 from hawker.errors import DiskFull, StoreError
 from hawker.host import Host
 from hawker.model.rows import LeaseRow
+from hawker.sim.disk import CrashDisk
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.store.verify import verify

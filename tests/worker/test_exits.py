@@ -11,10 +11,10 @@ import pytest
 from tests.kit import invariants
 from tests.kit.sim_worker import APP, SimWorker, a_worker, a_world
 from tests.kit.virtual_time import virtual_time
-from tests.kit.world import Program
 
 from hawker.errors import DiskFull
 from hawker.model.machine import State
+from hawker.sim.world import Program
 from hawker.worker.drivers.base import Exit, InstanceSpec, Limits
 
 PROGRAMS = {

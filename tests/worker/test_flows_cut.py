@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from tests.kit.flowkit import Scenario, explore
 from tests.kit.sim_client import Client
-from tests.kit.world import Program
 
 from hawker.model.guest import Resources
 from hawker.model.machine import State
+from hawker.sim.world import Program
 
 PAIRS_MOST = 120
 ABORTS_CUT_MOST = 60

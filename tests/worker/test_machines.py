@@ -13,13 +13,13 @@ import pytest
 from tests.kit import invariants
 from tests.kit.sim_worker import APP, SimWorker, a_worker, machine_config, order
 from tests.kit.virtual_time import virtual_time
-from tests.kit.world import Program
 
 from hawker.errors import Broken, Conflict, HawkerError, PreconditionFailed
 from hawker.model.config import check_config
 from hawker.model.guest import Resources
 from hawker.model.machine import State
 from hawker.model.market import Reservation
+from hawker.sim.world import Program
 from hawker.worker import leases
 from hawker.worker.flow import Done, Flow, Step, StepContext
 from hawker.worker.flows import MachineFlows

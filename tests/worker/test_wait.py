@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tests.kit.sim_worker import APP, SimWorker, a_worker, machine_config
 from tests.kit.virtual_time import virtual_time
-from tests.kit.world import Program
 
 from hawker.errors import DeadlineExceeded, Invalid, NotFound, PreconditionFailed
 from hawker.model.config import check_config
 from hawker.model.machine import State
+from hawker.sim.world import Program
 from hawker.worker.wait import Reached, wait_state, wanted_states
 
 

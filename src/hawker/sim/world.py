@@ -1,8 +1,9 @@
 """What is outside a worker, in memory: instances of programs that are values, and a driver over them.
 
-A `World` outlives the worker daemons that come and go over it, as programs outlive a real one. A `FakeDriver` is one
-daemon's hold on it and honours the contract in `hawker.worker.drivers.base`. `World.point` is called before and after
-every outside effect; the crash tests end the daemon there.
+A `World` outlives the worker daemons that come and go over it, as programs outlive a real one: what its programs do by
+themselves belongs to no process of the simulation. A `FakeDriver` is one daemon's hold on it and honours the contract
+in `hawker.worker.drivers.base`. `World.point` is called before and after every outside effect; the crash tests end the
+daemon there.
 
     world = World(host, {"serve": Program(), "fail": Program(runs_s=2, code=1)})
     driver = FakeDriver(world)
@@ -11,6 +12,7 @@ every outside effect; the crash tests end the daemon there.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ from signal import SIGKILL, SIGTERM
 from typing import TypeVar
 
 from hawker.host import Host
+from hawker.sim.loop import PROCESS
 from hawker.worker.drivers.base import (
     Capabilities,
     ExecResult,
@@ -79,7 +82,8 @@ class World:
     and no stops of a host that shuts down.
 
     `faults` are raised by the next calls of an operation, one each, before it has an effect; `delays` are seconds an
-    operation takes. `violations`: what must never happen and did.
+    operation takes, `exits_late_s` how long the end of a program takes to be told, and with `exits_twice` it is told
+    again. `violations`: what must never happen and did. `on_event` hears of every start and end.
     """
 
     def __init__(self, host: Host, programs: Mapping[str, Program]) -> None:
@@ -92,9 +96,15 @@ class World:
         self.calls: Counter[str] = Counter()
         self.faults: dict[str, list[Exception]] = {}
         self.delays: dict[str, float] = {}
+        self.exits_late_s = 0.0
+        self.exits_twice = False
         self.violations: list[str] = []
         self.point: Callable[[str, str], None] = lambda when, effect: None
+        self.on_event: Callable[[str, InstanceSpec], None] = lambda what, spec: None
         self.listener: Callable[[Exit], None] | None = None
+        self.listener_context: contextvars.Context | None = None
+        self._nobody = contextvars.copy_context()
+        self._nobody.run(PROCESS.set, None)
 
     # --- what happens by itself --------------------------------------------------------------------------------------
 
@@ -113,11 +123,15 @@ class World:
         )
         placed.exit = ended
         placed.ended.set()
-        if self.listener:
-            asyncio.get_running_loop().call_soon(self.listener, ended)
+        self.on_event("ended", placed.spec)
+        for _ in range(2 if self.exits_twice else 1):
+            self._tell(ended)
 
     def lose_power(self) -> None:
         """The host goes down with every program on it, and nobody saw them end."""
+        for placed in self.instances.values():
+            if placed.exit is None:
+                self.on_event("lost", placed.spec)
         self.instances.clear()
 
     def running(self, machine: str) -> list[Placed]:
@@ -137,6 +151,7 @@ class World:
         self.instances[spec.key] = placed
         self.directories.add(spec.machine)
         self.starts.append(spec)
+        self.on_event("started", spec)
         if program.runs_s is not None:
             self._ends_in(placed, program.runs_s, program.code, program.signal, program.oom_killed)
         return placed.shown()
@@ -185,7 +200,22 @@ class World:
             if self.instances.get(placed.spec.key) is placed:
                 self.end(placed.spec.key, code=code, signal=signal, oom_killed=oom_killed)
 
-        asyncio.get_running_loop().call_later(seconds, end)
+        self._later(seconds, end)
+
+    def _tell(self, ended: Exit) -> None:
+        """Call the listener there is by then, as the process it belongs to."""
+        loop = asyncio.get_running_loop()
+        if self.exits_late_s:
+            self._later(self.exits_late_s, lambda: loop.call_soon(self._told, ended, context=self.listener_context))
+        else:
+            loop.call_soon(self._told, ended, context=self.listener_context)
+
+    def _told(self, ended: Exit) -> None:
+        if self.listener:
+            self.listener(ended)
+
+    def _later(self, seconds: float, call: Callable[[], object]) -> None:
+        asyncio.get_running_loop().call_later(seconds, call, context=self._nobody)
 
 
 class FakeDriver:
@@ -205,7 +235,7 @@ class FakeDriver:
 
     async def open(self, on_exit: Callable[[Exit], None]) -> None:
         await self._call("open")
-        self._world.listener = on_exit
+        self._world.listener, self._world.listener_context = on_exit, contextvars.copy_context()
         for placed in self._world.instances.values():
             if placed.exit:
                 on_exit(placed.exit)

@@ -11,6 +11,8 @@ sync of a new journal or write-ahead log, and whatever lies beside a write (POWE
         disk.power_on()                                   # what survived can be opened again
 
 A Python VFS has no shared memory, so SQLite uses its write-ahead log in exclusive mode only (`Store.open` does that).
+In a simulation a file belongs to the process that opened it: once that is dead its calls fail and change nothing, and
+what it wrote is there for the next one, synced or not, as after kill -9.
 """
 
 from __future__ import annotations
@@ -18,10 +20,13 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Literal, NamedTuple
 
 import apsw
+
+from hawker.sim.loop import PROCESS
 
 Fate = Literal["kept", "lost", "torn"]
 _FATES: tuple[Fate, ...] = ("kept", "lost", "torn")
@@ -56,7 +61,8 @@ class Content:
         write.apply(self.seen)
 
     def sync(self) -> None:
-        self.safe = bytearray(self.seen)
+        for write in self.unsynced:
+            write.apply(self.safe)
         self.unsynced.clear()
 
 
@@ -65,10 +71,11 @@ class CrashDisk:
     the disk holds. A call is one that changes the disk: write, truncate, sync or delete; `calls` counts them.
 
     `fates` counts what became of unsynced writes, `ended_by` the calls that were cut, failed or found no room, by what
-    they were.
+    they were. `broken`: every change fails. `on_cut` is called as the power goes; `on_call` with every change that is
+    about to happen, and may kill the process that makes it; `on_sync` after every sync.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int | str) -> None:
         self.name = f"crashdisk-{next(_number)}"
         self.rng = random.Random(seed)
         self.files: dict[str, Content] = {}
@@ -77,6 +84,10 @@ class CrashDisk:
         self.fail_at: int | None = None
         self.room: int | None = None
         self.off = False
+        self.broken = False
+        self.on_cut: Callable[[], None] = lambda: None
+        self.on_call: Callable[[str], None] | None = None
+        self.on_sync: Callable[[], None] | None = None
         self.fates: Counter[Fate] = Counter()
         self.ended_by: Counter[str] = Counter()
         self._safe_names: dict[str, Content] = {}  # the directory as it was last synced
@@ -84,6 +95,10 @@ class CrashDisk:
 
     def __enter__(self) -> CrashDisk:
         return self
+
+    def close(self) -> None:
+        """No database can be opened on it any more."""
+        self._vfs.unregister()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -115,7 +130,25 @@ class CrashDisk:
             content.seen = bytearray(content.safe)
             content.unsynced.clear()
         self.cut_at = self.fail_at = self.room = None
-        self.off = False
+        self.off = self.broken = False
+
+    def used(self) -> int:
+        """Bytes in all files."""
+        return sum(len(content.seen) for content in self.files.values())
+
+    def backup(self) -> Mapping[str, bytes]:
+        """A copy of every file at this moment."""
+        return {name: bytes(content.seen) for name, content in self.files.items()}
+
+    def restore(self, files: Mapping[str, bytes]) -> None:
+        """Another disk in its place, with these files; none: it is empty."""
+        self.files = {}
+        for name, data in files.items():
+            content = self.files[name] = Content()
+            content.safe, content.seen = bytearray(data), bytearray(data)
+        self.cut_at = self.fail_at = self.room = None
+        self.off = self.broken = False
+        self.sync_directory()
 
     # --- called by the files ---
 
@@ -127,7 +160,10 @@ class CrashDisk:
         """Count a change that is about to happen. Raises when it is the one that fails."""
         self.check_power()
         self.calls += 1
-        if self.calls == self.fail_at:
+        if self.on_call:
+            self.on_call(what)
+            check_alive()
+        if self.calls == self.fail_at or self.broken:
             self.ended_by[f"failed {what}"] += 1
             raise apsw.IOError(f"{what} failed")
 
@@ -136,11 +172,11 @@ class CrashDisk:
         if self.calls == self.cut_at:
             self.off = True
             self.ended_by[f"cut {what}"] += 1
+            self.on_cut()
             raise apsw.IOError(f"power lost in {what}")
 
     def check_room(self, content: Content, end: int) -> None:
-        used = sum(len(each.seen) for each in self.files.values())
-        if self.room is not None and used + max(0, end - len(content.seen)) > self.room:
+        if self.room is not None and self.used() + max(0, end - len(content.seen)) > self.room:
             self.ended_by["full"] += 1
             raise apsw.FullError("the disk is full")
 
@@ -159,15 +195,22 @@ class CrashDisk:
 class _File:
     def __init__(self, disk: CrashDisk, name: str) -> None:
         self._disk = disk
+        self._process = PROCESS.get()
         self._kind = _kind(name)
         self._new = name not in disk.files
         self._content = disk.files.setdefault(name, Content())
 
+    def _check(self) -> None:
+        if self._process is not None and self._process.dead:
+            raise apsw.IOError("the process is dead")
+
     def xRead(self, amount: int, offset: int) -> bytes:
+        self._check()
         self._disk.check_power()
-        return bytes(self._content.seen[offset : offset + amount])
+        return bytes(memoryview(self._content.seen)[offset : offset + amount])
 
     def xWrite(self, data: bytes, offset: int) -> None:
+        self._check()
         what = f"write of {self._kind}"
         self._disk.call(what)
         self._disk.check_room(self._content, offset + len(data))
@@ -175,12 +218,14 @@ class _File:
         self._disk.maybe_cut(what)
 
     def xTruncate(self, size: int) -> None:
+        self._check()
         what = f"truncation of {self._kind}"
         self._disk.call(what)
         self._content.write(Write(size, None))
         self._disk.maybe_cut(what)
 
     def xSync(self, flags: int) -> None:
+        self._check()
         what = f"sync of {self._kind}"
         self._disk.call(what)
         self._disk.maybe_cut(what)
@@ -188,6 +233,8 @@ class _File:
         if self._new and self._kind != "database":
             self._disk.sync_directory()
         self._new = False
+        if self._disk.on_sync:
+            self._disk.on_sync()
 
     def xFileSize(self) -> int:
         return len(self._content.seen)
@@ -218,11 +265,13 @@ class _Vfs(apsw.VFS):
 
     def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> _File:  # type: ignore[override]
         self._disk.check_power()
+        check_alive()
         path = name.filename() if isinstance(name, apsw.URIFilename) else name
         flags[1] = flags[0]
         return _File(self._disk, path or f"temporary-{next(_number)}")
 
     def xDelete(self, filename: str, syncdir: bool) -> None:
+        check_alive()
         self._disk.delete(filename, bool(syncdir))
 
     def xAccess(self, pathname: str, flags: int) -> bool:
@@ -234,6 +283,13 @@ class _Vfs(apsw.VFS):
 
     def xRandomness(self, numbytes: int) -> bytes:
         return self._disk.rng.randbytes(numbytes)
+
+
+def check_alive() -> None:
+    """Raises when the process that makes this call was killed: what it does now, it does not do any more."""
+    process = PROCESS.get()
+    if process is not None and process.dead:
+        raise apsw.IOError("the process is dead")
 
 
 def _kind(name: str) -> str:
