@@ -53,6 +53,42 @@ class Metrics:
         self.requests = Counter(
             "hawker_requests", "HTTP requests by operation and status", ["operation", "status"], registry=self.registry
         )
+        self.catalog_bytes = Counter(
+            "hawker_catalog_bytes", "Datagrams' bytes: sent, received", ["direction"], registry=self.registry
+        )
+        self.catalog_refused = Counter(
+            "hawker_catalog_refused",
+            "Packets and requests of the catalog that were not taken, by reason",
+            ["why"],
+            registry=self.registry,
+        )
+        self.catalog_versions = Counter(
+            "hawker_catalog_versions",
+            "Versions of owner logs by outcome: applied, merged (logs brought forward by a range), missing (holes found), "
+            "refused, put_aside (rows)",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.catalog_behind = Gauge(
+            "hawker_catalog_behind_seconds",
+            "For how long this node has known that it lacks versions; 0: it lacks none that it knows of",
+            registry=self.registry,
+        )
+        self.catalog_aside = Gauge(
+            "hawker_catalog_quarantine", "Rows that are kept but cannot be shown", registry=self.registry
+        )
+        self.catalog_rumours = Gauge(
+            "hawker_catalog_rumours", "Versions and positions that wait to be told", registry=self.registry
+        )
+        self.catalog_subscriptions = Gauge(
+            "hawker_catalog_subscriptions",
+            "Subscriptions: distinct queries, and listeners",
+            ["of"],
+            registry=self.registry,
+        )
+        self.members = Gauge(
+            "hawker_members", "Members of this region's group, by status", ["status"], registry=self.registry
+        )
 
         self._steps: dict[tuple[str, str, str], tuple[Counter, Histogram]] = {}
         self._requests: dict[tuple[str, int], Counter] = {}
