@@ -64,8 +64,7 @@ class Metrics:
         )
         self.catalog_versions = Counter(
             "hawker_catalog_versions",
-            "Versions of owner logs by outcome: applied, merged (logs brought forward by a range), missing (holes found), "
-            "refused, put_aside (rows)",
+            "Versions of owner logs by outcome: applied, missing (holes found), refused; merged counts ranges",
             ["outcome"],
             registry=self.registry,
         )
