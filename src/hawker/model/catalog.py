@@ -16,7 +16,8 @@ import msgspec
 Tier = Literal["region", "global"]
 TIERS: tuple[Tier, ...] = ("region", "global")
 Values = dict[str, Any]
-"""A row's columns: text, whole numbers of 64 bits, floats, booleans, None. Lists and maps travel as JSON text."""
+"""A row's columns: text, whole numbers of 64 bits, floats, booleans. Lists and maps travel as JSON text. None is the
+same as a column that is missing, and is left out."""
 
 
 class LogId(NamedTuple):
@@ -70,14 +71,24 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
     values: Values | None
 
 
+RAISED_FLOOR = Change("_floor", "floor", None)
+"""Of no table, and never stored."""
+
+
 class Version(msgspec.Struct, frozen=True, array_like=True):
-    """One transaction of an owner: its rows, whole, and its number."""
+    """One transaction of an owner: its rows, whole, and its number.
+
+    `floor` is the log's as the owner left it: who is told every version learns it without asking; `RAISED_FLOOR` stands
+    in a version that does nothing but raise it. One without changes is no version: it only tells how far the log is, so
+    that who is behind asks.
+    """
 
     owner: str
     tier: Tier
     epoch: int
     number: int
     changes: tuple[Change, ...]
+    floor: int = 0
 
     @property
     def log(self) -> LogId:

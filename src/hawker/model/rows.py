@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from hawker.model.catalog import Position, Tier
 from hawker.model.guest import Resources
 from hawker.model.machine import HOLDS_ALL, State
 
@@ -28,7 +29,8 @@ class MachineRow(Row, frozen=True, kw_only=True):
     """A machine this worker owns, or owned: destroyed ones stay readable.
 
     `desired` is what the last request asked for, `state` what is. `instance` is the key of the program's present run at
-    the driver, empty when there is none. `cause` is the request or local rule behind the last change.
+    the driver, empty when there is none. `cause` is the request or local rule behind the last change. `generation`
+    counts the workers that this id was ordered on, one after the other: the highest has it.
     """
 
     table: ClassVar[str] = "machine"
@@ -46,6 +48,7 @@ class MachineRow(Row, frozen=True, kw_only=True):
     updated_at_ms: int
     cause: str
     private_ip: str
+    generation: int = 1
     order: str = ""
     cordoned: bool = False
     instance: str = ""
@@ -286,6 +289,63 @@ class RunRow(Row, frozen=True, kw_only=True):
         return self.id
 
 
+class PublishedRow(Row, frozen=True, kw_only=True):
+    """A row of the catalog as this node published it last, in version `number` of its log; `values` None is a
+    tombstone. `merged`: of a table that many nodes write. See `catalog.outbox`."""
+
+    table: ClassVar[str] = "published"
+
+    tier: Tier
+    of: str  # the catalog's table
+    id: str  # and the key in it
+    number: int
+    values: dict[str, Any] | None
+    at_ms: int
+    merged: bool = False
+
+    @property
+    def key(self) -> str:
+        return published_key(self.tier, self.of, self.id)
+
+
+class DueRow(Row, frozen=True, kw_only=True):
+    """A row of the catalog that waits for the publisher, since `since_ms`: for others like it, or for budget."""
+
+    table: ClassVar[str] = "due"
+
+    tier: Tier
+    of: str
+    id: str
+    values: dict[str, Any] | None
+    since_ms: int
+
+    @property
+    def key(self) -> str:
+        return published_key(self.tier, self.of, self.id)
+
+
+class LogHeadRow(Row, frozen=True, kw_only=True):
+    """Where this node's own log of one tier stands: `model.catalog.Origin` without its name. `stamp` is the last one
+    given to a merged row."""
+
+    table: ClassVar[str] = "log_head"
+
+    tier: Tier
+    epoch: int
+    head: int
+    floor: int = 0
+    lineage: tuple[Position, ...] = ()
+    stamp: int = 0
+
+    @property
+    def key(self) -> str:
+        return self.tier
+
+
+def published_key(tier: Tier, table: str, key: str) -> str:
+    return f"{tier}/{table}/{key}"
+
+
 ROWS: tuple[type[Row], ...] = (
     MachineRow,
     DecisionRow,
@@ -300,4 +360,7 @@ ROWS: tuple[type[Row], ...] = (
     AppRow,
     WorkerRow,
     RunRow,
+    PublishedRow,
+    DueRow,
+    LogHeadRow,
 )

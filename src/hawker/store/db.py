@@ -49,6 +49,9 @@ class _Pending:
 class Store:
     """Open with `Store.open`. `on_commit` is told "before" and "after" each commit: the crash tests cut there.
 
+    `on_change`, when set, is called at the end of each change, inside its transaction, with the rows that it wrote, and
+    may write more: that is how what a node publishes gets into the same commit.
+
     `full`: the last commit found no room, or the disk has failed; new orders are to be refused. `failed` says why
     nothing can be written until the database is opened anew, and is empty while all is well: an I/O error of a commit
     leaves open whether it is on the disk, and only reading it back at start-up tells.
@@ -71,6 +74,7 @@ class Store:
         self._thread: ThreadPoolExecutor | None = None
         self._slow = False
         self._closed = False
+        self.on_change: Callable[[Tx, Known], None] | None = None
         self.read = Reads(reader)
         self.commits = 0
         self.full = False
@@ -196,6 +200,8 @@ class Store:
         db.execute("savepoint change")
         try:
             pending.value = pending.change(tx)
+            if self.on_change is not None:
+                self.on_change(tx, tx.changed())
             tx.flush()
             if db.get_autocommit():
                 raise apsw.AbortError("SQLite has rolled the transaction back inside a change")

@@ -72,6 +72,7 @@ class Tx(Reads):
         self.after: list[Callable[[], None]] = []
         self._open = True
         self._held: Known = {}  # written under the open record
+        self._changed: Known = {}  # written under records before it
         self._encoded: dict[tuple[type[Row], str], bytes | None] = {}  # logged, and not yet in their tables
         self._known = known
 
@@ -129,10 +130,16 @@ class Tx(Reads):
         self._check("held rows", "")
         held, self._held = self._held, {}
         self._known |= held
+        self._changed |= held
         writes = self.records[-1].writes
         for (kind, key), row in held.items():
             body = self._encoded[kind, key] = None if row is None else _encode(row)
             writes.append(log.write_image(kind.table, key, body))
+
+    def changed(self) -> Known:
+        """Every row written since the change began, as it is now. Closes the open record."""
+        self._close_record()
+        return self._changed
 
     def end(self) -> None:
         """The change is over."""

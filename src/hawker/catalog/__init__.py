@@ -1,0 +1,1 @@
+"""One SQL view of the fleet on every node, without consensus: what each node publishes, spread to all."""

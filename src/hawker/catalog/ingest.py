@@ -1,0 +1,136 @@
+"""Rows on their way into the replica's tables: checked one by one, written many at a time.
+
+A row that cannot be taken never stops the rows after it. It goes to `_aside`, raw, and is passed on as it came, so that
+nodes that can read it get it: "poison" fails the checks of its table, "ahead" is a merged row with a stamp too far in
+the future, "unknown" is of a table that this Hawker does not have, "muted" of one that an operator silenced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import apsw
+import msgspec
+
+from hawker.catalog.schema import Bad, Layout, check_key
+from hawker.core import hlc
+from hawker.model.catalog import RAISED_FLOOR, LogId, Numbered, Tier, Values
+
+_PUT_ASIDE = "insert or replace into _aside values (?,?,?,?,?,?,?,?,?,?,?)"
+_pack = msgspec.msgpack.Encoder().encode
+
+AsideOf = tuple[str, str, str]
+"""Owner, tier and table that may have rows in `_aside`."""
+
+
+class Batch:
+    """What one transaction writes. `aside` is the replica's note of who has rows put aside; it is added to."""
+
+    def __init__(
+        self,
+        db: apsw.Connection,
+        layouts: Mapping[str, Layout],
+        muted: frozenset[str],
+        aside: set[AsideOf],
+        now_ms: int,
+    ) -> None:
+        self._db = db
+        self._layouts = layouts
+        self._muted = muted
+        self._aside = aside
+        self._now_ms = now_ms
+        self._held: dict[str, list[tuple[object, ...]]] = {}  # rows to insert, by table, in their order
+        self.tables: set[str] = set()
+        self.stamp = 0
+        self.put_aside = 0
+
+    def add(self, owner: str, tier: Tier, number: int, table: str, key: str, values: Values | None) -> None:
+        """A row as its owner's version `number` leaves it."""
+        if table == RAISED_FLOOR.table:
+            return
+        layout = self._layouts.get(table)
+        if layout is None or table in self._muted:
+            self._put_aside(owner, tier, number, table, key, values, "muted" if layout else "unknown", "")
+            return
+        try:
+            check_key(key)
+            if layout.tier != tier:
+                raise Bad(f"{table} is a table of the tier {layout.tier}")
+            row = (
+                layout.tombstone(owner, number, key)
+                if values is None
+                else layout.stored(owner, number, key, layout.check(values))
+            )
+        except Bad as error:
+            self._put_aside(owner, tier, number, table, key, values, "poison", str(error))
+            return
+        if layout.merged and values is not None:
+            stamp = values.get("stamp") or 0
+            if hlc.ahead(stamp, self._now_ms):
+                until_ms = hlc.accepted_at_ms(stamp)
+                self._put_aside(
+                    owner, tier, number, table, key, values, "ahead", "its stamp is in the future", until_ms
+                )
+                return
+            self.stamp = max(self.stamp, stamp)
+        if (owner, tier, table) in self._aside:
+            self._db.execute("delete from _aside where (owner, tier, tbl, key) = (?,?,?,?)", (owner, tier, table, key))
+        held = self._held.get(table)
+        if held is None:
+            held = self._held[table] = []
+            self.tables.add(table)
+        held.append(row)
+
+    def add_all(self, log: LogId, rows: Iterable[Numbered]) -> None:
+        owner, tier = log
+        for row in rows:
+            self.add(owner, tier, row.number, row.table, row.key, row.values)
+
+    def clear(self, log: LogId) -> None:
+        """Drop every row of a log."""
+        self.write()
+        for layout in self._of_tier(log.tier):
+            self._db.execute(f"delete from {layout.physical} where _owner = ?", (log.owner,))
+        self._db.execute("delete from _aside where owner = ? and tier = ?", log)
+
+    def purge(self, log: LogId, floor: int) -> None:
+        """Drop the tombstones at or below a floor."""
+        self.write()
+        for layout in self._of_tier(log.tier):
+            self._db.execute(
+                f"delete from {layout.physical} where _owner = ? and _deleted and _number <= ?", (log.owner, floor)
+            )
+        self._db.execute("delete from _aside where owner = ? and tier = ? and deleted and number <= ?", (*log, floor))
+
+    def write(self) -> None:
+        """Bring what is held into the tables."""
+        for table, held in self._held.items():
+            self._db.executemany(self._layouts[table].insert, held)
+        self._held = {}
+
+    def _of_tier(self, tier: Tier) -> list[Layout]:
+        found = [layout for layout in self._layouts.values() if layout.tier == tier]
+        self.tables.update(layout.name for layout in found)
+        return found
+
+    def _put_aside(
+        self,
+        owner: str,
+        tier: Tier,
+        number: int,
+        table: str,
+        key: str,
+        values: Values | None,
+        kind: str,
+        why: str,
+        until_ms: int = 0,
+    ) -> None:
+        layout = self._layouts.get(table)
+        if layout is not None and layout.tier == tier:
+            self.write()  # an earlier row of this key may be held
+            self._db.execute(f"delete from {layout.physical} where _owner = ? and id = ?", (owner, key))
+            self.tables.add(table)
+        row = (owner, tier, table, key, number, values is None, _pack(values), kind, why, self._now_ms, until_ms)
+        self._db.execute(_PUT_ASIDE, row)
+        self._aside.add((owner, tier, table))
+        self.put_aside += 1

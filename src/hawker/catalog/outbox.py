@@ -1,0 +1,298 @@
+"""What this node publishes: its own log of each tier, written in the commit of the change that it shows.
+
+`on_change` is the store's hook. It turns the rows that a change wrote into rows of the catalog (projections), drops
+those that are published like that already, and writes the rest as one numbered version, in the same transaction: the
+catalog never shows what is not durable, and misses nothing that is. The published rows are the log: the newest version
+of each key, tombstones included, is all that anybody is ever sent (`since`).
+
+A change that readers wait for goes out with its commit (urgent). Any other waits `COALESCE_MS` for more of the same
+row, and whatever is over the node's budget waits for that, in rows of its own (`DueRow`): call `flush` in a change of
+its own when `on_due` says so.
+
+Numbers go on across epochs; each opening of the database begins a new epoch (`core.ownerlog.next_epoch`), so a database
+brought back from a backup never gives a number that others have seen with other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from hawker.core import hlc, ownerlog
+from hawker.core.ownerlog import Budget
+from hawker.host import Host
+from hawker.model.catalog import RAISED_FLOOR, TIERS, Change, Numbered, Origin, Position, Range, Tier, Values, Version
+from hawker.model.rows import DueRow, LogHeadRow, PublishedRow, Row, published_key
+from hawker.store.tx import Known, Reads, Tx
+
+Projected = tuple[Tier, Change, bool]
+"""A row of the catalog, its tier, and whether readers wait for it."""
+Projection = Callable[[Reads, str, Any], Iterable[Projected]]
+"""(reads, key, row or None): what a changed row of the worker's looks like in the catalog."""
+
+FLUSH_MOST = 256
+"""Rows in one version made of what waited."""
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def published(reads: Reads, tier: Tier, table: str, prefix: str = "") -> list[str]:
+    """The keys beginning with `prefix` that are published and not tombstones. For projections of one row to many."""
+    first = published_key(tier, table, prefix)
+    found = reads.query("select id from published where id >= ? and id < ? and not gone", (first, first + "\U0010ffff"))
+    return [key.split("/", 2)[2] for (key,) in found]
+
+
+class Outbox:
+    """`owner` is this node's name. `on_published` is called after the commit of each version, in the order of their
+    numbers; `on_due` when a commit left rows that wait, with the ms until the first of them may go.
+
+    `newest_stamp` gives the greatest stamp that this node has read from others: a merged row written here wins over
+    whatever was known here before.
+    """
+
+    def __init__(
+        self, host: Host, owner: str, projections: Mapping[type[Row], Projection], budget: Budget | None = None
+    ) -> None:
+        self.owner = owner
+        self.on_published: Callable[[Version], None] | None = None
+        self.on_due: Callable[[int], None] | None = None
+        self.newest_stamp: Callable[[], int] = lambda: 0
+        self._host = host
+        self._projections = projections
+        self._budget = budget or Budget()
+        self._bucket = ownerlog.full(self._budget, host.now_ms())
+        self._staged: dict[tuple[Tier, str, str], Values] = {}  # merged rows written by the change in progress
+        self._staged_by: Tx | None = None
+
+    # --- the log ---
+
+    def open(self, tx: Tx, above: Mapping[Tier, int] | None = None) -> list[Origin]:
+        """Begin a new epoch of each tier. `above`: epochs of this node's that its own replica, or anybody, has seen."""
+        tx.record("catalog.opened", self.owner, cause="start")
+        return [self._begin(tx, tier, (above or {}).get(tier, 0)) for tier in TIERS]
+
+    def raise_epoch(self, tx: Tx, tier: Tier, above: int) -> Origin:
+        """Begin an epoch above that of somebody who holds more of this node's log than it has itself: it came back from
+        the past. What is published counts again, in the place of what they hold."""
+        if self._head(tx, tier).epoch > above:
+            return self.origin(tx, tier)
+        tx.record("catalog.epoch_raised", self.owner, cause="a replica was ahead", data={"tier": tier, "above": above})
+        return self._begin(tx, tier, above)
+
+    def _begin(self, tx: Tx, tier: Tier, above: int) -> Origin:
+        head = tx.get(LogHeadRow, tier) or LogHeadRow(tier=tier, epoch=0, head=0)
+        draw = self._host.rng.getrandbits(ownerlog.EPOCH_BITS)
+        epoch = ownerlog.next_epoch(head.epoch, above, tx.now_ms, draw)
+        lineage = ownerlog.lineage_after(head.lineage, Position(head.epoch, head.head))
+        tx.put(replace(head, epoch=epoch, lineage=lineage))
+        return self.origin(tx, tier)
+
+    def origin(self, reads: Reads, tier: Tier) -> Origin:
+        head = self._head(reads, tier)
+        return Origin(self.owner, tier, head.epoch, head.head, head.floor, head.lineage)
+
+    def since(self, reads: Reads, tier: Tier, at: Position) -> Range:
+        """What brings a replica from `at` to the head of this log. One that is ahead gets a snapshot, which it takes
+        once the epoch was raised above its own."""
+        origin = self.origin(reads, tier)
+        snapshot = ownerlog.fits(at, origin) in ("snapshot", "ahead")
+        after = 0 if snapshot else at.head
+        rows = reads.select(PublishedRow, "tier = ? and number > ? order by number, id", (tier, after))
+        return Range(origin, after, tuple(Numbered(r.number, r.of, r.id, r.values) for r in rows), snapshot)
+
+    def purge(self, tx: Tx, tier: Tier, before_ms: int) -> Origin:
+        """Drop the tombstones older than `before_ms` and raise the floor over them, in a version by which all
+        replicas learn it. Nothing is written when there is none."""
+        young = tx.query("select min(number) from published where tier = ? and gone and at_ms >= ?", (tier, before_ms))[
+            0
+        ][0]
+        old = tx.select(
+            PublishedRow,
+            "tier = ? and gone and number < ? order by number",
+            (tier, young if young is not None else 1 << 62),
+        )
+        if old:
+            tx.record("catalog.purged", self.owner, cause="age")
+            for row in old:
+                tx.delete(PublishedRow, row.key)
+            head = self._head(tx, tier)
+            self._append(tx, replace(head, floor=old[-1].number), (RAISED_FLOOR,))
+        return self.origin(tx, tier)
+
+    # --- what is published ---
+
+    def on_change(self, tx: Tx, changed: Known) -> None:
+        """The store's hook: publish what a change made of the rows it wrote."""
+        wanted: list[Projected] = []
+        for (kind, key), row in changed.items():
+            projection = self._projections.get(kind)
+            if projection is not None:
+                wanted += projection(tx, key, row)
+        merged = self._take_staged(tx)
+        if wanted or merged:
+            self._publish(tx, wanted, merged)
+
+    def refresh(self, tx: Tx) -> None:
+        """Compare everything that is projected with everything that is published, and publish the difference: at the
+        start of a database that was never published, or whose projections were different then."""
+        wanted: dict[str, Projected] = {}
+        for kind, projection in self._projections.items():
+            for row in tx.select(kind, "true order by id"):
+                for each in projection(tx, row.key, row):
+                    wanted[published_key(each[0], each[1].table, each[1].key)] = each
+        for old in tx.select(PublishedRow, "not gone order by id"):
+            if old.key not in wanted and not old.merged:
+                wanted[old.key] = old.tier, Change(old.of, old.id, None), False
+        self._publish(tx, list(wanted.values()), {})
+
+    def put_merged(self, tx: Tx, table: str, key: str, values: Values, *, tier: Tier = "global") -> None:
+        """Write a row of a table that many nodes write: the newest stamp wins. Its version is that of the change."""
+        head = self._head(tx, tier)
+        if self._staged_by is not tx:
+            self._staged, self._staged_by = {}, tx
+        last = max([head.stamp, self.newest_stamp(), *(row["stamp"] for row in self._staged.values())])
+        self._staged[tier, table, key] = {**values, "stamp": hlc.tick(last, tx.now_ms)}
+        tx.after_commit(lambda: self._check_taken(tx))
+
+    def delete_merged(self, tx: Tx, table: str, key: str, values: Values, *, tier: Tier = "global") -> None:
+        """Write that a merged row is no more. A tombstone would only drop what this node wrote; this wins over what
+        others wrote."""
+        self.put_merged(tx, table, key, {**values, "deleted": True}, tier=tier)
+
+    def keep_merged(self, tx: Tx, table: str, key: str, values: Values, *, tier: Tier = "global") -> None:
+        """Publish a merged row that somebody else wrote, stamp and all, so that it outlives the disk of its writer.
+        Nothing changes for readers; one that is older than what this node publishes already is dropped."""
+        there = tx.get(PublishedRow, published_key(tier, table, key))
+        if there and there.values and there.values["stamp"] >= values["stamp"]:
+            return
+        if self._staged_by is not tx:
+            self._staged, self._staged_by = {}, tx
+        staged = self._staged.get((tier, table, key))
+        if staged is None or staged["stamp"] < values["stamp"]:
+            self._staged[tier, table, key] = dict(values)
+            tx.after_commit(lambda: self._check_taken(tx))
+
+    def flush(self, tx: Tx) -> None:
+        """Publish what has waited long enough, within the budget: one version per tier. To be submitted to the store as
+        a change of its own."""
+        for tier in TIERS:
+            if not self._affords(tx.now_ms):
+                break
+            waiting = tx.select(DueRow, "tier = ? order by since_ms, id limit ?", (tier, FLUSH_MOST))
+            due = [row for row in waiting if ownerlog.is_due(row.since_ms, tx.now_ms)]
+            if due:
+                tx.record("catalog.published", self.owner, cause="due")
+                for row in due:
+                    tx.delete(DueRow, row.key)
+                self._write(tx, tier, [Change(row.of, row.id, row.values) for row in due], {})
+        self._tell_due(tx)
+
+    # --- helpers ---
+
+    def _head(self, reads: Reads, tier: Tier) -> LogHeadRow:
+        head = reads.get(LogHeadRow, tier)
+        if head is None:
+            raise AssertionError(f"{self.owner}: the {tier} log was not opened")
+        return head
+
+    def _take_staged(self, tx: Tx) -> dict[tuple[Tier, str, str], Values]:
+        if self._staged_by is not tx:
+            return {}  # what a change staged that failed goes with it
+        staged, self._staged, self._staged_by = self._staged, {}, None
+        return staged
+
+    def _check_taken(self, tx: Tx) -> None:
+        if self._staged_by is tx:
+            raise AssertionError("a merged row was not published: Store.on_change is not set")
+
+    def _publish(self, tx: Tx, wanted: Sequence[Projected], merged: Mapping[tuple[Tier, str, str], Values]) -> None:
+        """Sort what changed into what goes out now and what waits. Opens a record when there is something to write."""
+        now: dict[Tier, list[Change]] = {}
+        wait: list[DueRow] = []
+        done: list[str] = []  # rows that wait, and need not any more
+        may = self._affords(tx.now_ms)
+        for tier, change, urgent in _last(wanted):
+            key = published_key(tier, change.table, change.key)
+            there, due = tx.get(PublishedRow, key), tx.get(DueRow, key)
+            values = _without_none(change.values)
+            if (there.values if there else None) == values:
+                done += [key] if due else []
+            elif urgent and may:
+                now.setdefault(tier, []).append(Change(change.table, change.key, values))
+                done += [key] if due else []
+            elif due is None or due.values != values:
+                since_ms = due.since_ms if due else tx.now_ms
+                wait.append(DueRow(tier=tier, of=change.table, id=change.key, values=values, since_ms=since_ms))
+        if not (now or wait or done or merged):
+            return
+        tx.record("catalog.published", self.owner, cause="change")
+        for key in done:
+            tx.delete(DueRow, key)
+        for row in wait:
+            tx.put(row)
+        for tier in TIERS:
+            stamped = {(table, key): values for (t, table, key), values in merged.items() if t == tier}
+            if tier in now or stamped:
+                self._write(tx, tier, now.get(tier, []), stamped)
+        if wait:
+            self._tell_due(tx)
+
+    def _write(self, tx: Tx, tier: Tier, changes: list[Change], merged: Mapping[tuple[str, str], Values]) -> None:
+        """One version, its rows and the head."""
+        head = self._head(tx, tier)
+        number = head.head + 1
+        for change in changes:
+            tx.put(
+                PublishedRow(
+                    tier=tier, of=change.table, id=change.key, number=number, values=change.values, at_ms=tx.now_ms
+                )
+            )
+        all_changes = list(changes)
+        for (table, key), given in merged.items():
+            values = _without_none(given) or {}
+            all_changes.append(Change(table, key, values))
+            head = replace(head, stamp=max(head.stamp, values["stamp"]))
+            tx.put(
+                PublishedRow(tier=tier, of=table, id=key, number=number, values=values, at_ms=tx.now_ms, merged=True)
+            )
+        self._bucket = ownerlog.spent(self._bucket, len(_encode(all_changes)))
+        self._append(tx, head, tuple(all_changes))
+
+    def _append(self, tx: Tx, head: LogHeadRow, changes: tuple[Change, ...]) -> None:
+        tx.put(replace(head, head=head.head + 1))
+        version = Version(self.owner, head.tier, head.epoch, head.head + 1, changes, head.floor)
+        tx.after_commit(lambda: self.on_published(version) if self.on_published else None)
+
+    def _affords(self, now_ms: int) -> bool:
+        self._bucket = ownerlog.refilled(self._budget, self._bucket, now_ms)
+        return ownerlog.affords(self._bucket)
+
+    def _tell_due(self, tx: Tx) -> None:
+        """After the commit, tell when to flush next, if anything waits."""
+        first = tx.query("select min(since_ms) from due")[0][0]
+        if first is None:
+            return
+        wait_ms = max(ownerlog.wait_ms(self._budget, self._bucket), first + ownerlog.COALESCE_MS - tx.now_ms, 0)
+        wait_ms = min(wait_ms, max(ownerlog.COALESCE_MS, ownerlog.wait_ms(self._budget, self._bucket)))
+        tx.after_commit(lambda: self.on_due(wait_ms) if self.on_due else None)
+
+
+def _last(wanted: Sequence[Projected]) -> list[Projected]:
+    """Of several for one key the last, which is as the change leaves it; urgent when any was."""
+    if len(wanted) < 2:
+        return list(wanted)
+    found: dict[str, Projected] = {}
+    for tier, change, urgent in wanted:
+        key = published_key(tier, change.table, change.key)
+        found[key] = tier, change, urgent or (key in found and found[key][2])
+    return list(found.values())
+
+
+def _without_none(values: Values | None) -> Values | None:
+    if values is None:
+        return None
+    return {name: value for name, value in values.items() if value is not None}

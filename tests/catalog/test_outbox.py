@@ -1,0 +1,279 @@
+"""The outbox: what a node publishes is in the commit of the change that it shows, numbered, once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hawker.catalog.outbox import Outbox, Projected, published
+from hawker.core import hlc
+from hawker.core.ownerlog import COALESCE_MS, Budget
+from hawker.errors import Conflict
+from hawker.host import Host
+from hawker.model.catalog import NOTHING, RAISED_FLOOR, Change, Numbered, Origin, Position, Version
+from hawker.model.rows import DueRow, LeaseRow, LogHeadRow, PublishedRow, TallyRow
+from hawker.store.db import Store
+from hawker.store.tx import Reads, Tx
+from hawker.store.verify import verify
+
+
+def lease(reads: Reads, key: str, row: LeaseRow | None) -> Iterable[Projected]:
+    """Readers wait for a lease; its owner is a row of the other tier."""
+    yield "region", Change("leases", key, row and {"nonce": row.nonce, "note": row.description or None}), True
+
+
+def tally(reads: Reads, key: str, row: TallyRow | None) -> Iterable[Projected]:
+    yield "global", Change("tallies", key, row and {"machines": row.machines}), False
+
+
+class Node:
+    """An outbox over a real store. `told` is what it published, `due` how long it said that the rest would wait."""
+
+    def __init__(self, path: Path, budget: Budget | None = None) -> None:
+        self.now_ms = 1_000_000
+        self.path = path
+        self.host = Host(lambda: self.now_ms / 1000, random.Random(1))
+        self.told: list[Version] = []
+        self.due: list[int] = []
+        self.outbox = Outbox(self.host, "me", {LeaseRow: lease, TallyRow: tally}, budget)
+        self.outbox.on_published = self.told.append
+        self.outbox.on_due = self.due.append
+        self.store = Store.open(path, self.host)
+        self.store.on_change = self.outbox.on_change
+
+    async def take(self, machine: str, nonce: str = "n", **fields: Any) -> None:
+        def change(tx: Tx) -> None:
+            tx.record("lease.taken", machine, cause="test")
+            values = {"owner": "o", "description": "", "expires_at_ms": 0} | fields
+            tx.put(LeaseRow(machine=machine, nonce=nonce, **values))
+
+        await self.store.submit(change)
+
+    async def free(self, machine: str) -> None:
+        def change(tx: Tx) -> None:
+            tx.record("lease.freed", machine, cause="test")
+            tx.delete(LeaseRow, machine)
+
+        await self.store.submit(change)
+
+    async def count(self, app: str, machines: int) -> None:
+        def change(tx: Tx) -> None:
+            tx.record("counted", app, cause="test")
+            tx.put(TallyRow(app=app, machines=machines))
+
+        await self.store.submit(change)
+
+    async def do(self, change: Callable[[Tx], Any]) -> Any:
+        return await self.store.submit(change)
+
+    def since(self, tier: Any, at: Position) -> Any:
+        return self.outbox.since(self.store.read, tier, at)
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    node = Node(tmp_path / "worker.db")
+    await node.do(node.outbox.open)
+    yield node
+    await node.store.close()
+    assert verify(node.path).faults == []
+
+
+async def test_a_change_that_readers_wait_for_is_published_in_its_commit(node: Node) -> None:
+    await node.take("m1", "n1")
+    [version] = node.told
+    assert version.number == 1
+    assert version.changes == (Change("leases", "m1", {"nonce": "n1"}),)
+    [record] = node.store.read.query("select kind, resource from log order by seq desc limit 1")
+    assert record == ("catalog.published", "me")
+
+
+async def test_a_change_that_fails_publishes_nothing(node: Node) -> None:
+    def change(tx: Tx) -> None:
+        tx.record("lease.taken", "m1", cause="test")
+        tx.put(LeaseRow(machine="m1", nonce="n", owner="o", description="", expires_at_ms=0))
+        node.outbox.put_merged(tx, "names", "k", {})
+        raise Conflict("no")
+
+    with pytest.raises(Conflict):
+        await node.do(change)
+    await node.take("m2")
+    assert [(version.number, version.changes) for version in node.told] == [
+        (1, (Change("leases", "m2", {"nonce": "n"}),))
+    ]
+
+
+async def test_a_change_of_nothing_that_is_published_publishes_nothing(node: Node) -> None:
+    await node.take("m1")
+    await node.take("m1", expires_at_ms=99)
+    await node.free("m2")
+    assert [version.number for version in node.told] == [1]
+    assert node.outbox.origin(node.store.read, "region").head == 1
+
+
+async def test_changes_of_one_commit_are_versions_of_their_own(node: Node) -> None:
+    await asyncio.gather(*(node.take(f"m{n}") for n in range(5)))
+    assert [version.number for version in node.told] == [1, 2, 3, 4, 5]
+    assert node.store.commits <= 3
+
+
+async def test_a_deleted_row_leaves_a_tombstone_with_a_number(node: Node) -> None:
+    await node.take("m1")
+    await node.take("m2")
+    await node.free("m1")
+    assert node.since("region", NOTHING).rows == (
+        Numbered(2, "leases", "m2", {"nonce": "n"}),
+        Numbered(3, "leases", "m1", None),
+    )
+    assert published(node.store.read, "region", "leases") == ["m2"]
+    assert published(node.store.read, "region", "leases", "m1") == []
+
+
+async def test_what_nobody_waits_for_waits_for_more_of_the_same_row(node: Node) -> None:
+    await node.count("web", 1)
+    assert node.due == [COALESCE_MS]
+    node.now_ms += COALESCE_MS // 2
+    await node.count("web", 2)
+    await node.do(node.outbox.flush)
+    assert node.told == []
+    node.now_ms += COALESCE_MS // 2
+    await node.do(node.outbox.flush)
+    [version] = node.told
+    assert (version.tier, version.changes) == ("global", (Change("tallies", "web", {"machines": 2}),))
+    assert node.store.read.select(DueRow) == []
+
+
+async def test_what_waits_and_is_taken_back_is_never_published(node: Node) -> None:
+    await node.count("web", 1)
+    node.now_ms += COALESCE_MS
+    await node.do(node.outbox.flush)
+    await node.count("web", 2)
+    await node.count("web", 1)
+    assert node.store.read.select(DueRow) == []
+    assert len(node.told) == 1
+
+
+async def test_what_waits_survives_a_restart(node: Node, tmp_path: Path) -> None:
+    await node.count("web", 1)
+    await node.store.close()
+    again = Node(node.path)
+    again.now_ms = node.now_ms + 1000
+    await again.do(again.outbox.open)
+    await again.do(again.outbox.flush)
+    assert [version.changes for version in again.told] == [(Change("tallies", "web", {"machines": 1}),)]
+    await again.store.close()
+
+
+async def test_over_its_budget_a_node_publishes_late_and_everything(tmp_path: Path) -> None:
+    node = Node(tmp_path / "worker.db", Budget(versions_per_s=1, versions_at_once=2))
+    await node.do(node.outbox.open)
+    for n in range(10):
+        await node.take(f"m{n}")
+    assert len(node.told) == 2
+    await node.do(node.outbox.flush)
+    assert len(node.told) == 2
+    node.now_ms += node.due[-1]
+    await node.do(node.outbox.flush)
+    assert len(node.told) == 3
+    assert published(node.store.read, "region", "leases") == [f"m{n}" for n in range(10)]
+    assert node.store.read.select(DueRow) == []
+    await node.store.close()
+
+
+async def test_each_opening_begins_an_epoch_and_remembers_where_the_last_one_ended(node: Node) -> None:
+    await node.take("m1")
+    before = node.outbox.origin(node.store.read, "region")
+    [after, _] = await node.do(node.outbox.open)
+    assert after.epoch > before.epoch
+    assert (after.head, after.lineage) == (1, (before.position,))
+    assert node.since("region", before.position) == type(node.since("region", NOTHING))(after, 1, (), False)
+
+
+async def test_an_opening_is_above_what_the_own_replica_holds(node: Node) -> None:
+    above = node.outbox.origin(node.store.read, "region").epoch + (1 << 40)
+    [region, _] = await node.do(lambda tx: node.outbox.open(tx, {"region": above}))
+    assert region.epoch > above
+
+
+async def test_a_node_that_came_back_from_the_past_raises_its_epoch_once(node: Node) -> None:
+    await node.take("m1")
+    now = node.outbox.origin(node.store.read, "region")
+    raised: Origin = await node.do(lambda tx: node.outbox.raise_epoch(tx, "region", now.epoch + (5 << 30)))
+    assert raised.epoch > now.epoch + (5 << 30)
+    assert await node.do(lambda tx: node.outbox.raise_epoch(tx, "region", now.epoch)) == raised
+
+
+async def test_old_tombstones_go_and_the_floor_rises_over_them(node: Node) -> None:
+    for machine in ("m1", "m2", "m3"):
+        await node.take(machine)
+    await node.free("m1")
+    node.now_ms += 1000
+    await node.free("m2")
+    origin: Origin = await node.do(lambda tx: node.outbox.purge(tx, "region", node.now_ms))
+    assert (origin.floor, origin.head) == (4, 6)
+    assert (node.told[-1].floor, node.told[-1].changes) == (4, (RAISED_FLOOR,))
+    assert [row.key for row in node.since("region", NOTHING).rows] == ["m3", "m2"]
+    assert node.since("region", Position(origin.epoch, 3)).snapshot
+    assert await node.do(lambda tx: node.outbox.purge(tx, "region", node.now_ms)) == origin
+
+
+async def test_a_merged_row_is_stamped_above_all_that_was_read(node: Node) -> None:
+    seen = hlc.stamp(node.now_ms + 400)
+    node.outbox.newest_stamp = lambda: seen
+    await node.do(lambda tx: node.outbox.put_merged(tx, "names", "k", {"to": "a"}))
+    await node.do(lambda tx: node.outbox.delete_merged(tx, "names", "k", {"to": "a"}))
+    first, second = (version.changes[0].values for version in node.told)
+    assert first == {"to": "a", "stamp": seen + 1}
+    assert second == {"to": "a", "deleted": True, "stamp": seen + 2}
+
+
+async def test_a_merged_row_and_the_change_that_wrote_it_are_one_version(node: Node) -> None:
+    def change(tx: Tx) -> None:
+        tx.record("lease.taken", "m1", cause="test")
+        tx.put(LeaseRow(machine="m1", nonce="n", owner="o", description="", expires_at_ms=0))
+        node.outbox.put_merged(tx, "names", "k", {}, tier="region")
+
+    await node.do(change)
+    [version] = node.told
+    assert [change.table for change in version.changes] == ["leases", "names"]
+
+
+async def test_a_merged_row_of_another_node_is_kept_with_its_stamp(node: Node) -> None:
+    await node.do(lambda tx: node.outbox.keep_merged(tx, "names", "k", {"to": "a", "stamp": 7}))
+    await node.do(lambda tx: node.outbox.keep_merged(tx, "names", "k", {"to": "b", "stamp": 6}))
+    assert [version.changes for version in node.told] == [(Change("names", "k", {"to": "a", "stamp": 7}),)]
+
+
+async def test_a_refresh_publishes_what_differs_and_nothing_else(node: Node) -> None:
+    node.store.on_change = None  # as it was before there was a catalog
+    await node.take("m1")
+    await node.take("m2")
+    node.store.on_change = node.outbox.on_change
+    await node.take("m3")
+    await node.do(lambda tx: node.outbox.put_merged(tx, "names", "k", {}))
+    node.store.on_change = None
+    await node.free("m3")
+    node.store.on_change = node.outbox.on_change
+    await node.do(node.outbox.refresh)
+    node.now_ms += COALESCE_MS
+    await node.do(node.outbox.flush)
+    assert published(node.store.read, "region", "leases") == ["m1", "m2"]
+    assert published(node.store.read, "global", "names") == ["k"]
+    head = node.store.read.get(LogHeadRow, "region")
+    await node.do(node.outbox.refresh)
+    assert node.store.read.get(LogHeadRow, "region") == head
+
+
+async def test_what_is_published_is_in_the_log_of_the_worker(node: Node) -> None:
+    await node.take("m1")
+    before = node.store.read.select(PublishedRow)
+    await node.store.close()
+    verify(node.path, rebuild=True)
+    again = Node(node.path)
+    assert again.store.read.select(PublishedRow) == before
+    await again.store.close()

@@ -1,0 +1,39 @@
+"""Stamps: above all that was seen, near the clock, and taken only once their time has come."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hawker.core.hlc import AHEAD_MS, ahead, ms_of, newest, stamp, tick, witness
+
+MS = st.integers(0, 1 << 42)
+STAMPS = st.integers(0, 1 << 58)
+
+
+@given(last=STAMPS, now_ms=MS)
+def test_a_tick_is_above_the_last_stamp_and_not_below_the_clock(last: int, now_ms: int) -> None:
+    given_stamp = tick(last, now_ms)
+    assert given_stamp > last
+    assert ms_of(given_stamp) >= now_ms
+
+
+def test_a_full_counter_runs_over_into_the_time() -> None:
+    assert tick(stamp(5, 0xFFFF), 5) == stamp(6)
+
+
+def test_a_stamp_more_than_500_ms_ahead_must_wait() -> None:
+    assert AHEAD_MS == 500
+    assert not ahead(stamp(1500, 7), 1000)
+    assert ahead(stamp(1501), 1000)
+
+
+@given(last=STAMPS, seen=STAMPS, now_ms=MS)
+def test_a_witnessed_stamp_raises_the_clock_unless_it_must_wait(last: int, seen: int, now_ms: int) -> None:
+    assert witness(last, seen, now_ms) == (last if ahead(seen, now_ms) else max(last, seen))
+
+
+@given(st.permutations([(1, "b", "old"), (2, "a", "tied"), (2, "b", "newest")]))
+def test_the_newest_row_does_not_depend_on_the_order(rows: list[tuple[int, str, str]]) -> None:
+    assert newest(rows) == "newest"
+    assert newest([]) is None
