@@ -19,8 +19,10 @@ from hawker.model.config import check_config
 from hawker.model.guest import Resources
 from hawker.model.market import Order
 from hawker.model.rows import AppRow, EventRow, MachineRow, RunRow
+from hawker.sim import invariants
 from hawker.sim.world import FakeDriver, Program, World
 from hawker.store.db import Store
+from hawker.store.verify import verify
 from hawker.telemetry import Metrics
 from hawker.worker.daemon import STOP_GRACE_S, SWEEP_S, Worker, WorkerSettings
 from hawker.worker.exits import Exits
@@ -134,6 +136,10 @@ class SimWorker:
             await self.market.sweep()
 
     # --- what tests ask of it ----------------------------------------------------------------------------------------
+
+    def wrong(self) -> list[str]:
+        """Every invariant that does not hold of this worker at rest, and what the replay of its log finds."""
+        return [*verify(self.path).faults, *invariants.check(self.store.read, self.world, self.capacity)]
 
     def request(self, nonce: str = "", owner: str = "tester") -> Request:
         return Request(id=f"req-{next(self._asked)}", owner=owner, nonce=nonce)

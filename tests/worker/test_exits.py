@@ -8,7 +8,6 @@ from pathlib import Path
 
 import apsw
 import pytest
-from tests.kit import invariants
 from tests.kit.sim_worker import APP, SimWorker, a_worker, a_world
 from tests.kit.virtual_time import virtual_time
 
@@ -62,7 +61,7 @@ async def test_a_program_that_ends_is_started_again_as_its_policy_says(
         assert len(worker.world.starts) == starts
         assert exit_events(worker, machine) == [(status, oom, True)] * (starts - 1) + [(status, oom, False)]
         await worker.at_rest()
-        assert invariants.check(worker) == []
+        assert worker.wrong() == []
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -110,7 +109,7 @@ async def test_a_program_that_ends_before_its_start_is_recorded_is_not_taken_for
     assert exit_events(worker, machine) == [(0, False, False)]
     assert len(world.starts) == 1
     await worker.at_rest()
-    assert invariants.check(worker) == []
+    assert worker.wrong() == []
     await worker.close()
 
 
@@ -162,7 +161,7 @@ async def test_a_host_that_lost_power_starts_its_machines_again_but_those_with_p
     lost = next(run for run in worker.runs(machines["always"]) if run.flow == "machine.exit")
     assert lost.cause == "worker start: the program was gone when the worker started"
     assert worker.machine(machines["always"]).restarts == 0
-    assert invariants.check(worker) == []
+    assert worker.wrong() == []
     await worker.close()
 
 
@@ -193,7 +192,7 @@ async def test_a_host_that_shuts_down_takes_its_machines_along_and_brings_them_b
     await worker.at_rest()
     assert worker.machine(always).state is State.started
     assert worker.machine(no).state is State.stopped
-    assert invariants.check(worker) == []
+    assert worker.wrong() == []
     await worker.close()
 
 
@@ -219,7 +218,7 @@ async def test_a_launch_that_ends_while_the_driver_lists_its_instances_is_not_ta
     await asyncio.sleep(60)
     assert len(world.starts) == 1
     assert worker.story(machine) == ["launch created", "start starting", "start started"]
-    assert invariants.check(worker) == []
+    assert worker.wrong() == []
     await worker.close()
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit import invariants
 from tests.kit.sim_worker import APP, SimWorker, a_worker, machine_config, order
 from tests.kit.virtual_time import virtual_time
 
@@ -93,7 +92,7 @@ async def a_crash_loop(directory: Path) -> AsyncIterator[tuple[SimWorker, str]]:
         await worker.until(lambda: worker.machine(machine).restarts == 6)
         assert worker.machine(machine).state is State.starting
         yield worker, machine
-        assert invariants.check(worker) == []
+        assert worker.wrong() == []
 
 
 def programs(worker: SimWorker) -> list[str]:
@@ -201,7 +200,7 @@ async def test_a_larger_guest_that_does_not_fit_changes_nothing(tmp_path: Path) 
         with pytest.raises(Conflict, match="insufficient CPUs"):
             await worker.machines.update(APP.name, machine, worker.request(), config=config)
         assert (worker.machine(machine), worker.story(machine)) == before
-        assert invariants.check(worker) == []
+        assert worker.wrong() == []
 
 
 @virtual_time
@@ -215,7 +214,7 @@ async def test_a_machine_at_rest_can_be_destroyed_on_a_full_worker(tmp_path: Pat
         await worker.machines.destroy(APP.name, asleep, worker.request())
         await worker.at_rest()
         assert worker.machine(asleep).state is State.destroyed
-        assert invariants.check(worker) == []
+        assert worker.wrong() == []
 
 
 @pytest.mark.parametrize(
@@ -271,7 +270,7 @@ async def test_a_forced_destroy_ends_whatever_run_is_in_the_way(slow: str, tmp_p
         await worker.at_rest(machine)
         assert worker.machine(machine).state is State.destroyed
         assert (worker.world.instances, worker.world.directories) == ({}, set())
-        assert invariants.check(worker) == []
+        assert worker.wrong() == []
 
 
 @pytest.mark.parametrize("operation", ["start", "stop", "destroy"])
@@ -289,7 +288,7 @@ async def test_a_forced_destroy_ends_a_parked_run(operation: str, tmp_path: Path
         await worker.at_rest(machine)
         assert worker.machine(machine).state is State.destroyed
         assert (worker.world.instances, worker.world.directories) == ({}, set())
-        assert invariants.check(worker) == []
+        assert worker.wrong() == []
 
 
 @pytest.mark.parametrize("step", ["destroy", "purge"])
@@ -311,7 +310,7 @@ async def test_a_forced_destroy_tries_a_parked_destroy_again(step: str, tmp_path
         assert ended.status == "done"
         assert worker.machine(machine).state is State.destroyed
         assert (worker.world.instances, worker.world.directories) == ({}, set())
-        assert invariants.check(worker) == []
+        assert worker.wrong() == []
 
 
 @virtual_time
@@ -348,4 +347,4 @@ async def test_a_suspend_that_was_given_up_leaves_the_program_running(tmp_path: 
         await worker.runner.cancel(parked.id, "given up")
         await worker.at_rest(machine)
         assert worker.machine(machine).state is State.started
-        assert invariants.check(worker) == []
+        assert worker.wrong() == []

@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.kit import invariants
 from tests.kit.sim_worker import APP, REGION, SimWorker, a_worker, a_world, order
 from tests.kit.virtual_time import virtual_time
 
@@ -40,7 +39,7 @@ async def test_a_reservation_holds_room_until_it_lapses(tmp_path: Path) -> None:
         await asyncio.sleep(5)  # the sweep
         assert held(worker) == 0
         assert worker.store.read.select(ReservationRow) == []
-        assert invariants.check(worker) == []
+        assert worker.wrong() == []
 
 
 @virtual_time
@@ -133,7 +132,7 @@ async def test_sixty_four_orders_at_once_take_the_last_slots_and_no_more(tmp_pat
         await asyncio.gather(*(worker.market.confirm(answer.key, APP, None) for answer in filled))
         await worker.at_rest()
         assert len(worker.world.instances) == 3
-        assert invariants.check(worker) == []
+        assert worker.wrong() == []
 
 
 @virtual_time
@@ -148,7 +147,7 @@ async def test_stopped_machines_make_room_that_a_start_must_find_again(tmp_path:
         with pytest.raises(ledger.Full, match="could not reserve resource for machine: insufficient CPUs available"):
             await worker.machines.start(APP.name, machine, worker.request())
         assert worker.machine(machine).state is State.stopped
-        assert invariants.check(worker) == []
+        assert worker.wrong() == []
 
 
 @virtual_time
@@ -206,4 +205,4 @@ async def test_a_full_disk_refuses_orders_while_machines_run_on(tmp_path: Path) 
         worker.make_room()
         await worker.market.sweep()  # whatever is written next finds the room
         assert isinstance(await worker.market.reserve(order("b")), Reservation)
-        assert invariants.check(worker) == []
+        assert worker.wrong() == []
