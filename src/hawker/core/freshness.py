@@ -1,0 +1,91 @@
+"""How fresh a node's view is: when each owner's log was last confirmed, and when the node should get no traffic.
+
+A replica cannot know what it was not told. What it can say is until when it knows that it lacked nothing: an owner says
+with its packets of membership how far its logs go, and of another region's owners whoever is asked there says so. From
+being told less than is there nobody is ever seen behind; from being told more, one is until it has caught up.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from hawker.model.catalog import LogId, Position
+
+BEHIND_S = 30.0
+"""A hole is repaired in a second, a lost neighbour's versions within a round of push-pull: who lacks something for
+longer cannot get it."""
+ISOLATED_S = 60.0
+"""Sixty probes in vain. Shorter silences are those that suspicion is there to bridge."""
+
+
+def unfit(*, behind_s: float, others: int, silent_s: float) -> str:
+    """Why a node should get no traffic now, "" when it may. `behind_s`: for how long it has known that it lacks
+    versions. `others`: nodes it knows of, taken for dead or not, but not those that left. `silent_s`: since when it has
+    heard from none of them. A node that knows nobody is all there is, and is fit."""
+    if behind_s > BEHIND_S:
+        return f"behind: it has known for {behind_s:.0f} s of versions that it lacks"
+    if others and silent_s > ISOLATED_S:
+        return f"isolated: it has heard from none of {others} other nodes for {silent_s:.0f} s"
+    return ""
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """Of one log, in seconds: `confirmed_s` ago nothing was lacking, None when that was never known; for `behind_s` it
+    has been known that something is, 0 when nothing is."""
+
+    confirmed_s: float | None = None
+    behind_s: float = 0.0
+
+
+class _Heard(msgspec.Struct):
+    confirmed_at: float | None = None
+    told: Position | None = None  # beyond where the replica was, at `told_at`; first beyond it at `behind_at`
+    told_at: float = 0.0
+    behind_at: float = 0.0
+
+
+class Freshness:
+    """What one node was told of others' logs, and when. Times are the shell's, in seconds."""
+
+    def __init__(self, now: float) -> None:
+        self._reached_at = now
+        self._logs: dict[LogId, _Heard] = {}
+
+    def reached(self, now: float) -> None:
+        """Another node was heard from."""
+        self._reached_at = now
+
+    def silent_s(self, now: float) -> float:
+        return now - self._reached_at
+
+    def told(self, log: LogId, at: Position, mine: Position, now: float) -> None:
+        """Who must know says that the log goes to `at`; the replica stands at `mine`."""
+        heard = self._logs.get(log)
+        if heard is None:
+            heard = self._logs[log] = _Heard()
+        self._catch_up(heard, mine)
+        if mine >= at:
+            heard.confirmed_at = now
+        elif heard.told is None:
+            heard.told, heard.told_at, heard.behind_at = at, now, now
+        elif at >= heard.told:
+            heard.told, heard.told_at = at, now
+
+    def standing(self, log: LogId, mine: Position, now: float) -> Standing:
+        """Of a replica that stands at `mine`."""
+        heard = self._logs.get(log)
+        if heard is None:
+            return Standing()
+        self._catch_up(heard, mine)
+        confirmed_s = None if heard.confirmed_at is None else max(0.0, now - heard.confirmed_at)
+        return Standing(confirmed_s, max(0.0, now - heard.behind_at) if heard.told else 0.0)
+
+    def forget(self, owner: str) -> None:
+        for log in [log for log in self._logs if log.owner == owner]:
+            del self._logs[log]
+
+    def _catch_up(self, heard: _Heard, mine: Position) -> None:
+        """What was told once is there now: nothing was lacking when it was told."""
+        if heard.told is not None and mine >= heard.told:
+            heard.confirmed_at = max(heard.told_at, heard.confirmed_at or heard.told_at)
+            heard.told = None
