@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
+from itertools import islice
 
 import msgspec
 from msgspec.structs import replace
@@ -135,6 +136,15 @@ class Beliefs:
             elif status is not Status.alive:
                 self.doubt(now, member, entry.incarnation, sender)
 
+    def hear(self, now: float, rumours: Sequence[wire.Rumour]) -> None:
+        for rumour in rumours:
+            if isinstance(rumour, wire.Alive):
+                self.alive(now, rumour.member, rumour.incarnation)
+            elif isinstance(rumour, wire.Suspect):
+                self.suspect(now, rumour.name, rumour.born, rumour.incarnation, rumour.accuser)
+            else:
+                self.dead(now, rumour.name, rumour.born, rumour.incarnation, rumour.accuser)
+
     def doubt(self, now: float, member: Member, incarnation: int, sender: str) -> None:
         """A member that `sender` holds suspect or dead."""
         self.suspect(now, member.name, member.born, incarnation, sender)
@@ -225,6 +235,18 @@ class Beliefs:
             suspicion.deadline += seconds
         self._deadlines = [(suspicion.deadline, name) for name, suspicion in self._suspicions.items()]
         heapify(self._deadlines)
+
+    def repeat_suspicions(self) -> None:
+        """Those told while nobody heard me must reach their subjects before the time is up."""
+        for name, suspicion in self._suspicions.items():
+            if name not in self.rumours:
+                self.rumours.put(name, wire.accusation(self.table[name], suspicion.accusers[0]))
+
+    def suspects(self) -> list[wire.Suspect]:
+        """Some of those I hold suspect, as a push-pull tells them: digests do not show them."""
+        some = islice(self._suspicions.items(), wire.RUMOURS_MAX)
+        views = ((self.table[name], suspicion.accusers[0]) for name, suspicion in some)
+        return [wire.Suspect(v.member.name, v.member.born, v.incarnation, accuser) for v, accuser in views]
 
     def begin_round(self, now: float) -> None:
         """A new order of the live, and of the dead that are still gossiped to."""

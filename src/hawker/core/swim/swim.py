@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from hawker.core.swim import wire
+from hawker.core.swim import exchange, wire
 from hawker.core.swim.actions import Action, Noted, PushPull, Send, StreamProbe
 from hawker.core.swim.beliefs import INF, Beliefs
 from hawker.core.swim.members import Known, Member, Status, View
@@ -31,6 +31,8 @@ NACK_AFTER = 0.8
 """A helper says so when it has no ack by this share of the timeout."""
 SETTLED_S = 2.0
 """A new life is known for this long before a packet of the old one shows that both live: until then it may be late."""
+SILENCE_PERIODS = 2.0
+"""Who heard nothing for longer was probably not heard either: its accusations are told again."""
 
 
 class Probe(msgspec.Struct):
@@ -89,7 +91,7 @@ class Swim:
         self._number = rng.getrandbits(32)
         self._probe: Probe | None = None
         self._probe_at = self._gossip_at = self._push_pull_at = INF
-        self._gossip_phase = 0.0
+        self._gossip_phase = self._heard_at = 0.0
         self._relays: dict[int, Relay] = {}
         self._nacks_due: deque[tuple[float, int]] = deque()
         self._relays_end: deque[tuple[float, int]] = deque()
@@ -114,6 +116,7 @@ class Swim:
 
     def start(self, now: float) -> None:
         settings, rng = self.settings, self._rng
+        self._heard_at = now
         self._probe_at = now + rng.random() * settings.probe_interval
         self._push_pull_at = now + rng.random() * settings.push_pull_interval
         self._gossip_phase = now + rng.random() * settings.gossip_interval
@@ -186,6 +189,9 @@ class Swim:
             return
         self.counts.strange += strange
         self._notice_pause(now)
+        if now - self._heard_at > SILENCE_PERIODS * self.settings.probe_interval and self.settings.lifeguard:
+            self.beliefs.repeat_suspicions()
+        self._heard_at = now
         if not self._hear(now, source, packet):
             return
         kind = type(packet)
@@ -204,42 +210,22 @@ class Swim:
         if ok:
             self._on_ack(probe_id)
 
-    # Push-pull: a digest first, then the digests of the parts, then the members of the parts that differ
+    # Push-pull: see `exchange`
 
     def push_pull_ask(self, now: float) -> bytes:
-        return wire.encode(wire.Summary(self.me, self.beliefs.incarnation, self._digest()))
+        return exchange.ask(self.beliefs)
 
     def push_pull_answer(self, now: float, ask: bytes) -> bytes:
         """Raises ValueError when `ask` is no ask."""
-        asked = wire.decode_ask(ask)
-        if isinstance(asked, wire.Entries):
-            self.beliefs.merge(now, asked.sender, asked.entries)
-            answer = wire.entries_of(self.me.name, self.beliefs.entries_in(asked.parts), [])
-        else:
-            self.beliefs.alive(now, asked.member, asked.incarnation)
-            same = asked.digest == self._digest()
-            name = self.me.name
-            answer = wire.encode(wire.Same(name) if same else wire.Parts(name, self.beliefs.table.packed_digests()))
+        answer = exchange.answer(self.beliefs, now, ask)
         self._settle(now)
         return answer
 
     def push_pull_done(self, now: float, answer: bytes) -> bytes | None:
         """A further ask for the same member, or None: done. Raises ValueError when `answer` is no answer."""
-        answered = wire.decode_answer(answer)
-        further = None
-        if isinstance(answered, wire.Parts):
-            ours = self.beliefs.table.packed_digests()
-            theirs = answered.digests
-            parts = [at // 8 for at in range(0, len(ours), 8) if ours[at : at + 8] != theirs[at : at + 8]]
-            if parts:
-                further = wire.entries_of(self.me.name, self.beliefs.entries_in(parts), parts)
-        elif isinstance(answered, wire.Entries):
-            self.beliefs.merge(now, answered.sender, answered.entries)
+        further = exchange.done(self.beliefs, now, answer)
         self._settle(now)
         return further
-
-    def _digest(self) -> bytes:
-        return self.beliefs.table.digest().to_bytes(8, "big")
 
     # Probing
 
@@ -431,14 +417,7 @@ class Swim:
             self._check_holder(now, source, packet, view)
         elif packet.note and view is not None and view.status.live:
             self._actions.append(Noted(packet.sender, packet.note))
-        for rumour in packet.rumours:
-            kind = type(rumour)
-            if kind is wire.Alive:
-                beliefs.alive(now, rumour.member, rumour.incarnation)  # type: ignore[union-attr]
-            elif kind is wire.Suspect:
-                beliefs.suspect(now, rumour.name, rumour.born, rumour.incarnation, rumour.accuser)  # type: ignore[union-attr]
-            else:
-                beliefs.dead(now, rumour.name, rumour.born, rumour.incarnation, rumour.accuser)  # type: ignore[union-attr]
+        beliefs.hear(now, packet.rumours)
         return True
 
     def _check_holder(self, now: float, source: tuple[str, int], packet: wire.Packet, view: View) -> None:

@@ -6,7 +6,7 @@ of an array are ignored, rumours of an unknown kind too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -46,6 +46,7 @@ class Dead(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
     accuser: Name
 
 
+Suspects = Annotated[list[Suspect], Meta(max_length=RUMOURS_MAX)]
 Rumour = Alive | Suspect | Dead
 ToldMany = Annotated[list[Rumour], Meta(max_length=RUMOURS_MAX)]
 
@@ -109,18 +110,21 @@ class Summary(msgspec.Struct, frozen=True, array_like=True, tag=0):
     member: Member
     incarnation: Incarnation
     digest: Annotated[bytes, Meta(min_length=8, max_length=8)]
+    suspects: Suspects
 
 
 class Same(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """The tables agree."""
 
     sender: Name
+    suspects: Suspects
 
 
 class Parts(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """They do not: the digest of each part."""
 
     sender: Name
+    suspects: Suspects
     digests: Annotated[bytes, Meta(min_length=8 * BUCKETS, max_length=8 * BUCKETS)]
 
 
@@ -209,8 +213,3 @@ def accusation(view: View, accuser: str) -> bytes:
     kind = Suspect if view.status is Status.suspect else Dead
     accuser = member.name if view.status is Status.left else accuser
     return encode(kind(member.name, member.born, view.incarnation, accuser))
-
-
-def entries_of(sender: str, views: Sequence[View], parts: Sequence[int]) -> bytes:
-    entries = [Entry(view.member, view.status, view.incarnation) for view in views[:MEMBERS_MAX]]
-    return encode(Entries(sender, list(parts), entries))
