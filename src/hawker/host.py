@@ -14,8 +14,8 @@ from hawker.model.values import MachineId, Ulid, ulid
 
 
 class Host:
-    """`wall_s` gives Unix seconds; `rng` is drawn from for ids, jitter and ties; `vfs` names the SQLite file system that
-    databases are kept on, None for the real one."""
+    """`wall_s` gives Unix seconds; `rng` is drawn from for ids, jitter and ties; `vfs` names the SQLite file system
+    that databases are kept on, None for the real one."""
 
     def __init__(self, wall_s: Callable[[], float], rng: random.Random, vfs: str | None = None) -> None:
         self._wall_s = wall_s

@@ -9,26 +9,30 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from hawker.agent.settings import AgentSettings, BrokerRole, WorkerRole, host_capacity, host_port
-from hawker.errors import HawkerError, Invalid
+from hawker.errors import HawkerError
 from hawker.host import Host
-from hawker.http.app import AGENT, Tokens
+from hawker.http.app import AGENT, Serving, Tokens
 from hawker.http.server import BACKLOG, serve
 from hawker.telemetry import Metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from starlette.types import ASGIApp
-
+    from hawker.catalog.node import Node
+    from hawker.catalog.publisher import Publisher
+    from hawker.worker.daemon import Worker
     from hawker.worker.drivers.base import Driver
 
 MakeDriver = Callable[[AgentSettings, WorkerRole], "Driver"]
 Bound = socket.socket | tuple[str, int]
 Bind = Callable[[str], Bound]
+JOIN_S = 3.0
+"""So long a start waits for the first member that answers. A worker needs nobody to start its machines, but one that
+was away for long should hear first which of them have gone elsewhere."""
 
 
 class Agent:
@@ -49,6 +53,8 @@ class Agent:
         self._host = host
         self._make_driver = make_driver or process_driver
         self._bind = bind or listen
+        self.node: Node | None = None
+        self._publisher: Publisher | None = None
         self._stack = AsyncExitStack()
         users = {token: owner for owner, token in settings.tokens.users.items()}
         self._tokens = Tokens({settings.tokens.cluster: AGENT, **users})
@@ -57,75 +63,137 @@ class Agent:
         """Raises what keeps a role from starting; nothing of it runs on then."""
         settings = self.settings
         async with AsyncExitStack() as stack:
-            if settings.worker:
-                await self._open_worker(stack, settings.worker)
+            if settings.worker and self._host.vfs is None:
+                # First of all: two daemons over one database would each undo the other's machines.
+                from hawker.worker.lock import sole_holder
+
+                stack.enter_context(sole_holder(settings.directory))
+            fronts = [await self._front(stack, address) for address in settings.listens]
+            worker = await self._open_store(stack, settings.worker) if settings.worker else None
+            if worker or not (settings.broker and settings.broker.workers):
+                self.node = await self._open_node(stack, worker, fronts)
+            if worker:
+                await self._open_worker(stack, worker, fronts.pop(0))
             if settings.broker:
-                await self._open_broker(stack, settings.broker)
+                await self._open_broker(stack, settings.broker, fronts.pop(0))
             self._stack = stack.pop_all()
 
     async def close(self) -> None:
         """In the opposite order. May be called again."""
         await self._stack.aclose()
 
-    async def _open_worker(self, stack: AsyncExitStack, role: WorkerRole) -> None:
+    async def _front(self, stack: AsyncExitStack, address: str) -> Front:
+        """Listen: what comes before the role is open waits."""
+        bound = self._bind(address)
+        if isinstance(bound, socket.socket):
+            stack.callback(bound.close)
+        front = Front()
+        server = await serve(front, bound, self._host)
+        stack.push_async_callback(server.close)
+        return front
+
+    async def _open_store(self, stack: AsyncExitStack, role: WorkerRole) -> Worker:
         from hawker.worker.daemon import Worker, WorkerSettings
 
         settings = self.settings
+        host, port = settings.advertised()
         worker_settings = WorkerSettings(
             name=settings.name,
             region=settings.region,
             directory=settings.directory,
             capacity=role.capacity or host_capacity(),
+            host=host,
+            port=port,
+        )
+        worker = Worker(worker_settings, self._host, self._make_driver(settings, role), self.metrics)
+        self._publisher = await worker.open_store()
+        stack.push_async_callback(worker.store.close)
+        return worker
+
+    async def _open_node(self, stack: AsyncExitStack, worker: Worker | None, fronts: list[Front]) -> Node:
+        """Become a member of the catalog. With nobody to ask, or nobody who answers, the worker starts all the same."""
+        from hawker.catalog.node import Node, NodeSettings
+
+        settings = self.settings
+        host, port = settings.advertised()
+        catalog = settings.catalog
+        node_settings = NodeSettings(
+            name=settings.name,
+            region=settings.region,
+            host=host,
+            port=port,
+            bind=host_port("listen", settings.listens[0])[0],
+            cluster=catalog.cluster,
+            secrets=tuple(catalog.keys or (settings.tokens.cluster,)),
+            token=settings.tokens.cluster,
+            roles=tuple(name for name, role in (("worker", settings.worker), ("broker", settings.broker)) if role),
+            join=tuple(host_port("catalog.join", address) for address in catalog.join),
         )
         if self._host.vfs is None:
-            # First of all: two daemons over one database would each undo the other's machines.
-            from hawker.worker.lock import sole_holder
+            settings.directory.mkdir(parents=True, exist_ok=True)
+        node = Node(node_settings, self._host, settings.directory / "catalog.db", self.metrics)
+        stack.push_async_callback(node.close)
+        serving = Serving(self._host, self._tokens, self.metrics, settings.region)
+        fronts[0].early = serving.app([], {}, agent_routes=node.routes())
+        await node.open(self._publisher if worker else None)
+        await node.joined(within_s=JOIN_S)
+        return node
 
-            stack.enter_context(sole_holder(settings.directory))
-        bound = stack.enter_context(self._bound(role.listen))
-        self.worker = worker = Worker(worker_settings, self._host, self._make_driver(settings, role), self.metrics)
-        app = await worker.open(self._tokens)
+    async def _open_worker(self, stack: AsyncExitStack, worker: Worker, front: Front) -> None:
+        settings, node = self.settings, self.node
+        assert node is not None  # every worker is a member
 
         async def close() -> None:
             await worker.close(stop_machines=settings.stop_machines_on_exit and not worker.failed.is_set())
 
+        app = await worker.open(self._tokens, node.replica, node.routes())
         stack.push_async_callback(close)
         watching = asyncio.get_running_loop().create_task(self._watch(worker.failed), name="failed")
         stack.callback(watching.cancel)
-        await self._serve(stack, app, bound)
+        front.open(app)
 
-    async def _open_broker(self, stack: AsyncExitStack, role: BrokerRole) -> None:
+    async def _open_broker(self, stack: AsyncExitStack, role: BrokerRole, front: Front) -> None:
         from hawker.broker.api import Broker
+        from hawker.broker.directory import Directory
         from hawker.broker.fleet import Fleet, parse_address
         from hawker.core.ranking import policy
 
-        settings = self.settings
-        addresses = [parse_address(text) for text in role.workers]
-        if not addresses:
-            raise Invalid("broker.workers", [], "list at least one worker: name@region=host:port")
-        bound = stack.enter_context(self._bound(role.listen))
-        fleet = Fleet(addresses, settings.tokens.cluster, settings.region)
-        broker = Broker(settings.name, fleet, self._host, policy(role.policy), self.metrics, settings.region)
+        settings, node = self.settings, self.node
+        fleet = Fleet([parse_address(text) for text in role.workers], settings.tokens.cluster, settings.region)
+        directory = None
+        if node and not role.workers:
+            directory = Directory(node.replica, fleet)
+            stack.callback(directory.close)
+        broker = Broker(settings.name, fleet, self._host, policy(role.policy), self.metrics, settings.region, directory)
         stack.push_async_callback(broker.close)
-        await self._serve(stack, broker.app(self._tokens), bound)
-
-    async def _serve(self, stack: AsyncExitStack, app: ASGIApp, bound: Bound) -> None:
-        server = await serve(app, bound, self._host)
-        stack.push_async_callback(server.close)
+        front.open(broker.app(self._tokens, node.routes() if node else None))
 
     async def _watch(self, failed: asyncio.Event) -> None:
         """The agent ends for whoever watches over it to start it again; its machines run on."""
         await failed.wait()
         self.failed.set()
 
-    @contextmanager
-    def _bound(self, address: str) -> Iterator[Bound]:
-        bound = self._bind(address)
-        try:
-            yield bound
-        finally:
-            if isinstance(bound, socket.socket):
-                bound.close()
+
+class Front:
+    """The application of a listening address while its role comes up: `early` answers members of the catalog, whatever
+    else comes waits until the role is open."""
+
+    def __init__(self) -> None:
+        self.early: ASGIApp | None = None
+        self._app: ASGIApp | None = None
+        self._opened = asyncio.Event()
+
+    def open(self, app: ASGIApp) -> None:
+        self._app = app
+        self._opened.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._app is None and self.early and scope.get("path", "").startswith("/v1/catalog/"):
+            await self.early(scope, receive, send)
+            return
+        await self._opened.wait()
+        assert self._app is not None  # set before the event
+        await self._app(scope, receive, send)
 
 
 def process_driver(settings: AgentSettings, role: WorkerRole) -> Driver:

@@ -5,6 +5,7 @@ What belongs to one machine is passed on to its worker (`hawker.broker.passing`)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -13,10 +14,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from hawker.broker.apps import Apps
+from hawker.broker.directory import Directory
 from hawker.broker.fleet import Fleet, PeerError, gather_named, unreachable
 from hawker.broker.names import machine_name
 from hawker.broker.orders import Orders, Wanted
-from hawker.broker.passing import Passing, query_of, target_of
+from hawker.broker.passing import Located, Passing, query_of, target_of
 from hawker.core.ranking import Policy
 from hawker.errors import Conflict, Invalid, NotBuilt, NotFound, Refused
 from hawker.host import Host
@@ -40,19 +42,28 @@ SILENT = "hawker-unreachable-workers"
 class Broker:
     """One broker in this process. Holds connections and hints, nothing that lasts."""
 
-    def __init__(self, name: str, fleet: Fleet, host: Host, policy: Policy, metrics: Metrics, region: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        fleet: Fleet,
+        host: Host,
+        policy: Policy,
+        metrics: Metrics,
+        region: str,
+        directory: Directory | None = None,
+    ) -> None:
         self._name = name
         self._fleet = fleet
         self._host = host
         self._metrics = metrics
         self._region = region
-        self._apps = Apps(fleet, host)
-        self._orders = Orders(fleet, host, policy, metrics)
-        self._passing = Passing(fleet)
+        self._apps = Apps(fleet, host, directory)
+        self._orders = Orders(fleet, host, policy, metrics, self._apps.known)
+        self._passing = Passing(fleet, directory)
         self._openapi = msgspec.json.encode(document())
 
-    def app(self, tokens: Tokens) -> ASGIApp:
-        """The ASGI application: the whole public API."""
+    def app(self, tokens: Tokens, routes: Mapping[tuple[str, str], Handler] | None = None) -> ASGIApp:
+        """The ASGI application: the whole public API, and `routes` for agents."""
         own: dict[str, Handler] = {
             "Machines_create": self.create_machine,
             "Machines_list": self.list_machines,
@@ -73,7 +84,7 @@ class Broker:
         }
         handlers = {e.op: own.get(e.op, self._passing.machine_call) for e in ENDPOINTS}
         serving = Serving(self._host, tokens, self._metrics, self._region)
-        return serving.app(ENDPOINTS, handlers, agent_routes={("GET", "/metrics"): self.metrics})
+        return serving.app(ENDPOINTS, handlers, agent_routes={**(routes or {}), ("GET", "/metrics"): self.metrics})
 
     async def close(self) -> None:
         await self._orders.close()
@@ -174,6 +185,7 @@ class Broker:
         return api.Ok()
 
     async def _destroy_all(self, call: Call, app: str) -> None:
+        links = self._fleet.links
         answers, errors = await self._fleet.ask_all(
             "GET", f"/v1/apps/{quote(app, safe='')}/machines", list[dict[str, Any]]
         )
@@ -182,7 +194,7 @@ class Broker:
         headers = {REQUEST_ID: call.id, OWNER: call.owner}
         failed = []
         for worker, machines in answers.items():
-            peer = self._fleet.links[worker].peer
+            peer = links[worker].peer
             for machine in machines:
                 target = f"/v1/apps/{app}/machines/{machine['id']}?force=true"
                 answer = await peer.request("DELETE", target, headers=headers, timeout_s=60.0)
@@ -194,23 +206,24 @@ class Broker:
     async def _article(self, call: Call, machine: str) -> Any:
         """The article's paths: a machine by its id alone. Asked of its worker under the full path."""
         link = await self._passing.locate(machine)
-        where = await link.call("GET", f"/v1/market/machines/{machine}", dict[str, str])
+        where = await link.call("GET", f"/v1/market/machines/{machine}", Located)
         headers = {REQUEST_ID: call.id, OWNER: call.owner}
         if call.nonce:
             headers["fly-machine-lease-nonce"] = call.nonce
-        target = f"/v1/apps/{where['app']}/machines/{machine}{query_of(call)}"
+        target = f"/v1/apps/{where.app}/machines/{machine}{query_of(call)}"
         answer = await link.peer.request(call.request.method, target, headers=headers, timeout_s=60.0)
         return Response(answer.body, answer.status, media_type="application/json")
 
     # --- the platform ------------------------------------------------------------------------------------------------
 
     async def regions(self, call: Call) -> Any:
+        links, regions = self._fleet.links, self._fleet.regions()
         answers, errors = await self._fleet.ask_all("GET", "/v1/market/worker", dict[str, Any])
         smallest = Guest().resources()
-        room: dict[str, int] = dict.fromkeys(self._fleet.regions(), 0)
+        room: dict[str, int] = dict.fromkeys(regions, 0)
         for name, worker in answers.items():
             free = msgspec.convert(worker["capacity"], Resources) - msgspec.convert(worker["held"], Resources)
-            room[self._fleet.links[name].region] += _fits(free, smallest)
+            room[links[name].region] += _fits(free, smallest)
         shown = [
             api.Region(
                 code=code,
@@ -225,7 +238,7 @@ class Broker:
             )
             for code, capacity in room.items()
         ]
-        nearest = self._fleet.regions()[0] if shown else ""
+        nearest = regions[0] if shown else ""
         return _without(unreachable(errors), api.Regions(Regions=shown, Nearest=nearest))
 
     async def placements(self, call: Call) -> Any:
@@ -249,13 +262,14 @@ class Broker:
         return _without(silent, api.PlacementReply(regions=found))
 
     async def workers(self, call: Call) -> Any:
-        """Every worker of the list; one that does not answer says so."""
+        """Every worker that is known; one that does not answer says so."""
+        links = self._fleet.links
         answers, errors = await self._fleet.ask_all("GET", "/v1/market/worker", dict[str, Any])
         return [
             {"reachable": True, **answers[name]}
             if name in answers
             else {"reachable": False, "name": name, "region": link.region, "error": errors[name].message}
-            for name, link in self._fleet.links.items()
+            for name, link in links.items()
         ]
 
     async def cordon(self, call: Call) -> Any:

@@ -1,8 +1,9 @@
-"""Apps, until the catalog keeps them: a row on every worker, the newest stamp wins, the first worker decides a name.
+"""Apps: rows that many nodes write, kept by workers and spread by the catalog; the newest stamp wins.
 
-Deciding names in one place keeps two brokers from making one name twice; that worker must answer for an app to be
-made. Everything else about apps works while any worker answers. A deleted app leaves a tombstone, so that a worker
-that was away does not bring it back.
+One worker decides each name (`core.rendezvous`), so that two brokers do not make one name twice; it must answer for an
+app to be made. Everything else about apps works while any worker answers. A deleted app leaves a tombstone, so that a
+worker that was away does not bring it back. With a fixed list of workers, where no catalog spreads anything, every
+worker is told.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from urllib.parse import quote
 import msgspec
 from msgspec.structs import replace
 
-from hawker.broker.fleet import AppKept, Fleet, gather_named, unreachable
+from hawker.broker.directory import Directory
+from hawker.broker.fleet import AppKept, Fleet, WorkerLink, gather_named, unreachable
+from hawker.core import rendezvous
 from hawker.errors import NameTaken, NotFound, Unreachable
 from hawker.host import Host
 from hawker.model.rows import AppRow
@@ -29,21 +32,27 @@ class KnownApp(msgspec.Struct, frozen=True, kw_only=True):
 class Apps:
     """Reads and writes apps over the fleet."""
 
-    def __init__(self, fleet: Fleet, host: Host) -> None:
+    def __init__(self, fleet: Fleet, host: Host, directory: Directory | None = None) -> None:
         self._fleet = fleet
         self._host = host
+        self._directory = directory
+
+    def known(self, name: str) -> AppRow | None:
+        """What the catalog has of an app, which may be that it was deleted."""
+        return self._directory.app(name) if self._directory else None
 
     async def all(self) -> tuple[list[KnownApp], list[str]]:
         """All apps, by name, and the workers that did not answer, whose machines are not counted.
 
         Raises `Unreachable` when no worker answers.
         """
-        found, silent = await self._read("/v1/market/apps")
+        found, silent = await self._read("/v1/market/apps", self._directory.apps() if self._directory else [])
         return sorted(found.values(), key=lambda app: app.row.name), silent
 
     async def get(self, name: str) -> KnownApp:
         """Raises `NotFound`."""
-        found, _ = await self._read(f"/v1/market/apps?name={quote(name, safe='')}")
+        known = self.known(name)
+        found, _ = await self._read(f"/v1/market/apps?name={quote(name, safe='')}", [known] if known else [])
         if name not in found:
             raise NotFound(f"app not found: {name}", hint=f"hawker apps create {name}")
         return found[name]
@@ -61,7 +70,11 @@ class Apps:
             stamp_ms=now,
             role=role,
         )
-        first, *others = self._fleet.links.values()
+        known = self.known(name)
+        if known and not known.deleted:
+            raise _taken(name)
+        first, *others = self._deciding(name)
+        row = replace(row, stamp_ms=max(now, known.stamp_ms + 1 if known else 0))
         try:
             kept = await first.call("POST", "/v1/market/apps", AppRow, {"app": row, "if_absent": True})
             if kept.deleted:  # the tombstone's clock was ahead of ours
@@ -69,33 +82,45 @@ class Apps:
                 kept = await first.call("POST", "/v1/market/apps", AppRow, {"app": row, "if_absent": True})
         except Unreachable as error:
             raise Unreachable(
-                f"{first.name}, which decides the names of apps, does not answer", hint="try again when it is back"
+                f"{first.name}, which decides this name, does not answer", hint="try again when it is back"
             ) from error
         if kept != row:
-            raise NameTaken(
-                "Validation failed: Name has already been taken", hint=f"choose another name, or use the app {name}"
-            )
+            raise _taken(name)
+        if self._directory is None:
+            await self._tell(others, row)
+        return row
+
+    async def _tell(self, others: list[WorkerLink], row: AppRow) -> None:
         body = {"app": row}
         _, errors = await gather_named({o.name: o.ask("POST", "/v1/market/apps", AppRow, body) for o in others})
         for worker, refusal in errors.items():
             # It learns of the app with the first reservation that is confirmed there.
-            _logger.warning("app.not_told", app=name, worker=worker, error=refusal.message, cause="app created")
-        return row
+            _logger.warning("app.not_told", app=row.name, worker=worker, error=refusal.message, cause="app created")
 
     async def delete(self, app: KnownApp) -> None:
-        """Leave a tombstone on every worker. Raises `Unreachable` when one does not answer: it would keep the app."""
+        """Leave a tombstone. With the catalog one worker that takes it is enough; with a fixed list all must, or
+        `Unreachable` is raised: one that does not answer would keep the app."""
         row = replace(app.row, deleted=True, stamp_ms=max(app.row.stamp_ms + 1, self._host.now_ms()))
-        _, errors = await self._fleet.ask_all("POST", "/v1/market/apps", AppRow, {"app": row})
-        if silent := unreachable(errors):
+        answers, errors = await self._fleet.ask_all("POST", "/v1/market/apps", AppRow, {"app": row})
+        silent = unreachable(errors)
+        if silent and not (answers and self._directory):
             raise Unreachable(
                 f"{', '.join(silent)} did not answer; the app may still be known there", hint="delete it again"
             )
 
-    async def _read(self, path: str) -> tuple[dict[str, KnownApp], list[str]]:
+    def _deciding(self, name: str) -> list[WorkerLink]:
+        """The worker that decides a name, and the others."""
+        names = rendezvous.ranked(f"app/{name}", self._fleet.settled(self._host.now_ms()))
+        if not names:
+            raise Unreachable("no worker is known that could keep the app", hint="hawker members")
+        rest = [other for other in self._fleet.links if other != names[0]]
+        return [self._fleet.links[other] for other in (names[0], *rest)]
+
+    async def _read(self, path: str, known: list[AppRow]) -> tuple[dict[str, KnownApp], list[str]]:
         answers, errors = await self._fleet.ask_all("GET", path, list[AppKept])
         if not answers:
-            raise next(iter(errors.values()))
-        found: dict[str, KnownApp] = {}
+            raise next(iter(errors.values()), Unreachable("no worker is known", hint="hawker members"))
+        found = {row.name: KnownApp(row=row, machines=0) for row in known}
         for kept in (k for answer in answers.values() for k in answer):
             there = found.get(kept.app.name)
             row = kept.app if there is None or kept.app.stamp_ms > there.row.stamp_ms else there.row
@@ -104,6 +129,12 @@ class Apps:
                 row=replace(row, deployed=deployed), machines=kept.machines + (there.machines if there else 0)
             )
         return {name: app for name, app in found.items() if not app.row.deleted}, unreachable(errors)
+
+
+def _taken(name: str) -> NameTaken:
+    return NameTaken(
+        "Validation failed: Name has already been taken", hint=f"choose another name, or use the app {name}"
+    )
 
 
 _logger = get_logger()

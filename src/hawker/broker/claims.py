@@ -1,10 +1,11 @@
 """Idempotency keys: the same key never makes two machines, whichever brokers it reaches.
 
-Brokers share no state, so a key needs a place that decides. That is the key's *arbiter*, one worker of the list
-chosen by rendezvous hashing (Thaler and Ravishankar 1998), the same for every broker with the same list. Before an
-order with a key is confirmed, its broker claims the key there, durably, for that order; of two that race one gets
-the claim and the other gives its reservation back. A claim whose order came to nothing may be replaced, after the
-worker that held it has said so.
+Brokers share no state, so a key needs a place that decides. That is the key's *arbiter*, one worker of the fleet
+(`core.rendezvous`), the same for every broker that knows the same workers. Before an order with a key is confirmed, its
+broker claims the key there, durably, for that order; of two that race one gets the claim and the other gives its
+reservation back. A claim whose order came to nothing may be replaced, after the worker that held it has said so.
+
+A worker that joins the fleet takes over some keys, so a claim is also looked for on the arbiters before it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from hawker.broker.fleet import Fleet, PeerError, WorkerLink
+from hawker.broker.fleet import Fleet, PeerError, WorkerLink, gather_named
+from hawker.core import rendezvous
 from hawker.errors import Conflict, Unreachable
 from hawker.host import Host
 from hawker.model.rows import ClaimRow
@@ -48,11 +50,9 @@ class Claims:
         Raises `Conflict` while another order with this key is in progress, `Unreachable` when nobody can tell.
         """
         claim_id = claim_key(owner, app, key)
-        arbiter = self._arbiter(claim_id)
-        raw = await arbiter.call("POST", "/v1/market/claim", msgspec.Raw, {"id": claim_id})
-        if bytes(raw) == b"null":
+        claim = await self._found(claim_id)
+        if claim is None:
             return Known()
-        claim = msgspec.json.decode(raw, type=ClaimRow)
         link = self._fleet.links.get(claim.worker)
         if link is None:
             raise Unreachable(f"the key was used on worker {claim.worker}, which is not in this broker's list")
@@ -71,18 +71,28 @@ class Claims:
         """Claim a key for an order that is reserved. Raises `Unreachable` when the arbiter does not answer."""
         claim_id = claim_key(owner, app, key)
         body: dict[str, Any] = {"id": claim_id, "worker": worker, "order": order, "replaces": replaces}
-        claim = await self._arbiter(claim_id).call("POST", "/v1/market/claim", ClaimRow, body)
+        claim = await self._arbiters(claim_id)[0].call("POST", "/v1/market/claim", ClaimRow, body)
         return Claimed.ours if claim.order == order else Claimed.theirs
 
-    def _arbiter(self, claim_id: str) -> WorkerLink:
-        return self._fleet.links[arbiter(claim_id, list(self._fleet.links))]
+    async def _found(self, claim_id: str) -> ClaimRow | None:
+        """The claim in force. The arbiter must answer; of those before it one that is gone took its claims along."""
+        first, *others = self._arbiters(claim_id)
+        raw = await first.call("POST", "/v1/market/claim", msgspec.Raw, {"id": claim_id})
+        if bytes(raw) != b"null":
+            return msgspec.json.decode(raw, type=ClaimRow)
+        asks = {o.name: o.ask("POST", "/v1/market/claim", msgspec.Raw, {"id": claim_id}) for o in others}
+        answers, _ = await gather_named(asks)
+        found = [msgspec.json.decode(raw, type=ClaimRow) for raw in answers.values() if bytes(raw) != b"null"]
+        return found[0] if found else None
+
+    def _arbiters(self, claim_id: str) -> list[WorkerLink]:
+        """The arbiter, and those who were it before as many workers joined. Raises `Unreachable` with no worker."""
+        names = rendezvous.ranked(claim_id, self._fleet.settled(self._host.now_ms()))
+        if not names:
+            raise Unreachable("no worker is known that could decide about the key", hint="hawker members")
+        return [self._fleet.links[name] for name in names[: rendezvous.LOOKED_AT]]
 
 
 def claim_key(owner: str, app: str, key: str) -> str:
     """Keys belong to an owner and an app: another one's key of the same text is another key."""
     return blake2b("\0".join((owner, app, key)).encode(), digest_size=16).hexdigest()
-
-
-def arbiter(claim_id: str, workers: list[str]) -> str:
-    """The worker with the highest hash of key and name. Depends on the set of workers, not on their order."""
-    return max(workers, key=lambda name: blake2b(f"{claim_id}/{name}".encode(), digest_size=8).digest())

@@ -1,6 +1,6 @@
 """The workers a broker knows, and the calls it makes to them.
 
-For now the list comes from a file or flags; the catalog will take its place as the default. Calls that many orders
+Which there are the catalog tells (`broker.directory`), or a fixed list. Calls that many orders
 make at once (offers, reservations, confirmations) are collected per worker and tick and sent as one request.
 """
 
@@ -16,7 +16,7 @@ import msgspec
 from hawker.client.batching import Batcher
 from hawker.client.connection import Peer, Response
 from hawker.client.wire import PeerUnreachable
-from hawker.core import silence
+from hawker.core import rendezvous, silence
 from hawker.errors import HawkerError, Invalid, Unreachable
 from hawker.model.market import Ask, Decision, Offer, Order, Refusal, Reservation
 from hawker.model.rows import AppRow
@@ -34,12 +34,14 @@ T = TypeVar("T")
 
 
 class WorkerAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a worker listens. `name` and `region` are what it must call itself."""
+    """Where a worker listens. `name` and `region` are what it must call itself; `since_ms` is when its database was
+    made, 0 where nobody says."""
 
     name: str
     region: str
     host: str
     port: int
+    since_ms: int = 0
 
 
 def parse_address(text: str) -> WorkerAddress:
@@ -179,16 +181,42 @@ class WorkerLink:
 
 
 class Fleet:
-    """All workers, by name, in the order of the list. The first one decides the names of apps."""
+    """All workers, by name. `update` as the catalog changes; a fixed list stays as it is.
+
+    `links` is never changed, only replaced: who holds it across an await has the fleet as it was.
+    """
 
     def __init__(self, addresses: Sequence[WorkerAddress], token: str, region: str = "") -> None:
         names = [a.name for a in addresses]
         for name in names:
             if names.count(name) > 1:
                 raise Invalid("workers", name, "two workers of the list have this name; each needs its own")
-        headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
-        self.links = {a.name: WorkerLink(a.name, a.region, Peer(a.host, a.port, headers=headers)) for a in addresses}
+        self._headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
         self._home = region
+        self._closing: set[asyncio.Task[None]] = set()
+        self._addresses: dict[str, WorkerAddress] = {}
+        self.links: dict[str, WorkerLink] = {}
+        self.update(addresses)
+
+    def update(self, addresses: Sequence[WorkerAddress]) -> None:
+        """Follow the list: links of workers that stay where they are stay as they are."""
+        wanted = {address.name: address for address in addresses}
+        gone, links = dict(self.links), {}
+        for name, address in wanted.items():
+            if self._addresses.get(name) == address:
+                links[name] = gone.pop(name)
+            else:
+                peer = Peer(address.host, address.port, headers=self._headers)
+                links[name] = WorkerLink(name, address.region, peer)
+        self._addresses, self.links = wanted, links
+        for name, link in gone.items():
+            task = asyncio.get_running_loop().create_task(link.close(), name=f"close {name}")
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def settled(self, now_ms: int) -> list[str]:
+        """The workers that may decide what brokers must agree on."""
+        return rendezvous.settled({name: at.since_ms for name, at in self._addresses.items()}, now_ms)
 
     def regions(self) -> list[str]:
         """Regions that have workers, the broker's own first."""
@@ -207,7 +235,7 @@ class Fleet:
 
     async def close(self) -> None:
         """Nothing of the fleet is left pending afterwards. Whoever still waits is told `Unreachable`."""
-        await asyncio.gather(*(link.close() for link in self.links.values()))
+        await asyncio.gather(*(link.close() for link in self.links.values()), *self._closing)
 
 
 async def gather_named(calls: Mapping[str, Awaitable[T]]) -> tuple[dict[str, T], dict[str, HawkerError]]:

@@ -9,6 +9,7 @@ unless the order has an idempotency key: such a machine is its client's, who fin
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -64,11 +65,19 @@ class Fill(msgspec.Struct, frozen=True, kw_only=True):
 class Orders:
     """Places orders over a fleet under one policy."""
 
-    def __init__(self, fleet: Fleet, host: Host, policy: Policy, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        host: Host,
+        policy: Policy,
+        metrics: Metrics,
+        known_app: Callable[[str], AppRow | None] = lambda name: None,
+    ) -> None:
         self._fleet = fleet
         self._host = host
         self._policy = policy
         self._metrics = metrics
+        self._known_app = known_app
         self._claims = Claims(fleet, host)
         # By worker, so that a herd of orders does not choose the same one: what is being asked of it, and what it said
         # it had left, when. Hints of this moment; the worker decides.
@@ -121,7 +130,7 @@ class Orders:
         answers = await asyncio.gather(*(_offer(links[name], ask) for name in asked))
         found = [self._counted(a, began) for a in answers if a is not None]
         auction.answered(asked, found, rng, timed_ms(began))
-        auction.app = newest_app(auction.offers)
+        auction.app = newest_app(auction.offers, self._known_app(wanted.app))
         return auction
 
     async def _try_fill(
@@ -130,7 +139,11 @@ class Orders:
         if auction.offers and auction.app is None:
             raise NotFound(f"app not found: {wanted.app}", hint=f"hawker apps create {wanted.app}")
         while (name := auction.next_worker()) is not None:
-            link, began = self._fleet.links[name], clock_s()
+            began = clock_s()
+            link = self._fleet.links.get(name)
+            if link is None:  # the catalog has dropped it since it made its offer
+                auction.refused(Refusal(worker=name, region=region, reason=Reason.no_answer), timed_ms(began))
+                continue
             order = self._order(wanted, auction.order, region)
             try:
                 answer = await self._reserve(link, order)
@@ -261,9 +274,10 @@ class Orders:
         _logger.error("release.unacknowledged", worker=link.name, order=key, cause="the broker gave the order up")
 
 
-def newest_app(offers: list[Offer]) -> AppRow | None:
-    """The app's newest row among the offers; None when nobody knows it or it was deleted."""
+def newest_app(offers: list[Offer], known: AppRow | None = None) -> AppRow | None:
+    """The app's newest row among the offers and in the catalog; None when nobody knows it or it was deleted."""
     rows = [msgspec.convert(o.app, AppRow) for o in offers if o.app is not None]
+    rows += [known] if known else []
     newest = max(rows, key=lambda row: row.stamp_ms, default=None)
     return None if newest is None or newest.deleted else newest
 

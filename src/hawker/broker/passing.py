@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
-from typing import Any
+from contextlib import AsyncExitStack, suppress
 from urllib.parse import quote
 
+import msgspec
 from starlette.responses import Response, StreamingResponse
 
+from hawker.broker.directory import Directory
 from hawker.broker.fleet import Fleet, WorkerLink, unreachable
 from hawker.errors import NotFound, Unreachable
 from hawker.http.app import OWNER, REQUEST_ID, path_of
@@ -27,15 +28,23 @@ EXEC_S = 3700.0
 _PASSED = ("content-type", "fly-machine-lease-nonce", "traceparent")
 
 
+class Located(msgspec.Struct, frozen=True):
+    """A worker's answer about a machine that it has or had."""
+
+    app: str
+    generation: int = 1
+
+
 class Passing:
     """Finds machines and passes calls on."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, directory: Directory | None = None) -> None:
         self._fleet = fleet
-        self._owners: OrderedDict[str, WorkerLink] = OrderedDict()  # a hint; the worker's answer decides
+        self._directory = directory
+        self._owners: OrderedDict[str, str] = OrderedDict()  # a hint; the worker's answer decides
 
     def remember(self, machine: str, worker: str) -> None:
-        self._owners[machine] = self._fleet.links[worker]
+        self._owners[machine] = worker
         if len(self._owners) > REMEMBERED:
             self._owners.popitem(last=False)
 
@@ -43,13 +52,17 @@ class Passing:
         """The worker that owns a machine. Raises `NotFound`, or `Unreachable` when one that may own it is silent."""
         if not is_machine_id(machine):
             raise NotFound(f"machine not found: {machine}")
-        if link := self._owners.get(machine):
-            return link
-        found, errors = await self._fleet.ask_all("GET", f"/v1/market/machines/{machine}", dict[str, Any])
+        hint = self._owners.get(machine) or (self._directory.worker_of(machine) if self._directory else "")
+        return self._fleet.links.get(hint) or await self._ask_for(machine)
+
+    async def _ask_for(self, machine: str) -> WorkerLink:
+        """Ask every worker. Of several the one with the highest generation has it."""
+        links = self._fleet.links
+        found, errors = await self._fleet.ask_all("GET", f"/v1/market/machines/{machine}", Located)
         if found:
-            name = next(iter(found))
+            name = max(found, key=lambda name: (found[name].generation, name))
             self.remember(machine, name)
-            return self._fleet.links[name]
+            return links[name]
         if silent := unreachable(errors):
             raise Unreachable(
                 f"machine not found on the workers that answered, and {', '.join(silent)} did not answer",
@@ -60,9 +73,10 @@ class Passing:
     async def run_call(self, call: Call) -> Response:
         """The handler of the endpoints of one run. Which worker's it is is asked each time: few ever ask."""
         run = call.path("run_id")
+        links = self._fleet.links
         found, errors = await self._fleet.ask_all("GET", f"/v1/hawker/runs/{quote(run, safe='')}", api.Run)
         for name in found:
-            return await self.send(self._fleet.links[name], call)
+            return await self.send(links[name], call)
         if silent := unreachable(errors):
             raise Unreachable(
                 f"run not found on the workers that answered, and {', '.join(silent)} did not answer",
@@ -72,13 +86,19 @@ class Passing:
 
     async def machine_call(self, call: Call) -> Response:
         """The handler of every endpoint that a worker serves."""
-        link = await self.locate(call.path("machine_id"))
+        machine = call.path("machine_id")
+        link = await self.locate(machine)
         path = path_of(call.request)
         if path.endswith("/logs") and call.flag("follow"):
             return await self._follow(link, call)
-        response = await self.send(link, call, timeout_s=EXEC_S if path.endswith("/exec") else CALL_S)
-        if response.status_code == 404:
-            self._owners.pop(call.path("machine_id"), None)
+        timeout_s = EXEC_S if path.endswith("/exec") else CALL_S
+        response = await self.send(link, call, timeout_s=timeout_s)
+        if response.status_code == 404:  # it may have been a stale hint that sent us there
+            self._owners.pop(machine, None)
+            with suppress(NotFound, Unreachable):
+                there = await self._ask_for(machine)
+                if there is not link:
+                    return await self.send(there, call, timeout_s=timeout_s)
         return response
 
     async def send(self, link: WorkerLink, call: Call, *, timeout_s: float = CALL_S) -> Response:

@@ -140,10 +140,10 @@ class Dev:
         names = [f"{region}-{n}" for region in self._regions for n in range(1, self._options["workers"] + 1)]
         ports = [_free_port(0) for _ in names]
         self._ports = {**dict(zip(names, ports, strict=True)), "broker": port}
-        paths, workers = [], []
+        joining = [f"127.0.0.1:{port}", f"127.0.0.1:{ports[0]}"]  # any two of them do
+        paths = []
         for name, worker_port in zip(names, ports, strict=True):
             region = name.rpartition("-")[0]
-            workers.append(f"{name}@{region}=127.0.0.1:{worker_port}")
             capacity = {
                 "cpus_shared": self._options["cpus"],
                 "cpus_dedicated": self._options["dedicated"],
@@ -156,9 +156,10 @@ class Dev:
                 "cgroups": not self._options["no_cgroups"],
                 "capacity": capacity,
             }
-            paths.append(self._write_agent(name, region, users, {"worker": role}))
-        broker = {"listen": f"127.0.0.1:{port}", "policy": self._options["policy"], "workers": workers}
-        paths.append(self._write_agent("broker", self._regions[0], users, {"broker": broker}))
+            paths.append(self._write_agent(name, region, users, {"worker": role, "catalog": {"join": joining}}))
+        broker = {"listen": f"127.0.0.1:{port}", "policy": self._options["policy"]}
+        roles = {"broker": broker, "catalog": {"join": joining[1:]}}
+        paths.append(self._write_agent("broker", self._regions[0], users, roles))
         return f"http://127.0.0.1:{port}", paths
 
     def _write_agent(self, name: str, region: str, users: dict[str, str], roles: dict[str, Any]) -> Path:
@@ -287,7 +288,8 @@ class Dev:
                 while not self._stopping.is_set():
                     with contextlib.suppress(Unreachable):
                         reply = await peer.request("GET", "/v1/hawker/workers", headers=headers, timeout_s=5)
-                        if reply.status == 200 and all(w["reachable"] for w in json.loads(reply.body)):
+                        found = json.loads(reply.body) if reply.status == 200 else []
+                        if {w["name"] for w in found if w["reachable"]} >= self._ports.keys() - {"broker"}:
                             return True
                     await asyncio.sleep(0.05)
         except TimeoutError:

@@ -1,13 +1,14 @@
 """The worker daemon: what it is made of, in which order it starts, and how it stops.
 
-Starting: open the database, take hold of the driver's instances, resume the runs, compare what should run with what
-does, then serve. Stopping leaves machines running, so a daemon can be upgraded under them; `stop_machines` is for a
+Starting: open the database, hear from the catalog if anybody answers, take hold of the driver's instances, resume the
+runs, compare what should run with what does, then serve. Stopping leaves machines running, so a daemon can be upgraded under them; `stop_machines` is for a
 host that goes down or a market on a laptop that ends.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -15,10 +16,12 @@ from msgspec.structs import replace
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from hawker.catalog.outbox import Outbox
+from hawker.catalog.publisher import Publisher
 from hawker.core import capacity as ledger_rules
 from hawker.errors import Refused, StoreError
 from hawker.host import Host
-from hawker.http.app import Serving, Tokens
+from hawker.http.app import Handler, Serving, Tokens
 from hawker.http.call import Call
 from hawker.model import api
 from hawker.model.endpoints import ENDPOINTS
@@ -36,46 +39,67 @@ from hawker.worker.machine_log import MachineLog
 from hawker.worker.machines import Machines
 from hawker.worker.market import Market
 from hawker.worker.market_api import MarketApi
+from hawker.worker.publishing import Publishing
 from hawker.worker.runner import Runner
 from hawker.worker.runs_api import RunsApi
+from hawker.worker.superseding import Superseding, View
 
 SWEEP_S = 5.0
 STOP_GRACE_S = 5.0
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker: its name, region, what it may give out, and where it keeps its state."""
+    """One worker: its name, region, what it may give out, where it keeps its state, where others reach it."""
 
     name: str
     region: str
     directory: Path
     capacity: Resources
+    host: str = "127.0.0.1"
+    port: int = 0
 
 
 class Worker:
-    """One worker in this process. `open`, then serve `app`, then `close`."""
+    """One worker in this process. `open_store`, `open`, then serve the application, then `close`."""
 
     def __init__(self, settings: WorkerSettings, host: Host, driver: Driver, metrics: Metrics) -> None:
         self.settings = settings
         self.metrics = metrics
         self._host = host
         self._driver = driver
+        self._path = settings.directory / "worker.db"
         self._sweeper: asyncio.Task[None] | None = None
         self.failed = (
             asyncio.Event()
         )  # the database cannot be written any more; only a new start can tell what it holds
 
-    async def open(self, tokens: Tokens) -> ASGIApp:
-        """Everything up to serving. Raises `Corrupt` for a damaged database, `Refused` when it belongs to another
-        worker."""
-        settings, host, driver = self.settings, self._host, self._driver
-        path = settings.directory / "worker.db"
+    async def open_store(self) -> Publisher:
+        """Open the database: what publishes it to the catalog is ready then. Raises `Corrupt` for a damaged one,
+        `Refused` when it belongs to another worker."""
+        settings, host = self.settings, self._host
         if host.vfs is None:
             settings.directory.mkdir(parents=True, exist_ok=True)
-        self.store = store = Store.open(path, host, vfs=host.vfs)
-        me = await store.submit(self._identify)
+        self.store = store = Store.open(self._path, host, vfs=host.vfs)
+        try:
+            self.me = await store.submit(self._identify)
+        except BaseException:
+            await store.close()
+            raise
+        publishing = Publishing(
+            settings.name, settings.region, settings.host, settings.port, settings.capacity, self._driver.name
+        )
+        return Publisher(store, Outbox(host, settings.name, publishing.projections()))
+
+    async def open(
+        self, tokens: Tokens, catalog: View | None = None, routes: Mapping[tuple[str, str], Handler] | None = None
+    ) -> ASGIApp:
+        """The rest, up to serving. `catalog` tells which machines have gone to other workers; `routes` are served
+        beside the worker's own, to agents."""
+        settings, host, driver, store, me = self.settings, self._host, self._driver, self.store, self.me
         log = MachineLog(host, settings.capacity)
-        self.runner = runner = Runner(store, host, MachineFlows(store, host, driver, log).all(), self.metrics)
+        self.superseding = superseding = Superseding(settings.name, catalog)
+        flows = MachineFlows(store, host, driver, log, superseding.by)
+        self.runner = runner = Runner(store, host, flows.all(), self.metrics)
         self.exits = exits = Exits(store, host, driver, log, runner)
         runner.on_end = exits.on_end
         await driver.open(exits.on_exit)
@@ -85,16 +109,17 @@ class Worker:
         resumed = runner.resume()
         await exits.recover()
         machines = Machines(store, host, driver, log, runner)
+        superseding.watch(store, machines)
         machine_api = MachineApi(store, host, driver, log, machines, settings.name)
-        market_api = MarketApi(store, driver, log, market, machines, machine_api, str(path))
+        market_api = MarketApi(store, driver, log, market, machines, machine_api, str(self._path))
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name="sweeper")
         _logger.info("worker.opened", worker=me.name, region=me.region, resumed=resumed, cause="worker start")
         serving = Serving(host, tokens, self.metrics, settings.region)
         served = [e for e in ENDPOINTS if e.served == "worker" or e.op in ("Machines_list", "Health")]
         runs_api = RunsApi(store, runner, settings.name)
         handlers = {**machine_api.handlers(), **runs_api.handlers(), "Health": self._health}
-        routes = {**market_api.routes(), ("GET", "/metrics"): self._metrics}
-        return serving.app(served, handlers, agent_routes=routes)
+        agent_routes = {**market_api.routes(), **(routes or {}), ("GET", "/metrics"): self._metrics}
+        return serving.app(served, handlers, agent_routes=agent_routes)
 
     async def close(self, *, stop_machines: bool = False) -> None:
         """Stop serving first. Machines go on running unless `stop_machines`; those are started again by the next
@@ -102,6 +127,7 @@ class Worker:
         if self._sweeper:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
+        await self.superseding.close()
         if stop_machines:
             await self.store.submit(self._mark_stopping)
         await self.runner.close()

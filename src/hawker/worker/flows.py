@@ -19,6 +19,7 @@ runs begin when is decided in `hawker.worker.machines` and `hawker.worker.exits`
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -40,11 +41,20 @@ SHARED_CPU_MILLIS = 62  # a sixteenth of a core, the share that upstream documen
 class MachineFlows:
     """The flows over one driver. `all()` gives them to the runner."""
 
-    def __init__(self, store: Store, host: Host, driver: Driver, log: MachineLog) -> None:
+    def __init__(
+        self,
+        store: Store,
+        host: Host,
+        driver: Driver,
+        log: MachineLog,
+        superseded: Callable[[str], str] = lambda machine: "",
+    ) -> None:
+        """`superseded` says why a machine must not be started here any more, or ""."""
         self._store = store
         self._host = host
         self._driver = driver
         self._log = log
+        self._superseded = superseded
 
     def all(self) -> list[Flow]:
         launch = Step("launch", act=self._launch)
@@ -68,6 +78,8 @@ class MachineFlows:
 
     async def _launch(self, context: StepContext) -> Done:
         machine = get_machine(self._store.read, context.run.resource)
+        if why := self._superseded(machine.id):
+            raise Abort(f"not started: {why}")
         try:
             instance = await self._driver.start(instance_spec(machine, context.key))
         except StartFailed as error:

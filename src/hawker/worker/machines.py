@@ -44,16 +44,20 @@ IN_BACKOFF = State.starting
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Who asks, and why: carried into every record and event of what follows.
 
-    `nonce` is the lease the caller holds, if any; `trace` a W3C traceparent.
+    `nonce` is the lease the caller holds, if any; `trace` a W3C traceparent. `rule` is the worker's own, where nobody
+    asks; no lease stands against it.
     """
 
     id: str
     owner: str = ""
     nonce: str = ""
     trace: str = ""
+    rule: str = ""
 
     @property
     def cause(self) -> str:
+        if self.rule:
+            return self.rule
         return f"request {self.id}" + (f" by {self.owner}" if self.owner else "")
 
 
@@ -301,7 +305,8 @@ class Machines:
 
     def _leased(self, tx: Tx, app: str, machine_id: str, request: Request) -> MachineRow:
         row = get_machine(tx, machine_id, app)
-        leases.check(tx, row.id, request)
+        if not request.rule:
+            leases.check(tx, row.id, request)
         return row
 
     def _free(self, tx: Tx, app: str, machine_id: str, request: Request, *, takes_over: bool = False) -> MachineRow:
@@ -328,7 +333,15 @@ class Machines:
         args: dict[str, Any],
     ) -> RunRow:
         return self._runner.begin(
-            tx, flow, row.id, steps=steps, cause=request.cause, trace=request.trace, args=args, writes=writes
+            tx,
+            flow,
+            row.id,
+            steps=steps,
+            cause=request.cause,
+            source="flyd" if request.rule else "user",
+            trace=request.trace,
+            args=args,
+            writes=writes,
         )
 
     async def _when_free(self, change: Callable[[Tx], T], *, force: bool = False, ends_backoff: bool = False) -> T:

@@ -140,8 +140,10 @@ class Market:
             def writes(tx: Tx, run: RunRow) -> None:
                 tx.delete(ReservationRow, key)
                 tx.put(FillRow(id=key, machine=row.id, at_ms=tx.now_ms))
-                if not app.deployed or tx.get(AppRow, app.name) is None:
+                if not app.deployed:
                     tx.put(replace(app, deployed=True, stamp_ms=max(app.stamp_ms + 1, tx.now_ms)))
+                elif tx.get(AppRow, app.name) is None:
+                    tx.put(app)
                 tx.put(VersionRow(id=row.version, machine=row.id, config=order.config, created_at_ms=tx.now_ms))
                 if decision:
                     tx.put(DecisionRow(machine=row.id, decision=msgspec.to_builtins(decision)))

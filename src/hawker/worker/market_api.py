@@ -179,7 +179,7 @@ class MarketApi:
         row = self._store.read.get(MachineRow, call.path("machine_id"))
         if row is None:
             raise NotFound(f"machine not found: {call.path('machine_id')}")
-        return {"app": row.app}
+        return {"app": row.app, "generation": row.generation}
 
     async def worker(self, call: Call) -> Any:
         me = self._store.read.get(WorkerRow, "worker")

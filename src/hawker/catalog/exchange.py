@@ -1,0 +1,120 @@
+"""Calls between members over HTTP: digests, ranges, membership tables, probes. Bodies are sealed as packets are.
+
+What fits into a datagram travels in one; all that is larger, or must not be lost, is asked for here. Every call is a
+question that may be repeated.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.responses import Response
+
+from hawker.catalog.packets import NotOurs, Sealer
+from hawker.client.connection import Peer
+from hawker.client.wire import PeerUnreachable
+from hawker.errors import Refused
+from hawker.http.app import Handler
+from hawker.http.call import Call
+
+T = TypeVar("T")
+Address = tuple[str, int]
+
+CALL_S = 5.0
+FETCH_S = 60.0
+ANSWER_BYTES_MAX = 64 << 20
+"""A snapshot of a worker with 100,000 machines is half of this."""
+PEERS_KEPT = 64
+MEDIA_TYPE = "application/octet-stream"
+
+
+class NotAMember(Refused):
+    """A request that is not sealed with one of the cluster's keys."""
+
+    status = 403
+    code = "not_a_member"
+
+
+class Exchange:
+    """Asks other members, over connections that are kept for the ones asked last."""
+
+    def __init__(self, sealer: Sealer, token: str) -> None:
+        self._sealer = sealer
+        self._headers = {"authorization": f"Bearer {token}", "content-type": MEDIA_TYPE}
+        self._peers: OrderedDict[Address, Peer] = OrderedDict()
+        self.bytes_sent = 0
+        self.bytes_received = 0
+
+    async def ask(self, to: Address, path: str, question: Any, kind: type[T], timeout_s: float = CALL_S) -> T:
+        """Raises `PeerUnreachable`, also for an answer that does not open or read."""
+        answer = await self.ask_bytes(to, path, _encode(question), timeout_s)
+        try:
+            return msgspec.msgpack.decode(answer, type=kind)
+        except msgspec.DecodeError as error:
+            raise PeerUnreachable(_named(to), f"answered {path} with what does not read: {error}", sent=True) from error
+
+    async def ask_bytes(self, to: Address, path: str, question: bytes, timeout_s: float = CALL_S) -> bytes:
+        body = self._sealer.seal(question)
+        response = await (await self._peer(to)).request(
+            "POST", path, body=body, timeout_s=timeout_s, idempotent=True, body_bytes_max=ANSWER_BYTES_MAX
+        )
+        self.bytes_sent += len(body)
+        self.bytes_received += len(response.body)
+        if response.status != 200:
+            raise PeerUnreachable(_named(to), f"answered {path} with status {response.status}", sent=True)
+        try:
+            return self._sealer.open(response.body)
+        except NotOurs as error:
+            raise PeerUnreachable(
+                _named(to), f"answered {path} with what does not open: {error.why}", sent=True
+            ) from error
+
+    async def close(self) -> None:
+        for peer in self._peers.values():
+            await peer.close()
+
+    async def _peer(self, to: Address) -> Peer:
+        peer = self._peers.get(to)
+        if peer is None:
+            peer = self._peers[to] = Peer(*to, headers=self._headers, connections_max=8)
+            if len(self._peers) > PEERS_KEPT:
+                _, oldest = self._peers.popitem(last=False)
+                await oldest.close()
+        else:
+            self._peers.move_to_end(to)
+        return peer
+
+
+class Answering:
+    """Opens what comes in and seals what goes out, around handlers of plain bytes."""
+
+    def __init__(self, sealer: Sealer, strangers: Callable[[str], None]) -> None:
+        self._sealer = sealer
+        self._strangers = strangers
+
+    def routes(self, answers: Mapping[str, Callable[[bytes], Awaitable[bytes]]]) -> dict[tuple[str, str], Handler]:
+        return {("POST", path): self._handler(answer) for path, answer in answers.items()}
+
+    def _handler(self, answer: Callable[[bytes], Awaitable[bytes]]) -> Handler:
+        async def handle(call: Call) -> Response:
+            try:
+                question = self._sealer.open(call.body)
+            except NotOurs as error:
+                self._strangers(error.why)
+                raise NotAMember(
+                    f"not a member of this cluster: {error.why}",
+                    hint="give every agent the same catalog.cluster and catalog.keys",
+                ) from error
+            return Response(self._sealer.seal(await answer(question)), media_type=MEDIA_TYPE)
+
+        return handle
+
+
+def _named(to: Address) -> str:
+    return f"{to[0]}:{to[1]}"
+
+
+_encode = msgspec.msgpack.Encoder().encode

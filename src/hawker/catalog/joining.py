@@ -1,0 +1,173 @@
+"""Finding the others: at the start, after a long partition, and in other regions.
+
+Any member will do to begin with. One of our own region introduces us to its neighbours; one of another region passes on
+the directory of workers, and we go to those of our region. Afterwards one worker of our region that the directory knows
+and membership does not is tried now and then: so two halves that took each other for dead find together again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hawker.catalog.exchange import Address
+from hawker.client.wire import PeerUnreachable
+from hawker.core.swim.members import Member, Status, View
+from hawker.model.catalog import TIERS
+from hawker.telemetry import get_logger
+
+if TYPE_CHECKING:
+    from hawker.catalog.node import Node
+
+JOIN = "/v1/catalog/join"
+FIRST_S, MOST_S = 0.5, 15.0
+LOOK_S = 10.0
+INTRODUCED_MOST = 64
+CONTACTS_MOST = 5
+TRIED_AT_ONCE = 3
+SETTLE_S = 0.4  # several workers often come at once, and one of them introduces the others
+
+
+class JoinAsk(msgspec.Struct, frozen=True, array_like=True):
+    region: str
+    member: Member
+    incarnation: int
+
+
+class JoinAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """`members`: the answering node and neighbours of it; of use to a node of the same region."""
+
+    region: str
+    members: tuple[View, ...]
+
+
+class Joining:
+    """One node's efforts. `joined` is set once a member of any region has answered and its logs were read; with nobody
+    to ask it stays unset, and nothing waits for it longer than it wants to."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.joined = asyncio.Event()
+        self._directory_changed = asyncio.Event()
+        node.replica.on_applied.append(self._hint)
+
+    async def run(self) -> None:
+        """For ever: join, then see that nobody is missing."""
+        delay_s = FIRST_S
+        while True:
+            if self._needed():
+                if await self._join_anyone():
+                    delay_s = FIRST_S
+                else:
+                    await asyncio.sleep(delay_s)
+                    delay_s = min(MOST_S, delay_s * 2)
+                    continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S * self._node.rng.uniform(0.5, 1.5)):
+                    await self._directory_changed.wait()
+            await asyncio.sleep(SETTLE_S * self._node.rng.random())
+            self._directory_changed.clear()
+            await self._find_missing()
+
+    def anyone(self) -> bool:
+        """Whether there is anybody to ask."""
+        return bool(self._seeds())
+
+    def elsewhere(self) -> list[tuple[str, Address]]:
+        """Workers of other regions."""
+        found = self._node.replica.rows(
+            "select name, host, port from workers where region <> ? order by name", (self._node.settings.region,)
+        )
+        return [(name, (host, port)) for name, host, port in found]
+
+    async def answer(self, question: bytes) -> bytes:
+        """Somebody wants to join. It becomes a neighbour if it is of our region."""
+        ask = _decode_ask(question)
+        node = self._node
+        mine = node.swim.members
+        names = sorted(name for name in mine if mine[name].status.live and name != node.settings.name)
+        some = node.rng.sample(names, min(len(names), INTRODUCED_MOST))
+        answer = JoinAnswer(node.settings.region, tuple(mine[name] for name in (node.settings.name, *some)))
+        if ask.region == node.settings.region:
+            self._introduce([View(ask.member, Status.alive, ask.incarnation)])
+        return _encode(answer)
+
+    # --- helpers -----------------------------------------------------------------------------------------------------
+
+    def _needed(self) -> bool:
+        return not self.joined.is_set() or not self._node.live_members()
+
+    async def _join_anyone(self) -> bool:
+        """Whether anybody answered, or there is nobody to ask."""
+        seeds = self._seeds()
+        answered = False
+        for address in seeds:
+            if await self._join(address):
+                answered = True
+                if self._node.live_members():
+                    break
+        if answered and not self._node.live_members():
+            for _, address in self._contacts()[:CONTACTS_MOST]:
+                if await self._join(address) and self._node.live_members():
+                    break
+        if answered:
+            self.joined.set()
+        return answered or not seeds
+
+    def _seeds(self) -> list[Address]:
+        """The configured ones, then members of the last time, in random order."""
+        node = self._node
+        me = (node.settings.host, node.settings.port)
+        remembered = node.replica.rows(
+            "select host, port from members where name <> ? order by name", (node.settings.name,)
+        )
+        known = [(host, port) for host, port in remembered]
+        node.rng.shuffle(known)
+        return [address for address in dict.fromkeys((*node.settings.join, *known)) if address != me]
+
+    def _contacts(self) -> list[tuple[str, Address]]:
+        """Workers of our region that are no live members, in random order."""
+        node = self._node
+        live = {member.name for member in node.live_members()} | {node.settings.name}
+        found = node.replica.rows(
+            "select name, host, port from workers where region = ? order by name", (node.settings.region,)
+        )
+        contacts = [(name, (host, port)) for name, host, port in found if name not in live]
+        node.rng.shuffle(contacts)
+        return contacts
+
+    def _hint(self, tables: tuple[str, ...]) -> None:
+        if "workers" in tables:
+            self._directory_changed.set()
+
+    async def _find_missing(self) -> None:
+        for _, address in self._contacts()[:TRIED_AT_ONCE]:
+            if await self._join(address):
+                break
+
+    async def _join(self, address: Address) -> bool:
+        node = self._node
+        me = node.swim.members[node.settings.name]
+        ask = JoinAsk(node.settings.region, me.member, me.incarnation)
+        try:
+            answer = await node.exchange.ask(address, JOIN, ask, JoinAnswer)
+            same = answer.region == node.settings.region
+            if same:
+                self._introduce(answer.members)
+            for tier in TIERS if same else ("global",):
+                await node.replication.catch_up(address, tier)
+        except PeerUnreachable as error:
+            _logger.info("catalog.join_failed", error=error.message, cause="join")
+            return False
+        return True
+
+    def _introduce(self, views: list[View] | tuple[View, ...]) -> None:
+        self._node.introduce(views)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_ask = msgspec.msgpack.Decoder(JoinAsk).decode
+_logger = get_logger()

@@ -1,0 +1,140 @@
+"""A worker's own logs on their way into the catalog: what waits is flushed, old tombstones go, an epoch is raised when
+somebody holds more than we do.
+
+The outbox writes in the worker's database, as part of its changes; here is what runs beside them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from hawker.catalog.outbox import Outbox
+from hawker.catalog.replica import Replica
+from hawker.errors import StoreError
+from hawker.model.catalog import TIERS, LogId, Tier, Version
+from hawker.store.db import Store
+from hawker.store.tx import Tx
+from hawker.telemetry import get_logger
+
+TOMBSTONES_KEPT_MS = 24 * 3600 * 1000
+"""Well above the longest partition that ends by itself; who was away for longer takes a snapshot."""
+PURGE_S = 600.0
+
+
+class Publisher:
+    """Between one outbox and one replica. `news` gets every version once it is durable."""
+
+    def __init__(self, store: Store, outbox: Outbox, *, tombstones_kept_ms: int = TOMBSTONES_KEPT_MS) -> None:
+        self._store = store
+        self._outbox = outbox
+        self._kept_ms = tombstones_kept_ms
+        self._replica: Replica | None = None
+        self._news: Callable[[Version], None] = lambda version: None
+        self._flushing: asyncio.TimerHandle | None = None
+        self._purging: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._raising: dict[Tier, int] = {}
+        self._fresh: list[Version] = []
+        store.on_change = outbox.on_change
+
+    @property
+    def owner(self) -> str:
+        return self._outbox.owner
+
+    async def open(self, replica: Replica, news: Callable[[Version], None]) -> None:
+        """Begin a new epoch, above whatever the own replica holds of us, and bring the replica up to date."""
+        self._replica = replica
+        self._news = news
+        outbox, above = self._outbox, {tier: replica.position(LogId(self.owner, tier)).epoch for tier in TIERS}
+        outbox.newest_stamp = replica.newest_stamp
+
+        def change(tx: Tx) -> None:
+            outbox.open(tx, above)
+            outbox.refresh(tx)
+
+        await self._store.submit(change)
+        self._feed()
+        outbox.on_published = self._published
+        outbox.on_due = self._flush_in
+        self._flush_in(0)
+        self._purge_later()
+
+    async def close(self) -> None:
+        for timer in (self._flushing, self._purging):
+            if timer:
+                timer.cancel()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def ahead(self, tier: Tier, epoch: int) -> None:
+        """Somebody holds more of our log than we have: our database is older than what we once published."""
+        if epoch <= self._raising.get(tier, 0):
+            return
+        self._raising[tier] = epoch
+        _logger.warning("catalog.ahead", owner=self.owner, tier=tier, epoch=epoch, cause="a peer holds more of us")
+        self._submit(lambda tx: self._outbox.raise_epoch(tx, tier, epoch), then=self._feed)
+
+    def _published(self, version: Version) -> None:
+        """After the commit, in order. The replica takes all versions of one commit at once."""
+        if not self._fresh:
+            asyncio.get_running_loop().call_soon(self._tell)
+        self._fresh.append(version)
+
+    def _tell(self) -> None:
+        assert self._replica is not None  # set by open
+        fresh, self._fresh = self._fresh, []
+        if self._replica.receive(fresh).missing:  # our own replica has lost its end in a power cut
+            self._feed()
+        else:
+            for version in fresh:
+                self._news(version)
+
+    def _feed(self) -> None:
+        """Bring the own replica up to our head, and tell the others how far we are."""
+        assert self._replica is not None  # set by open
+        reads = self._store.read
+        for tier in TIERS:
+            at = self._replica.position(LogId(self.owner, tier))
+            self._replica.merge([self._outbox.since(reads, tier, at)])
+            origin = self._outbox.origin(reads, tier)
+            self._news(Version(self.owner, tier, origin.epoch, origin.head, (), origin.floor))
+
+    def _flush_in(self, ms: int) -> None:
+        if self._flushing is None:
+            loop = asyncio.get_running_loop()
+            self._flushing = loop.call_later(ms / 1000, self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = None
+        self._submit(self._outbox.flush)
+
+    def _purge_later(self) -> None:
+        self._purging = asyncio.get_running_loop().call_later(PURGE_S, self._purge)
+
+    def _purge(self) -> None:
+        def change(tx: Tx) -> None:
+            for tier in TIERS:
+                self._outbox.purge(tx, tier, tx.now_ms - self._kept_ms)
+
+        self._submit(change)
+        self._purge_later()
+
+    def _submit(self, change: Callable[[Tx], object], then: Callable[[], None] | None = None) -> None:
+        async def run() -> None:
+            try:
+                await self._store.submit(change)
+            except StoreError as error:  # a full or failed disk: the worker itself says so
+                _logger.warning("catalog.not_published", owner=self.owner, error=error.message, cause="publisher")
+            else:
+                if then:
+                    then()
+
+        task = asyncio.get_running_loop().create_task(run(), name="publish")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+_logger = get_logger()

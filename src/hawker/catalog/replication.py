@@ -1,0 +1,250 @@
+"""Keeping the replica up to date: what neighbours tell in datagrams, what has to be asked for, what is answered.
+
+Versions come in datagrams, perhaps out of order, twice, or not at all. A hole is asked for from who told us of what
+lies behind it, a moment later, since what is missing is often only late. Digests compared now and then find
+everything else. A log is never asked from others by its owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from hawker.catalog.exchange import FETCH_S, Address, Exchange
+from hawker.catalog.replica import Replica
+from hawker.client.wire import PeerUnreachable
+from hawker.core import ownerlog
+from hawker.model.catalog import LogId, Position, Range, Tier, Version
+from hawker.telemetry import get_logger
+
+DIGEST = "/v1/catalog/digest"
+FETCH = "/v1/catalog/fetch"
+HOLE_S = 0.1
+"""Half a gossip tick: another neighbour may be about to tell."""
+ANSWER_BYTES = 8 << 20
+"""A fetch is answered with about this much at a time, and with one whole log at least."""
+
+
+class DigestAsk(msgspec.Struct, frozen=True, array_like=True):
+    """`back`: where the asker can be asked in turn, by whoever finds that they differ."""
+
+    tier: Tier
+    digest: bytes
+    back: Address | None = None
+
+
+class DigestAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """The positions of the logs in the buckets that differ."""
+
+    positions: tuple[tuple[str, Position], ...]
+
+
+class FetchAsk(msgspec.Struct, frozen=True, array_like=True):
+    """Logs, and where the asker stands in each."""
+
+    logs: tuple[tuple[LogId, Position], ...]
+
+
+class FetchAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """`rest`: how many of the logs asked for, counted from the end, were not looked at."""
+
+    ranges: tuple[Range, ...]
+    rest: int = 0
+
+
+class Replication:
+    """One node's part in replication. `me` is the owner whose logs are ours; `ahead` is called with a tier and an epoch
+    when somebody holds more of them than we have, `news` with versions that were new to us."""
+
+    def __init__(
+        self,
+        me: str,
+        address: Address,
+        replica: Replica,
+        exchange: Exchange,
+        news: Callable[[Version], None],
+        ahead: Callable[[Tier, int], None],
+    ) -> None:
+        self._me = me
+        self._address = address
+        self._replica = replica
+        self._exchange = exchange
+        self._news = news
+        self._ahead = ahead
+        self._wanted: dict[Address, dict[LogId, None]] = {}  # to be asked for, by whom to ask
+        self._asking: dict[LogId, None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._known: dict[
+            LogId, tuple[Position, float]
+        ] = {}  # of logs we are behind in: how far they go, and since when
+        self.holes = 0
+
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def behind_s(self, now: float) -> float:
+        """For how long this replica has known that it lacks something. 0: it lacks nothing that it knows of."""
+        for log in [log for log, (known, _) in self._known.items() if self._replica.position(log) >= known]:
+            del self._known[log]
+        return max((now - since for _, since in self._known.values()), default=0.0)
+
+    # --- told by others ----------------------------------------------------------------------------------------------
+
+    def told(self, source: Address, versions: Sequence[Version]) -> None:
+        """Versions out of a datagram."""
+        others = []
+        for version in versions:
+            if version.owner == self._me:
+                self.heard(source, version.log, version.position)
+            else:
+                others.append(version)
+        if others:
+            outcome = self._replica.receive(others)
+            for version in outcome.applied:
+                self._news(version)
+            for log in outcome.missing:
+                self._want(source, log)
+
+    def heard(self, source: Address, log: LogId, at: Position) -> None:
+        """Somebody stands there in a log: ask for what we lack."""
+        mine = self._replica.position(log)
+        if log.owner == self._me:
+            if at > mine:
+                self._ahead(log.tier, at.epoch)
+        elif at > mine:
+            self._note(log, at)
+            self._want(source, log)
+
+    def _note(self, log: LogId, at: Position) -> None:
+        known, since = self._known.get(log, (at, asyncio.get_running_loop().time()))
+        self._known[log] = max(known, at), since
+
+    def _want(self, source: Address, log: LogId) -> None:
+        if log in self._asking:
+            return
+        waiting = self._wanted.setdefault(source, {})
+        if not waiting:
+            asyncio.get_running_loop().call_later(HOLE_S, self._ask_for, source)
+        waiting[log] = None
+
+    def _ask_for(self, source: Address) -> None:
+        logs = [log for log in self._wanted.pop(source, {}) if self._lacks(log) and log not in self._asking]
+        if logs:
+            self.holes += len(logs)
+            self._start(self._fetch_quietly(source, logs), "fetch")
+
+    def _lacks(self, log: LogId) -> bool:
+        known = self._known.get(log)
+        return known is None or self._replica.position(log) < known[0]
+
+    async def _fetch_quietly(self, source: Address, logs: list[LogId]) -> None:
+        try:
+            await self.fetch(source, logs)
+        except PeerUnreachable as error:
+            _logger.info("catalog.fetch_failed", peer=error.message, logs=len(logs), cause="local rule: a hole")
+
+    async def _compare_back(self, with_: Address, tier: Tier) -> None:
+        try:
+            for log in await self.compare(with_, tier, mutual=False):
+                self._news(self._position_of(log))
+        except PeerUnreachable as error:
+            _logger.info("catalog.compare_failed", error=error.message, cause="local rule: a digest differs")
+
+    def _position_of(self, log: LogId) -> Version:
+        """How far a log goes, to be told to neighbours."""
+        at = self._replica.position(log)
+        return Version(log.owner, log.tier, at.epoch, at.head, ())
+
+    def _start(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    async def catch_up(self, with_: Address, tier: Tier) -> None:
+        """Compare, and tell the neighbours how far the logs go that moved on. Raises `PeerUnreachable`."""
+        for log in await self.compare(with_, tier):
+            self._news(self._position_of(log))
+
+    async def compare(self, with_: Address, tier: Tier, *, mutual: bool = True) -> list[LogId]:
+        """Compare digests with another node and fetch what it has and we lack. Returns the logs that moved on.
+
+        If it differs from us it does the same with us then, when `mutual`. Raises `PeerUnreachable`.
+        """
+        ask = DigestAsk(tier, ownerlog.digest(self._positions(tier)), self._address if mutual else None)
+        answer = await self._exchange.ask(with_, DIGEST, ask, DigestAnswer)
+        lacking = []
+        for owner, theirs in answer.positions:
+            log = LogId(owner, tier)
+            at = self._replica.position(log)
+            if owner == self._me:
+                if theirs > at:
+                    self._ahead(tier, theirs.epoch)
+            elif theirs > at:
+                self._note(log, theirs)
+                lacking.append(log)
+        return await self.fetch(with_, lacking)
+
+    async def fetch(self, source: Address, logs: Iterable[LogId]) -> list[LogId]:
+        """Ask for what lies beyond where we stand in these logs. Returns the logs that moved on. Raises
+        `PeerUnreachable`."""
+        todo = [log for log in logs if log.owner != self._me and log not in self._asking]
+        asking = list(todo)
+        self._asking |= dict.fromkeys(asking)
+        moved: list[LogId] = []
+        try:
+            while todo:
+                ask = FetchAsk(tuple((log, self._replica.position(log)) for log in todo))
+                answer = await self._exchange.ask(source, FETCH, ask, FetchAnswer, FETCH_S)
+                before = {found.origin.log: self._replica.position(found.origin.log) for found in answer.ranges}
+                if answer.ranges:
+                    self._replica.merge([found for found in answer.ranges if found.origin.owner != self._me])
+                moved += [log for log, at in before.items() if self._replica.position(log) > at]
+                if not 0 <= answer.rest < len(todo):
+                    break
+                todo = todo[len(todo) - answer.rest :] if answer.rest else []
+        finally:
+            for log in asking:
+                self._asking.pop(log, None)
+        return moved
+
+    def _positions(self, tier: Tier) -> dict[str, Position]:
+        return {owner: origin.position for owner, origin in self._replica.origins(tier).items()}
+
+    # --- answering ---------------------------------------------------------------------------------------------------
+
+    async def answer_digest(self, question: bytes) -> bytes:
+        ask = _decode_digest(question)
+        mine = self._positions(ask.tier)
+        differing = ownerlog.differing(ownerlog.digest(mine), ask.digest)
+        found = tuple((owner, mine[owner]) for owner in ownerlog.in_buckets(mine, differing))
+        if differing and ask.back:
+            self._start(self._compare_back(ask.back, ask.tier), "compare back")
+        return _encode(DigestAnswer(found))
+
+    async def answer_fetch(self, question: bytes) -> bytes:
+        ask = _decode_fetch(question)
+        ranges: list[msgspec.Raw] = []
+        size = 0
+        for seen, (log, at) in enumerate(ask.logs, start=1):
+            found = self._replica.answer(LogId(*log), Position(*at))
+            if found is not None:
+                raw = _encode(found)
+                ranges.append(msgspec.Raw(raw))
+                size += len(raw)
+            if size >= ANSWER_BYTES:
+                return _encode((ranges, len(ask.logs) - seen))
+        return _encode((ranges, 0))
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_digest = msgspec.msgpack.Decoder(DigestAsk).decode
+_decode_fetch = msgspec.msgpack.Decoder(FetchAsk).decode
+_logger = get_logger()

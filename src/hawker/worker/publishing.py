@@ -1,0 +1,114 @@
+"""What a worker tells the catalog: for each kind of its rows, the rows that the fleet sees of it.
+
+A projection is called with every changed row, inside the change that wrote it (`hawker.catalog.outbox`). Within the
+region go machines and coarse free capacity; to every region the worker itself, the apps it has, and what it knows of
+them. State that somebody waits for is urgent: it is published in the very commit. The rest may wait for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from hawker import __version__
+from hawker.catalog.outbox import Projected, Projection
+from hawker.model.catalog import Change
+from hawker.model.guest import RESOURCES, Guest, Resources
+from hawker.model.machine import SETTLED, State
+from hawker.model.rows import AppRow, LedgerRow, MachineRow, Row, TallyRow, WorkerRow
+from hawker.store.tx import Reads
+
+STEPS = 16
+"""Free capacity is published in sixteenths: at most 16 rows from empty to full, and a live offer says the rest."""
+
+
+class Publishing:
+    """The projections of one worker, which other agents reach at `host:port`."""
+
+    def __init__(self, name: str, region: str, host: str, port: int, capacity: Resources, driver: str) -> None:
+        self._name = name
+        self._region = region
+        self._host = host
+        self._port = port
+        self._capacity = capacity
+        self._driver = driver
+
+    def projections(self) -> Mapping[type[Row], Projection]:
+        return {
+            WorkerRow: self._worker,
+            LedgerRow: self._free,
+            MachineRow: self._machine,
+            TallyRow: self._app_region,
+            AppRow: self._app,
+        }
+
+    def _worker(self, reads: Reads, key: str, row: WorkerRow) -> list[Projected]:
+        values = {
+            "region": row.region,
+            "host": self._host,
+            "port": self._port,
+            "state": "cordoned" if row.cordoned else "active",
+            "version": __version__,
+            "driver": self._driver,
+            "capacity": msgspec.json.encode(self._capacity).decode(),
+            "since_ms": row.created_at_ms,
+        }
+        return [("global", Change("workers", row.name, values), True)]
+
+    def _free(self, reads: Reads, key: str, row: LedgerRow) -> list[Projected]:
+        free = {
+            name.removesuffix("_mib"): _sixteenths(getattr(self._capacity, name), getattr(row.held, name))
+            for name in RESOURCES
+        }
+        return [("region", Change("capacity", self._name, free), False)]
+
+    def _machine(self, reads: Reads, key: str, row: MachineRow | None) -> list[Projected]:
+        if row is None or row.state is State.destroyed:
+            return [("region", Change("machines", key, None), True)]
+        guest = row.config.get("guest") or {}
+        values = {
+            "app": row.app,
+            "name": row.name,
+            "region": row.region,
+            "state": row.state.value,
+            "desired": row.desired,
+            "generation": row.generation,
+            "version": row.version,
+            "image": str(row.config.get("image", "")),
+            "private_ip": row.private_ip,
+            "cpu_kind": str(guest.get("cpu_kind") or Guest().cpu_kind),
+            "cpus": row.resources.cpus_shared + row.resources.cpus_dedicated,
+            "memory_mib": row.resources.memory_mib,
+            "cordoned": row.cordoned,
+            "created_at_ms": row.created_at_ms,
+        }
+        return [("region", Change("machines", key, values), row.state in SETTLED)]
+
+    def _app_region(self, reads: Reads, key: str, row: TallyRow) -> list[Projected]:
+        """Whether an app has machines here, not how many: that would travel to every region with every machine."""
+        values = {"region": self._region, "machines": 1} if row.machines else None
+        return [("global", Change("app_regions", row.app, values), True)]
+
+    def _app(self, reads: Reads, key: str, row: AppRow) -> list[Projected]:
+        values = {
+            "app_id": row.id,
+            "org": row.org,
+            "network": row.network,
+            "number": row.number,
+            "role": row.role,
+            "deployed": row.deployed,
+            "deleted": row.deleted,
+            "created_at_ms": row.created_at_ms,
+            "stamp": row.stamp_ms << STAMP_BITS,
+        }
+        return [("global", Change("apps", row.name, values), True)]
+
+
+STAMP_BITS = 16
+"""A row's stamp is in ms; the catalog's stamps have a counter below them (`core.hlc`)."""
+
+
+def _sixteenths(total: int, held: int) -> int:
+    """Rounded down: nobody counts on what may not be there."""
+    return max(0, (total - held) * STEPS // total) if total else 0

@@ -1,0 +1,98 @@
+"""Machines of ours that another worker has by now: the rule for one id on two workers.
+
+A machine that is ordered anew on another worker, because its own did not answer, keeps its id there and gets the next
+*generation*. When the first worker is back it learns from the catalog that the id is held by a higher generation: it
+starts such a machine no more, and removes what it has of it. Of two equal generations, which only a copied database can
+make, the one that was created first stays, then the one on the worker whose name sorts first: the order of the
+catalog's view `machines`. A worker that reaches nobody goes by what it knew last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from hawker.errors import HawkerError
+from hawker.model.machine import State
+from hawker.model.rows import MachineRow
+from hawker.store.db import Store
+from hawker.telemetry import get_logger
+from hawker.worker.machines import Machines, Request
+
+LOOK_S = 0.2
+"""Changes in the catalog come in bursts; one look for all of them."""
+
+
+class View(Protocol):
+    """A replica of the catalog."""
+
+    on_applied: list[Callable[[tuple[str, ...]], None]]
+
+    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]: ...
+
+
+class Superseding:
+    """One worker's look at who else has its machines."""
+
+    def __init__(self, name: str, view: View | None) -> None:
+        self._name = name
+        self._view = view
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def by(self, machine: str) -> str:
+        """Why a machine of ours must not run: "generation 2 of it is on ord-2"; "" when it may."""
+        if self._view is None:
+            return ""
+        found = self._view.rows("select worker, generation from machines where id = ?", (machine,))
+        if not found or found[0][0] == self._name:
+            return ""
+        return f"generation {found[0][1]} of it is on {found[0][0]}"
+
+    def watch(self, store: Store, machines: Machines) -> None:
+        """Look now, and whenever the catalog's machines change, and remove what is superseded."""
+        if self._view is None:
+            return
+        self._store, self._machines = store, machines
+        self._view.on_applied.append(self._hint)
+        self._look()
+
+    async def close(self) -> None:
+        if self._view and self._hint in self._view.on_applied:
+            self._view.on_applied.remove(self._hint)
+        if self._timer:
+            self._timer.cancel()
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _hint(self, tables: tuple[str, ...]) -> None:
+        if "machines" in tables and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        assert self._view is not None  # watch was called
+        lost = self._view.rows(
+            "select m.id, w.worker, w.generation from machines_all m join machines w on w.id = m.id "
+            "where m.worker = ? and w.worker <> m.worker order by m.id",
+            (self._name,),
+        )
+        if lost and (self._task is None or self._task.done()):
+            self._task = asyncio.get_running_loop().create_task(self._remove(lost), name="superseded")
+
+    async def _remove(self, lost: list[tuple[Any, ...]]) -> None:
+        for machine, worker, generation in lost:
+            row = self._store.read.get(MachineRow, machine)
+            if row is None or row.state is State.destroyed:
+                continue
+            rule = f"local rule: superseded by generation {generation} on {worker}"
+            _logger.warning("machine.superseded", resource=machine, worker=worker, generation=generation, cause=rule)
+            try:
+                await self._machines.destroy(row.app, machine, Request(id="", rule=rule), force=True)
+            except HawkerError as error:  # parked, or the disk is full: the next change of the catalog looks again
+                _logger.error("superseded.left", resource=machine, error=error.message, cause=rule)
+
+
+_logger = get_logger()
