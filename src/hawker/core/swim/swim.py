@@ -18,10 +18,11 @@ import msgspec
 from msgspec.structs import replace
 
 from hawker.core.swim import exchange, wire
-from hawker.core.swim.actions import Action, Noted, PushPull, Send, StreamProbe
+from hawker.core.swim.actions import Action, Noted, StreamProbe
 from hawker.core.swim.beliefs import INF, Beliefs
 from hawker.core.swim.members import Known, Member, Status, View
 from hawker.core.swim.settings import Settings
+from hawker.core.swim.telling import Telling
 
 if TYPE_CHECKING:
     from random import Random
@@ -83,10 +84,9 @@ class Swim:
         self.counts = Counts()
         self.health = 0
         self._rng = rng
-        self._payload_max = payload_max
-        self._note = b""
         self._actions: list[Action] = []
         self.beliefs = rules(me, settings, known or Known(), self._actions)
+        self._telling = Telling(self.beliefs, settings, rng, self._actions, payload_max)
         self._refuted = 0
         self._number = rng.getrandbits(32)
         self._probe: Probe | None = None
@@ -95,7 +95,6 @@ class Swim:
         self._relays: dict[int, Relay] = {}
         self._nacks_due: deque[tuple[float, int]] = deque()
         self._relays_end: deque[tuple[float, int]] = deque()
-        self._limit = (0, 0)  # how many members, how often each rumour is sent
 
     @property
     def me(self) -> Member:
@@ -142,14 +141,14 @@ class Swim:
         """Stops probing, tells everybody. Keep calling `tick` until `farewell_told`, or for a second or two."""
         self.beliefs.leave(now)
         self._probe, self._probe_at, self._push_pull_at = None, INF, INF
-        self._gossip(now)
+        self._telling.gossip(now)
         self._settle(now)
 
     def set_note(self, note: bytes) -> None:
         """What pings and acks carry along from now on: at most 40 bytes."""
         if len(note) > wire.NOTE_MAX:
             raise ValueError(f"a note of {len(note)} bytes: at most {wire.NOTE_MAX} fit")
-        self._note = note
+        self._telling.note = note
 
     def take(self) -> list[Action]:
         """What is to be done, in order."""
@@ -172,11 +171,11 @@ class Swim:
             self._advance_probe(now)
         self.beliefs.expire(now)
         if now >= self._gossip_at:
-            self._gossip(now)
+            self._telling.gossip(now)
             self._gossip_at = INF
         if now >= self._push_pull_at:
             self._push_pull_at = now + self.settings.push_pull_interval
-            self._push_pull(now)
+            self._telling.push_pull(now)
         if self._nacks_due or self._relays_end:
             self._advance_relays(now)
         self._settle(now)
@@ -250,7 +249,7 @@ class Swim:
         self._probe = Probe(view.member, view.incarnation, self._next_number(), end)
         self._probe_at = min(end, now + settings.probe_timeout * stretch)
         name = view.member.name
-        self._send(wire.PING, view.member.address, name, view.member.born, (self._probe.number, name))
+        self._telling.send(wire.PING, view.member.address, name, view.member.born, (self._probe.number, name))
 
     def _next_target(self, now: float) -> View | None:
         """The next live member of the round, or of a new round."""
@@ -267,9 +266,9 @@ class Swim:
         probe.asked = True
         member = probe.member
         fields = (probe.number, member.name, member.host, member.port)
-        helpers = self._some_members(self.settings.helpers, but=member.name)
+        helpers = self._telling.some_members(self.settings.helpers, but=member.name)
         for helper in helpers:
-            self._send(wire.PING_FOR, helper.address, helper.name, helper.born, fields)
+            self._telling.send(wire.PING_FOR, helper.address, helper.name, helper.born, fields)
         if self.settings.lifeguard:
             probe.helpers = len(helpers)
             self._actions.append(StreamProbe(member, probe.number, probe.end))
@@ -296,7 +295,7 @@ class Swim:
             self._worsen(-1)
         relay = self._relays.pop(number, None)
         if relay is not None:
-            self._send(wire.ACK, relay.to, "", 0, (relay.number,))
+            self._telling.send(wire.ACK, relay.to, "", 0, (relay.number,))
 
     def _on_nack(self, packet: wire.Nack) -> None:
         probe = self._probe
@@ -307,7 +306,7 @@ class Swim:
         if packet.target != self.me.name:
             self.counts.misdirected += 1
             return
-        self._send(wire.ACK, source, packet.sender, packet.born, (packet.number,))
+        self._telling.send(wire.ACK, source, packet.sender, packet.born, (packet.number,))
 
     def _on_ping_for(self, now: float, source: tuple[str, int], packet: wire.PingFor) -> None:
         if len(self._relays) >= RELAYS_MAX:
@@ -319,7 +318,7 @@ class Swim:
         name = packet.target
         view = self.beliefs.table.get(name)
         born = view.member.born if view else 0
-        self._send(wire.PING, (packet.host, packet.port), name, born, (number, name))
+        self._telling.send(wire.PING, (packet.host, packet.port), name, born, (number, name))
 
     def _advance_relays(self, now: float) -> None:
         """Nacks that are due. An ack that comes after its nack is still passed on, for one more period."""
@@ -329,7 +328,7 @@ class Swim:
             if relay is not None:
                 self._relays_end.append((now + self.settings.probe_interval, number))
                 if self.settings.lifeguard:
-                    self._send(wire.NACK, relay.to, "", 0, (relay.number,))
+                    self._telling.send(wire.NACK, relay.to, "", 0, (relay.number,))
         while self._relays_end and self._relays_end[0][0] <= now:
             self._relays.pop(self._relays_end.popleft()[1], None)
 
@@ -342,69 +341,7 @@ class Swim:
         self._probe = None
         self._probe_at = now
 
-    # Telling
-
-    def _gossip(self, now: float) -> None:
-        targets = self._some_members(self.settings.gossip_fanout, dead_at=now)
-        for member in targets:
-            if self.beliefs.rumours:
-                self._send(wire.GOSSIP, member.address, "", 0, ())
-
-    def _push_pull(self, now: float) -> None:
-        """With a live member; now and then with a dead one, in case it was only cut off."""
-        graves = self.beliefs.graves()
-        if graves and self._rng.random() * (self.beliefs.table.live + len(graves)) < len(graves):
-            view = self.beliefs.table.get(graves[int(self._rng.random() * len(graves))].name)
-            if view is not None and view.status is Status.dead:
-                self._actions.append(PushPull(view.member))
-                return
-        for member in self._some_members(1):
-            self._actions.append(PushPull(member))
-
-    def _some_members(self, count: int, but: str = "", dead_at: float | None = None) -> list[Member]:
-        """Live members at random, never me; with `dead_at` also those dead only recently."""
-        table, me = self.beliefs.table, self.me.name
-        found: dict[str, Member] = {}
-        for name in self.beliefs.order.some(self._rng, 12 + 4 * count):
-            if len(found) == count:
-                break
-            view = table.get(name)
-            if view is None or name in (me, but):
-                continue
-            if view.status.live or (dead_at is not None and self.beliefs.recently_dead(dead_at, view)):
-                found[name] = view.member
-        return list(found.values())
-
-    def _send(self, kind: int, to: tuple[str, int], name: str, born: int, fields: tuple[int | str, ...]) -> None:
-        """A packet for member (name, born), if it is known who that is. It carries what there is to tell."""
-        me = self.beliefs.me
-        note = self._note if kind in (wire.PING, wire.ACK) else b""
-        told: list[msgspec.Raw] = []
-        first = self._first_for(name, born) if name and self.settings.lifeguard else None
-        rumours = self.beliefs.rumours
-        if rumours or first:
-            room = self._payload_max - len(wire.encode((kind, me.name, me.born, note, told, *fields))) - 2
-            if first and len(first) <= room:
-                told.append(msgspec.Raw(first))
-                room -= len(first)
-            told += rumours.take(room, wire.RUMOURS_MAX - len(told), self._retransmits())
-        self._actions.append(Send(to, wire.encode((kind, me.name, me.born, note, told, *fields))))
-
-    def _first_for(self, name: str, born: int) -> bytes | None:
-        """Who is not believed alive hears that first, and can refute it at once (Lifeguard's buddy rule, for the dead
-        too). An older life hears of the later."""
-        view = self.beliefs.table.get(name)
-        if view is None or (view.status is Status.alive and view.member.born <= born):
-            return None
-        if view.status.live and view.member.born > born:
-            return wire.alive(view.member, view.incarnation)
-        return wire.accusation(view, self.me.name)
-
-    def _retransmits(self) -> int:
-        live = self.beliefs.table.live
-        if self._limit[0] != live:
-            self._limit = (live, self.settings.retransmits(live))
-        return self._limit[1]
+    # Listening
 
     def _hear(self, now: float, source: tuple[str, int], packet: wire.Packet) -> bool:
         """What any packet tells. False: it is my own, come back."""
