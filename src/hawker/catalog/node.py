@@ -12,7 +12,7 @@ whoever's turn it is, for the logs of the global tier alone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -45,6 +45,8 @@ SPREAD_PACKETS = 8
 ITEM_MAX = PAYLOAD_MAX - 4
 RUMOURS_MOST = 4096
 """Beyond this many versions that wait to be told only positions are, and the rest is asked for."""
+OWN_NEWS_S = 0.005
+"""What is ours goes out at once, but for what the next few milliseconds add to it."""
 BRIDGES_PER_S = 3.0
 """Comparisons with other regions that a region makes in a second, whatever its size."""
 BRIDGE_S = 1.0
@@ -94,7 +96,7 @@ class Node:
         self._rumours = Rumours()
         self._transport: asyncio.DatagramTransport | None = None
         self._ticking: asyncio.TimerHandle | None = None
-        self._spreading: asyncio.Handle | None = None
+        self._spreading: asyncio.TimerHandle | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._closed = False
 
@@ -295,11 +297,19 @@ class Node:
             self._rumours.put(key, _encode(replace(version, changes=())))
         if version.owner == self.settings.name:
             self._note()
-            if self._spreading is None:  # what is ours goes out at once
-                self._spreading = asyncio.get_running_loop().call_soon(self._gossip)
-        elif self._spreading is None:
-            loop = asyncio.get_running_loop()
-            self._spreading = loop.call_later(self.settings.swim.gossip_interval, self._gossip)
+            self._gossip_in(OWN_NEWS_S)
+        else:
+            self._gossip_in(self.settings.swim.gossip_interval)
+
+    def _gossip_in(self, seconds: float) -> None:
+        """At the latest so many seconds from now."""
+        loop = asyncio.get_running_loop()
+        at = loop.time() + seconds
+        if self._spreading:
+            if self._spreading.when() <= at:
+                return
+            self._spreading.cancel()
+        self._spreading = loop.call_at(at, self._gossip)
 
     def _gossip(self) -> None:
         """Tell a few random neighbours what they may not know."""
@@ -308,14 +318,10 @@ class Node:
         fanout = min(len(others), self.settings.swim.gossip_fanout)
         limit = self.settings.swim.retransmits(len(others) + 1) // 2
         for member in self._host.rng.sample(others, fanout):
-            for _ in range(SPREAD_PACKETS):
-                items = self._rumours.take(ITEM_MAX, 255, limit)
-                if not items:
-                    break
+            for items in _packed(self._rumours.take(SPREAD_PACKETS * ITEM_MAX, RUMOURS_MOST, limit)):
                 self._send(member.address, NEWS + _encode(items))
         if len(self._rumours) and fanout:
-            loop = asyncio.get_running_loop()
-            self._spreading = loop.call_later(self.settings.swim.gossip_interval, self._gossip)
+            self._gossip_in(self.settings.swim.gossip_interval)
 
     def _read_news(self, source: Address, payload: bytes) -> None:
         try:
@@ -389,6 +395,21 @@ class Node:
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
         self._tasks[task] = None
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+
+def _packed(items: list[msgspec.Raw]) -> Iterator[list[msgspec.Raw]]:
+    """Items in packets, in their order."""
+    packet: list[msgspec.Raw] = []
+    room = ITEM_MAX
+    for item in items:
+        size = len(bytes(item))
+        if size > room:
+            yield packet
+            packet, room = [], ITEM_MAX
+        packet.append(item)
+        room -= size
+    if packet:
+        yield packet
 
 
 class _Datagrams(asyncio.DatagramProtocol):
