@@ -12,24 +12,24 @@ whoever's turn it is, for the logs of the global tier alone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any, cast
 
 import msgspec
-from msgspec.structs import replace
 
+from hawker.catalog import spreading
 from hawker.catalog.exchange import Address, Answering, Exchange
 from hawker.catalog.joining import JOIN, Joining
 from hawker.catalog.packets import PAYLOAD_MAX, NotOurs, Sealer
 from hawker.catalog.publisher import Publisher
 from hawker.catalog.replica import Replica
 from hawker.catalog.replication import DIGEST, FETCH, Replication
+from hawker.catalog.spreading import Spreading
 from hawker.client.wire import PeerUnreachable
 from hawker.core.swim import actions, members
-from hawker.core.swim.rumours import Rumours
 from hawker.core.swim.settings import LAN, Settings
 from hawker.core.swim.swim import Swim
 from hawker.host import Host
@@ -39,14 +39,8 @@ from hawker.telemetry import Metrics, get_logger
 
 MEMBERS = "/v1/catalog/members"
 PROBE = "/v1/catalog/probe"
-SWIM, NEWS = b"s", b"n"
-SPREAD_PACKETS = 8
-"""Data packets to one neighbour in a gossip tick: at most 3 x 8 x 5 a second, 150 KB/s."""
-ITEM_MAX = PAYLOAD_MAX - 4
-RUMOURS_MOST = 4096
-"""Beyond this many versions that wait to be told only positions are, and the rest is asked for."""
-OWN_NEWS_S = 0.005
-"""What is ours goes out at once, but for what the next few milliseconds add to it."""
+SWIM = b"s"
+"""The first byte of a packet of membership."""
 BRIDGES_PER_S = 3.0
 """Comparisons with other regions that a region makes in a second, whatever its size."""
 BRIDGE_S = 1.0
@@ -90,13 +84,12 @@ class Node:
         me = members.Member(settings.name, host.now_ms(), settings.host, settings.port, settings.region, settings.roles)
         self.swim = Swim(me, settings.swim, host.rng, payload_max=PAYLOAD_MAX - 1)
         address = settings.host, settings.port
-        self.replication = Replication(settings.name, address, self.replica, self._exchange, self._spread, self._ahead)
+        self.replication = Replication(settings.name, address, self.replica, self._exchange, self._tell, self._ahead)
         self._joining = Joining(self)
         self._publisher: Publisher | None = None
-        self._rumours = Rumours()
+        self._spreading = Spreading(settings.swim, host.rng, self._neighbours, self._send)
         self._transport: asyncio.DatagramTransport | None = None
         self._ticking: asyncio.TimerHandle | None = None
-        self._spreading: asyncio.TimerHandle | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._closed = False
 
@@ -108,7 +101,7 @@ class Node:
             lambda: _Datagrams(self), local_addr=(self.settings.bind, self.settings.port)
         )
         if publisher:
-            await publisher.open(self.replica, self._spread)
+            await publisher.open(self.replica, self._tell)
             self._publisher = publisher
         self.swim.start(loop.time())
         self._note()
@@ -124,9 +117,9 @@ class Node:
         self._closed = True
         self.swim.leave(asyncio.get_running_loop().time())
         self._act()
-        for timer in (self._ticking, self._spreading):
-            if timer:
-                timer.cancel()
+        if self._ticking:
+            self._ticking.cancel()
+        self._spreading.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -185,7 +178,7 @@ class Node:
         if kind == SWIM:
             self.swim.on_packet(asyncio.get_running_loop().time(), source, payload)
             self._act()
-        elif kind == NEWS:
+        elif kind == spreading.KIND:
             self._read_news(source, payload)
 
     def _act(self) -> None:
@@ -288,44 +281,16 @@ class Node:
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
-    def _spread(self, version: Version) -> None:
-        """Tell the neighbours of something new: the version if it fits into a packet, else that it is there."""
-        key, body = f"{version.tier}/{version.owner}", _encode(version)
-        if version.changes and len(body) <= ITEM_MAX and len(self._rumours) < RUMOURS_MOST:
-            self._rumours.put(f"{key}/{version.number}", body)
-        else:
-            self._rumours.put(key, _encode(replace(version, changes=())))
-        if version.owner == self.settings.name:
+    def _tell(self, version: Version) -> None:
+        """Something is new here."""
+        ours = version.owner == self.settings.name
+        if ours:
             self._note()
-            self._gossip_in(OWN_NEWS_S)
-        else:
-            self._gossip_in(self.settings.swim.gossip_interval)
-
-    def _gossip_in(self, seconds: float) -> None:
-        """At the latest so many seconds from now."""
-        loop = asyncio.get_running_loop()
-        at = loop.time() + seconds
-        if self._spreading:
-            if self._spreading.when() <= at:
-                return
-            self._spreading.cancel()
-        self._spreading = loop.call_at(at, self._gossip)
-
-    def _gossip(self) -> None:
-        """Tell a few random neighbours what they may not know."""
-        self._spreading = None
-        others = self.live_members()
-        fanout = min(len(others), self.settings.swim.gossip_fanout)
-        limit = self.settings.swim.retransmits(len(others) + 1) // 2
-        for member in self._host.rng.sample(others, fanout):
-            for items in _packed(self._rumours.take(SPREAD_PACKETS * ITEM_MAX, RUMOURS_MOST, limit)):
-                self._send(member.address, NEWS + _encode(items))
-        if len(self._rumours) and fanout:
-            self._gossip_in(self.settings.swim.gossip_interval)
+        self._spreading.tell(version, ours=ours)
 
     def _read_news(self, source: Address, payload: bytes) -> None:
         try:
-            versions = _decode_news(payload)
+            versions = spreading.read(payload)
         except msgspec.DecodeError:
             self._stranger("unreadable")
             return
@@ -378,6 +343,9 @@ class Node:
         found = self.swim.members
         return [found[name].member for name in sorted(found) if found[name].status.live and name != self.settings.name]
 
+    def _neighbours(self) -> list[Address]:
+        return [member.address for member in self.live_members()]
+
     def _send(self, to: Address, payload: bytes) -> None:
         if self._transport is None or self._transport.is_closing():
             return
@@ -397,21 +365,6 @@ class Node:
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
 
-def _packed(items: list[msgspec.Raw]) -> Iterator[list[msgspec.Raw]]:
-    """Items in packets, in their order."""
-    packet: list[msgspec.Raw] = []
-    room = ITEM_MAX
-    for item in items:
-        size = len(bytes(item))
-        if size > room:
-            yield packet
-            packet, room = [], ITEM_MAX
-        packet.append(item)
-        room -= size
-    if packet:
-        yield packet
-
-
 class _Datagrams(asyncio.DatagramProtocol):
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -427,6 +380,5 @@ class _Datagrams(asyncio.DatagramProtocol):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_news = msgspec.msgpack.Decoder(list[Version]).decode
 _decode_note = msgspec.msgpack.Decoder(Note).decode
 _logger = get_logger()

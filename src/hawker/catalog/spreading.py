@@ -1,0 +1,112 @@
+"""Telling neighbours what is new: versions in data packets, a few random neighbours at each tick, least-told first.
+
+A version that does not fit into a packet, or that meets too many others that wait, is told by its position alone: a
+version without changes. Whoever lacks it asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+
+import msgspec
+from msgspec.structs import replace
+
+from hawker.catalog.packets import PAYLOAD_MAX
+from hawker.core.swim.rumours import Rumours
+from hawker.core.swim.settings import Settings
+from hawker.model.catalog import Version
+
+KIND = b"n"
+"""The first byte of a data packet."""
+PACKETS_MOST = 8
+"""To one neighbour in a tick: at 3 neighbours and 5 ticks a second 150 KB/s."""
+ITEM_MAX = PAYLOAD_MAX - len(KIND) - 3  # the list around it
+WAITING_MOST = 4096
+OWN_NEWS_S = 0.005
+"""What is ours goes out at once, but for what the next few milliseconds add to it."""
+
+Address = tuple[str, int]
+
+
+class Spreading:
+    """`neighbours` gives the addresses of live neighbours, in a fixed order."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        rng: Random,
+        neighbours: Callable[[], Sequence[Address]],
+        send: Callable[[Address, bytes], None],
+    ) -> None:
+        self._settings = settings
+        self._rng = rng
+        self._neighbours = neighbours
+        self._send = send
+        self._rumours = Rumours()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        """How much waits to be told."""
+        return len(self._rumours)
+
+    def close(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+
+    def tell(self, version: Version, *, ours: bool) -> None:
+        """Take up something new."""
+        key, body = f"{version.tier}/{version.owner}", _encode(version)
+        if version.changes and len(body) <= ITEM_MAX and len(self._rumours) < WAITING_MOST:
+            self._rumours.put(f"{key}/{version.number}", body)
+        else:
+            self._rumours.put(key, _encode(replace(version, changes=())))
+        self._tick_in(OWN_NEWS_S if ours else self._settings.gossip_interval)
+
+    def _tick_in(self, seconds: float) -> None:
+        """At the latest so many seconds from now."""
+        loop = asyncio.get_running_loop()
+        at = loop.time() + seconds
+        if self._timer:
+            if self._timer.when() <= at:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(at, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        others = self._neighbours()
+        fanout = min(len(others), self._settings.gossip_fanout)
+        # Half of what membership sends: who misses a version notices with the next one, or with the next packet of
+        # membership, and asks.
+        limit = max(2, self._settings.retransmits(len(others) + 1) // 2)
+        for address in self._rng.sample(others, fanout):
+            for items in _packed(self._rumours.take(PACKETS_MOST * ITEM_MAX, WAITING_MOST, limit)):
+                self._send(address, KIND + _encode(items))
+        if len(self._rumours) and fanout:
+            self._tick_in(self._settings.gossip_interval)
+
+
+def read(payload: bytes) -> list[Version]:
+    """The versions of a data packet, without its kind. Raises `msgspec.DecodeError`."""
+    return _decode(payload)
+
+
+def _packed(items: list[msgspec.Raw]) -> Iterator[list[msgspec.Raw]]:
+    """Items in packets, in their order."""
+    packet: list[msgspec.Raw] = []
+    room = ITEM_MAX
+    for item in items:
+        size = len(bytes(item))
+        if size > room:
+            yield packet
+            packet, room = [], ITEM_MAX
+        packet.append(item)
+        room -= size
+    if packet:
+        yield packet
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[Version]).decode
