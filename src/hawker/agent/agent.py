@@ -22,6 +22,7 @@ from hawker.telemetry import Metrics
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from hawker.broker.api import Broker
     from hawker.catalog.node import Node
     from hawker.catalog.publisher import Publisher
     from hawker.worker.daemon import Worker
@@ -54,6 +55,8 @@ class Agent:
         self._make_driver = make_driver or process_driver
         self._bind = bind or listen
         self.node: Node | None = None
+        self.worker: Worker | None = None  # from the moment its database is open
+        self.broker: Broker | None = None
         self._publisher: Publisher | None = None
         self._stack = AsyncExitStack()
         users = {token: owner for owner, token in settings.tokens.users.items()}
@@ -107,6 +110,7 @@ class Agent:
         )
         worker = Worker(worker_settings, self._host, self._make_driver(settings, role), self.metrics)
         self._publisher = await worker.open_store()
+        self.worker = worker
         stack.push_async_callback(worker.store.close)
         return worker
 
@@ -164,7 +168,9 @@ class Agent:
         if node and not role.workers:
             directory = Directory(node.replica, fleet)
             stack.callback(directory.close)
-        broker = Broker(settings.name, fleet, self._host, policy(role.policy), self.metrics, settings.region, directory)
+        self.broker = broker = Broker(
+            settings.name, fleet, self._host, policy(role.policy), self.metrics, settings.region, directory
+        )
         stack.push_async_callback(broker.close)
         front.open(broker.app(self._tokens, node.routes() if node else None))
 
