@@ -17,17 +17,17 @@ def at(head: int, epoch: int = 1) -> Position:
 
 
 def test_a_log_nobody_spoke_of_was_never_confirmed() -> None:
-    assert Freshness(0.0).standing(LOG, at(3), 5.0) == Standing(None, 0.0)
+    assert Freshness().standing(LOG, at(3), 5.0) == Standing(None, 0.0)
 
 
 def test_an_owner_that_tells_of_nothing_new_confirms_what_is_there() -> None:
-    freshness = Freshness(0.0)
+    freshness = Freshness()
     freshness.told(LOG, at(3), at(3), 10.0)
     assert freshness.standing(LOG, at(3), 14.0) == Standing(4.0, 0.0)
 
 
 def test_an_owner_that_tells_of_more_leaves_the_replica_behind_until_it_has_caught_up() -> None:
-    freshness = Freshness(0.0)
+    freshness = Freshness()
     freshness.told(LOG, at(3), at(3), 10.0)
     freshness.told(LOG, at(5), at(3), 20.0)
     freshness.told(LOG, at(7), at(4), 25.0)
@@ -38,20 +38,20 @@ def test_an_owner_that_tells_of_more_leaves_the_replica_behind_until_it_has_caug
 
 
 def test_a_new_epoch_is_ahead_of_every_number_of_the_old_one() -> None:
-    freshness = Freshness(0.0)
+    freshness = Freshness()
     freshness.told(LOG, at(2, epoch=2), at(900, epoch=1), 10.0)
     assert freshness.standing(LOG, at(900, epoch=1), 11.0) == Standing(None, 1.0)
 
 
 def test_what_was_told_late_confirms_nothing_and_takes_nothing_back() -> None:
-    freshness = Freshness(0.0)
+    freshness = Freshness()
     freshness.told(LOG, at(9), at(3), 10.0)
     freshness.told(LOG, at(8), at(3), 12.0)
     assert freshness.standing(LOG, at(8), 13.0) == Standing(None, 3.0)
 
 
 def test_a_forgotten_owner_leaves_nothing_behind() -> None:
-    freshness = Freshness(0.0)
+    freshness = Freshness()
     freshness.told(LOG, at(9), at(3), 10.0)
     freshness.forget("ord-1")
     assert freshness.standing(LOG, at(3), 13.0) == Standing()
@@ -62,7 +62,7 @@ def test_a_replica_is_never_called_current_as_of_a_time_when_it_lacked_what_it_w
     steps: list[tuple[int, int, bool]],
 ) -> None:
     """Heads only grow, the owner tells of its head or does not, the replica gets some of it."""
-    freshness = Freshness(0.0)
+    freshness = Freshness()
     head, mine = 0, 0
     heads: list[int] = []
     for now, (written, got, tells) in enumerate(steps):
@@ -93,7 +93,8 @@ def test_a_node_that_is_behind_or_isolated_says_why_it_should_get_no_traffic(
 
 
 def test_silence_is_counted_from_the_last_word_of_anybody() -> None:
-    freshness = Freshness(100.0)
+    freshness = Freshness()
+    assert freshness.silent_s(100.0) == 0.0
     assert freshness.silent_s(130.0) == 30.0
     freshness.reached(140.0)
     assert freshness.silent_s(145.0) == 5.0

@@ -47,8 +47,8 @@ class _Heard(msgspec.Struct):
 class Freshness:
     """What one node was told of others' logs, and when. Times are the shell's, in seconds."""
 
-    def __init__(self, now: float) -> None:
-        self._reached_at = now
+    def __init__(self) -> None:
+        self._reached_at: float | None = None
         self._logs: dict[LogId, _Heard] = {}
 
     def reached(self, now: float) -> None:
@@ -56,6 +56,9 @@ class Freshness:
         self._reached_at = now
 
     def silent_s(self, now: float) -> float:
+        """Since the last word of anybody; at first since this was asked for."""
+        if self._reached_at is None:
+            self._reached_at = now
         return now - self._reached_at
 
     def told(self, log: LogId, at: Position, mine: Position, now: float) -> None:

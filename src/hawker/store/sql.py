@@ -12,6 +12,7 @@ import apsw
 import msgspec
 
 from hawker.errors import Invalid
+from hawker.store.connection import translated
 
 ROWS_MAX = 10_000
 SECONDS_MAX = 3.0  # below what a broker waits for an answer
@@ -37,8 +38,8 @@ def run_query(path: str, query: str) -> tuple[list[str], list[list[Any]]]:
     return found.columns, [list(row) for row in found.rows]
 
 
-def read(path: str, query: str) -> Found:
-    """Run a query on the database at `path`, over a connection of its own. Raises `Invalid`."""
+def read(path: str, query: str, text_max: int = TEXT_MAX) -> Found:
+    """Run a query on the database at `path`, over a connection of its own. Raises `Invalid`, `StoreError`."""
     with _explained(query):
         db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
         try:
@@ -46,24 +47,24 @@ def read(path: str, query: str) -> Found:
             db.limit(apsw.SQLITE_LIMIT_LENGTH, TEXT_MAX)
             db.execute("pragma query_only = on")
             deadline = monotonic() + SECONDS_MAX
-            return _read(db, query, lambda: monotonic() > deadline)
+            return _read(db, query, lambda: monotonic() > deadline, text_max)
         finally:
             db.close()
 
 
-def read_on(db: apsw.Connection, query: str) -> Found:
+def read_on(db: apsw.Connection, query: str, text_max: int = TEXT_MAX) -> Found:
     """Run a query on a connection that others use, too, where a simulated disk takes no second one. Nothing of the
     query stays on it. Raises `Invalid`."""
     looks = count(1)
     length = db.limit(apsw.SQLITE_LIMIT_LENGTH, TEXT_MAX)
     try:
         with _explained(query):
-            return _read(db, query, lambda: next(looks) > _LOOKS_MAX)
+            return _read(db, query, lambda: next(looks) > _LOOKS_MAX, text_max)
     finally:
         db.limit(apsw.SQLITE_LIMIT_LENGTH, length)
 
 
-def _read(db: apsw.Connection, query: str, too_long: Callable[[], bool]) -> Found:
+def _read(db: apsw.Connection, query: str, too_long: Callable[[], bool], text_max: int) -> Found:
     tables: set[str] = set()
 
     def allow(operation: int, name: str | None, *more: str | None) -> int:
@@ -94,8 +95,8 @@ def _read(db: apsw.Connection, query: str, too_long: Callable[[], bool]) -> Foun
             characters += sum(len(v) for v in shown if isinstance(v, str))
             if len(rows) > ROWS_MAX:
                 raise Invalid("query", query, f"gives more than {ROWS_MAX} rows; add a limit")
-            if characters > TEXT_MAX:
-                raise Invalid("query", query, f"gives more than {TEXT_MAX} characters of text; add a limit")
+            if characters > text_max:
+                raise Invalid("query", query, f"gives more than {text_max} characters of text; add a limit")
     finally:
         cursor.close(True)
         db.set_authorizer(None)
@@ -111,6 +112,8 @@ def _explained(query: str) -> Iterator[None]:
         raise Invalid("query", query, "give one statement at a time") from error
     except apsw.InterruptError as error:
         raise Invalid("query", query, f"took longer than {SECONDS_MAX:g} s") from error
+    except (apsw.CantOpenError, apsw.IOError, apsw.CorruptError, apsw.NotADBError) as error:
+        raise translated(error, "the database") from error
     except (apsw.Error, UnicodeError) as error:
         raise Invalid("query", query, str(error)) from error
 

@@ -1,0 +1,63 @@
+"""People's queries on a replica: read-only, within limits, and never on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from hawker.catalog.replica import Replica
+from hawker.errors import Invalid
+from hawker.host import Host
+from hawker.store import sql
+from hawker.store.sql import Found
+
+T = TypeVar("T")
+
+ROW_TABLES = "_of"
+"""How the names of the tables end that the replica tells of when they change."""
+
+
+class Queries:
+    """Reads one replica."""
+
+    def __init__(self, replica: Replica, host: Host) -> None:
+        self._replica = replica
+        self._host = host
+
+    async def ask(self, query: str) -> Found:
+        """Raises `Invalid`."""
+        return await self.run(lambda: self.read(check(query)))
+
+    def read(self, query: str, text_max: int = sql.TEXT_MAX) -> Found:
+        """For what is given to `run`. Raises `Invalid`."""
+        replica = self._replica
+        if self._host.vfs is not None:
+            return sql.read_on(replica._reader, query, text_max)
+        return sql.read(replica._path, query, text_max)
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Beside the event loop. A simulated disk takes one connection, so there in its place."""
+        if self._host.vfs is not None:
+            return function()
+        return await asyncio.get_running_loop().run_in_executor(None, function)
+
+
+def check(query: str) -> str:
+    """The query without what surrounds it. Raises `Invalid` when nothing is left."""
+    text = query.strip().removesuffix(";").rstrip()
+    if not text:
+        raise Invalid("query", query, "give a select statement")
+    return text
+
+
+def tables_told_of(found: Found) -> frozenset[str] | None:
+    """The names under which the replica tells that what a query read has changed. None: it also read what the replica
+    does not tell of."""
+    stored = [name for name in found.tables if not name.startswith("sqlite_")]
+    if any(name.startswith("_") or name in _UNTOLD for name in stored):
+        return None
+    return frozenset(name.removesuffix(ROW_TABLES) for name in stored if name.endswith(ROW_TABLES))
+
+
+_UNTOLD = frozenset({"members", "muted"})
