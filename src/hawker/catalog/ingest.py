@@ -26,6 +26,8 @@ AsideOf = tuple[str, str, str]
 class Batch:
     """What one transaction writes. `aside` is the replica's note of who has rows put aside; it is added to."""
 
+    must_wait = staticmethod(hlc.ahead)
+
     def __init__(
         self,
         db: apsw.Connection,
@@ -66,7 +68,7 @@ class Batch:
             return
         if layout.merged and values is not None:
             stamp = values.get("stamp") or 0
-            if hlc.ahead(stamp, self._now_ms):
+            if self.must_wait(stamp, self._now_ms):
                 until_ms = hlc.accepted_at_ms(stamp)
                 self._put_aside(
                     owner, tier, number, table, key, values, "ahead", "its stamp is in the future", until_ms

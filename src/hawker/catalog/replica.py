@@ -55,7 +55,15 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 class Replica:
     """Open with `Replica.open`. `on_applied` are called after a commit with the names of the tables that may have
-    changed: hints, for subscriptions."""
+    changed: hints, for subscriptions.
+
+    What it decides by is a part of the class, so that a test can see that each rule is needed.
+    """
+
+    judge = staticmethod(ownerlog.judge)
+    fits = staticmethod(ownerlog.fits)
+    batch_of: type[Batch] = Batch
+    layout_of: type[Layout] = Layout
 
     def __init__(self, path: str, host: Host, vfs: str | None, tables: Sequence[Table]) -> None:
         self.on_applied: list[Callable[[tuple[str, ...]], None]] = []
@@ -63,7 +71,7 @@ class Replica:
         self._path = path
         self._vfs = vfs
         self._host = host
-        self._layouts = {table.name: Layout(table) for table in tables}
+        self._layouts = {table.name: self.layout_of(table) for table in tables}
         self._reorder: dict[LogId, ownerlog.Reorder] = {}
         self._stamp = 0
         self._connect()
@@ -80,6 +88,11 @@ class Replica:
         for db in (self._reader, self._db):
             with suppress(apsw.Error):
                 db.close(True)
+
+    def abandon(self) -> None:
+        """Close as a killed process would. For crash tests."""
+        self._db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        self.close()
 
     # --- what is known ---
 
@@ -109,7 +122,7 @@ class Replica:
         origin = self._origins.get(log)
         if origin is None:
             return None
-        fit = ownerlog.fits(at, origin)
+        fit = self.fits(at, origin)
         if fit not in ("range", "snapshot"):
             return None
         after = at.head if fit == "range" else 0
@@ -159,7 +172,7 @@ class Replica:
                     continue
                 log = version.log
                 at = self._at(origins, log)
-                match ownerlog.judge(at, version):
+                match self.judge(at, version):
                     case "next" | "hole" if not version.changes:
                         behind[log] = version.position
                     case "next":
@@ -217,8 +230,9 @@ class Replica:
         self._write(change, Outcome())
         self._load()
 
-    def recheck(self) -> None:
-        """Put rows whose time has come, and rows of tables that are known and shown now, where they belong."""
+    def recheck(self) -> int:
+        """Put rows whose time has come, and rows of tables that are known and shown now, where they belong. Tells how
+        many."""
         known = [name for name in self._layouts if name not in self._muted]
         found = rows(
             self._db,
@@ -229,6 +243,7 @@ class Replica:
         if found:
             kept = [file.Kept(o, t, n, table, key, _unpack(raw)) for o, t, n, table, key, raw in found]
             self._write(lambda batch, origins: _add(batch, kept), Outcome())
+        return len(found)
 
     def mute(self, table: str) -> None:
         """Keep a table's rows, pass them on, and show none of them: a new kind of row that readers trip over."""
@@ -293,7 +308,7 @@ class Replica:
     def _merge(self, batch: Batch, origins: dict[LogId, Origin], given: Range, outcome: Outcome) -> None:
         log, ours = given.origin.log, origins.get(given.origin.log) or self._origins.get(given.origin.log)
         at = ours.position if ours else NOTHING
-        fit = ownerlog.fits(at, given.origin)
+        fit = self.fits(at, given.origin)
         floor = given.origin.floor
         match fit:
             case "current":
@@ -318,13 +333,13 @@ class Replica:
 
     def _write(self, change: Callable[[Batch, dict[LogId, Origin]], None], outcome: Outcome) -> None:
         """One transaction. On damage, begin empty. Raises `StoreError` when the disk refuses: nothing was changed."""
-        batch = Batch(self._db, self._layouts, self._muted, self._aside, self._host.now_ms())
+        batch = self.batch_of(self._db, self._layouts, self._muted, self._aside, self._host.now_ms())
         origins: dict[LogId, Origin] = {}
         try:
             self._db.execute("begin immediate")
             change(batch, origins)
             batch.write()
-            self._db.executemany(_INSERT_LOG, (_log_row(origin) for origin in origins.values()))
+            self._db.executemany(_INSERT_LOG, [self.log_row(origin) for origin in origins.values()])
             self._db.execute("commit")
         except (apsw.CorruptError, apsw.NotADBError):
             outcome.applied, outcome.merged = [], []
@@ -342,6 +357,12 @@ class Replica:
             hint = tuple(sorted(batch.tables))
             for call in self.on_applied:
                 call(hint)
+
+    @staticmethod
+    def log_row(origin: Origin) -> tuple[Any, ...]:
+        """A log as it is stored."""
+        lineage = msgspec.json.encode(origin.lineage).decode()
+        return (origin.owner, origin.tier, origin.epoch, origin.head, origin.floor, lineage)
 
     def _roll_back(self) -> None:
         self._reorder.clear()
@@ -362,7 +383,7 @@ class Replica:
             self._db.execute("begin immediate")
             kept = file.lay_out(self._db, list(self._layouts.values()))
             self._muted = frozenset(name for (name,) in rows(self._db, "select name from muted"))
-            batch = Batch(self._db, self._layouts, self._muted, self._aside, self._host.now_ms())
+            batch = self.batch_of(self._db, self._layouts, self._muted, self._aside, self._host.now_ms())
             _add(batch, kept)
             batch.write()
             self._db.execute("commit")
@@ -400,11 +421,6 @@ class Replica:
 def _add(batch: Batch, kept: Iterable[file.Kept]) -> None:
     for row in kept:
         batch.add(*row)
-
-
-def _log_row(origin: Origin) -> tuple[Any, ...]:
-    lineage = msgspec.json.encode(origin.lineage).decode()
-    return (origin.owner, origin.tier, origin.epoch, origin.head, origin.floor, lineage)
 
 
 def _lineage(text: str) -> tuple[Position, ...]:

@@ -219,16 +219,19 @@ class Layout:
         indexes = list(self.table.indexes)
         if self.merged:
             indexes.append(("id", "stamp"))
-            # SQLite compares text by its bytes in UTF-8, Python by code points: the same order.
-            views[name] = (
-                f"select * from {rows} m where not deleted and not exists (select 1 from {self.physical} o "
-                "where o.id = m.id and not o._deleted and (coalesce(o.stamp, 0), o._owner) > (m.stamp, m.worker))"
-            )
+            views[name] = self.newest()
         views.setdefault(name, f"select * from {rows}")
         for index in indexes:
             made.append(f"create index {self.physical}_{'_'.join(index)} on {self.physical} ({', '.join(index)})")
         made += [f"create view {view} as {body}" for view, body in views.items()]
         return made
+
+    def newest(self) -> str:
+        """The view of a merged table. SQLite compares text by its bytes in UTF-8, which is the order of `hlc.newest`."""
+        return (
+            f"select * from {self.name}_rows m where not deleted and not exists (select 1 from {self.physical} o "
+            "where o.id = m.id and not o._deleted and (coalesce(o.stamp, 0), o._owner) > (m.stamp, m.worker))"
+        )
 
     def describe(self) -> Described:
         return Described(self.name, self.tier, self.names, tuple(sorted(self._flags)), tuple(self.ddl()))

@@ -1,0 +1,48 @@
+"""Replication, simulated: a few dozen seeds, each checked after every delivery and once all is calm."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hawker.sim.replication import ROUNDS_MOST, campaign, run
+
+SEEDS = range(40)
+
+
+@pytest.mark.slow
+def test_all_replicas_show_what_their_owners_had_and_end_equal() -> None:
+    table = campaign(SEEDS)
+    assert table.wrong == []
+    assert table.rounds_most <= ROUNDS_MOST
+    assert table.checks > 500 * len(SEEDS)
+
+
+@pytest.mark.slow
+def test_every_fault_fires_and_every_rare_path_is_taken() -> None:
+    assert campaign(SEEDS).never == []
+
+
+def test_a_campaign_in_which_something_never_happened_is_not_ok() -> None:
+    table = campaign(range(1))
+    assert table.wrong == []
+    assert table.never
+    assert not table.ok
+
+
+def test_a_seed_is_one_run_whatever_the_hash_seed() -> None:
+    code = "from hawker.sim.replication import run; print(run(5).digest)"
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
+        for hash_seed in ("1", "2")
+    }
+    assert digests == {run(5).digest}
