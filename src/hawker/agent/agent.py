@@ -16,7 +16,7 @@ from hawker.agent.settings import AgentSettings, BrokerRole, WorkerRole, host_ca
 from hawker.errors import HawkerError
 from hawker.host import Host
 from hawker.http.app import AGENT, Serving, Tokens
-from hawker.http.server import BACKLOG, serve
+from hawker.http.server import BACKLOG, Server, serve
 from hawker.telemetry import Metrics
 
 if TYPE_CHECKING:
@@ -54,9 +54,10 @@ class Agent:
         self._host = host
         self._make_driver = make_driver or process_driver
         self._bind = bind or listen
-        self.node: Node | None = None
         self.worker: Worker | None = None  # from the moment its database is open
         self.broker: Broker | None = None
+        self.node: Node | None = None
+        self._servers: list[Server] = []
         self._publisher: Publisher | None = None
         self._stack = AsyncExitStack()
         users = {token: owner for owner, token in settings.tokens.users.items()}
@@ -72,17 +73,20 @@ class Agent:
 
                 stack.enter_context(sole_holder(settings.directory))
             fronts = [await self._front(stack, address) for address in settings.listens]
-            worker = await self._open_store(stack, settings.worker) if settings.worker else None
-            if worker or not (settings.broker and settings.broker.workers):
-                self.node = await self._open_node(stack, worker, fronts)
-            if worker:
-                await self._open_worker(stack, worker, fronts.pop(0))
+            if settings.worker:
+                await self._open_store(stack, settings.worker)
+            if self.worker or not (settings.broker and settings.broker.workers):
+                self.node = await self._open_node(stack, fronts[0])
+            if self.worker:
+                await self._open_worker(stack, self.worker, fronts.pop(0))
             if settings.broker:
                 await self._open_broker(stack, settings.broker, fronts.pop(0))
             self._stack = stack.pop_all()
 
     async def close(self) -> None:
-        """In the opposite order. May be called again."""
+        """Answer what was asked, then end the roles, the last one opened first. May be called again."""
+        for server in self._servers:
+            await server.close()
         await self._stack.aclose()
 
     async def _front(self, stack: AsyncExitStack, address: str) -> Front:
@@ -92,10 +96,11 @@ class Agent:
             stack.callback(bound.close)
         front = Front()
         server = await serve(front, bound, self._host)
+        self._servers.append(server)
         stack.push_async_callback(server.close)
         return front
 
-    async def _open_store(self, stack: AsyncExitStack, role: WorkerRole) -> Worker:
+    async def _open_store(self, stack: AsyncExitStack, role: WorkerRole) -> None:
         from hawker.worker.daemon import Worker, WorkerSettings
 
         settings = self.settings
@@ -111,10 +116,9 @@ class Agent:
         worker = Worker(worker_settings, self._host, self._make_driver(settings, role), self.metrics)
         self._publisher = await worker.open_store()
         self.worker = worker
-        stack.push_async_callback(worker.store.close)
-        return worker
+        stack.push_async_callback(worker.store.close)  # last of all: the node publishes what the worker writes
 
-    async def _open_node(self, stack: AsyncExitStack, worker: Worker | None, fronts: list[Front]) -> Node:
+    async def _open_node(self, stack: AsyncExitStack, front: Front) -> Node:
         """Become a member of the catalog. With nobody to ask, or nobody who answers, the worker starts all the same."""
         from hawker.catalog.node import Node, NodeSettings
 
@@ -138,8 +142,8 @@ class Agent:
         node = Node(node_settings, self._host, settings.directory / "catalog.db", self.metrics)
         stack.push_async_callback(node.close)
         serving = Serving(self._host, self._tokens, self.metrics, settings.region)
-        fronts[0].early = serving.app([], {}, agent_routes=node.routes())
-        await node.open(self._publisher if worker else None)
+        front.early = serving.app([], {}, agent_routes=node.routes())
+        await node.open(self._publisher)
         await node.joined(within_s=JOIN_S)
         return node
 

@@ -216,7 +216,8 @@ class Fleet:
 
     def settled(self, now_ms: int) -> list[str]:
         """The workers that may decide what brokers must agree on."""
-        return rendezvous.settled({name: at.since_ms for name, at in self._addresses.items()}, now_ms)
+        since_ms = {name: at.since_ms if (at := self._addresses.get(name)) else 0 for name in self.links}
+        return rendezvous.settled(since_ms, now_ms)
 
     def regions(self) -> list[str]:
         """Regions that have workers, the broker's own first."""

@@ -29,6 +29,7 @@ from hawker.catalog.replica import Replica
 from hawker.catalog.replication import DIGEST, FETCH, Replication
 from hawker.catalog.spreading import Spreading
 from hawker.client.wire import PeerUnreachable
+from hawker.core.freshness import Freshness
 from hawker.core.swim import actions, members
 from hawker.core.swim.settings import LAN, Settings
 from hawker.core.swim.swim import Swim
@@ -84,7 +85,10 @@ class Node:
         me = members.Member(settings.name, host.now_ms(), settings.host, settings.port, settings.region, settings.roles)
         self.swim = Swim(me, settings.swim, host.rng, payload_max=PAYLOAD_MAX - 1)
         address = settings.host, settings.port
-        self.replication = Replication(settings.name, address, self.replica, self._exchange, self._tell, self._ahead)
+        self.replication = Replication(
+            settings.name, address, self.replica, self._exchange, self._tell, self._ahead, metrics
+        )
+        self.freshness = Freshness()
         self._joining = Joining(self)
         self._publisher: Publisher | None = None
         self._spreading = Spreading(settings.swim, host.rng, self._neighbours, self._send)
@@ -174,6 +178,7 @@ class Node:
             self._stranger(error.why)
             return
         self.metrics.catalog_bytes.labels("received").inc(len(message))
+        self.freshness.reached(asyncio.get_running_loop().time())
         kind, payload = payload[:1], payload[1:]
         if kind == SWIM:
             self.swim.on_packet(asyncio.get_running_loop().time(), source, payload)
@@ -309,8 +314,10 @@ class Node:
             positions = _decode_note(note)
         except msgspec.DecodeError:
             return
-        self.replication.heard(view.member.address, LogId(name, "region"), positions.region)
-        self.replication.heard(view.member.address, LogId(name, "global"), positions.everywhere)
+        now = asyncio.get_running_loop().time()
+        for log, at in ((LogId(name, "region"), positions.region), (LogId(name, "global"), positions.everywhere)):
+            self.freshness.told(log, at, self.replica.position(log), now)
+            self.replication.heard(view.member.address, log, at)
 
     def _ahead(self, tier: Tier, epoch: int) -> None:
         if self._publisher:
@@ -328,8 +335,19 @@ class Node:
             name, address = self._host.rng.choice(others)
             try:
                 await self.replication.catch_up(address, "global")
+                self._confirm_neighbours_of(name)
             except PeerUnreachable as error:
                 _logger.info("catalog.bridge_failed", member=name, error=str(error), cause="local rule: bridge")
+
+    def _confirm_neighbours_of(self, name: str) -> None:
+        """Who was compared with knows how far the logs of its region's workers go."""
+        now = asyncio.get_running_loop().time()
+        self.freshness.reached(now)
+        sql = "select name from workers where region = (select region from workers where name = ?) order by name"
+        for (owner,) in self.replica.rows(sql, (name,)):
+            log = LogId(owner, "global")
+            at = self.replica.position(log)
+            self.freshness.told(log, at, at, now)
 
     async def _recheck(self) -> None:
         while True:

@@ -36,6 +36,7 @@ class Publisher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._raising: dict[Tier, int] = {}
         self._fresh: list[Version] = []
+        self._closed = False
         store.on_change = outbox.on_change
 
     @property
@@ -61,6 +62,8 @@ class Publisher:
         self._purge_later()
 
     async def close(self) -> None:
+        """What is published from now on, the next start tells."""
+        self._closed = True
         for timer in (self._flushing, self._purging):
             if timer:
                 timer.cancel()
@@ -86,6 +89,8 @@ class Publisher:
     def _tell(self) -> None:
         assert self._replica is not None  # set by open
         fresh, self._fresh = self._fresh, []
+        if self._closed:
+            return
         if self._replica.receive(fresh).missing:  # our own replica has lost its end in a power cut
             self._feed()
         else:
@@ -103,7 +108,7 @@ class Publisher:
             self._news(Version(self.owner, tier, origin.epoch, origin.head, (), origin.floor))
 
     def _flush_in(self, ms: int) -> None:
-        if self._flushing is None:
+        if self._flushing is None and not self._closed:
             loop = asyncio.get_running_loop()
             self._flushing = loop.call_later(ms / 1000, self._flush)
 

@@ -18,7 +18,7 @@ from hawker.catalog.replica import Replica
 from hawker.client.wire import PeerUnreachable
 from hawker.core import ownerlog
 from hawker.model.catalog import LogId, Position, Range, Tier, Version
-from hawker.telemetry import get_logger
+from hawker.telemetry import Metrics, get_logger
 
 DIGEST = "/v1/catalog/digest"
 FETCH = "/v1/catalog/fetch"
@@ -67,6 +67,7 @@ class Replication:
         exchange: Exchange,
         news: Callable[[Version], None],
         ahead: Callable[[Tier, int], None],
+        metrics: Metrics,
     ) -> None:
         self._me = me
         self._address = address
@@ -74,6 +75,7 @@ class Replication:
         self._exchange = exchange
         self._news = news
         self._ahead = ahead
+        self._count = metrics.catalog_versions
         self._wanted: dict[Address, dict[LogId, None]] = {}  # to be asked for, by whom to ask
         self._asking: dict[LogId, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -94,6 +96,11 @@ class Replication:
             del self._known[log]
         return max((now - since for _, since in self._known.values()), default=0.0)
 
+    def behind(self, log: LogId, now: float) -> float:
+        """The same, of one log."""
+        known = self._known.get(log)
+        return now - known[1] if known and self._replica.position(log) < known[0] else 0.0
+
     # --- told by others ----------------------------------------------------------------------------------------------
 
     def told(self, source: Address, versions: Sequence[Version]) -> None:
@@ -106,6 +113,9 @@ class Replication:
                 others.append(version)
         if others:
             outcome = self._replica.receive(others)
+            self._count.labels("applied").inc(len(outcome.applied))
+            self._count.labels("missing").inc(len(outcome.missing))
+            self._count.labels("refused").inc(outcome.refused)
             for version in outcome.applied:
                 self._news(version)
             for log in outcome.missing:
@@ -205,7 +215,10 @@ class Replication:
                 answer = await self._exchange.ask(source, FETCH, ask, FetchAnswer, FETCH_S)
                 before = {found.origin.log: self._replica.position(found.origin.log) for found in answer.ranges}
                 if answer.ranges:
-                    self._replica.merge([found for found in answer.ranges if found.origin.owner != self._me])
+                    ranges = [found for found in answer.ranges if found.origin.owner != self._me]
+                    outcome = self._replica.merge(ranges)
+                    self._count.labels("merged").inc(len(outcome.merged))
+                    self._count.labels("refused").inc(outcome.refused)
                 moved += [log for log, at in before.items() if self._replica.position(log) > at]
                 if not 0 <= answer.rest < len(todo):
                     break

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from email.utils import formatdate
+from typing import Any
 
 from starlette.types import ASGIApp
 from uvicorn.config import Config
@@ -44,6 +45,9 @@ class Server:
         )
         self._config.load()
         self._state = ServerState()
+        # uvicorn keeps its connections and tasks in sets. They are closed in the order in which they came instead.
+        self._state.connections = _Ordered()  # type: ignore[assignment]
+        self._state.tasks = _Ordered()  # type: ignore[assignment]
         self._server: asyncio.Server | None = None
         self._dating: asyncio.TimerHandle | None = None
 
@@ -56,12 +60,14 @@ class Server:
             self._server = await loop.create_server(self._protocol, sock=at, backlog=BACKLOG)
 
     async def close(self) -> None:
-        """Take no more connections, let requests end, cut off those that take longer than `DRAIN_S`."""
+        """Take no more connections, let requests end, cut off those that take longer than `DRAIN_S`. May be called
+        again."""
         if self._dating:
             self._dating.cancel()
         if self._server is None:
             return
-        self._server.close()
+        server, self._server = self._server, None
+        server.close()
         state = self._state
         for connection in list(state.connections):
             connection.shutdown()
@@ -70,7 +76,7 @@ class Server:
                 while state.connections or state.tasks:  # noqa: ASYNC110  # uvicorn gives nothing to wait for
                     await asyncio.sleep(_LOOK_S)
         except TimeoutError:
-            for task in state.tasks:
+            for task in list(state.tasks):
                 task.cancel()
             for connection in list(state.connections):
                 connection.transport.abort()
@@ -83,6 +89,16 @@ class Server:
         now_s = self._host.now_ms() / 1000
         self._state.default_headers = [(b"date", formatdate(now_s, usegmt=True).encode())]
         self._dating = asyncio.get_running_loop().call_later(1.0, self._set_date)
+
+
+class _Ordered(dict[Any, None]):
+    """What uvicorn does with a set, in the order of adding."""
+
+    def add(self, item: Any) -> None:
+        self[item] = None
+
+    def discard(self, item: Any) -> None:
+        self.pop(item, None)
 
 
 async def serve(app: ASGIApp, at: socket.socket | tuple[str, int], host: Host) -> Server:

@@ -1,8 +1,8 @@
 """The worker daemon: what it is made of, in which order it starts, and how it stops.
 
 Starting: open the database, hear from the catalog if anybody answers, take hold of the driver's instances, resume the
-runs, compare what should run with what does, then serve. Stopping leaves machines running, so a daemon can be upgraded under them; `stop_machines` is for a
-host that goes down or a market on a laptop that ends.
+runs, compare what should run with what does, then serve. Stopping leaves machines running, so a daemon can be upgraded
+under them; `stop_machines` is for a host that goes down or a market on a laptop that ends.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class Worker:
         return serving.app(served, handlers, agent_routes=agent_routes)
 
     async def close(self, *, stop_machines: bool = False) -> None:
-        """Stop serving first. Machines go on running unless `stop_machines`; those are started again by the next
-        `open`."""
+        """Stop serving first, close `store` after it. Machines go on running unless `stop_machines`; those are started
+        again by the next `open`."""
         if self._sweeper:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
@@ -135,7 +135,6 @@ class Worker:
         if stop_machines:
             await self._driver.stop_all(grace_s=STOP_GRACE_S)
         await self._driver.close()
-        await self.store.close()
         _logger.info("worker.closed", worker=self.settings.name, cause="worker stop")
 
     def _identify(self, tx: Tx) -> WorkerRow:
