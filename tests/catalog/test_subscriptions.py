@@ -36,10 +36,10 @@ class Event(msgspec.Struct, frozen=True):
 class Listener:
     """Reads a subscription's events as a client would."""
 
-    def __init__(self, stream: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, stream: AsyncGenerator[bytes, None], last_id: str = "") -> None:
         self._stream = stream
         self._held: list[Event] = []
-        self.last_id = ""
+        self.last_id = last_id
 
     async def next(self) -> Event:
         while not self._held:
@@ -87,7 +87,7 @@ class World:
 
     async def listen(self, query: str = STATES, since: str = "", for_s: float | None = None) -> Listener:
         subscription = await self.subscriptions.subscribe(query)
-        return Listener(self.subscriptions.events(subscription, since, for_s))
+        return Listener(self.subscriptions.events(subscription, since, for_s), since)
 
     def put(self, **rows: Any) -> None:
         self.owner.put("machines", **rows)
