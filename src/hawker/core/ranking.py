@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import isfinite
+from math import fsum, isfinite
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -188,6 +188,6 @@ def _best_first(scored: Sequence[tuple[Offer, list[Term]]], wanted: Resources, r
         no_room = shortfall(offer.left, Resources(), wanted) is not None
         if no_room:
             terms = [*terms, Term(name="no_room", value=1.0, utility=-1.0, weight=NO_ROOM)]
-        score = sum((term.points for term in terms), 0.0)
+        score = fsum(term.points for term in terms)  # `sum` of floats differs between Python 3.11 and 3.12
         ranked.append((no_room, -score, rng.random(), Scored(worker=offer.worker, score=score, terms=terms)))
     return [found for *_, found in sorted(ranked, key=lambda entry: entry[:3])]
