@@ -35,6 +35,7 @@ class Suspicion(msgspec.Struct):
     wanted: int
     accusers: list[str]
     deadline: float = INF
+    postponed: float = 0.0
 
 
 class Grave(msgspec.Struct, frozen=True):
@@ -228,11 +229,15 @@ class Beliefs:
         while graves and (graves[0].at + self.settings.remember_dead <= now or len(graves) > DEAD_MAX):
             self._forget(graves.popleft())
 
-    def postpone(self, seconds: float) -> None:
-        """Time in which I heard nothing counts against nobody."""
+    def postpone(self, now: float, seconds: float) -> None:
+        """Time in which I heard nothing counts against nobody, up to once the longest timeout: if most are dead, there
+        is little to hear."""
         for suspicion in self._suspicions.values():
-            suspicion.began += seconds
-            suspicion.deadline += seconds
+            most = self.settings.suspicion_max(suspicion.members) - suspicion.postponed
+            later = min(seconds, now - suspicion.began, most)
+            suspicion.postponed += later
+            suspicion.began += later
+            suspicion.deadline += later
         self._deadlines = [(suspicion.deadline, name) for name, suspicion in self._suspicions.items()]
         heapify(self._deadlines)
 

@@ -33,7 +33,7 @@ NACK_AFTER = 0.8
 SETTLED_S = 2.0
 """A new life is known for this long before a packet of the old one shows that both live: until then it may be late."""
 SILENCE_PERIODS = 2.0
-"""Who heard nothing for longer was probably not heard either: its accusations are told again."""
+"""A member hears one ping and one ack a period, in the mean. With none for so long it is cut off, or has no peers."""
 
 
 class Probe(msgspec.Struct):
@@ -188,9 +188,7 @@ class Swim:
             return
         self.counts.strange += strange
         self._notice_pause(now)
-        if now - self._heard_at > SILENCE_PERIODS * self.settings.probe_interval and self.settings.lifeguard:
-            self.beliefs.repeat_suspicions()
-        self._heard_at = now
+        self._notice_silence(now)
         if not self._hear(now, source, packet):
             return
         kind = type(packet)
@@ -336,10 +334,18 @@ class Swim:
         """A probe long overdue shows that this process stood still: what it did not hear then means nothing."""
         if not self.settings.lifeguard or now - self._probe_at <= self.settings.probe_timeout:
             return
-        self.beliefs.postpone(now - self._probe_at)
+        self.beliefs.postpone(now, now - self._probe_at)
         self._worsen(1)
         self._probe = None
         self._probe_at = now
+
+    def _notice_silence(self, now: float) -> None:
+        """Who heard nothing for a while was probably not heard either: its suspects are told again, and have time."""
+        silence = now - self._heard_at
+        self._heard_at = now
+        if silence > SILENCE_PERIODS * self.settings.probe_interval and self.settings.lifeguard:
+            self.beliefs.postpone(now, silence)
+            self.beliefs.repeat_suspicions()
 
     # Listening
 

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from random import Random
 
 
+ACTIONS_MAX = 16_384
+"""A shell that does not drain its actions loses packets, as from a bad network, and no memory."""
+
+
 class Telling:
     """Appends to `actions`. `note` goes with every ping and ack."""
 
@@ -63,6 +67,8 @@ class Telling:
 
     def send(self, kind: int, to: tuple[str, int], name: str, born: int, fields: tuple[int | str, ...]) -> None:
         """A packet for member (name, born), if it is known who that is. It carries what there is to tell."""
+        if len(self._actions) >= ACTIONS_MAX:
+            return
         me = self._beliefs.me
         note = self.note if kind in (wire.PING, wire.ACK) else b""
         told: list[msgspec.Raw] = []
