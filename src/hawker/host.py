@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable
 
-from hawker.model.values import MachineId, Ulid, ulid
+from hawker.model.values import MachineId, Ulid, read_ulid, ulid
 
 
 class Host:
@@ -36,6 +36,10 @@ class Host:
         else:
             self._last_ulid = last_ms, last_random + 1
         return ulid(*self._last_ulid)
+
+    def go_on_after(self, last: str) -> None:
+        """Let ULIDs rise from this one on, too: the clock may have gone back since it was made."""
+        self._last_ulid = max(self._last_ulid, read_ulid(last))
 
     def machine_id(self) -> MachineId:
         """14 hexadecimal digits. 56 random bits: among a million machines a clash has odds of one in 140,000."""

@@ -19,6 +19,7 @@ from hawker.model.values import (
     is_host_image,
     is_machine_id,
     parse_duration_s,
+    read_ulid,
     rfc3339,
     ulid,
 )
@@ -122,6 +123,18 @@ def test_the_ulids_of_a_host_grow_though_its_clock_stands_or_goes_back() -> None
     host = Host(lambda: next(clock), random.Random(1))
     made = [host.ulid() for _ in range(6)]
     assert all(a < b for a, b in pairwise(made))
+
+
+@given(times, bits)
+def test_a_ulid_is_read_as_it_was_written(at_ms: int, random_bits: int) -> None:
+    assert read_ulid(ulid(at_ms, random_bits)) == (at_ms, random_bits)
+
+
+def test_the_ulids_of_a_host_go_on_after_one_that_was_made_when_the_clock_was_ahead() -> None:
+    host = Host(lambda: 5.0, random.Random(1))
+    ahead = ulid(9000, 7)
+    host.go_on_after(ahead)
+    assert ahead < host.ulid() < host.ulid()
 
 
 @given(st.integers(0, 2**32))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
-from tests.kit.sim_worker import SimWorker, a_worker, a_world
-from tests.kit.virtual_time import virtual_time
+from tests.kit.sim_worker import APP, SimWorker, a_worker, a_world
+from tests.kit.virtual_time import EPOCH_S, virtual_time
 
 from hawker.errors import Abort, Broken, Conflict, NotFound, Retry
+from hawker.host import Host
 from hawker.store.tx import Tx
 from hawker.worker.flow import Done, Flow, Step, StepContext
 from hawker.worker.flows import MachineFlows
@@ -244,3 +246,19 @@ async def test_a_full_disk_holds_a_step_up_but_does_not_repeat_it(tmp_path: Path
         worker.make_room()
         assert (await worker.runner.wait_ended(run_id)).status == "done"
         assert script.calls == ["one 0", "two 0"]
+
+
+@virtual_time
+async def test_events_keep_their_order_when_the_clock_went_back_while_the_worker_was_away(tmp_path: Path) -> None:
+    world = a_world()
+    worker = await SimWorker.open(tmp_path, world)
+    machine = await worker.run_machine()
+    await worker.close()
+    now = asyncio.get_running_loop().time
+    world.host = Host(lambda: EPOCH_S - 3600 + now(), random.Random(2))
+    worker = await SimWorker.open(tmp_path, world)
+    await worker.machines.stop(APP.name, machine, worker.request())
+    await worker.at_rest(machine)
+    assert worker.story(machine)[-1] == "stop stopped"
+    assert worker.wrong() == []
+    await worker.close()

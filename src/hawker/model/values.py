@@ -41,6 +41,14 @@ def ulid(at_ms: int, random_80_bits: int) -> Ulid:
     return Ulid("".join([_CROCKFORD_PAIRS[(value >> shift) & 1023] for shift in range(120, -1, -10)]))
 
 
+def read_ulid(text: str) -> tuple[int, int]:
+    """The milliseconds and the random bits of a ULID. Raises `ValueError`."""
+    value = 0
+    for character in text:
+        value = value << 5 | _CROCKFORD.index(character)
+    return value >> 80, value & ((1 << 80) - 1)
+
+
 def is_machine_id(text: str) -> bool:
     return _MACHINE_ID.fullmatch(text) is not None
 

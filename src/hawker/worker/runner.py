@@ -53,6 +53,9 @@ class Runner:
         self._waiters: dict[str, list[asyncio.Future[RunRow]]] = {}
         self._closed = False
         self.on_end: Callable[[str], None] = lambda resource: None
+        for table in ("run", "event", "version"):  # their order is that of their ids
+            if newest := store.read.query(f"select max(id) from {table}")[0][0]:
+                host.go_on_after(newest)
 
     # --- beginning and ending runs -----------------------------------------------------------------------------------
 
