@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from starlette.types import ASGIApp, Message
+from structlog.testing import capture_logs
 
 from hawker.broker.fleet import BATCH_MAX
 from hawker.client import connection
@@ -131,3 +132,21 @@ async def test_a_request_between_agents_may_carry_what_many_clients_sent(app: AS
 
 def test_a_full_batch_of_the_largest_configurations_fits_into_a_request_and_its_answer() -> None:
     assert min(BATCH_BYTES_MAX, connection.BODY_BYTES_MAX) >= BATCH_MAX * CONFIG_BYTES_MAX * 2
+
+
+async def test_a_client_that_goes_away_while_it_sends_is_no_fault_of_ours(app: ASGIApp) -> None:
+    """A broker that was killed in the middle of a request was logged as an internal error, found by the simulator."""
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    headers = [(b"host", b"h"), *((name.encode(), value.encode()) for name, value in AS_AGENT.items())]
+    scope = {"type": "http", "method": "POST", "path": "/v1/market/reserve", "query_string": b"", "headers": headers}
+    with capture_logs() as logs:
+        await app(scope, receive, send)
+    assert logs == []
+    assert sent[0]["status"] == 499

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -113,6 +113,8 @@ class Serving:
                 response = value if isinstance(value, Response) else reply(value, success)
             except HawkerError as error:
                 response = self._error(op, request_id, error)
+            except ClientDisconnect:
+                response = Response(status_code=499)  # nobody reads it; the number is nginx's
             except Exception as error:
                 _logger.exception("request.failed", operation=op, request=request_id)
                 response = self._error(op, request_id, HawkerError(f"internal error: {type(error).__name__}"))
