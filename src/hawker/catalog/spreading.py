@@ -79,8 +79,8 @@ class Spreading:
         others = self._neighbours()
         fanout = min(len(others), self._settings.gossip_fanout)
         # Half of what membership sends: who misses a version notices with the next one, or with the next packet of
-        # membership, and asks.
-        limit = max(2, self._settings.retransmits(len(others) + 1) // 2)
+        # membership, and asks. Never fewer than one tick's neighbours: in a small region those are all there are.
+        limit = max(fanout, self._settings.retransmits(len(others) + 1) // 2)
         for address in self._rng.sample(others, fanout):
             for items in _packed(self._rumours.take(PACKETS_MOST * ITEM_MAX, WAITING_MOST, limit)):
                 self._send(address, KIND + _encode(items))

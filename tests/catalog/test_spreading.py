@@ -1,0 +1,30 @@
+"""Who is told what is new, and when, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+from tests.kit.virtual_time import virtual_time
+
+from hawker.catalog import spreading
+from hawker.catalog.spreading import OWN_NEWS_S, Spreading
+from hawker.core.swim.settings import LAN
+from hawker.model.catalog import Change, Version
+
+VERSION = Version("ord-1", "region", 1, 1, (Change("machines", "m", {"state": "started"}),))
+
+
+@pytest.mark.parametrize("neighbours", [1, 2, 3])
+@virtual_time
+async def test_a_small_region_hears_of_an_owners_news_at_once(neighbours: int) -> None:
+    """Once a version was told twice in all where three were to hear it; the third found out a second later."""
+    others = [(f"10.0.0.{n}", 1) for n in range(neighbours)]
+    sent: list[tuple[spreading.Address, bytes]] = []
+    own = Spreading(LAN, Random(1), lambda: others, lambda to, payload: sent.append((to, payload)))
+    own.tell(VERSION, ours=True)
+    await asyncio.sleep(OWN_NEWS_S * 1.5)
+    assert sorted(to for to, _ in sent) == others
+    assert [spreading.read(payload[1:]) for _, payload in sent] == [[VERSION]] * neighbours
+    own.close()
