@@ -19,6 +19,8 @@ from hawker.broker.fleet import Fleet, PeerError, gather_named, unreachable
 from hawker.broker.names import machine_name
 from hawker.broker.orders import Orders, Wanted
 from hawker.broker.passing import Located, Passing, query_of, target_of
+from hawker.broker.replacing import Replacing
+from hawker.catalog.api import CatalogApi, check_sql, health, no_catalog
 from hawker.core.ranking import Policy
 from hawker.errors import Conflict, Invalid, NotBuilt, NotFound, Refused
 from hawker.host import Host
@@ -51,6 +53,7 @@ class Broker:
         metrics: Metrics,
         region: str,
         directory: Directory | None = None,
+        reading: CatalogApi | None = None,
     ) -> None:
         self._name = name
         self._fleet = fleet
@@ -60,6 +63,8 @@ class Broker:
         self._apps = Apps(fleet, host, directory)
         self._orders = Orders(fleet, host, policy, metrics, self._apps.known)
         self._passing = Passing(fleet, directory)
+        self._reading = reading
+        self._replacing = Replacing(fleet)
         self._openapi = msgspec.json.encode(document())
 
     def app(self, tokens: Tokens, routes: Mapping[tuple[str, str], Handler] | None = None) -> ASGIApp:
@@ -78,6 +83,7 @@ class Broker:
             "Hawker_uncordon": self.uncordon,
             "Hawker_runs": self.runs,
             **dict.fromkeys(("Hawker_run", "Hawker_retry_run", "Hawker_cancel_run"), self._passing.run_call),
+            **(self._reading.handlers() if self._reading else dict.fromkeys(CatalogApi.OPS, no_catalog)),
             "Hawker_sql": self.sql,
             "Health": self.health,
             "OpenAPI": self.openapi,
@@ -111,8 +117,12 @@ class Broker:
             request=call.id,
             trace=call.trace,
             key=key,
+            claimant=call.owner,
             wait=call.flag("wait") and not body.skip_launch,
+            replaces=body.replaces or "",
         )
+        if wanted.replaces:
+            wanted = await self._replacing.resolve(wanted, named=bool(body.name), placed=bool(body.region))
         fill = await self._orders.place(wanted)
         response = Response(fill.machine, media_type="application/json")
         if fill.timings_ms:
@@ -290,8 +300,11 @@ class Broker:
         return _without(silent, entries)
 
     async def sql(self, call: Call) -> Any:
-        """The same query on every worker (or one); each row is led by the worker's name."""
-        body = call.read(api.Sql)
+        """A query on this node's replica of the catalog; or the same on every worker or one, each row led by the
+        worker's name."""
+        body = check_sql(call.read(api.Sql))
+        if not body.worker and body.on != "workers":
+            return await (self._reading.sql if self._reading else no_catalog)(call)
         links = self._fleet.links
         if body.worker and body.worker not in links:
             raise NotFound(f"no worker is called {body.worker}", hint="hawker workers lists them")
@@ -307,8 +320,8 @@ class Broker:
         rows = [[name, *row] for name, answer in answers.items() for row in answer["rows"]]
         return {"columns": ["worker", *columns], "rows": rows, "unreachable": unreachable(errors)}
 
-    async def health(self, call: Call) -> api.Health:
-        return api.Health(ok=True, role="broker", name=self._name)
+    async def health(self, call: Call) -> Response:
+        return health("broker", self._name, self._reading)
 
     async def openapi(self, call: Call) -> Response:
         return Response(self._openapi, media_type="application/json")

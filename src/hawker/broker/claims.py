@@ -44,13 +44,14 @@ class Claims:
         self._fleet = fleet
         self._host = host
 
-    async def look(self, owner: str, app: str, key: str) -> Known:
+    async def look(self, owner: str, app: str, key: str, *, without: str = "") -> Known:
         """A key names one order for ever: a machine that its owner has destroyed since is still the answer, as it is.
+        `without`: a worker that is no arbiter for this key, since the key is about its silence.
 
         Raises `Conflict` while another order with this key is in progress, `Unreachable` when nobody can tell.
         """
         claim_id = claim_key(owner, app, key)
-        claim = await self._found(claim_id)
+        claim = await self._found(claim_id, without)
         if claim is None:
             return Known()
         link = self._fleet.links.get(claim.worker)
@@ -67,16 +68,18 @@ class Claims:
             raise Conflict(f"the machine of this idempotency key cannot be read: {error.message}") from error
         return Known(machine=bytes(machine), worker=link.name)
 
-    async def take(self, owner: str, app: str, key: str, worker: str, order: str, replaces: str) -> Claimed:
+    async def take(
+        self, owner: str, app: str, key: str, worker: str, order: str, replaces: str, *, without: str = ""
+    ) -> Claimed:
         """Claim a key for an order that is reserved. Raises `Unreachable` when the arbiter does not answer."""
         claim_id = claim_key(owner, app, key)
         body: dict[str, Any] = {"id": claim_id, "worker": worker, "order": order, "replaces": replaces}
-        claim = await self._arbiters(claim_id)[0].call("POST", "/v1/market/claim", ClaimRow, body)
+        claim = await self._arbiters(claim_id, without)[0].call("POST", "/v1/market/claim", ClaimRow, body)
         return Claimed.ours if claim.order == order else Claimed.theirs
 
-    async def _found(self, claim_id: str) -> ClaimRow | None:
+    async def _found(self, claim_id: str, without: str) -> ClaimRow | None:
         """The claim in force. The arbiter must answer; of those before it one that is gone took its claims along."""
-        first, *others = self._arbiters(claim_id)
+        first, *others = self._arbiters(claim_id, without)
         raw = await first.call("POST", "/v1/market/claim", msgspec.Raw, {"id": claim_id})
         if bytes(raw) != b"null":
             return msgspec.json.decode(raw, type=ClaimRow)
@@ -85,9 +88,10 @@ class Claims:
         found = [msgspec.json.decode(raw, type=ClaimRow) for raw in answers.values() if bytes(raw) != b"null"]
         return found[0] if found else None
 
-    def _arbiters(self, claim_id: str) -> list[WorkerLink]:
+    def _arbiters(self, claim_id: str, without: str) -> list[WorkerLink]:
         """The arbiter, and those who were it before as many workers joined. Raises `Unreachable` with no worker."""
-        names = rendezvous.ranked(claim_id, self._fleet.settled(self._host.now_ms()))
+        settled = self._fleet.settled(self._host.now_ms())
+        names = rendezvous.ranked(claim_id, [name for name in settled if name != without])
         if not names:
             raise Unreachable("no worker is known that could decide about the key", hint="hawker members")
         return [self._fleet.links[name] for name in names[: rendezvous.LOOKED_AT]]

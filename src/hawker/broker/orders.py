@@ -38,7 +38,11 @@ LAPSED = "lapsed"  # the worker's word for a reservation that it holds no more
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """An order as the client wrote it, checked. `key` is the client's idempotency key, "" when it gave none."""
+    """An order as the client wrote it, checked. `key` is its idempotency key, "" for none, which belongs to `claimant`.
+
+    `replaces` is the machine it is to take the place of. `machine`, `generation` and `silent`, the worker that has it,
+    are what `broker.replacing` made of that.
+    """
 
     app: str
     name: str
@@ -51,7 +55,12 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     request: str
     trace: str
     key: str = ""
+    claimant: str = ""
     wait: bool = False
+    replaces: str = ""
+    machine: str = ""
+    generation: int = 1
+    silent: str = ""
 
 
 class Fill(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +104,7 @@ class Orders:
         started = clock_s()
         replaces = ""
         if wanted.key:
-            known = await self._claims.look(wanted.owner, wanted.app, wanted.key)
+            known = await self._claims.look(wanted.claimant, wanted.app, wanted.key, without=wanted.silent)
             if known.machine:
                 return Fill(machine=known.machine, worker=known.worker, timings_ms={})
             replaces = known.order
@@ -204,8 +213,9 @@ class Orders:
 
     async def _claim(self, wanted: Wanted, link: WorkerLink, order: str, replaces: str) -> None:
         """With a client's key: only the order that holds the claim may be confirmed."""
+        key = wanted.claimant, wanted.app, wanted.key
         try:
-            claimed = await self._claims.take(wanted.owner, wanted.app, wanted.key, link.name, order, replaces)
+            claimed = await self._claims.take(*key, link.name, order, replaces, without=wanted.silent)
         except BaseException:
             self._give_up(link, wanted, order)
             raise
@@ -247,6 +257,8 @@ class Orders:
             owner=wanted.owner,
             request=wanted.request,
             trace=wanted.trace,
+            machine=wanted.machine,
+            generation=wanted.generation,
         )
 
     def _give_up(self, link: WorkerLink, wanted: Wanted, key: str) -> None:

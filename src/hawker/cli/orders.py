@@ -104,6 +104,9 @@ def order_options(function: F) -> F:
             config_options,
             click.option("--rm", "auto_destroy", is_flag=True, help="Destroy it when its program has ended."),
             click.option("--key", metavar="KEY", help="With the same key again the order gives the same machine."),
+            click.option(
+                "--replaces", metavar="ID", help="A machine whose worker does not answer: the new one takes its id."
+            ),
         )
     ):
         function = option(function)
@@ -130,7 +133,13 @@ def _order(session: Session, given: dict[str, Any], *, skip_launch: bool) -> Non
     config["image"] = given["image"]
     if given["auto_destroy"]:
         config["auto_destroy"] = True
-    body = {"config": config, "name": given["name"], "region": given["region"], "skip_launch": skip_launch}
+    body = {
+        "config": config,
+        "name": given["name"],
+        "region": given["region"],
+        "skip_launch": skip_launch,
+        "replaces": given["replaces"],
+    }
     _place(session, given["app"], {k: v for k, v in body.items() if v is not None}, key=given["key"])
 
 

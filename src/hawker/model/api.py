@@ -34,7 +34,7 @@ class CreateApp(Body, frozen=True):
     enable_subdomains: bool | None = None
 
 
-class CreateMachine(Body, frozen=True):
+class MachineBody(Body, frozen=True):
     config: dict[str, Any]
     name: str | None = None
     region: str | None = None
@@ -45,7 +45,13 @@ class CreateMachine(Body, frozen=True):
     min_secrets_version: Annotated[int, Meta(ge=0)] | None = None
 
 
-class UpdateMachine(CreateMachine, frozen=True):
+class CreateMachine(MachineBody, frozen=True):
+    """`replaces`, ours: a machine whose worker does not answer; the new one takes its id."""
+
+    replaces: str | None = None
+
+
+class UpdateMachine(MachineBody, frozen=True):
     current_version: str | None = None
 
 
@@ -94,8 +100,11 @@ class Placements(Body, frozen=True):
 
 
 class Sql(Body, frozen=True):
+    """`on`: the catalog, or every worker's own database; `worker`: one worker's own."""
+
     query: str
     worker: str | None = None
+    on: Literal["catalog", "workers"] | None = None
 
 
 # --- responses -------------------------------------------------------------------------------------------------------
@@ -278,9 +287,47 @@ class PlacementReply(Body, frozen=True):
 
 
 class Health(Body, frozen=True):
+    """`reason`: why `ok` is false."""
+
     ok: bool
     role: str
     name: str
+    reason: str = ""
+
+
+class RowsFound(Body, frozen=True):
+    """Ours: a query's answer. `unreachable`: the workers that did not answer, where workers were asked."""
+
+    columns: list[str]
+    rows: list[list[Any]]
+    unreachable: list[str] | UnsetType = UNSET
+
+
+class OwnerLog(Body, frozen=True):
+    """Ours: how far this node follows an owner's log. `confirmed_s` seconds ago nothing was lacking, null when that was
+    never known; for `behind_s` it has been known that something is, 0 when nothing is."""
+
+    tier: str
+    epoch: int
+    head: int
+    confirmed_s: float | None
+    behind_s: float
+
+
+class Member(Body, frozen=True):
+    """Ours: a member as this node sees it. `status`: alive, suspect, dead or left, `since` then; "remote" for owners of
+    other regions, whose membership is not followed, and "missing" for one of this region that it has forgotten. `here`:
+    this node itself."""
+
+    name: str
+    region: str
+    roles: list[str]
+    address: str
+    status: str
+    logs: list[OwnerLog]
+    here: bool = False
+    since: str | None = None
+    incarnation: int | None = None
 
 
 class LogLine(Body, frozen=True):

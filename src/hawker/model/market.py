@@ -31,6 +31,7 @@ class Reason(StrEnum):
     disk_full = "disk_full"  # the worker cannot write its log
     no_answer = "no_answer"  # the offer did not come before the deadline
     in_doubt = "in_doubt"  # a reservation was asked for and no answer came; it is being released
+    known_machine = "known_machine"  # the machine to be replaced is here itself
     outbid = "outbid"  # a good offer; another one was better
 
 
@@ -96,6 +97,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     trace: str = ""
     hold_s: float = LEASE_S
     keyed: bool = False  # the client named the key itself and may come back with it
+    machine: str = ""  # the id of the machine that it replaces; "": a new one
+    generation: int = 1
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True, tag="reservation"):

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from hawker.catalog.api import CatalogApi, health
 from hawker.catalog.outbox import Outbox
 from hawker.catalog.publisher import Publisher
 from hawker.core import capacity as ledger_rules
@@ -23,7 +24,6 @@ from hawker.errors import Refused, StoreError
 from hawker.host import Host
 from hawker.http.app import Handler, Serving, Tokens
 from hawker.http.call import Call
-from hawker.model import api
 from hawker.model.endpoints import ENDPOINTS
 from hawker.model.guest import RESOURCES, Resources
 from hawker.model.rows import WorkerRow
@@ -91,10 +91,14 @@ class Worker:
         return Publisher(store, Outbox(host, settings.name, publishing.projections()))
 
     async def open(
-        self, tokens: Tokens, catalog: View | None = None, routes: Mapping[tuple[str, str], Handler] | None = None
+        self,
+        tokens: Tokens,
+        catalog: View | None = None,
+        routes: Mapping[tuple[str, str], Handler] | None = None,
+        reading: CatalogApi | None = None,
     ) -> ASGIApp:
         """The rest, up to serving. `catalog` tells which machines have gone to other workers; `routes` are served
-        beside the worker's own, to agents."""
+        beside the worker's own, to agents; `reading` is the catalog for everybody."""
         settings, host, driver, store, me = self.settings, self._host, self._driver, self.store, self.me
         log = MachineLog(host, settings.capacity)
         self.superseding = superseding = Superseding(settings.name, catalog)
@@ -111,13 +115,23 @@ class Worker:
         machines = Machines(store, host, driver, log, runner)
         superseding.watch(store, machines)
         machine_api = MachineApi(store, host, driver, log, machines, settings.name)
-        market_api = MarketApi(store, driver, log, market, machines, machine_api, str(self._path))
+        market_api = MarketApi(store, driver, log, market, machines, machine_api, str(self._path), catalog)
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name="sweeper")
         _logger.info("worker.opened", worker=me.name, region=me.region, resumed=resumed, cause="worker start")
         serving = Serving(host, tokens, self.metrics, settings.region)
-        served = [e for e in ENDPOINTS if e.served == "worker" or e.op in ("Machines_list", "Health")]
+        self._reading = reading
         runs_api = RunsApi(store, runner, settings.name)
-        handlers = {**machine_api.handlers(), **runs_api.handlers(), "Health": self._health}
+        handlers = {
+            **machine_api.handlers(),
+            **runs_api.handlers(),
+            **(reading.handlers() if reading else {}),
+            "Health": self._health,
+        }
+        served = [
+            e
+            for e in ENDPOINTS
+            if e.served == "worker" or e.op in ("Machines_list", "Health") or (e.served == "any" and reading)
+        ]
         agent_routes = {**market_api.routes(), **(routes or {}), ("GET", "/metrics"): self._metrics}
         return serving.app(served, handlers, agent_routes=agent_routes)
 
@@ -180,8 +194,8 @@ class Worker:
             except StoreError as error:
                 _logger.error("sweep.failed", worker=self.settings.name, why=error.message, cause="local rule: sweep")
 
-    async def _health(self, call: Call) -> api.Health:
-        return api.Health(ok=True, role="worker", name=self.settings.name)
+    async def _health(self, call: Call) -> Response:
+        return health("worker", self.settings.name, self._reading)
 
     async def _metrics(self, call: Call) -> Response:
         held = ledger.held(self.store.read)

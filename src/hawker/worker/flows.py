@@ -47,7 +47,7 @@ class MachineFlows:
         host: Host,
         driver: Driver,
         log: MachineLog,
-        superseded: Callable[[str], str] = lambda machine: "",
+        superseded: Callable[[MachineRow], str] = lambda machine: "",
     ) -> None:
         """`superseded` says why a machine must not be started here any more, or ""."""
         self._store = store
@@ -78,7 +78,7 @@ class MachineFlows:
 
     async def _launch(self, context: StepContext) -> Done:
         machine = get_machine(self._store.read, context.run.resource)
-        if why := self._superseded(machine.id):
+        if why := self._superseded(machine):
             raise Abort(f"not started: {why}")
         try:
             instance = await self._driver.start(instance_spec(machine, context.key))

@@ -91,9 +91,11 @@ class Market:
                 return self._refusal(Reason.in_doubt)  # its time ran out: this order was given up
             if reason := self._unfit(tx, order.region, order.config["image"]):
                 return self._refusal(reason)
+            if order.machine and tx.get(MachineRow, order.machine):
+                return self._refusal(Reason.known_machine)
             row = ReservationRow(
                 id=order.key,
-                machine=self._host.machine_id(),
+                machine=order.machine or self._host.machine_id(),
                 order=msgspec.to_builtins(order),
                 resources=order.resources,
                 created_at_ms=tx.now_ms,
@@ -302,6 +304,7 @@ class Market:
             cause=_cause(order),
             private_ip=private_ip(app.number, self._name, reservation.machine),
             order=order.key,
+            generation=order.generation,
             cordoned=order.cordoned,
             driver=self._driver.name,
         )

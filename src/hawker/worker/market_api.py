@@ -27,6 +27,7 @@ from hawker.worker.machine_api import MachineApi
 from hawker.worker.machine_log import MachineLog
 from hawker.worker.machines import Machines, Request
 from hawker.worker.market import Market
+from hawker.worker.superseding import View
 
 
 class Confirm(msgspec.Struct, kw_only=True):
@@ -92,6 +93,7 @@ class MarketApi:
         machines: Machines,
         machine_api: MachineApi,
         path: str,
+        catalog: View | None = None,
     ) -> None:
         self._store = store
         self._driver = driver
@@ -100,6 +102,7 @@ class MarketApi:
         self._machines = machines
         self._machine_api = machine_api
         self._path = path
+        self._catalog = catalog
 
     def routes(self) -> dict[tuple[str, str], Handler]:
         return {
@@ -112,6 +115,7 @@ class MarketApi:
             ("GET", "/v1/market/apps"): self.apps,
             ("POST", "/v1/market/apps"): self.put_app,
             ("GET", "/v1/market/machines/{machine_id}"): self.locate,
+            ("GET", "/v1/market/seen/{machine_id}"): self.seen,
             ("GET", "/v1/market/worker"): self.worker,
             ("POST", "/v1/market/cordon"): self.cordon,
             ("POST", "/v1/market/sql"): self.sql,
@@ -180,6 +184,13 @@ class MarketApi:
         if row is None:
             raise NotFound(f"machine not found: {call.path('machine_id')}")
         return {"app": row.app, "generation": row.generation}
+
+    async def seen(self, call: Call) -> Any:
+        """Which worker of the region has a machine, as far as the catalog knows: of use when that one is silent."""
+        columns = ("worker", "app", "name", "region", "generation")
+        sql = f"select {', '.join(columns)} from machines where id = ?"
+        found = self._catalog.rows(sql, (call.path("machine_id"),)) if self._catalog else []
+        return dict(zip(columns, found[0], strict=True)) if found else {}
 
     async def worker(self, call: Call) -> Any:
         me = self._store.read.get(WorkerRow, "worker")

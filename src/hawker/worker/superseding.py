@@ -41,14 +41,19 @@ class Superseding:
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def by(self, machine: str) -> str:
-        """Why a machine of ours must not run: "generation 2 of it is on ord-2"; "" when it may."""
+    def by(self, machine: MachineRow) -> str:
+        """Why a machine of ours must not run: "generation 2 of it is on ord-2"; "" when it may.
+
+        Goes by our own row, which the catalog may not show yet.
+        """
         if self._view is None:
             return ""
-        found = self._view.rows("select worker, generation from machines where id = ?", (machine,))
-        if not found or found[0][0] == self._name:
-            return ""
-        return f"generation {found[0][1]} of it is on {found[0][0]}"
+        sql = "select worker, generation, created_at_ms from machines where id = ?"
+        for worker, generation, created_at_ms in self._view.rows(sql, (machine.id,)):
+            theirs = generation, -created_at_ms, self._name
+            if worker != self._name and theirs > (machine.generation, -machine.created_at_ms, worker):
+                return f"generation {generation} of it is on {worker}"
+        return ""
 
     def watch(self, store: Store, machines: Machines) -> None:
         """Look now, and whenever the catalog's machines change, and remove what is superseded."""
@@ -75,20 +80,22 @@ class Superseding:
         self._timer = None
         assert self._view is not None  # watch was called
         lost = self._view.rows(
-            "select m.id, w.worker, w.generation from machines_all m join machines w on w.id = m.id "
+            "select m.id from machines_all m join machines w on w.id = m.id "
             "where m.worker = ? and w.worker <> m.worker order by m.id",
             (self._name,),
         )
         if lost and (self._task is None or self._task.done()):
-            self._task = asyncio.get_running_loop().create_task(self._remove(lost), name="superseded")
+            self._task = asyncio.get_running_loop().create_task(
+                self._remove([machine for (machine,) in lost]), name="superseded"
+            )
 
-    async def _remove(self, lost: list[tuple[Any, ...]]) -> None:
-        for machine, worker, generation in lost:
+    async def _remove(self, lost: list[str]) -> None:
+        for machine in lost:
             row = self._store.read.get(MachineRow, machine)
-            if row is None or row.state is State.destroyed:
+            if row is None or row.state is State.destroyed or not (why := self.by(row)):
                 continue
-            rule = f"local rule: superseded by generation {generation} on {worker}"
-            _logger.warning("machine.superseded", resource=machine, worker=worker, generation=generation, cause=rule)
+            rule = f"local rule: superseded, {why}"
+            _logger.warning("machine.superseded", resource=machine, cause=rule)
             try:
                 await self._machines.destroy(row.app, machine, Request(id="", rule=rule), force=True)
             except HawkerError as error:  # parked, or the disk is full: the next change of the catalog looks again

@@ -1,0 +1,86 @@
+"""Ordering a machine anew whose worker does not answer: the same id, the next generation, on another worker.
+
+Nothing does this by itself: a client asks for it with `replaces`. Every worker of the machine's region knows from the
+catalog who has it; whoever has it must not answer. One order for each generation may be filled: it claims that
+generation as a client's key is claimed (`broker.claims`). The first worker, once it is back, gives the machine up
+(`worker.superseding`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec.structs import replace
+
+from hawker.broker.fleet import Fleet, unreachable
+from hawker.broker.orders import Wanted
+from hawker.broker.passing import Located
+from hawker.errors import Conflict, Invalid, NotFound, Unreachable
+from hawker.model.values import is_machine_id
+
+LOOK_S = 2.0
+"""A worker that is alive answers a look-up in a few milliseconds."""
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker's replica of the catalog has of a machine; `worker` "" is nothing."""
+
+    worker: str = ""
+    app: str = ""
+    name: str = ""
+    region: str = ""
+    generation: int = 0
+
+
+class Replacing:
+    """Turns an order that replaces a machine into one for that machine's next generation."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    async def resolve(self, wanted: Wanted, *, named: bool, placed: bool) -> Wanted:
+        """`named` and `placed`: the client gave a name, a region; without, the machine keeps its own.
+
+        Raises `NotFound` for a machine that nobody knows, `Conflict` for one whose worker answers.
+        """
+        machine = wanted.replaces
+        if not is_machine_id(machine):
+            raise Invalid("replaces", machine, "give a machine's id: 14 hexadecimal digits")
+        seen = await self._seen(machine)
+        if seen.app != wanted.app:
+            raise NotFound(f"machine not found: {machine}")
+        link = self._fleet.links.get(seen.worker)
+        if link:
+            try:
+                await link.call("GET", f"/v1/market/machines/{machine}", Located, timeout_s=LOOK_S)
+            except Unreachable:
+                pass
+            else:
+                raise Conflict(
+                    f"machine {machine} is on {seen.worker}, which answers",
+                    hint=f"hawker machine destroy {machine}, then order another one",
+                    details={"worker": seen.worker, "generation": seen.generation},
+                )
+        generation = seen.generation + 1
+        return replace(
+            wanted,
+            machine=machine,
+            generation=generation,
+            name=wanted.name if named else seen.name,
+            region=wanted.region if placed else seen.region,
+            key=f"generation {generation} of {machine}",
+            claimant="",
+            silent=seen.worker,
+        )
+
+    async def _seen(self, machine: str) -> Seen:
+        """The newest that any worker knows."""
+        answers, errors = await self._fleet.ask_all("GET", f"/v1/market/seen/{machine}", Seen, timeout_s=LOOK_S)
+        best = max(answers.values(), key=lambda seen: (seen.generation, seen.worker), default=Seen())
+        if not best.worker:
+            if silent := unreachable(errors):
+                raise Unreachable(
+                    f"no worker that answered knows machine {machine}, and {', '.join(silent)} did not answer",
+                    hint="a machine is known to the workers of its region",
+                )
+            raise NotFound(f"machine not found: {machine}")
+        return best
