@@ -24,7 +24,8 @@ HawkerError
 ```
 
 Errors carry fields; the sentence is made once, here, and shown unchanged by API and CLI. The public API never
-answers 502 or 503 on purpose: clients of that API retry those with an empty body and show the wrong error.
+answers 502 or 503 on purpose: clients of that API retry those with an empty body and show the wrong error. Only
+/health does, which load balancers ask.
 """
 
 from __future__ import annotations

@@ -91,6 +91,11 @@ CALLS: list[tuple[str, Callable[[Client], Any], str, dict[str, str], Any]] = [
     ("Hawker_cancel_run", lambda c: c.cancel_run(APP), "/v1/hawker/runs/{app}/cancel", {}, None),
     ("Hawker_sql", lambda c: c.sql("select 1", worker="w"), "/v1/hawker/sql", {},
      {"query": "select 1", "worker": "w"}),
+    ("Hawker_sql", lambda c: c.sql("select 1", on="workers"), "/v1/hawker/sql", {},
+     {"query": "select 1", "on": "workers"}),
+    ("Hawker_subscribe", lambda c: list(c.subscribe("select 1", since="S/7", seconds=5)), "/v1/hawker/subscribe",
+     {"query": "select 1", "from": "S/7", "seconds": "5"}, None),
+    ("Hawker_members", lambda c: c.members(), "/v1/hawker/members", {}, None),
 ]  # fmt: skip
 BY_OP = {endpoint.op: endpoint for endpoint in ENDPOINTS}
 NOT_WRAPPED = {"Article_start", "Article_stop", "Health", "Machines_show_metadata_key", "OpenAPI"}  # for other clients

@@ -144,7 +144,7 @@ async def test_nothing_acknowledged_is_lost_and_nothing_is_left_over(market: Mar
 async def settled(client: Client) -> bool:
     """No run is active. False while the worker is away."""
     try:
-        query = {"query": "select count(*) from run where status in ('active', 'parked')"}
+        query = {"query": "select count(*) from run where status in ('active', 'parked')", "on": "workers"}
         answer = await client.call("POST", "/hawker/sql", query)
     except PeerUnreachable:
         return False

@@ -65,7 +65,7 @@ async def test_an_impossible_order_is_refused_in_one_round_and_leaves_nothing(ma
             assert (refusal["reason"], refusal["resource"], refusal["wanted"]) == ("full", "cpus_dedicated", 128)
         for worker in await client.ok("GET", "/hawker/workers"):
             assert not any(worker["held"].values())
-        rows = await client.ok("POST", "/hawker/sql", {"query": "select count(*) from reservation"})
+        rows = await client.ok("POST", "/hawker/sql", {"query": "select count(*) from reservation", "on": "workers"})
         assert [row[1] for row in rows["rows"]] == [0] * WORKERS
 
 

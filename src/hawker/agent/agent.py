@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from hawker.broker.api import Broker
+    from hawker.catalog.api import CatalogApi
     from hawker.catalog.node import Node
     from hawker.catalog.publisher import Publisher
     from hawker.worker.daemon import Worker
@@ -57,6 +58,7 @@ class Agent:
         self.worker: Worker | None = None  # from the moment its database is open
         self.broker: Broker | None = None
         self.node: Node | None = None
+        self.reading: CatalogApi | None = None
         self._servers: list[Server] = []
         self._publisher: Publisher | None = None
         self._stack = AsyncExitStack()
@@ -85,6 +87,8 @@ class Agent:
 
     async def close(self) -> None:
         """Answer what was asked, then end the roles, the last one opened first. May be called again."""
+        if self.reading:
+            await self.reading.close()  # else servers wait for streams that never end by themselves
         for server in self._servers:
             await server.close()
         await self._stack.aclose()
@@ -120,6 +124,7 @@ class Agent:
 
     async def _open_node(self, stack: AsyncExitStack, front: Front) -> Node:
         """Become a member of the catalog. With nobody to ask, or nobody who answers, the worker starts all the same."""
+        from hawker.catalog.api import CatalogApi
         from hawker.catalog.node import Node, NodeSettings
 
         settings = self.settings
@@ -141,6 +146,8 @@ class Agent:
             settings.directory.mkdir(parents=True, exist_ok=True)
         node = Node(node_settings, self._host, settings.directory / "catalog.db", self.metrics)
         stack.push_async_callback(node.close)
+        self.reading = CatalogApi(node, self._host)
+        stack.push_async_callback(self.reading.close)
         serving = Serving(self._host, self._tokens, self.metrics, settings.region)
         front.early = serving.app([], {}, agent_routes=node.routes())
         await node.open(self._publisher)
@@ -154,7 +161,7 @@ class Agent:
         async def close() -> None:
             await worker.close(stop_machines=settings.stop_machines_on_exit and not worker.failed.is_set())
 
-        app = await worker.open(self._tokens, node.replica, node.routes())
+        app = await worker.open(self._tokens, node.replica, node.routes(), self.reading)
         stack.push_async_callback(close)
         watching = asyncio.get_running_loop().create_task(self._watch(worker.failed), name="failed")
         stack.callback(watching.cancel)
@@ -173,7 +180,14 @@ class Agent:
             directory = Directory(node.replica, fleet)
             stack.callback(directory.close)
         self.broker = broker = Broker(
-            settings.name, fleet, self._host, policy(role.policy), self.metrics, settings.region, directory
+            settings.name,
+            fleet,
+            self._host,
+            policy(role.policy),
+            self.metrics,
+            settings.region,
+            directory,
+            self.reading,
         )
         stack.push_async_callback(broker.close)
         front.open(broker.app(self._tokens, node.routes() if node else None))

@@ -148,6 +148,11 @@ class Node:
         return Answering(self._sealer, self._stranger).routes(answers)
 
     @property
+    def waiting(self) -> int:
+        """How much waits to be told to neighbours."""
+        return len(self._spreading)
+
+    @property
     def exchange(self) -> Exchange:
         return self._exchange
 

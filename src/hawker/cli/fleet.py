@@ -1,4 +1,4 @@
-"""`hawker regions`, `hawker workers`, `hawker sql`: the market as a whole, and what its workers are at."""
+"""`hawker regions`, `hawker workers`: the market as a whole, and what its workers are at."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hawker.cli import output
 from hawker.cli.groups import Ordered
 from hawker.cli.params import region_option, worker_argument, worker_option
 from hawker.cli.session import Object, Session, market_command
-from hawker.errors import NotFound, Unreachable
+from hawker.errors import NotFound
 
 RUN_STATUSES = ("active", "parked", "done", "failed", "cancelled")
 _COUNTED = (("cpus_shared", "cpus"), ("cpus_dedicated", "dedicated"), ("machines", "machines"))
@@ -158,28 +158,3 @@ def _show_run(session: Session, run: Object) -> None:
     at = f" at step {run['step']}" if run["step"] else ""
     why = f": {run['error']}" if run["error"] else ""
     output.say(f"run {run['id']} ({run['flow']} of machine {run['machine']}) is {run['status']}{at}{why}")
-
-
-@click.command()
-@click.argument("query")
-@worker_option("Only on this worker.")
-@market_command
-def sql(session: Session, query: str, worker: str | None) -> None:
-    """Run a read-only query on every worker's database, or on one's.
-
-    The tables hold JSON: select id, body ->> 'state' from machine
-    """
-    with output.working("asking the workers"):
-        answer = session.client.sql(query, worker=worker)
-        silent = answer["unreachable"]
-        asked = [worker] if worker or not silent else [w["name"] for w in session.client.workers()]
-    if silent and len(silent) == len(asked):
-        raise Unreachable(
-            "no worker answered" if worker is None else f"worker {worker} did not answer", hint="hawker workers"
-        )
-    if session.json:
-        output.data(answer)
-    else:
-        output.table(answer["columns"], answer["rows"])
-    if silent:
-        output.note(f"these workers did not answer: {', '.join(silent)}")

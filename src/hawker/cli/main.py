@@ -31,7 +31,15 @@ COMMANDS = {
     "regions": ("hawker.cli.fleet:regions", "List regions and the room they have."),
     "workers": ("hawker.cli.fleet:workers", "List workers and what is free, cordon one, look after parked runs."),
     "explain": ("hawker.cli.explain:explain", "Explain why a machine was placed where it is."),
-    "sql": ("hawker.cli.fleet:sql", "Run a read-only query on every worker's database, or on one's."),
+    "sql": ("hawker.cli.catalog:sql", "Run a read-only query on the catalog, or on workers' own databases."),
+    "watch": (
+        "hawker.cli.catalog:watch",
+        "Print what a query of the catalog gives, then every change of it, until Ctrl-C.",
+    ),
+    "members": (
+        "hawker.cli.catalog:members",
+        "List the members of the catalog as one node sees them, and how fresh their rows are there.",
+    ),
     "agent": (
         "hawker.cli.agents:agent_command",
         "Run an agent: a worker, a broker, or both, as its configuration says.",

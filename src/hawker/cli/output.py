@@ -68,14 +68,15 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, err: bool
         right = bool(cells) and all(isinstance(cell, (int, float)) for cell in cells)
         shown.add_column(Text(name), justify="right" if right else "left", overflow="fold")
     for row in rows:
-        shown.add_row(*(Text(_plain(_cell(value))) for value in row))
+        shown.add_row(*(Text(_plain(cell(value))) for value in row))
     with console.capture() as capture:
         console.print(shown)
     for line in capture.get().splitlines():
         click.echo(line.rstrip(), file=stream)
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
+    """A value as tables show it."""
     if value is None:
         return "-"
     return f"{value:.3f}" if isinstance(value, float) else str(value)
@@ -93,6 +94,13 @@ def _plain(text: str) -> str:
 def data(value: Any) -> None:
     """JSON on standard output."""
     click.echo(_json(value))
+
+
+def line(value: Any) -> None:
+    """JSON on a line of standard output, of many."""
+    import msgspec
+
+    click.echo(msgspec.json.encode(value).decode())
 
 
 def _json(value: Any) -> str:

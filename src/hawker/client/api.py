@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hawker.client.events import Events
 from hawker.client.plain import ApiError, Lines, Transport, path_of
 from hawker.errors import Unreachable
 from hawker.model.values import format_duration
 
-__all__ = ["ApiError", "Client", "Lines", "path_of"]
+__all__ = ["ApiError", "Client", "Events", "Lines", "path_of"]
 
 NONCE = "fly-machine-lease-nonce"
 WAIT_S_MAX = 60  # the API's own limit for one wait
@@ -282,9 +283,19 @@ class Client(Transport):
         """*Extension*: give it up. The run as it is then."""
         return _object(self.post(path_of("hawker", "runs", run, "cancel")))
 
-    def sql(self, query: str, *, worker: str | None = None) -> Object:
-        """*Extension*: a read-only query on each worker's database, or on one's."""
-        return _object(self.post("/v1/hawker/sql", json=_present(query=query, worker=worker)))
+    def sql(self, query: str, *, worker: str | None = None, on: str | None = None) -> Object:
+        """*Extension*: a read-only query on the catalog; on every worker's own database with `on="workers"`; on one's
+        with `worker`."""
+        return _object(self.post("/v1/hawker/sql", json=_present(query=query, worker=worker, on=on)))
+
+    def subscribe(self, query: str, *, since: str | None = None, seconds: int | None = None) -> Events:
+        """*Extension*: a query's result on the catalog, then its changes. `since`: the id of the last event seen, to go
+        on after it; `seconds`: end after so long."""
+        return Events(self.lines("/v1/hawker/subscribe", query={"query": query, "from": since, "seconds": seconds}))
+
+    def members(self) -> list[Object]:
+        """*Extension*: the catalog's members as the node asked sees them."""
+        return _objects(self.get("/v1/hawker/members"))
 
 
 def _machine(app: str, machine: str, *more: str) -> str:

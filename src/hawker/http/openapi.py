@@ -20,7 +20,9 @@ _STATUS_TEXT = {
     412: "the machine is in the wrong state for this",
     413: "the body is too large",
     422: "documented but not built here, or refused by validation",
+    429: "more than this agent does at a time",
     500: "ours; nothing is half done",
+    503: "it should get no traffic now; `reason` says why",
 }
 
 
@@ -62,6 +64,8 @@ def _operation(endpoint: Endpoint, body: Any, answer: Any) -> dict[str, Any]:
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     for status in _refusals(endpoint):
         responses[str(status)] = {"description": _STATUS_TEXT[status], "content": error}
+    if endpoint.op == "Health":
+        responses["503"]["content"] = success["content"]
     operation: dict[str, Any] = {
         "operationId": endpoint.op,
         "summary": endpoint.summary,

@@ -1,8 +1,8 @@
 """Every endpoint of the public API as data: the routes, the checks of their input and the OpenAPI document follow
 from it.
 
-`served` says who answers: the broker itself, or the worker that owns the machine, to which the broker passes the
-request on as it came. What Hawker adds to the public API is marked `extension`.
+`served` says who answers: the broker itself; the worker that owns the machine, to which the broker passes the request
+on as it came; or any agent for itself. What Hawker adds to the public API is marked `extension`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from hawker.model import api
 
-Served = Literal["broker", "worker"]
+Served = Literal["broker", "worker", "any"]
 
 
 class Query(msgspec.Struct, frozen=True):
@@ -48,6 +48,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 _STRING = {"type": "string"}
 _BOOL = {"type": "boolean"}
 _COUNT = {"type": "integer", "minimum": 0}
+_DAY = {"type": "integer", "minimum": 0, "maximum": 86400}
 _WAIT_STATES = {"type": "array", "items": _STRING}
 
 _WAIT_START = Query("wait", _BOOL, "answer only once the machine is started or has failed to start", extension=True)
@@ -499,12 +500,38 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         op="Hawker_sql",
         method="POST",
         path="/v1/hawker/sql",
-        summary="Run a read-only query on each worker's database",
-        served="broker",
+        summary="Run a read-only query on this node's replica of the catalog, or on workers' own databases",
+        served="any",
         body=api.Sql,
-        reply=dict[str, Any],
+        reply=api.RowsFound,
         extension=True,
-        statuses=(404, 422, 500),
+        statuses=(404, 412, 422, 500),
+    ),
+    Endpoint(
+        op="Hawker_subscribe",
+        method="GET",
+        path="/v1/hawker/subscribe",
+        summary="A query's result on this node's replica of the catalog, then its changes, as server-sent events",
+        served="any",
+        reply=str,
+        media="text/event-stream",
+        query=(
+            Query("query", _STRING, "one select statement", required=True),
+            Query("from", _STRING, "the id of the last event seen: go on after it; also the header Last-Event-ID"),
+            Query("seconds", _DAY, "end after this long, at most a day; 0: at once"),
+        ),
+        extension=True,
+        statuses=(412, 429, 500),
+    ),
+    Endpoint(
+        op="Hawker_members",
+        method="GET",
+        path="/v1/hawker/members",
+        summary="The members of the catalog as this node sees them, and how fresh each one's rows are",
+        served="any",
+        reply=list[api.Member],
+        extension=True,
+        statuses=(412,),
     ),
     Endpoint(
         op="OpenAPI",
@@ -518,8 +545,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         op="Health",
         method="GET",
         path="/health",
-        summary="Whether this agent serves",
-        served="broker",
+        summary="Whether this agent should get traffic",
+        served="any",
         reply=api.Health,
+        statuses=(503,),
     ),
 )

@@ -1,0 +1,163 @@
+"""`hawker sql`, `hawker watch`, `hawker members`: what one node knows of the fleet, and how fresh it is."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hawker.cli import output
+from hawker.cli.params import worker_option
+from hawker.cli.session import Object, Session, market_command
+from hawker.errors import Unreachable
+
+if TYPE_CHECKING:
+    from hawker.client.events import Event
+
+_SIGNS = {"insert": "+", "update": "~", "delete": "-"}
+_RESUME = ("too_slow", "unreachable")  # what a stream ends with that goes on elsewhere, or here a little later
+_PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+@click.command()
+@click.argument("query")
+@worker_option("On this worker's own database.")
+@click.option("--workers", "on_workers", is_flag=True, help="On every worker's own database.")
+@market_command
+def sql(session: Session, query: str, worker: str | None, on_workers: bool) -> None:
+    """Run a read-only query on the catalog, or on workers' own databases.
+
+    The catalog: select worker, id, state from machines where app = 'web'
+
+    A worker's tables hold JSON: select id, body ->> 'state' from machine
+    """
+    if worker and on_workers:
+        raise click.UsageError("give --worker or --workers, not both", click.get_current_context())
+    if worker or on_workers:
+        _ask_workers(session, query, worker)
+        return
+    answer = session.client.sql(query)
+    _show(session, answer)
+
+
+def _ask_workers(session: Session, query: str, worker: str | None) -> None:
+    with output.working("asking the workers"):
+        answer = session.client.sql(query, worker=worker, on="workers")
+        silent = answer["unreachable"]
+        asked = [worker] if worker or not silent else [w["name"] for w in session.client.workers()]
+    if silent and len(silent) == len(asked):
+        raise Unreachable(
+            "no worker answered" if worker is None else f"worker {worker} did not answer", hint="hawker workers"
+        )
+    _show(session, answer)
+    if silent:
+        output.note(f"these workers did not answer: {', '.join(silent)}")
+
+
+def _show(session: Session, answer: Object) -> None:
+    if session.json:
+        output.data(answer)
+    else:
+        output.table(answer["columns"], answer["rows"])
+
+
+@click.command()
+@market_command
+def members(session: Session) -> None:
+    """List the members of the catalog as one node sees them, and how fresh their rows are there.
+
+    heard: how long ago nothing of that member was missing. behind: for how long something is known to be.
+    """
+    found = session.client.members()
+    if session.json:
+        output.data(found)
+        return
+    columns = ("member", "region", "roles", "status", "heard", "behind")
+    output.table(columns, [_member(member) for member in found])
+
+
+def _member(member: Object) -> tuple[object, ...]:
+    confirmed = [log["confirmed_s"] for log in member["logs"]]
+    heard_s = None if not confirmed or None in confirmed else max(confirmed)
+    behind_s = max((log["behind_s"] for log in member["logs"]), default=0.0)
+    status = f"{member['status']}, here" if member["here"] else member["status"]
+    roles = ", ".join(member["roles"])
+    heard = None if member["here"] or heard_s is None else _ago(heard_s)
+    return (member["name"], member["region"], roles, status, heard, _ago(behind_s) if behind_s else None)
+
+
+def _ago(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+@click.command()
+@click.argument("query")
+@click.option("--seconds", type=click.IntRange(0, 86_400), metavar="SECONDS", help="End after so long.")
+@market_command
+def watch(session: Session, query: str, seconds: int | None) -> None:
+    """Print what a query of the catalog gives, then every change of it, until Ctrl-C.
+
+    Rows that came are led by +, those that changed by ~, those that went by -. A query that begins with its key shows
+    changes as changes. With --json an event a line.
+    """
+    shown = _Watch(session)
+    until = None if seconds is None else time.monotonic() + seconds
+    failures = 0
+    while True:
+        left = None if until is None else max(0, round(until - time.monotonic()))
+        try:
+            with session.client.subscribe(query, since=shown.since or None, seconds=left) as events:
+                for event in events:
+                    if event.name == "error":
+                        shown.end(event.data)
+                    failures = 0
+                    shown.take(event)
+            return  # the time is up
+        except Unreachable as error:
+            if not shown.began:
+                raise
+            output.note(f"{error.message}; resuming")
+            time.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
+            failures += 1
+
+
+class _Watch:
+    """What is shown of the events so far, and where to go on from."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.began = False
+        self.since = ""
+        self._columns: list[str] = []
+        self._rows: list[list[Any]] = []
+
+    def take(self, event: Event) -> None:
+        self.began = True
+        if event.id is not None:
+            self.since = event.id
+        if self._session.json:
+            output.line({"event": event.name, "data": event.data, "id": event.id})
+            return
+        match event.name:
+            case "columns":
+                self._columns, self._rows = event.data, []
+            case "reset":
+                output.note("what changed meanwhile is not kept; everything again:")
+            case "row":
+                self._rows.append(event.data["values"])
+            case "end":
+                output.table(self._columns, self._rows)
+                self._rows = []
+            case "change":
+                output.say(f"{_SIGNS[event.data['kind']]} {'  '.join(map(output.cell, event.data['values']))}")
+
+    def end(self, error: Object) -> None:
+        """An error that ended the stream. Raises `Unreachable` when it goes on, else `ApiError`."""
+        from hawker.client.api import ApiError
+
+        details = error.get("details")
+        hint = str(details.get("hint", "")) if isinstance(details, dict) else ""
+        if error["status"] in _RESUME:
+            raise Unreachable(error["error"], hint=hint)
+        raise ApiError(error["error"], status_code=400, word=error["status"], hint=hint)
