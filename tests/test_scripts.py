@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "test"
-TOOLS = ("cat", "cksum", "dirname", "id", "rm", "node", "npm")
+TOOLS = ("cat", "cksum", "dirname", "id", "rm", "node", "npm", "ip")
 
 OLD = "#!/bin/sh\nexit 1\n"
 BARE = f"""#!/bin/sh
