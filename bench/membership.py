@@ -1,0 +1,174 @@
+"""Measure membership in simulation: `python -m bench.membership [--quick] [--json FILE]`.
+
+Virtual time, the real core, packets of 1 to 5 ms: what is measured is the protocol, not this machine. Beside each
+figure stands what was measured on another simulation of the same constants before this one was written ("before"; it
+had no stream probes). A line that begins with GATE must hold, or the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import msgspec
+
+from hawker.core.swim import LAN, Settings, plain
+from hawker.sim.membership_runs import Outcome, crashes, stalls
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    """Members of each run, loss of each; and how the stalls are drawn."""
+
+    members: tuple[int, ...]
+    losses: tuple[float, ...]
+    seconds: float
+    stalled: int
+    stall_seconds: float
+    stall_seeds: int
+
+
+FULL = Sizes((300, 1_000, 10_000), (0.0, 0.05, 0.1), 45.0, 128, 300.0, 3)
+QUICK = Sizes((100, 300), (0.0, 0.1), 40.0, 48, 100.0, 1)
+PLAIN_MAX = 1_000
+"""Plain SWIM under loss is drowned by its own suspicions above this, and its runs take very long."""
+BEFORE = {
+    ("first", 300, 0.0): "11.7",
+    ("first", 1_000, 0.0): "14.0",
+    ("first", 10_000, 0.0): "18.0",
+    ("all", 300, 0.0): "12.3",
+    ("all", 1_000, 0.0): "14.6",
+    ("all", 10_000, 0.0): "18.8",
+    ("all", 1_000, 0.05): "15.1",
+    ("all", 1_000, 0.1): "15.0",
+    ("packets", 1_000, 0.0): "4.3",
+    ("packets", 1_000, 0.05): "13.6",
+    ("packets", 1_000, 0.1): "18.9",
+}
+FALSE_BEFORE = "0 (86 with 6 rumours a packet)"
+STALLS_BEFORE = {"plain SWIM": "43,000-47,000 (120)", "Lifeguard": "0"}
+
+
+class Table:
+    """Rows as they come: what, value, unit, before, note. Gates that failed are kept."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.failed: list[str] = []
+
+    def add(self, what: str, value: float, unit: str, before: str = "", note: str = "") -> None:
+        self.rows.append({"what": what, "value": round(value, 3), "unit": unit, "before": before, "note": note})
+        print(f"{what:<64} {value:>10,.2f} {unit:<6} {before:<22} {note}", flush=True)
+
+    def gate(self, what: str, holds: bool) -> None:
+        print(f"GATE {'holds' if holds else 'FAILS'}: {what}", flush=True)
+        self.rows.append({"gate": what, "holds": holds})
+        if not holds:
+            self.failed.append(what)
+
+
+def main(sizes: Sizes, table: Table) -> None:
+    quiet: dict[float, list[float]] = {loss: [] for loss in sizes.losses}
+    for members in sizes.members:
+        for loss in sizes.losses:
+            for title, settings, streams in variants(members, loss):
+                found = measured(table, members, loss, title, settings, streams, sizes.seconds)
+                if streams:
+                    quiet[loss].append(found.quiet_packets)
+                    judge(table, members, loss, found)
+    for loss, packets in quiet.items():
+        what = f"packets per member and second from {sizes.members[0]:,} to {sizes.members[-1]:,} members within 25 %"
+        table.gate(f"{what}, {loss:.0%} loss", max(packets) <= 1.25 * min(packets))
+    stalled(table, sizes)
+
+
+def variants(members: int, loss: float) -> list[tuple[str, Settings, bool]]:
+    """Ours; without stream probes, as measured before; plain SWIM."""
+    ours = [("", LAN, True)]
+    if loss == 0.0 or members > PLAIN_MAX:
+        return ours
+    return [*ours, (", no stream probes", LAN, False), (", plain SWIM", plain(LAN), False)]
+
+
+def measured(
+    table: Table, members: int, loss: float, title: str, settings: Settings, streams: bool, seconds: float
+) -> Outcome:
+    began = perf_counter()
+    found = crashes(members, seconds, loss=loss, streams=streams, settings=settings)
+    took = perf_counter() - began
+
+    def add(what: str, value: float, unit: str, key: str = "", note: str = "") -> None:
+        before = BEFORE.get((key, members, loss), "") if not settings.lifeguard or not streams or not loss else ""
+        table.add(f"{members:,} members, {loss:.0%} loss{title}: {what}", value, unit, before, note)
+
+    add("first 'dead'", found.first_s, "s", "first", f"at most {settings.suspicion_min(members) + 4:.1f}")
+    add("known to all", found.all_s, "s", "all", f"at most {found.all_after_first_s:.1f} s after the first")
+    table.add(
+        f"{members:,} members, {loss:.0%} loss{title}: false deaths seen",
+        found.false_deaths,
+        "",
+        FALSE_BEFORE if members == 1_000 and not streams and settings.lifeguard else "",
+        f"{found.suspicions:,} suspicions seen",
+    )
+    add("packets per member, quiet", found.quiet_packets, "1/s")
+    add("packets per member, 3 crashes", found.packets, "1/s", "packets", f"{found.events / took:,.0f} events/s here")
+    add("bytes per member, 3 crashes", found.bytes, "B/s", "", f"and {found.push_pull_bytes:.0f} B/s of push-pull")
+    return found
+
+
+def judge(table: Table, members: int, loss: float, found: Outcome) -> None:
+    what = f"{members:,} members, {loss:.0%} loss"
+    first_s = LAN.suspicion_min(members) + 4 * LAN.probe_interval
+    table.gate(f"{what}: no false death", found.false_deaths == 0)
+    table.gate(f"{what}: first 'dead' within {first_s:.1f} s in the mean", found.first_s <= first_s)
+    table.gate(f"{what}: known to all within 1.5 s of that", found.all_after_first_s <= 1.5)
+
+
+def stalled(table: Table, sizes: Sizes) -> None:
+    """Some members stall 16 s out of 20. Messages lost, messages that wait, process stopped."""
+    members, stalling = sizes.stalled, sizes.stalled // 16
+    for fault, title in (("block", "messages wait"), ("cut", "messages lost"), ("pause", "process stopped")):
+        seen = {}
+        for name, settings in (("plain SWIM", plain(LAN)), ("Lifeguard", LAN)):
+            worlds = [
+                stalls(
+                    settings,
+                    seed=seed,
+                    members=members,
+                    stalling=stalling,
+                    seconds=sizes.stall_seconds,
+                    fault=fault,
+                )
+                for seed in range(sizes.stall_seeds)
+            ]
+            deaths = [world.tally.false_deaths for world in worlds]
+            victims = max(len(world.tally.victims) for world in worlds)
+            packets = sum(world.tally.packets for world in worlds) / len(worlds) / members / sizes.stall_seconds
+            seen[name] = sum(deaths)
+            table.add(
+                f"{stalling} of {members} stalled, {title}, {name}: false deaths seen",
+                sum(deaths) / len(deaths),
+                "",
+                STALLS_BEFORE[name] if fault == "block" else "",
+                f"of {victims} members; {min(deaths):,} to {max(deaths):,}; {packets:.1f} packets per member and s",
+            )
+        if fault != "pause":
+            what = f"{stalling} of {members} stalled, {title}: at least 50 times fewer than plain SWIM"
+            table.gate(what, seen["plain SWIM"] >= 50 and seen["plain SWIM"] >= 50 * seen["Lifeguard"])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Measure membership in simulation.")
+    parser.add_argument("--quick", action="store_true", help="a few seconds, to see that everything runs")
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    arguments = parser.parse_args()
+    found = Table()
+    began = perf_counter()
+    main(QUICK if arguments.quick else FULL, found)
+    print(f"\n{perf_counter() - began:.0f} s; {len(found.failed)} gates failed")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found.rows, indent=1))
+    sys.exit(1 if found.failed else 0)
