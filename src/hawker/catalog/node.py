@@ -23,6 +23,7 @@ import msgspec
 from hawker.catalog import spreading
 from hawker.catalog.exchange import Address, Answering, Exchange
 from hawker.catalog.joining import JOIN, Joining
+from hawker.catalog.notes import Notes
 from hawker.catalog.packets import PAYLOAD_MAX, NotOurs, Sealer
 from hawker.catalog.publisher import Publisher
 from hawker.catalog.replica import Replica
@@ -65,13 +66,6 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     swim: Settings = LAN
 
 
-class Note(msgspec.Struct, frozen=True, array_like=True):
-    """What goes with a member's packets of membership: where its own logs stand."""
-
-    region: Position
-    everywhere: Position
-
-
 class Node:
     """`open`, serve `routes()`, `close`."""
 
@@ -89,6 +83,7 @@ class Node:
             settings.name, address, self.replica, self._exchange, self._tell, self._ahead, metrics
         )
         self.freshness = Freshness()
+        self._notes = Notes(settings.name, self.replica, host.rng, self.swim.set_note, self._heard, self._differs)
         self._joining = Joining(self)
         self._publisher: Publisher | None = None
         self._spreading = Spreading(settings.swim, host.rng, self._neighbours, self._send)
@@ -108,7 +103,7 @@ class Node:
             await publisher.open(self.replica, self._tell)
             self._publisher = publisher
         self.swim.start(loop.time())
-        self._note()
+        self._notes.write()
         self._act()
         self._start(self._joining.run(), "join")
         self._start(self._bridge(), "bridge")
@@ -124,6 +119,7 @@ class Node:
         if self._ticking:
             self._ticking.cancel()
         self._spreading.close()
+        self._notes.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -203,7 +199,7 @@ class Node:
                 case actions.PushPull(member):
                     self._start(self._push_pull(member), "push-pull")
                 case actions.Noted(name, note):
-                    self._read_note(name, note)
+                    self._notes.read(name, note)
                 case actions.Changed(name, before, after, member):
                     self._changed(name, before, after, member)
                 case actions.Conflict(ours, theirs):
@@ -295,7 +291,7 @@ class Node:
         """Something is new here."""
         ours = version.owner == self.settings.name
         if ours:
-            self._note()
+            self._notes.write()
         self._spreading.tell(version, ours=ours)
 
     def _read_news(self, source: Address, payload: bytes) -> None:
@@ -306,23 +302,26 @@ class Node:
             return
         self.replication.told(source, versions)
 
-    def _note(self) -> None:
-        """Let our own positions ride on the packets of membership: who has missed our last version finds out."""
-        at = {tier: self.replica.position(LogId(self.settings.name, tier)) for tier in TIERS}
-        self.swim.set_note(_encode(Note(at["region"], at["global"])) if self._publisher else b"")
-
-    def _read_note(self, name: str, note: bytes) -> None:
+    def _heard(self, name: str, log: LogId, at: Position) -> None:
+        """A member says how far a log of its own goes."""
         view = self.swim.members.get(name)
-        if view is None or not note:
-            return
-        try:
-            positions = _decode_note(note)
-        except msgspec.DecodeError:
-            return
-        now = asyncio.get_running_loop().time()
-        for log, at in ((LogId(name, "region"), positions.region), (LogId(name, "global"), positions.everywhere)):
-            self.freshness.told(log, at, self.replica.position(log), now)
+        if view:
+            self.freshness.told(log, at, self.replica.position(log), asyncio.get_running_loop().time())
             self.replication.heard(view.member.address, log, at)
+
+    def _differs(self, name: str) -> None:
+        view = self.swim.members.get(name)
+        if view:
+            self._start(self._compare(view.member), "compare")
+
+    async def _compare(self, member: members.Member) -> None:
+        try:
+            for tier in TIERS:
+                await self.replication.compare(member.address, tier)
+        except PeerUnreachable as error:
+            _logger.info(
+                "catalog.compare_failed", member=member.name, error=str(error), cause="local rule: notes differ"
+            )
 
     def _ahead(self, tier: Tier, epoch: int) -> None:
         if self._publisher:
@@ -403,5 +402,4 @@ class _Datagrams(asyncio.DatagramProtocol):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_note = msgspec.msgpack.Decoder(Note).decode
 _logger = get_logger()

@@ -20,12 +20,15 @@ from hawker.model.catalog import Version
 
 KIND = b"n"
 """The first byte of a data packet."""
-PACKETS_MOST = 8
-"""To one neighbour in a tick: at 3 neighbours and 5 ticks a second 150 KB/s."""
+PACKETS_MOST = 2
+"""To one neighbour in a tick: at 3 neighbours and 20 ticks a second 150 KB/s."""
 ITEM_MAX = PAYLOAD_MAX - len(KIND) - 3  # the list around it
 WAITING_MOST = 4096
+MUCH = 64
 OWN_NEWS_S = 0.005
 """What is ours goes out at once, but for what the next few milliseconds add to it."""
+TICK_S = 0.05
+"""A quarter of membership's: what is passed on reaches a large region in four or five of these."""
 
 Address = tuple[str, int]
 
@@ -62,7 +65,7 @@ class Spreading:
             self._rumours.put(f"{key}/{version.number}", body)
         else:
             self._rumours.put(key, _encode(replace(version, changes=())))
-        self._tick_in(OWN_NEWS_S if ours else self._settings.gossip_interval)
+        self._tick_in(OWN_NEWS_S if ours else TICK_S)
 
     def _tick_in(self, seconds: float) -> None:
         """At the latest so many seconds from now."""
@@ -78,14 +81,16 @@ class Spreading:
         self._timer = None
         others = self._neighbours()
         fanout = min(len(others), self._settings.gossip_fanout)
-        # Half of what membership sends: who misses a version notices with the next one, or with the next packet of
-        # membership, and asks. Never fewer than one tick's neighbours: in a small region those are all there are.
-        limit = max(fanout, self._settings.retransmits(len(others) + 1) // 2)
+        # As often as membership tells its own, while that is little. With much to tell half of it: who misses a version
+        # notices with the next one, or with the next packet of membership, and asks. Never fewer than one tick's
+        # neighbours: in a small region those are all there are.
+        often = self._settings.retransmits(len(others) + 1)
+        limit = max(fanout, often if len(self._rumours) < MUCH else often // 2)
         for address in self._rng.sample(others, fanout):
             for items in _packed(self._rumours.take(PACKETS_MOST * ITEM_MAX, WAITING_MOST, limit)):
                 self._send(address, KIND + _encode(items))
         if len(self._rumours) and fanout:
-            self._tick_in(self._settings.gossip_interval)
+            self._tick_in(TICK_S)
 
 
 def read(payload: bytes) -> list[Version]:
