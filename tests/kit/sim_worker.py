@@ -91,8 +91,8 @@ class SimWorker:
         runner.on_end = exits.on_end
         await driver.open(exits.on_exit)
         self.market = Market(store, host, driver, log, runner, me)
-        self.resumed = runner.resume()
         await exits.recover()
+        self.resumed = runner.resume()
         self.machines = Machines(store, host, driver, log, runner)
         if sweeping:
             self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name="sweeper")

@@ -243,3 +243,30 @@ async def test_an_exit_that_met_a_run_whose_commit_then_failed_is_not_lost(tmp_p
             await stop
         await worker.until(lambda: worker.machine(machine).state is State.stopped)
         assert [status for status, _, _ in exit_events(worker, machine)] == [1]
+
+
+@virtual_time
+async def test_after_a_restore_from_a_backup_a_resumed_start_does_not_run_beside_a_later_instance(
+    tmp_path: Path,
+) -> None:
+    """Found by the simulator: seed 2, a restore while a machine that crashes again and again was in its backoff."""
+    world = a_world({"crash": Program(runs_s=1, code=7)})
+    worker = await SimWorker.open(tmp_path, world)
+    machine = await worker.create(program="crash", restart={"policy": "always"})
+    await worker.until(lambda: worker.machine(machine).restarts == 1)  # and it waits for its restart
+    await worker.die()
+    backup = {file: file.read_bytes() for file in sorted(tmp_path.iterdir())}
+    worker = await SimWorker.open(tmp_path, world)
+    await worker.until(lambda: worker.machine(machine).restarts == 2)
+    world.programs["crash"] = Program()
+    await worker.until(lambda: worker.machine(machine).state is State.started)
+    await worker.die()
+    for file, content in backup.items():
+        file.write_bytes(content)
+    world.delays["recover"] = 5  # long enough for a run to go on meanwhile
+    worker = await SimWorker.open(tmp_path, world)
+    await worker.until(lambda: worker.machine(machine).state is State.started)
+    await worker.at_rest()
+    assert world.violations == []
+    assert [placed.spec.key for placed in world.instances.values()] == [worker.machine(machine).instance]
+    await worker.close()

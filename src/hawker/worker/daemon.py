@@ -1,7 +1,7 @@
 """The worker daemon: what it is made of, in which order it starts, and how it stops.
 
-Starting: open the database, hear from the catalog if anybody answers, take hold of the driver's instances, resume the
-runs, compare what should run with what does, then serve. Stopping leaves machines running, so a daemon can be upgraded
+Starting: open the database, hear from the catalog if anybody answers, take hold of the driver's instances, compare what
+should run with what does, resume the runs, then serve. Stopping leaves machines running, so a daemon can be upgraded
 under them; `stop_machines` is for a host that goes down or a market on a laptop that ends.
 """
 
@@ -110,8 +110,8 @@ class Worker:
         fingerprint = await driver.fingerprint()
         self.market = market = Market(store, host, driver, log, runner, me)
         market.runs_images = fingerprint.capabilities.images
+        await exits.recover()  # first: a run must not start a program beside one that nobody knows
         resumed = runner.resume()
-        await exits.recover()
         machines = Machines(store, host, driver, log, runner)
         superseding.watch(store, machines)
         machine_api = MachineApi(store, host, driver, log, machines, settings.name)

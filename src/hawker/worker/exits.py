@@ -53,12 +53,14 @@ class Exits:
             task.add_done_callback(self._tasks.discard)
 
     async def recover(self) -> None:
-        """At the worker's start, after the driver is open and before requests: compare what should run with what does.
+        """At the worker's start, after the driver is open, before runs are resumed and before requests: compare what
+        should run with what does.
 
-        A machine that should run and has no instance begins again; an instance that no machine knows is removed.
+        A machine that should run and has no instance begins again; an instance that no machine knows is removed. After
+        a restore from an older backup a resumed run would otherwise start the machine's program beside a later one.
         """
-        # Resumed runs go on meanwhile: what is lost is judged by the rows from before the driver was asked, and what
-        # nobody knows by the rows from after it.
+        # Runs that exits have begun go on meanwhile: what is lost is judged by the rows from before the driver was
+        # asked, and what nobody knows by the rows from after it.
         should_run = [
             row
             for row in self._store.read.select(MachineRow, "instance <> ''")
@@ -72,7 +74,7 @@ class Exits:
         active = self._store.read.select(RunRow, "status in ('active', 'parked')")
         known |= {run.args.get("instance", "") for run in active}  # it is about to be cleared
         begun = {run.id for run in active}
-        for key in instances.keys() - known:
+        for key in sorted(instances.keys() - known):
             if key.partition("/")[0] not in begun:
                 _logger.warning("orphan.removed", resource=instances[key].machine, instance=key, cause=ORPHAN)
                 await self._driver.destroy(key, force=True)
