@@ -119,11 +119,12 @@ class Beliefs:
             self._called_dead(now, born, incarnation, accuser)
             return
         view = self.table.get(name)
-        if view is None or born != view.member.born or incarnation < view.incarnation:
+        if view is None or born != view.member.born or view.status is Status.left:
             return
         status = Status.left if accuser == name else Status.dead
-        if view.status >= status:
+        if status is Status.dead and (incarnation, status) <= (view.incarnation, view.status):
             return
+        incarnation = max(incarnation, view.incarnation)
         self._bury(now, self._believe(now, view.member, status, incarnation), accuser)
 
     def merge(self, now: float, sender: str, entries: Sequence[wire.Entry]) -> None:
