@@ -103,6 +103,7 @@ class CatalogApi:
 
     def _member(self, view: View, now: float) -> api.Member:
         member = view.member
+        since_ms = self._host.now_ms() - round(1000 * (now - view.since)) if view.since else member.born
         return api.Member(
             name=member.name,
             region=member.region,
@@ -110,7 +111,7 @@ class CatalogApi:
             address=f"{member.host}:{member.port}",
             status=view.status.name,
             here=member.name == self._node.settings.name,
-            since=rfc3339(self._host.now_ms() - round(1000 * (now - view.since))),
+            since=rfc3339(since_ms),
             incarnation=view.incarnation,
             logs=self._logs(member.name, TIERS, now),
         )
