@@ -61,7 +61,7 @@ class Broker:
         self._metrics = metrics
         self._region = region
         self._apps = Apps(fleet, host, directory)
-        self._orders = Orders(fleet, host, policy, metrics, self._apps.known)
+        self._orders = Orders(fleet, host, policy, metrics, self._apps)
         self._passing = Passing(fleet, directory)
         self._reading = reading
         self._replacing = Replacing(fleet)

@@ -9,19 +9,19 @@ unless the order has an idempotency key: such a machine is its client's, who fin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from hawker.broker.apps import Apps
 from hawker.broker.claims import Claimed, Claims
 from hawker.broker.fleet import OFFERS_S, Confirmation, Fleet, WorkerLink
 from hawker.client.wire import PeerUnreachable
 from hawker.core.auction import Auction, candidates
 from hawker.core.ranking import Policy
-from hawker.errors import Conflict, HawkerError, NoCapacity, NotFound, Unreachable
+from hawker.errors import Conflict, HawkerError, NoCapacity, Unreachable
 from hawker.host import Host
 from hawker.http.app import clock_s, timed_ms
 from hawker.model.config import Config
@@ -80,13 +80,13 @@ class Orders:
         host: Host,
         policy: Policy,
         metrics: Metrics,
-        known_app: Callable[[str], AppRow | None] = lambda name: None,
+        apps: Apps | None = None,
     ) -> None:
         self._fleet = fleet
         self._host = host
         self._policy = policy
         self._metrics = metrics
-        self._known_app = known_app
+        self._apps = apps or Apps(fleet, host)
         self._claims = Claims(fleet, host)
         # By worker, so that a herd of orders does not choose the same one: what is being asked of it, and what it said
         # it had left, when. Hints of this moment; the worker decides.
@@ -139,14 +139,15 @@ class Orders:
         answers = await asyncio.gather(*(_offer(links[name], ask) for name in asked))
         found = [self._counted(a, began) for a in answers if a is not None]
         auction.answered(asked, found, rng, timed_ms(began))
-        auction.app = newest_app(auction.offers, self._known_app(wanted.app))
+        auction.app = newest_app(auction.offers, self._apps.known(wanted.app))
         return auction
 
     async def _try_fill(
         self, wanted: Wanted, auction: Auction, region: str, replaces: str, started: float
     ) -> Fill | None:
         if auction.offers and auction.app is None:
-            raise NotFound(f"app not found: {wanted.app}", hint=f"hawker apps create {wanted.app}")
+            # Made a moment ago, it may not have come as far as here: who decided its name knows.
+            auction.app = (await self._apps.get(wanted.app)).row
         while (name := auction.next_worker()) is not None:
             began = clock_s()
             link = self._fleet.links.get(name)

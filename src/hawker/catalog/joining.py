@@ -16,6 +16,7 @@ import msgspec
 from hawker.catalog.exchange import Address
 from hawker.client.wire import PeerUnreachable
 from hawker.core.swim.members import Member, Status, View
+from hawker.errors import StoreError
 from hawker.model.catalog import TIERS
 from hawker.telemetry import get_logger
 
@@ -59,18 +60,20 @@ class Joining:
         delay_s = FIRST_S
         while True:
             if self._needed():
-                if await self._join_anyone():
-                    delay_s = FIRST_S
-                else:
-                    await asyncio.sleep(delay_s)
-                    delay_s = min(MOST_S, delay_s * 2)
-                    continue
+                with suppress(StoreError):  # our own disk; it is read again in a while
+                    if await self._join_anyone():
+                        delay_s = FIRST_S
+                    else:
+                        await asyncio.sleep(delay_s)
+                        delay_s = min(MOST_S, delay_s * 2)
+                        continue
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S * self._node.rng.uniform(0.5, 1.5)):
                     await self._directory_changed.wait()
             await asyncio.sleep(SETTLE_S * self._node.rng.random())
             self._directory_changed.clear()
-            await self._find_missing()
+            with suppress(StoreError):
+                await self._find_missing()
 
     def anyone(self) -> bool:
         """Whether there is anybody to ask."""
@@ -159,7 +162,7 @@ class Joining:
                 self._introduce(answer.members)
             for tier in TIERS if same else ("global",):
                 await node.replication.catch_up(address, tier)
-        except PeerUnreachable as error:
+        except (PeerUnreachable, StoreError) as error:
             _logger.info("catalog.join_failed", error=error.message, cause="join")
             return False
         return True

@@ -12,8 +12,8 @@ whoever's turn it is, for the logs of the global tier alone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -34,6 +34,7 @@ from hawker.core.freshness import Freshness
 from hawker.core.swim import actions, members
 from hawker.core.swim.settings import LAN, Settings
 from hawker.core.swim.swim import Swim
+from hawker.errors import StoreError
 from hawker.host import Host
 from hawker.http.app import Handler
 from hawker.model.catalog import TIERS, LogId, Position, Tier, Version
@@ -91,6 +92,7 @@ class Node:
         self._ticking: asyncio.TimerHandle | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._closed = False
+        self._disk_failed = False
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -181,11 +183,12 @@ class Node:
         self.metrics.catalog_bytes.labels("received").inc(len(message))
         self.freshness.reached(asyncio.get_running_loop().time())
         kind, payload = payload[:1], payload[1:]
-        if kind == SWIM:
-            self.swim.on_packet(asyncio.get_running_loop().time(), source, payload)
-            self._act()
-        elif kind == spreading.KIND:
-            self._read_news(source, payload)
+        with self._unless_disk_fails():
+            if kind == SWIM:
+                self.swim.on_packet(asyncio.get_running_loop().time(), source, payload)
+                self._act()
+            elif kind == spreading.KIND:
+                self._read_news(source, payload)
 
     def _act(self) -> None:
         """Do what the membership core asks for, and set its clock."""
@@ -201,7 +204,8 @@ class Node:
                 case actions.Noted(name, note):
                     self._notes.read(name, note)
                 case actions.Changed(name, before, after, member):
-                    self._changed(name, before, after, member)
+                    with self._unless_disk_fails():
+                        self._changed(name, before, after, member)
                 case actions.Conflict(ours, theirs):
                     _logger.error(
                         "member.conflict",
@@ -218,7 +222,8 @@ class Node:
     def _tick(self) -> None:
         self._ticking = None
         self.swim.tick(asyncio.get_running_loop().time())
-        self._act()
+        with self._unless_disk_fails():
+            self._act()
 
     def _changed(
         self, name: str, before: members.Status | None, after: members.Status | None, member: members.Member
@@ -277,7 +282,7 @@ class Node:
                 self._act()
             for tier in TIERS:
                 await self.replication.compare(member.address, tier)
-        except (PeerUnreachable, ValueError) as error:
+        except (PeerUnreachable, StoreError, ValueError) as error:
             _logger.info("catalog.exchange_failed", member=member.name, error=str(error), cause="local rule: push-pull")
 
     async def _answer_members(self, question: bytes) -> bytes:
@@ -318,7 +323,7 @@ class Node:
         try:
             for tier in TIERS:
                 await self.replication.compare(member.address, tier)
-        except PeerUnreachable as error:
+        except (PeerUnreachable, StoreError) as error:
             _logger.info(
                 "catalog.compare_failed", member=member.name, error=str(error), cause="local rule: notes differ"
             )
@@ -333,15 +338,14 @@ class Node:
         while True:
             turn_s = max(BRIDGE_S, (len(self.swim.members) + 1) / BRIDGES_PER_S)
             await asyncio.sleep(turn_s * self._host.rng.uniform(0.5, 1.5))
-            others = self._joining.elsewhere()
-            if not others:
-                continue
-            name, address = self._host.rng.choice(others)
             try:
-                await self.replication.catch_up(address, "global")
-                self._confirm_neighbours_of(name)
-            except PeerUnreachable as error:
-                _logger.info("catalog.bridge_failed", member=name, error=str(error), cause="local rule: bridge")
+                others = self._joining.elsewhere()
+                if others:
+                    name, address = self._host.rng.choice(others)
+                    await self.replication.catch_up(address, "global")
+                    self._confirm_neighbours_of(name)
+            except (PeerUnreachable, StoreError) as error:
+                _logger.info("catalog.bridge_failed", error=str(error), cause="local rule: bridge")
 
     def _confirm_neighbours_of(self, name: str) -> None:
         """Who was compared with knows how far the logs of its region's workers go."""
@@ -356,7 +360,8 @@ class Node:
     async def _recheck(self) -> None:
         while True:
             await asyncio.sleep(RECHECK_S)
-            self.replica.recheck()
+            with self._unless_disk_fails():
+                self.replica.recheck()
 
     # --- the rest ----------------------------------------------------------------------------------------------------
 
@@ -367,6 +372,19 @@ class Node:
 
     def _neighbours(self) -> list[Address]:
         return [member.address for member in self.live_members()]
+
+    @contextmanager
+    def _unless_disk_fails(self) -> Iterator[None]:
+        """The replica's disk may be full or broken. What was told is lost then, and comes again once it is well: the
+        replica knows that it is behind, and health says so."""
+        try:
+            yield
+        except StoreError as error:
+            if not self._disk_failed:
+                _logger.error("catalog.disk_failed", error=error.message, cause="the replica's database")
+            self._disk_failed = True
+        else:
+            self._disk_failed = False
 
     def _send(self, to: Address, payload: bytes) -> None:
         if self._transport is None or self._transport.is_closing():

@@ -87,10 +87,16 @@ class Publisher:
         self._fresh.append(version)
 
     def _tell(self) -> None:
-        assert self._replica is not None  # set by open
         fresh, self._fresh = self._fresh, []
         if self._closed:
             return
+        try:
+            self._show(fresh)
+        except StoreError as error:  # the replica's disk, not the worker's; what is missing there is fed at the next
+            _logger.warning("catalog.not_shown", owner=self.owner, error=error.message, cause="publisher")
+
+    def _show(self, fresh: list[Version]) -> None:
+        assert self._replica is not None  # set by open
         if self._replica.receive(fresh).missing:  # our own replica has lost its end in a power cut
             self._feed()
         else:

@@ -17,6 +17,7 @@ from hawker.catalog.exchange import FETCH_S, Address, Exchange
 from hawker.catalog.replica import Replica
 from hawker.client.wire import PeerUnreachable
 from hawker.core import ownerlog
+from hawker.errors import StoreError
 from hawker.model.catalog import LogId, Position, Range, Tier, Version
 from hawker.telemetry import Metrics, get_logger
 
@@ -156,14 +157,14 @@ class Replication:
     async def _fetch_quietly(self, source: Address, logs: list[LogId]) -> None:
         try:
             await self.fetch(source, logs)
-        except PeerUnreachable as error:
-            _logger.info("catalog.fetch_failed", peer=error.message, logs=len(logs), cause="local rule: a hole")
+        except (PeerUnreachable, StoreError) as error:
+            _logger.info("catalog.fetch_failed", error=error.message, logs=len(logs), cause="local rule: a hole")
 
     async def _compare_back(self, with_: Address, tier: Tier) -> None:
         try:
             for log in await self.compare(with_, tier, mutual=False):
                 self._news(self._position_of(log))
-        except PeerUnreachable as error:
+        except (PeerUnreachable, StoreError) as error:
             _logger.info("catalog.compare_failed", error=error.message, cause="local rule: a digest differs")
 
     def _position_of(self, log: LogId) -> Version:
