@@ -28,6 +28,7 @@ FIRST_S, MOST_S = 0.5, 15.0
 LOOK_S = 10.0
 INTRODUCED_MOST = 64
 CONTACTS_MOST = 5
+SEEDS_MOST = 8
 TRIED_AT_ONCE = 3
 SETTLE_S = 0.4  # several workers often come at once, and one of them introduces the others
 
@@ -129,7 +130,8 @@ class Joining:
         )
         known = [(host, port) for host, port in remembered]
         node.rng.shuffle(known)
-        return [address for address in dict.fromkeys((*node.settings.join, *known)) if address != me]
+        seeds = [address for address in dict.fromkeys((*node.settings.join, *known)) if address != me]
+        return seeds[: max(SEEDS_MOST, len(node.settings.join))]
 
     def _contacts(self) -> list[tuple[str, Address]]:
         """Workers of our region that are no live members, in random order."""
