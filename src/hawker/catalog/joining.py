@@ -8,6 +8,7 @@ and membership does not is tried now and then: so two halves that took each othe
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -107,19 +108,23 @@ class Joining:
     async def _join_anyone(self) -> bool:
         """Whether anybody answered, or there is nobody to ask."""
         seeds = self._seeds()
-        answered = False
-        for address in seeds:
-            if await self._join(address):
-                answered = True
-                if self._node.live_members():
-                    break
+        answered = await self._join_some(seeds)
         if answered and not self._node.live_members():
-            for _, address in self._contacts()[:CONTACTS_MOST]:
-                if await self._join(address) and self._node.live_members():
-                    break
+            await self._join_some([address for _, address in self._contacts()[:CONTACTS_MOST]])
         if answered:
             self.joined.set()
         return answered or not seeds
+
+    async def _join_some(self, addresses: Sequence[Address]) -> bool:
+        """Ask a few at once, until we have a neighbour. One alone might be a node that has just started, as we have,
+        and knows nobody to introduce us to. Whether anybody answered."""
+        answered = False
+        for start in range(0, len(addresses), TRIED_AT_ONCE):
+            some = addresses[start : start + TRIED_AT_ONCE]
+            answered |= any(await asyncio.gather(*(self._join(address) for address in some)))
+            if answered and self._node.live_members():
+                break
+        return answered
 
     def _seeds(self) -> list[Address]:
         """The configured ones, then members of the last time, in random order."""
@@ -149,9 +154,8 @@ class Joining:
             self._directory_changed.set()
 
     async def _find_missing(self) -> None:
-        for _, address in self._contacts()[:TRIED_AT_ONCE]:
-            if await self._join(address):
-                break
+        contacts = self._contacts()[:TRIED_AT_ONCE]
+        await asyncio.gather(*(self._join(address) for _, address in contacts))
 
     async def _join(self, address: Address) -> bool:
         node = self._node
@@ -164,6 +168,8 @@ class Joining:
                 self._introduce(answer.members)
             for tier in TIERS if same else ("global",):
                 await node.replication.catch_up(address, tier)
+            if same and len(answer.members) > 2:  # it knows more than itself and us: not one that has just started, too
+                self.joined.set()
         except (PeerUnreachable, StoreError) as error:
             _logger.info("catalog.join_failed", error=error.message, cause="join")
             return False

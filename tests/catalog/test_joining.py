@@ -1,0 +1,63 @@
+"""How members find each other, on virtual time: live agents over a simulated network."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from hawker.agent.settings import AgentSettings, BrokerRole, CatalogSettings, TokenSettings
+from hawker.sim.loop import SimLoop, run
+from hawker.sim.net import Net
+from hawker.sim.node import DIRECTORY, Node, the_agent
+from hawker.sim.record import Record
+
+PORT = 4280
+
+
+def a_region(loop: SimLoop, seed: int, size: int) -> list[Node]:
+    """Brokers of one region, each told of the first, who is told of nobody."""
+    net = Net(loop, Record(loop.time), str(seed), ["ord"])
+    nodes: list[Node] = []
+    for n in range(size):
+        settings = AgentSettings(
+            name=f"ord-{n}",
+            region="ord",
+            directory=DIRECTORY,
+            tokens=TokenSettings(cluster="c" * 20),
+            broker=BrokerRole(listen=f"0.0.0.0:{PORT}"),
+            catalog=CatalogSettings(join=[f"{node.station.address}:{PORT}" for node in nodes[:1]]),
+        )
+        node = Node(net, str(seed), settings, {}, the_agent)
+        settings.catalog.advertise = f"{node.station.address}:{PORT}"
+        nodes.append(node)
+    return nodes
+
+
+def known_to(node: Node) -> int:
+    assert node.agent is not None
+    assert node.agent.node is not None
+    return len(node.agent.node.live_members())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_members_that_start_again_together_find_those_that_ran_on(seed: int) -> None:
+    """Once each asked one member, and those that had just started introduced each other and nobody else: they heard
+    nothing of the rest until a timer of ten seconds had run out."""
+
+    async def main(loop: SimLoop) -> None:
+        nodes = a_region(loop, seed, 4)
+        for node in nodes:
+            node.start()
+        await asyncio.sleep(20)
+        assert [known_to(node) for node in nodes] == [3] * 4
+        for node in nodes[:2]:
+            node.kill()
+        for node in nodes[:2]:
+            node.start()
+        await asyncio.sleep(2)
+        assert [known_to(node) for node in nodes] == [3] * 4
+        for node in nodes:
+            node.kill()
+
+    run(main)
