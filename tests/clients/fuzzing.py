@@ -49,6 +49,8 @@ class World:
             case.query["follow"] = (
                 "false"  # an answer that is meant never to end; followed logs have tests of their own
             )
+        if operation == "Hawker_subscribe":
+            self._guide_subscription(case, drawn)
 
     def tidy(self, case: Any, response: Any) -> None:
         """Remove what the request made, if it made something."""
@@ -99,6 +101,13 @@ class World:
             lease = self._api.post(f"{self._path}/lease", {"ttl": 60}).expect(201)
             case.headers[NONCE] = lease["data"]["nonce"]
 
+    def _guide_subscription(self, case: Any, drawn: int) -> None:
+        """A stream ends by itself only when that is asked for; subscriptions have tests of their own."""
+        if drawn % 4:
+            case.query["query"] = ("select name, region from workers", "select count(*) from machines")[drawn % 2]
+        if not case.query.get("seconds") or _seconds(case.query["seconds"]) > 1:
+            case.query["seconds"] = drawn % 2
+
     def _guide_body(self, operation: str, body: dict[str, Any], drawn: int) -> None:
         match operation:
             case "Machines_create" | "Machines_update" if isinstance(body.get("config"), dict):
@@ -111,7 +120,8 @@ class World:
             case "Platform_placements":
                 body["region"] = "any"
             case "Hawker_sql":
-                body |= {"query": "select count(*) from sqlite_schema", "worker": self._workers[0]}
+                body |= {"query": "select count(*) from sqlite_schema"}
+                body |= ({}, {"on": "workers"}, {"on": None, "worker": self._workers[0]})[drawn % 3]
 
 
 def _operation(case: Any) -> str:

@@ -303,6 +303,16 @@ class RowsFound(Body, frozen=True):
     unreachable: list[str] | UnsetType = UNSET
 
 
+class SubscriptionEvent(Body, frozen=True):
+    """Ours: a server-sent event of a subscription, by its fields; `data` is JSON. First `columns`, a `row` for each row
+    of the snapshot, and `end`; then `change`s. `reset`: what was asked for is not kept, and a snapshot follows. `error`
+    is the last one. `id`: where to go on from."""
+
+    event: Literal["columns", "row", "end", "change", "reset", "error"]
+    data: str
+    id: str | UnsetType = UNSET
+
+
 class OwnerLog(Body, frozen=True):
     """Ours: how far this node follows an owner's log. `confirmed_s` seconds ago nothing was lacking, null when that was
     never known; for `behind_s` it has been known that something is, 0 when nothing is."""
