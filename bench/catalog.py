@@ -1,0 +1,214 @@
+"""What the catalog costs: versions applied per second, catch-up, memory and disk with 100,000 machines.
+
+    python -m bench.catalog
+
+Medians of several runs, on a file of the temporary directory. The rows are machines as a worker publishes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+
+import click
+
+from hawker.catalog.outbox import Outbox
+from hawker.catalog.replica import Replica
+from hawker.host import live
+from hawker.model.catalog import NOTHING, Change, LogId, Numbered, Origin, Range, Values, Version
+from hawker.model.rows import LeaseRow
+from hawker.store.db import Store
+from hawker.store.tx import Tx
+
+OWNERS = 200
+EPOCH = 1 << 60
+
+
+def machine(number: int) -> Values:
+    return {
+        "app": f"app-{number % 997}",
+        "name": f"misty-leaf-{number % 9973}",
+        "region": "ord",
+        "state": "started",
+        "desired": "started",
+        "generation": 1,
+        "version": f"01HZ{number:022d}",
+        "image": "registry.example.com/team/service:2026-11-20",
+        "private_ip": f"fdaa:0:{number % 65536:x}:a7b:{number // 65536:x}::2",
+        "cpu_kind": "shared",
+        "cpus": 1,
+        "memory_mib": 256,
+        "cordoned": False,
+        "created_at_ms": 1_763_000_000_000 + number,
+        "updated_at_ms": 1_763_000_000_000 + number,
+    }
+
+
+def machine_ids(count: int) -> list[str]:
+    rng = random.Random(1)
+    return [f"{rng.getrandbits(56):014x}" for _ in range(count)]
+
+
+def snapshots(count: int, owners: int) -> list[Range]:
+    """`count` machines on `owners` workers."""
+    ids = machine_ids(count)
+    each = count // owners
+    return [
+        Range(
+            Origin(f"worker-{o:03d}", "region", EPOCH, each),
+            0,
+            tuple(Numbered(n + 1, "machines", ids[o * each + n], machine(o * each + n)) for n in range(each)),
+            True,
+        )
+        for o in range(owners)
+    ]
+
+
+def versions(count: int, owners: int, head: int, ids: list[str]) -> list[Version]:
+    """Changes of machines, one a version, from all owners in turn."""
+    return [
+        Version(
+            f"worker-{n % owners:03d}",
+            "region",
+            EPOCH,
+            head + 1 + n // owners,
+            (Change("machines", ids[(n * 7919) % len(ids)], machine(n) | {"state": "stopped"}),),
+        )
+        for n in range(count)
+    ]
+
+
+@contextmanager
+def fresh() -> Iterator[Replica]:
+    with tempfile.TemporaryDirectory() as directory:
+        replica = Replica.open(Path(directory) / "catalog.db", live())
+        yield replica
+        replica.close()
+
+
+def median(measure: Callable[[], float], runs: int) -> float:
+    return statistics.median(measure() for _ in range(runs))
+
+
+def applied_per_s(batch: int, count: int) -> float:
+    """Versions applied per second on top of 20,000 machines, `batch` in a commit."""
+    with fresh() as replica:
+        base = snapshots(20_000, OWNERS)
+        replica.merge(base)
+        todo = versions(count, OWNERS, base[0].origin.head, [row.key for each in base for row in each.rows])
+        began = perf_counter()
+        for start in range(0, count, batch):
+            replica.receive(todo[start : start + batch])
+        took = perf_counter() - began
+        assert replica.position(LogId("worker-000", "region")).head == base[0].origin.head + count // OWNERS
+    return count / took
+
+
+def caught_up_per_s(count: int, owners: int) -> float:
+    """Rows per second of a replica that begins empty."""
+    given = snapshots(count, owners)
+    with fresh() as replica:
+        began = perf_counter()
+        replica.merge(given)
+        took = perf_counter() - began
+        assert replica.rows("select count(*) from machines_all") == [(count,)]
+    return count / took
+
+
+def answered_per_s(count: int) -> float:
+    """Rows per second read to answer somebody who begins empty."""
+    with fresh() as replica:
+        replica.merge(snapshots(count, OWNERS))
+        began = perf_counter()
+        found = [replica.answer(LogId(owner, "region"), NOTHING) for owner in replica.origins("region")]
+        took = perf_counter() - began
+        assert sum(len(each.rows) for each in found if each) == count
+    return count / took
+
+
+def resident_mib() -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    raise AssertionError("the kernel does not tell")
+
+
+def size(count: int) -> tuple[float, float]:
+    """MiB of memory that a replica of so many rows takes, and on disk."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "catalog.db"
+        replica = Replica.open(path, live())
+        before = resident_mib()
+        for start in snapshots(count, OWNERS):  # one by one, as they arrive
+            replica.merge([start])
+        replica.rows("select count(*), sum(memory_mib) from machines")
+        after = resident_mib()
+        replica.close()
+        return after - before, path.stat().st_size / (1 << 20)
+
+
+def publish_us(count: int) -> tuple[float, float]:
+    """Microseconds of a change of the worker's, without a catalog and published: as many as share commits."""
+
+    async def run(published: bool) -> float:
+        host = live()
+        with tempfile.TemporaryDirectory() as directory:
+            store = Store.open(Path(directory) / "worker.db", host)
+            if published:
+                outbox = Outbox(
+                    host,
+                    "me",
+                    {LeaseRow: lambda reads, key, row: [("region", Change("leases", key, {"nonce": row.nonce}), True)]},
+                )
+                outbox._budget = outbox._budget.__class__(1e9, 1e9, 1e9, 1e9)
+                outbox._bucket = outbox._bucket.__class__(1e9, 1e9, 0)
+                await store.submit(outbox.open)
+                store.on_change = outbox.on_change
+
+            def change(number: int) -> Callable[[Tx], None]:
+                def write(tx: Tx) -> None:
+                    tx.record("bench", f"m{number}", cause="bench")
+                    row = LeaseRow(machine=f"m{number}", nonce="n", owner="o", description="", expires_at_ms=0)
+                    tx.put(row)
+
+                return write
+
+            began = perf_counter()
+            for start in range(0, count, 100):
+                await asyncio.gather(*(store.submit(change(start + n)) for n in range(100)))
+            took = perf_counter() - began
+            await store.close()
+        return took / count * 1e6
+
+    return asyncio.run(run(False)), asyncio.run(run(True))
+
+
+@click.command()
+@click.option("--runs", default=5, show_default=True)
+def main(runs: int) -> None:
+    """Print the table."""
+    memory, disk = size(100_000)
+    lines = [
+        ("versions applied/s, 1 a commit", median(lambda: applied_per_s(1, 10_000), runs)),
+        ("versions applied/s, 16 a commit", median(lambda: applied_per_s(16, 20_000), runs)),
+        ("versions applied/s, 256 a commit", median(lambda: applied_per_s(256, 40_000), runs)),
+        ("catch-up rows/s, 100,000 rows of 200 owners", median(lambda: caught_up_per_s(100_000, OWNERS), runs)),
+        ("catch-up rows/s, 100,000 rows of 1 owner", median(lambda: caught_up_per_s(100_000, 1), runs)),
+        ("rows/s read to answer", median(lambda: answered_per_s(100_000), runs)),
+        ("memory of 100,000 machines, MiB", memory),
+        ("the same on disk, MiB", disk),
+    ]
+    plain, published = publish_us(10_000)
+    lines += [("us of a change, no catalog", plain), ("us of a change, published", published)]
+    for name, value in lines:
+        click.echo(f"{name:<46}{value:>12,.0f}")
+
+
+if __name__ == "__main__":
+    main()
