@@ -72,7 +72,8 @@ class CrashDisk:
 
     `fates` counts what became of unsynced writes, `ended_by` the calls that were cut, failed or found no room, by what
     they were. `broken`: every change fails. `on_cut` is called as the power goes; `on_call` with every change that is
-    about to happen, and may kill the process that makes it; `on_sync` after every sync.
+    about to happen, and may kill the process that makes it; `on_sync` after every sync, and `note` with the file that
+    was synced and the number of the call.
     """
 
     def __init__(self, seed: int | str) -> None:
@@ -88,6 +89,7 @@ class CrashDisk:
         self.on_cut: Callable[[], None] = lambda: None
         self.on_call: Callable[[str], None] | None = None
         self.on_sync: Callable[[], None] | None = None
+        self.note: Callable[[str], None] | None = None
         self.fates: Counter[Fate] = Counter()
         self.ended_by: Counter[str] = Counter()
         self._safe_names: dict[str, Content] = {}  # the directory as it was last synced
@@ -196,21 +198,30 @@ class _File:
     def __init__(self, disk: CrashDisk, name: str) -> None:
         self._disk = disk
         self._process = PROCESS.get()
+        self._name = name.rsplit("/", 1)[-1]
         self._kind = _kind(name)
         self._new = name not in disk.files
         self._content = disk.files.setdefault(name, Content())
 
-    def _check(self) -> None:
-        if self._process is not None and self._process.dead:
-            raise apsw.IOError("the process is dead")
+    def _void(self) -> bool:
+        """Whether a call has no effect any more: SQLite closes a dead process's database when Python collects it.
+
+        Raises when that process itself still runs on to the end of the step it was killed in.
+        """
+        if self._process is None or not self._process.dead:
+            return False
+        check_alive()
+        return True
 
     def xRead(self, amount: int, offset: int) -> bytes:
-        self._check()
+        if self._void():
+            return b""
         self._disk.check_power()
         return bytes(memoryview(self._content.seen)[offset : offset + amount])
 
     def xWrite(self, data: bytes, offset: int) -> None:
-        self._check()
+        if self._void():
+            return
         what = f"write of {self._kind}"
         self._disk.call(what)
         self._disk.check_room(self._content, offset + len(data))
@@ -218,14 +229,16 @@ class _File:
         self._disk.maybe_cut(what)
 
     def xTruncate(self, size: int) -> None:
-        self._check()
+        if self._void():
+            return
         what = f"truncation of {self._kind}"
         self._disk.call(what)
         self._content.write(Write(size, None))
         self._disk.maybe_cut(what)
 
     def xSync(self, flags: int) -> None:
-        self._check()
+        if self._void():
+            return
         what = f"sync of {self._kind}"
         self._disk.call(what)
         self._disk.maybe_cut(what)
@@ -233,6 +246,8 @@ class _File:
         if self._new and self._kind != "database":
             self._disk.sync_directory()
         self._new = False
+        if self._disk.note:
+            self._disk.note(f"{self._name} {self._disk.calls}")
         if self._disk.on_sync:
             self._disk.on_sync()
 

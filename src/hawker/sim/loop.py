@@ -17,6 +17,7 @@ import contextvars
 import gc
 import heapq
 import itertools
+import logging
 import sys
 from asyncio import events
 from collections import deque
@@ -35,12 +36,18 @@ STEPS_AT_ONCE_MAX = 2_000_000
 """Callbacks at one instant: more is a program that spins without waiting for anything."""
 
 
+CLOSES_MAX = 50
+"""As many `finally` blocks with an await in them as a task that is taken apart may be in."""
 RESOLUTION_S = 1e-9
 """Timers this near to each other are due together, as in asyncio: sums of floats differ in their last digits."""
 
 
 class Stalled(HawkerError):
     """Every task waits and no timer is due: nothing can ever happen again."""
+
+
+class Killed(BaseException):
+    """Raised in a process that was killed in the middle of a step, to get out of it."""
 
 
 class Process:
@@ -149,19 +156,21 @@ class SimLoop(asyncio.AbstractEventLoop):
         """The simulation is over: take apart what is left of every process, living ones, too. Their effects must have
         nowhere to go any more."""
         self._discarding = True
+        disabled, logging.root.manager.disable = (
+            logging.root.manager.disable,
+            logging.CRITICAL,
+        )  # what dies now may log it
         left = [task for task in asyncio.all_tasks(self) if task is not asyncio.current_task(self)]
         left += [task for process in self._dead for task in process.tasks]
         for task in left:
             task._log_destroy_pending = False  # type: ignore[attr-defined]  # nobody will finish it, as intended
-            with suppress(BaseException):  # it may await in a `finally`, which nobody can any more
-                coro = task.get_coro()
-                if isinstance(coro, Generator | Coroutine):
-                    coro.close()
+            _take_apart(task.get_coro())
         for process in self._dead:
             process.held.clear()
             process.tasks.clear()
         self._timers.clear()
         self._ready.clear()
+        logging.root.manager.disable = disabled
 
     # --- time --------------------------------------------------------------------------------------------------------
 
@@ -369,6 +378,18 @@ class SimLoop(asyncio.AbstractEventLoop):
         if process is None or not process.dead:
             name = process.name if process else ""
             self.unhandled.append(Unhandled(self._now, name, context["message"], context.get("exception")))
+
+
+def _take_apart(awaitable: Any) -> None:
+    """Close a coroutine from the inside out: the outer one would end at once when the inner one awaits in a `finally`,
+    which nobody can any more, and Python would complain of the inner one."""
+    for _ in range(CLOSES_MAX if hasattr(awaitable, "close") else 0):
+        inner = getattr(awaitable, "cr_await", None) or getattr(awaitable, "gi_yieldfrom", None)
+        if inner is not None:
+            _take_apart(inner)
+        with suppress(BaseException):
+            awaitable.close()
+            return
 
 
 def run(main: Callable[[SimLoop], Coroutine[Any, Any, T]]) -> T:

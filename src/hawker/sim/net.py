@@ -76,11 +76,15 @@ class Link:
     def __init__(self, rng: random.Random, base_s: float) -> None:
         self.rng = rng
         self.base_s = base_s
-        self.cut = False
+        self.cuts = 0  # faults that cut it now
         self.loss = 0.0
         self.duplicates = 0.0
         self.reordered = 0.0
         self.slow_s = 0.0
+
+    @property
+    def cut(self) -> bool:
+        return self.cuts > 0
 
     def delay_s(self) -> float:
         return self.base_s * (1 + JITTER * self.rng.random()) + self.slow_s
@@ -89,13 +93,13 @@ class Link:
         return self.cut or (self.loss > 0 and self.rng.random() < self.loss)
 
     def heal(self) -> None:
-        self.cut = False
+        self.cuts = 0
         self.loss = self.duplicates = self.reordered = self.slow_s = 0.0
 
 
 class Net:
     """`regions` in an order in which neighbours are near. Each link has a random number generator of its own, made of
-    `seed` and both names."""
+    `seed` and both names. `on_stream` hears of bytes just before they reach a host."""
 
     def __init__(self, loop: SimLoop, record: Record, seed: str, regions: list[str]) -> None:
         self.loop = loop
@@ -105,6 +109,7 @@ class Net:
         self._links: dict[tuple[Station, Station], Link] = {}
         self._seed = seed
         self._regions = regions
+        self.on_stream: Callable[[Station, Station, bytes], None] = lambda source, to, data: None
         self.nobody = contextvars.copy_context()
         self.nobody.run(PROCESS.set, None)
         loop.net = self

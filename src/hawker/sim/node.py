@@ -32,16 +32,25 @@ MakeAgent = Callable[[AgentSettings, Host, "Node"], Agent]
 
 
 class Clock:
-    """A host's wall clock: `ahead_s` of the true one, and gaining `drift` seconds a second."""
+    """A host's wall clock: `ahead_s` of the true one, and gaining on it while it drifts."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self.ahead_s = 0.0
-        self.drift = 0.0
+        self._drift = 0.0  # seconds gained in a second
+        self._since_s = 0.0
 
     def wall_s(self) -> float:
         now = self._now()
-        return EPOCH_S + now + self.ahead_s + now * self.drift
+        return EPOCH_S + now + self.ahead_s + (now - self._since_s) * self._drift
+
+    def drift_from_now(self, drift: float) -> None:
+        now = self._now()
+        self.ahead_s += (now - self._since_s) * self._drift
+        self._since_s, self._drift = now, drift
+
+    def stop_drifting(self) -> None:
+        self.drift_from_now(0.0)
 
 
 class Node:
@@ -99,7 +108,6 @@ class Node:
         self.agent = agent
         self.on_event("serve", "")
         await agent.failed.wait()
-        self.agent = None
         await agent.close()
         self._ended(process, "failed")
 
@@ -147,9 +155,9 @@ class Node:
             self.net.loop.resume(self.process)
 
     def _stop(self, process: Process, why: str, *, silently: bool) -> None:
+        self.on_event("end", why)
         self.process = self.agent = None
         self.world.listener = None
-        self.on_event("end", why)
         self.net.loop.kill(process)
         self.station.close_all(process, silently=silently)
 

@@ -100,6 +100,8 @@ class Pipe:
         if segment.call:
             segment.call()
             return
+        if segment.data:
+            self._net.on_stream(self._source, self._to, segment.data)
         self._net.record.note(
             "stream", self._to.name, b"%b %b %b" % (self._source.name.encode(), segment.kind, segment.data)
         )

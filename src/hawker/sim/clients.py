@@ -1,0 +1,388 @@
+"""Clients of the market: they order machines and look after them through the brokers, over HTTP, with retries.
+
+Each is a process of its own on a host of its own, and never fails: what it was told is what promises are measured by.
+A request whose outcome is in doubt is made again where that is safe: an order with a key until the answer is definite,
+one without a key never.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from hawker.client.connection import Peer
+from hawker.client.wire import PeerUnreachable
+from hawker.sim.book import DOUBT, FILLED, REFUSED, Book, Order
+
+ANSWER_S = 15.0
+PATIENCE_S = 45.0
+"""Of a patient client: above all the time limits of an order together, in three regions and with a key."""
+SETTLE_TRIES = 40
+
+_decode = msgspec.json.Decoder().decode
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """`status` 0: none came. `sent` false: the request reached nobody."""
+
+    status: int
+    body: Any = None
+    sent: bool = True
+    broker: str = ""
+
+    @property
+    def word(self) -> str:
+        return str(self.body.get("status", "")) if isinstance(self.body, dict) else ""
+
+    @property
+    def definite(self) -> bool:
+        return self.status == 200 or 400 <= self.status < 500
+
+
+class Api:
+    """The public API through one of several brokers, drawn anew for each request."""
+
+    def __init__(self, brokers: Mapping[str, tuple[str, int]], token: str, rng: random.Random, book: Book) -> None:
+        headers = {"authorization": f"Bearer {token}"}
+        self._peers = {name: Peer(*address, headers=headers) for name, address in brokers.items()}
+        self._rng = rng
+        self.book = book
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = ANSWER_S,
+        order: bool = False,
+    ) -> Answer:
+        broker = self._rng.choice(sorted(self._peers))
+        raw = b"" if body is None else msgspec.json.encode(body)
+        self.book.in_flight[broker] += order
+        try:
+            response = await self._peers[broker].request(
+                method, path, body=raw, headers=headers or {}, timeout_s=timeout_s
+            )
+        except PeerUnreachable as error:
+            return Answer(0, broker=broker, sent=error.sent)
+        finally:
+            self.book.in_flight[broker] -= order
+        try:
+            answer = Answer(response.status, _decode(response.body) if response.body else None)
+        except msgspec.DecodeError:
+            answer = Answer(response.status)
+        return answer
+
+
+def machine_config(program: str, label: str, **fields: Any) -> dict[str, Any]:
+    return {"image": "host", "init": {"exec": [program]}, "metadata": {"label": label}, **fields}
+
+
+class Client:
+    """One client, with the machines it ordered. `others` are all clients: now and then one touches another's."""
+
+    def __init__(
+        self, name: str, api: Api, rng: random.Random, apps: list[str], regions: list[str], now: Callable[[], float]
+    ) -> None:
+        self.name = name
+        self.api = api
+        self.others: list[Client] = []
+        self.think_s = 0.4
+        self._rng = rng
+        self._apps = apps
+        self._regions = regions
+        self._now = now
+        self._number = 0
+        self._book = api.book
+
+    async def run(self, until_s: float) -> None:
+        acts: dict[Callable[[], Awaitable[None]], int] = {
+            self.order: 40,
+            self.stop: 9,
+            self.start: 9,
+            self.restart: 5,
+            self.update: 7,
+            self.suspend: 4,
+            self.destroy: 14,
+            self.cordon: 3,
+            self.lease: 3,
+            self.look: 4,
+            self.storm: 1,
+            self.order_twice: 3,
+            self.make_app: 1,
+        }
+        while self._now() < until_s:
+            await asyncio.sleep(self._rng.expovariate(1 / self.think_s))
+            [act] = self._rng.choices(list(acts), list(acts.values()))
+            await act()
+
+    async def settle(self) -> None:
+        """Ask again about every order with a key until the answer is definite. For when faults are over."""
+        for order in [o for o in self._mine() if o.key and o.outcome == DOUBT]:
+            for _ in range(SETTLE_TRIES):
+                await self._attempt(order)
+                if order.outcome != DOUBT:
+                    break
+                await asyncio.sleep(1)
+            else:
+                self._book.violations.append(f"L2: order {order.label} never came to a definite answer")
+
+    # --- orders ------------------------------------------------------------------------------------------------------
+
+    async def order(self, *, regions: list[str] | None = None) -> None:
+        order = self._new_order(regions or self._some_regions(), keyed=self._rng.random() < 0.5)
+        await self._attempt(order)
+        await self._until_definite(order)
+
+    def _some_regions(self) -> list[str]:
+        return self._rng.choice([*([region] for region in self._regions), self._regions[:2], self._regions])
+
+    def _one_region(self) -> list[str]:
+        return [self._rng.choice(self._regions)]
+
+    def _new_order(self, regions: list[str], *, keyed: bool) -> Order:
+        self._number += 1
+        label = f"{self.name}-{self._number}"
+        order = self._book.orders[label] = Order(
+            label=label,
+            key=f"key-{label}" if keyed else "",
+            app=self._rng.choice(self._apps),
+            owner=self.name,
+            regions=tuple(regions),
+            program=self._rng.choices(PROGRAM_NAMES, PROGRAM_WEIGHTS)[0],
+            began_s=self._now(),
+        )
+        return order
+
+    async def _until_definite(self, order: Order) -> None:
+        """Ask again a few times, longer and longer after each other, if that is safe."""
+        for attempt in range(3):
+            if order.outcome != DOUBT or not order.key:
+                return
+            await asyncio.sleep(self._rng.uniform(0.1, 1.0) * 2**attempt)
+            await self._attempt(order)
+
+    async def order_twice(self) -> None:
+        """The same order through two requests at once, as an impatient client sends it."""
+        order = self._new_order(self._one_region(), keyed=True)
+        await asyncio.gather(self._attempt(order), self._attempt(order))
+        await self._until_definite(order)
+
+    def _body(self, order: Order) -> dict[str, Any]:
+        rng = random.Random(order.label)  # the same at each attempt
+        config = machine_config(order.program, order.label)
+        if rng.random() < 0.3:
+            config["guest"] = {"cpu_kind": "shared", "cpus": 2, "memory_mb": 512}
+        elif rng.random() < 0.1:
+            config["guest"] = {"cpu_kind": "performance", "cpus": 1, "memory_mb": 2048}
+        policy = rng.choice(("no", "on-failure", "on-failure", "always"))
+        config["restart"] = {"policy": policy, "max_retries": 3}
+        if rng.random() < 0.05:
+            order.auto_destroy = True
+            config["auto_destroy"] = True
+        body = {"name": order.label, "region": ",".join(order.regions), "config": config}
+        if rng.random() < 0.1:
+            body["skip_launch"] = True
+        return body
+
+    async def _attempt(self, order: Order) -> None:
+        """Ask once; note what became of it."""
+        order.attempts += 1
+        headers = {"idempotency-key": order.key} if order.key else {}
+        path = f"/v1/apps/{order.app}/machines"
+        timeout_s = PATIENCE_S if self._rng.random() < 0.2 else ANSWER_S
+        began = self._now()
+        answer = await self.api.ask("POST", path, self._body(order), headers=headers, order=True, timeout_s=timeout_s)
+        self._book.answers[f"order {answer.status} {answer.word}".rstrip()] += 1
+        if answer.status == 0 and answer.sent and self._now() - began >= PATIENCE_S - 0.001:
+            order.late.append((began, answer.broker))
+        if answer.status == 200:
+            self._filled(order, answer.body, began)
+        elif order.outcome == FILLED:
+            pass  # two attempts at once: the other one has told
+        elif not answer.sent:
+            order.outcome = DOUBT if order.key or order.doubtful else REFUSED
+        elif answer.word == "conflict" and order.key:
+            order.outcome, order.doubtful = DOUBT, True  # another attempt is in progress, or was a moment ago
+        elif answer.definite:
+            order.outcome = REFUSED
+        else:
+            order.outcome, order.doubtful = DOUBT, True
+
+    def _filled(self, order: Order, body: Any, began: float) -> None:
+        machine, worker, region = body["id"], body["hawker"]["worker"], body["region"]
+        if order.machine and order.machine != machine:
+            self._violated(f"S4: order {order.label} was filled by machine {order.machine}, then by {machine}")
+        if region not in order.regions:
+            self._violated(f"S7: order {order.label} for {order.regions} was filled in {region}")
+        if body["name"] != order.label:
+            self._violated(f"S4: order {order.label} was answered with machine {machine} named {body['name']}")
+        if order.doubtful:
+            self._book.paths["an order in doubt was found again by its key"] += 1
+        order.outcome, order.machine, order.worker, order.region = FILLED, machine, worker, region
+        order.asked_s, order.filled_s = began, self._now()
+
+    async def storm(self) -> None:
+        """Many orders at once for one region: they race for what is left there."""
+        region = self._rng.choice(self._regions)
+        async with asyncio.TaskGroup() as orders:
+            for _ in range(self._rng.randrange(4, 12)):
+                orders.create_task(self.order(regions=[region]))
+
+    # --- machines ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        await self._act("start", "POST", "/start")
+
+    async def stop(self) -> None:
+        await self._act("stop", "POST", "/stop", {})
+
+    async def restart(self) -> None:
+        await self._act("restart", "POST", "/restart")
+
+    async def suspend(self) -> None:
+        await self._act("suspend", "POST", "/suspend")
+
+    async def cordon(self) -> None:
+        await self._act("cordon", "POST", self._rng.choice(("/cordon", "/uncordon")))
+
+    async def look(self) -> None:
+        await self._act("look", "GET", self._rng.choice(("", "/events", "/wait?state=settled&timeout=5")))
+
+    async def update(self) -> None:
+        order = self._one()
+        if order:
+            program = self._rng.choices(PROGRAM_NAMES, PROGRAM_WEIGHTS)[0]
+            await self._on(order, "update", "POST", "", {"config": machine_config(program, order.label)})
+
+    async def destroy(self) -> None:
+        """Until it is told that the machine is gone, a few times."""
+        order = self._one()
+        if order is None:
+            return
+        force = "?force=true" if self._rng.random() < 0.7 else ""
+        order.destroy_asked = True
+        for _ in range(3):
+            began = self._now()
+            answer = await self._on(order, "destroy", "DELETE", force)
+            if answer.status == 200:
+                order.destroyed = began, self._now()
+            if answer.definite:
+                return
+            await asyncio.sleep(self._rng.uniform(0.2, 1.0))
+
+    async def lease(self) -> None:
+        """Take a lease; while it is held, a change without its nonce must be refused."""
+        order = self._one()
+        if order is None:
+            return
+        taken = await self._on(order, "lease", "POST", "/lease", {"ttl": 60})
+        if taken.status != 200:
+            return
+        nonce = {"fly-machine-lease-nonce": taken.body["data"]["nonce"]}
+        began = self._now()
+        intruder = await self._on(order, "intrude", "POST", "/stop", {})
+        if intruder.status == 200:
+            self._book.leaks.append((began, order))
+        await self._on(order, "start leased", "POST", "/start", headers=nonce)
+        await self._on(order, "release lease", "DELETE", "/lease", headers=nonce)
+
+    async def make_app(self) -> None:
+        self._number += 1
+        answer = await self.api.ask("POST", "/v1/apps", {"app_name": f"app-{self.name}-{self._number}"})
+        self._book.answers[f"make app {answer.status}"] += 1
+
+    async def _act(self, name: str, method: str, path: str, body: Any = None) -> None:
+        if order := self._one():
+            await self._on(order, name, method, path, body)
+
+    async def _on(
+        self,
+        order: Order,
+        name: str,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        target = f"/v1/apps/{order.app}/machines/{order.machine}{path}"
+        answer = await self.api.ask(method, target, body, headers=headers)
+        self._book.answers[f"{name} {answer.status} {answer.word}".rstrip()] += 1
+        return answer
+
+    def _mine(self) -> list[Order]:
+        return [order for order in self._book.orders.values() if order.owner == self.name]
+
+    def _one(self) -> Order | None:
+        """A machine that is there, as far as anybody knows; seldom another client's."""
+        if self.others and self._rng.random() < 0.1:
+            return self._rng.choice(self.others)._one()
+        mine = [o for o in self._mine() if o.machine and o.destroyed is None]
+        return self._rng.choice(mine) if mine else None
+
+    def _violated(self, what: str) -> None:
+        self._book.violations.append(f"{self._now():.3f}: {what}")
+
+
+class Operator:
+    """Who looks after the fleet: makes the apps, cordons workers and opens them again, tries parked runs again."""
+
+    def __init__(self, api: Api, rng: random.Random, workers: list[str], now: Callable[[], float]) -> None:
+        self.api = api
+        self._rng = rng
+        self._workers = workers
+        self._now = now
+
+    async def make_apps(self, names: list[str]) -> None:
+        for name in names:
+            while True:
+                answer = await self.api.ask("POST", "/v1/apps", {"app_name": name})
+                if answer.status in (200, 201, 422):
+                    break
+                await asyncio.sleep(0.5)
+
+    async def run(self, until_s: float) -> None:
+        while self._now() < until_s:
+            await asyncio.sleep(self._rng.uniform(2, 8))
+            if self._rng.random() < 0.3:
+                worker = self._rng.choice(self._workers)
+                await self.api.ask("POST", f"/v1/hawker/workers/{worker}/cordon")
+                await asyncio.sleep(self._rng.uniform(1, 5))
+                await self.open_again(worker)
+            await self.retry_parked()
+
+    async def open_again(self, worker: str) -> None:
+        for _ in range(SETTLE_TRIES):
+            answer = await self.api.ask("POST", f"/v1/hawker/workers/{worker}/uncordon")
+            if answer.status in (200, 404):
+                return
+            await asyncio.sleep(1)
+
+    async def retry_parked(self) -> int:
+        """How many there were, of the workers that answered."""
+        answer = await self.api.ask("GET", "/v1/hawker/runs?status=parked")
+        runs = answer.body if answer.status == 200 and isinstance(answer.body, list) else []
+        for run in runs:
+            if (await self.api.ask("POST", f"/v1/hawker/runs/{run['id']}/retry")).status == 200:
+                self.api.book.paths["a parked run was tried again"] += 1
+        return len(runs)
+
+
+PROGRAMS: dict[str, tuple[int, dict[str, Any]]] = {
+    "serve": (60, {}),
+    "job": (10, {"runs_s": 6.0, "code": 0}),
+    "crash": (8, {"runs_s": 2.0, "code": 1}),
+    "killed": (3, {"runs_s": 4.0, "signal": 9, "oom_killed": True}),
+    "missing": (4, {"fails": "no such program"}),
+    "slow": (8, {"stops_in_s": 2.0}),
+    "stubborn": (7, {"stops_in_s": None}),
+}
+"""The programs of this world: how often each is ordered, and how it behaves (`sim.world.Program`)."""
+PROGRAM_NAMES = list(PROGRAMS)
+PROGRAM_WEIGHTS = [weight for weight, _ in PROGRAMS.values()]

@@ -1,0 +1,132 @@
+"""What must hold of the whole system once it is at rest, measured by what clients were told and by the world.
+
+Each violation names its invariant in the design's list. Not checked here, because the parts do not exist yet: volumes
+(S15), migrations (L7), the proxy (S18, L8).
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from hawker.broker.claims import claim_key
+from hawker.core import rendezvous
+from hawker.model.machine import State
+from hawker.model.rows import MachineRow
+from hawker.sim import invariants
+from hawker.sim.book import DOUBT, FILLED, REFUSED, Order
+from hawker.sim.clients import PATIENCE_S
+
+if TYPE_CHECKING:
+    from hawker.sim.cluster import Cluster
+    from hawker.sim.node import Node
+
+OWNER = "alice"
+
+
+def check(cluster: Cluster) -> list[str]:
+    """Everything that is wrong."""
+    cluster.paths.at_end()
+    return [
+        *cluster.book.violations,
+        *cluster.paths.violations,
+        *cluster.watch.violations,
+        *_unhandled(cluster),
+        *_workers(cluster),
+        *_orders(cluster),
+        *_late(cluster),
+        *_leaks(cluster),
+    ]
+
+
+def _unhandled(cluster: Cluster) -> Iterator[str]:
+    """Errors that nobody caught. Some are told only when Python collects what they hang on."""
+    gc.collect()
+    told: Counter[str] = Counter(
+        f"{e.process}: {e.message.split('(')[0]}: {type(e.error).__name__}: {e.error}" for e in cluster.loop.unhandled
+    )
+    yield from (
+        f"nobody caught, {count} times: {what}" if count > 1 else f"nobody caught: {what}"
+        for what, count in told.items()
+    )
+
+
+def _workers(cluster: Cluster) -> Iterator[str]:
+    for node in cluster.workers:
+        store = cluster.store(node)
+        if store is None:
+            yield f"L3: {node.name} does not serve"
+            continue
+        for wrong in invariants.check(
+            store.read, node.world, cluster.capacities[node.name], since=cluster.since[node.name]
+        ):
+            yield f"{node.name}: {wrong}"
+
+
+def _orders(cluster: Cluster) -> Iterator[str]:
+    """S2, S3, S4: what every order has come to."""
+    rows: defaultdict[str, list[tuple[Node, MachineRow]]] = defaultdict(list)
+    known: dict[str, MachineRow] = {}
+    for node in cluster.workers:
+        store = cluster.store(node)
+        for row in store.read.select(MachineRow, "true order by id") if store else ():
+            known[row.id] = row
+            if row.state is not State.destroyed:
+                rows[row.name].append((node, row))
+    for order in cluster.book.orders.values():
+        there = rows.pop(order.label, [])
+        shown = [f"{row.id} on {node.name} ({row.state})" for node, row in there]
+        if len(there) > 1 and not _claim_lost(cluster, order):
+            yield f"S4: order {order.label} (key {order.key!r}) has {len(there)} machines: {shown}"
+        if order.outcome == REFUSED and not order.doubtful and there:
+            yield f"S3: order {order.label} was refused and has {shown}"
+        if order.outcome == FILLED:
+            yield from _filled(cluster, order, known.get(order.machine))
+        if order.outcome == DOUBT and order.key:
+            yield f"L2: order {order.label} with key {order.key} never came to a definite answer"
+    for label, found in rows.items():
+        yield f"S8: machines that nobody ordered: {label} {[row.id for _, row in found]}"
+
+
+def _filled(cluster: Cluster, order: Order, row: MachineRow | None) -> Iterator[str]:
+    if cluster.forgot(order.worker, order.asked_s, order.filled_s):
+        return
+    if row is None:
+        yield f"S2: machine {order.machine} of order {order.label} was acknowledged; {order.worker} does not know it"
+        return
+    if row.region not in order.regions:
+        yield f"S7: machine {row.id} of order {order.label} for {order.regions} is in {row.region}"
+    gone = row.state is State.destroyed
+    if gone and not (order.destroy_asked or order.auto_destroy):
+        yield f"S2: machine {row.id} of order {order.label} was destroyed, which nobody asked for: {row.cause}"
+    if order.destroyed and not gone and not cluster.forgot(order.worker, *order.destroyed):
+        told = f"was said to be destroyed at {order.destroyed[1]:.3f}"
+        yield f"S2: machine {row.id} of order {order.label} {told} and is {row.state}"
+
+
+def _claim_lost(cluster: Cluster, order: Order) -> bool:
+    """Whether a worker that may have decided on this order's key has lost rows."""
+    if not order.key:
+        return False
+    names = [node.name for node in cluster.workers]
+    deciding = rendezvous.ranked(claim_key(OWNER, order.app, order.key), names)[: rendezvous.LOOKED_AT]
+    return any(cluster.losses[name] for name in deciding)
+
+
+def _late(cluster: Cluster) -> Iterator[str]:
+    """S6: a broker that lives and can be reached answers an order in time, whatever its workers do."""
+    for order in cluster.book.orders.values():
+        for began, broker in order.late:
+            if not cluster.faults.troubled(broker, order.owner, began - PATIENCE_S, began + PATIENCE_S):
+                yield f"S6: {broker} did not answer order {order.label}, asked at {began:.3f}, in {PATIENCE_S:g} s"
+
+
+def _leaks(cluster: Cluster) -> Iterator[str]:
+    """S17: while a lease is held, a change without its nonce is refused."""
+    for at_s, order in cluster.book.leaks:
+        if order.worker not in cluster.faults.clocks_moved and not cluster.forgot(
+            order.worker, at_s, at_s + PATIENCE_S
+        ):
+            yield f"S17: machine {order.machine} was changed at {at_s:.3f} without the nonce of a lease that was held"

@@ -1,0 +1,104 @@
+"""What must hold of the catalog's replicas: prefixes of what their owners published at any time, equal to it at rest.
+
+`Watch` looks at every replica once a second: positions never go back in one life of a node (S12). `check` compares at
+rest: each replica with the owners' own rows (S11, L1), and each member's neighbours with those that live (L5).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hawker.core.swim.members import Status
+from hawker.model.catalog import NOTHING, TIERS, LogId, Position, Tier
+from hawker.model.rows import LogHeadRow, PublishedRow
+
+if TYPE_CHECKING:
+    from hawker.catalog.node import Node as Member
+    from hawker.sim.cluster import Cluster
+    from hawker.sim.loop import Process
+    from hawker.sim.node import Node
+
+LOOK_S = 1.0
+
+
+class Watch:
+    """Positions that were seen, by process: a power cut may take back what a replica had."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._seen: dict[tuple[Process, LogId], Position] = {}
+        self.violations: list[str] = []
+
+    def look(self) -> None:
+        cluster = self._cluster
+        for node in cluster.nodes.values():
+            member = catalog(node)
+            if member is None or node.process is None:
+                continue
+            for tier in TIERS:
+                for owner in sorted(member.replica.origins(tier)):
+                    log = LogId(owner, tier)
+                    at, before = member.replica.position(log), self._seen.get((node.process, log), NOTHING)
+                    if at < before:
+                        self.violations.append(
+                            f"S12: {cluster.loop.time():.3f}: {node.name} went back from {before} to {at} in {log}"
+                        )
+                    self._seen[node.process, log] = at
+
+    def go_on(self) -> None:
+        """Look now and once a second."""
+        self.look()
+        self._cluster.faults.later(LOOK_S, self.go_on)
+
+
+def catalog(node: Node) -> Member | None:
+    """A node's member of the catalog, once it serves."""
+    return node.agent.node if node.agent else None
+
+
+def check(cluster: Cluster) -> list[str]:
+    """What differs, for a system at rest. Nodes that are no members are left out."""
+    wrong: list[str] = []
+    members = {node.name: (node, member) for node in cluster.nodes.values() if (member := catalog(node))}
+    for owner in cluster.workers:
+        if owner.name not in members:
+            continue
+        for tier in TIERS:
+            same = [name for name, (node, _) in members.items() if tier == "global" or _region(node) == _region(owner)]
+            wrong += _differing(cluster, owner, tier, {name: members[name][1] for name in same})
+    for name, (node, member) in members.items():
+        for other, (its_node, _) in members.items():
+            if other == name or _region(node) != _region(its_node):
+                continue
+            view = member.swim.members.get(other)
+            if view is None or view.status is not Status.alive:
+                wrong.append(f"L5: {name} takes {other} for {view.status.name if view else 'nobody'}")
+    return wrong
+
+
+def _region(node: Node) -> str:
+    return node.settings.region
+
+
+def _differing(cluster: Cluster, owner: Node, tier: Tier, members: dict[str, Member]) -> list[str]:
+    store = cluster.store(owner)
+    if store is None:
+        return []
+    log = LogId(owner.name, tier)
+    head = store.read.get(LogHeadRow, tier)
+    at = Position(head.epoch, head.head) if head else NOTHING
+    rows = store.read.select(PublishedRow)
+    published = {
+        (row.of, row.id): (row.number, row.values) for row in rows if row.tier == tier and row.values is not None
+    }
+    wrong = []
+    for name, member in members.items():
+        there = member.replica.position(log)
+        found = {(row.table, row.key): (row.number, row.values) for row in member.replica.log_rows(log) if row.values}
+        if there != at:
+            wrong.append(f"L1: {name} stands at {there} of {owner.name}'s {tier} log, which is at {at}")
+        elif found != published:
+            keys = sorted(key for key in found.keys() | published.keys() if found.get(key) != published.get(key))
+            what = [f"{key}: {found.get(key)} in the place of {published.get(key)}" for key in keys[:3]]
+            wrong.append(f"S11: {name} at {at} of {owner.name}'s {tier} log has other rows: {what}")
+    return wrong
