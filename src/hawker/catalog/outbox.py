@@ -238,8 +238,9 @@ class Outbox:
             stamped = {(table, key): values for (t, table, key), values in merged.items() if t == tier}
             if tier in now or stamped:
                 self._write(tx, tier, now.get(tier, []), stamped)
-        if wait:
-            self._tell_due(tx)
+        if wait:  # what waits for longer is due earlier, and was told of when it began to
+            wait_ms = max(ownerlog.wait_ms(self._budget, self._bucket), ownerlog.COALESCE_MS)
+            tx.after_commit(lambda: self.on_due(wait_ms) if self.on_due else None)
 
     def _write(self, tx: Tx, tier: Tier, changes: list[Change], merged: Mapping[tuple[str, str], Values]) -> None:
         """One version, its rows and the head."""
