@@ -31,10 +31,7 @@ class Queries:
 
     def read(self, query: str, text_max: int = sql.TEXT_MAX) -> Found:
         """For what is given to `run`. Raises `Invalid`."""
-        replica = self._replica
-        if self._host.vfs is not None:
-            return sql.read_on(replica._reader, query, text_max)
-        return sql.read(replica._path, query, text_max)
+        return self._replica.ask(query, text_max)
 
     async def run(self, function: Callable[[], T]) -> T:
         """Beside the event loop. A simulated disk takes one connection, so there in its place."""

@@ -27,6 +27,7 @@ from hawker.core import ownerlog
 from hawker.host import Host
 from hawker.model.catalog import NOTHING, LogId, Numbered, Origin, Position, Range, Tier, Version
 from hawker.store.connection import rows, translated
+from hawker.store.sql import TEXT_MAX, Found, read, read_on
 
 BUFFERED_MOST = 8192
 """Versions of all logs that wait for a hole to be filled. Beyond it they are dropped, and the range brings them."""
@@ -151,6 +152,13 @@ class Replica:
     def newest_stamp(self) -> int:
         """The greatest stamp of the merged rows that are here."""
         return self._stamp
+
+    def ask(self, query: str, text_max: int = TEXT_MAX) -> Found:
+        """Read for people: one statement, read-only, within limits. On a real disk also from another thread. Raises
+        `Invalid`, `StoreError`."""
+        if self._vfs is None:
+            return read(self._path, query, text_max)
+        return read_on(self._reader, query, text_max)
 
     @property
     def waiting(self) -> int:
