@@ -24,11 +24,12 @@ from hawker.store.verify import verify
 
 def lease(reads: Reads, key: str, row: LeaseRow | None) -> Iterable[Projected]:
     """Readers wait for a lease; its owner is a row of the other tier."""
-    yield "region", Change("leases", key, row and {"nonce": row.nonce, "note": row.description or None}), True
+    values = {"nonce": row.nonce, "note": row.description or None} if row else None
+    yield "region", Change("leases", key, values), True
 
 
 def tally(reads: Reads, key: str, row: TallyRow | None) -> Iterable[Projected]:
-    yield "global", Change("tallies", key, row and {"machines": row.machines}), False
+    yield "global", Change("tallies", key, {"machines": row.machines} if row else None), False
 
 
 class Node:
@@ -46,11 +47,11 @@ class Node:
         self.store = Store.open(path, self.host)
         self.store.on_change = self.outbox.on_change
 
-    async def take(self, machine: str, nonce: str = "n", **fields: Any) -> None:
+    async def take(self, machine: str, nonce: str = "n", expires_at_ms: int = 0) -> None:
         def change(tx: Tx) -> None:
             tx.record("lease.taken", machine, cause="test")
-            values = {"owner": "o", "description": "", "expires_at_ms": 0} | fields
-            tx.put(LeaseRow(machine=machine, nonce=nonce, **values))
+            row = LeaseRow(machine=machine, nonce=nonce, owner="o", description="", expires_at_ms=expires_at_ms)
+            tx.put(row)
 
         await self.store.submit(change)
 

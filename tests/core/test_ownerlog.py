@@ -11,6 +11,7 @@ from hawker.core.ownerlog import (
     BUCKETS,
     COALESCE_MS,
     EPOCH_BITS,
+    HELD_MS,
     LINEAGE_MOST,
     REORDER_MOST,
     Budget,
@@ -93,6 +94,13 @@ def test_what_waits_belongs_to_the_newest_epoch() -> None:
     waiting.hold(version(14, epoch=7))
     assert waiting.ready(Position(7, 11)) == []
     assert waiting.ready(Position(8, 12)) == [version(13, epoch=8)]
+
+
+def test_what_waits_for_what_nobody_has_is_given_up() -> None:
+    waiting = Reorder(now_ms=1000)
+    assert not waiting.in_vain(1000 + HELD_MS - 1)
+    assert waiting.in_vain(1000 + HELD_MS)
+    assert waiting.in_vain(999)
 
 
 def test_what_waits_for_an_epoch_that_was_skipped_is_dropped() -> None:

@@ -146,8 +146,8 @@ class EchoingOutbox(Outbox):
 
 
 class ForgetfulLayout(Layout):
-    def check(self, values: Values) -> tuple[Any, ...]:
-        return (None, *super().check(values)[1:])
+    def extra(self, values: Values) -> str | None:
+        return None
 
 
 class ColumnsDropped(Replica):

@@ -22,6 +22,11 @@ from hawker.store.connection import BUSY_MS, rows
 _FORMAT = 1
 """Of the tables below. One that is different is not read: the file begins empty."""
 
+_CACHE_KIB = 64_000
+"""At most, while a large snapshot is written: pages that do not fit are written twice."""
+_WAL_PAGES_BEFORE_CHECKPOINT = 4000
+_WAL_BYTES_KEPT = 64 << 20
+
 _OWN_TABLES = """
 create table _meta (name text primary key, value text not null) strict, without rowid;
 
@@ -80,7 +85,9 @@ def connect(path: str, vfs: str | None) -> tuple[apsw.Connection, apsw.Connectio
         if mode != "wal":
             raise StoreError(f"SQLite cannot use a write-ahead log at {path} ({mode}); use a local file system")
         writer.execute("pragma synchronous = normal")
-        writer.execute("pragma cache_size = -16000")
+        writer.execute(f"pragma cache_size = -{_CACHE_KIB}")
+        writer.execute(f"pragma wal_autocheckpoint = {_WAL_PAGES_BEFORE_CHECKPOINT}")
+        writer.execute(f"pragma journal_size_limit = {_WAL_BYTES_KEPT}")
         if vfs is not None:
             return writer, writer
         rows(writer, "select count(*) from sqlite_schema")

@@ -8,16 +8,23 @@ the future, "unknown" is of a table that this Hawker does not have, "muted" of o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 
 import apsw
 import msgspec
 
-from hawker.catalog.schema import Bad, Layout, check_key
+from hawker.catalog.schema import Bad, Layout
 from hawker.core import hlc
 from hawker.model.catalog import RAISED_FLOOR, LogId, Numbered, Tier, Values
+from hawker.store.connection import rows
 
 _PUT_ASIDE = "insert or replace into _aside values (?,?,?,?,?,?,?,?,?,?,?)"
 _pack = msgspec.msgpack.Encoder().encode
+
+BULK_LEAST = 10_000
+"""Rows for which a table's indexes are dropped and made anew, if it grows to twice its size: sorting once is quicker
+than finding each row its place."""
+_PLACE = itemgetter(0, 1)
 
 AsideOf = tuple[str, str, str]
 """Owner, tier and table that may have rows in `_aside`."""
@@ -42,6 +49,7 @@ class Batch:
         self._aside = aside
         self._now_ms = now_ms
         self._held: dict[str, list[tuple[object, ...]]] = {}  # rows to insert, by table, in their order
+        self._owners: set[str] = set()  # of rows that are held
         self.tables: set[str] = set()
         self.stamp = 0
         self.put_aside = 0
@@ -55,14 +63,9 @@ class Batch:
             self._put_aside(owner, tier, number, table, key, values, "muted" if layout else "unknown", "")
             return
         try:
-            check_key(key)
             if layout.tier != tier:
                 raise Bad(f"{table} is a table of the tier {layout.tier}")
-            row = (
-                layout.tombstone(owner, number, key)
-                if values is None
-                else layout.stored(owner, number, key, layout.check(values))
-            )
+            row = layout.tombstone(owner, number, key) if values is None else layout.row(owner, number, key, values)
         except Bad as error:
             self._put_aside(owner, tier, number, table, key, values, "poison", str(error))
             return
@@ -82,22 +85,23 @@ class Batch:
             held = self._held[table] = []
             self.tables.add(table)
         held.append(row)
+        self._owners.add(owner)
 
-    def add_all(self, log: LogId, rows: Iterable[Numbered]) -> None:
+    def add_all(self, log: LogId, numbered: Iterable[Numbered]) -> None:
         owner, tier = log
-        for row in rows:
+        for row in numbered:
             self.add(owner, tier, row.number, row.table, row.key, row.values)
 
     def clear(self, log: LogId) -> None:
         """Drop every row of a log."""
-        self.write()
+        self._write_of(log.owner)
         for layout in self._of_tier(log.tier):
             self._db.execute(f"delete from {layout.physical} where _owner = ?", (log.owner,))
         self._db.execute("delete from _aside where owner = ? and tier = ?", log)
 
     def purge(self, log: LogId, floor: int) -> None:
         """Drop the tombstones at or below a floor."""
-        self.write()
+        self._write_of(log.owner)
         for layout in self._of_tier(log.tier):
             self._db.execute(
                 f"delete from {layout.physical} where _owner = ? and _deleted and _number <= ?", (log.owner, floor)
@@ -107,8 +111,24 @@ class Batch:
     def write(self) -> None:
         """Bring what is held into the tables."""
         for table, held in self._held.items():
-            self._db.executemany(self._layouts[table].insert, held)
+            layout = self._layouts[table]
+            if len(held) > 1:
+                held.sort(key=_PLACE)  # neighbours in the table are written together; of one key the last still wins
+            if len(held) < BULK_LEAST or len(held) < rows(self._db, f"select count(*) from {layout.physical}")[0][0]:
+                self._db.executemany(layout.insert, held)
+                continue
+            for index in layout.indexes:
+                self._db.execute(f"drop index {index}")
+            self._db.executemany(layout.insert, held)
+            for index, on in layout.indexes.items():
+                self._db.execute(f"create index {index} {on}")
         self._held = {}
+        self._owners.clear()
+
+    def _write_of(self, owner: str) -> None:
+        """The same, if any of it is of this owner."""
+        if owner in self._owners:
+            self.write()
 
     def _of_tier(self, tier: Tier) -> list[Layout]:
         found = [layout for layout in self._layouts.values() if layout.tier == tier]
@@ -129,10 +149,14 @@ class Batch:
     ) -> None:
         layout = self._layouts.get(table)
         if layout is not None and layout.tier == tier:
-            self.write()  # an earlier row of this key may be held
+            self._write_of(owner)  # an earlier row of this key may be held
             self._db.execute(f"delete from {layout.physical} where _owner = ? and id = ?", (owner, key))
             self.tables.add(table)
-        row = (owner, tier, table, key, number, values is None, _pack(values), kind, why, self._now_ms, until_ms)
+        try:
+            raw = _pack(values)
+        except RecursionError:  # it was read with a little more stack left than there is here
+            values, raw, why = None, _pack(None), "lists and maps in it are nested too deep to be kept"
+        row = (owner, tier, table, key, number, values is None, raw, kind, why, self._now_ms, until_ms)
         self._db.execute(_PUT_ASIDE, row)
         self._aside.add((owner, tier, table))
         self.put_aside += 1

@@ -9,9 +9,8 @@ the views, which carry the plain names.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import isfinite
-from operator import attrgetter
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -22,7 +21,8 @@ from hawker.model.catalog import Tier, Values
 KEY_MOST = 256
 TEXT_MOST = 4096
 ROW_MOST = 64 << 10
-"""Bytes of a row as it travels."""
+"""Bytes of a row as it travels, when it has columns that are not known here; those that are have bounds of their own,
+and to measure every row would cost as much as to check it."""
 DEPTH_MOST = 100
 """Lists and maps inside each other in a column of JSON; SQLite reads 1,000."""
 
@@ -190,6 +190,9 @@ class Layout:
         self._defaults = {name: metas[name][1]["default"] for name in self.names}
         self._known = frozenset(self.names)
         self._columns = table.columns
+        # The same columns and no others: most rows have none that are unknown, and this tells so while it checks.
+        fields = [(field.name, hints[field.name], None) for field in msgspec.structs.fields(table.columns)]
+        self._exactly = msgspec.defstruct(f"{table.columns.__name__}Exactly", fields, forbid_unknown_fields=True)
         self._json = [(name, extra["json"]) for name, (_, extra) in metas.items() if "json" in extra]
         self._flags = frozenset(name for name in self.names if self._types[name] is bool)
         self.physical = f"{table.name}_of"
@@ -199,14 +202,21 @@ class Layout:
             f"values ({', '.join('?' * len(everything))})"
         )
         self.read = f"select {', '.join(everything[1:])} from {self.physical} where _owner = ?"
+        indexes = (*table.indexes, ("id", "stamp")) if table.merged else table.indexes
+        # On what readers compare with: SQLite finds an index only for the very expression that it is on.
+        self.indexes = {
+            f"{self.physical}_{'_'.join(index)}": f"on {self.physical} ({', '.join(map(self._shown, index))})"
+            for index in indexes
+        }
         self._none = (None,) * len(self.names)
-        self._values_of: Callable[[Any], tuple[Any, ...]] = (
-            attrgetter(*self.names) if len(self.names) > 1 else lambda row: (getattr(row, self.names[0]),)
-        )
+
+    def _shown(self, name: str) -> str:
+        """A column as readers see it."""
+        return f"coalesce({_quoted(name)}, {_literal(self._defaults[name])})" if name in self._known else name
 
     def ddl(self) -> list[str]:
         columns = [f"{_quoted(name)} {'text' if self._types[name] is str else 'integer'}" for name in self.names]
-        shown = [f"coalesce({_quoted(n)}, {_literal(self._defaults[n])}) as {_quoted(n)}" for n in self.names]
+        shown = [f"{self._shown(name)} as {_quoted(name)}" for name in self.names]
         name, rows = self.name, f"{self.name}_rows"
         made = [
             f"create table {self.physical} (_owner text not null, id text not null, _number integer not null, "
@@ -214,20 +224,17 @@ class Layout:
             "strict, without rowid",
             f"create view {rows} as select _owner as worker, id, {', '.join(shown)} "
             f"from {self.physical} where not _deleted",
+            *(f"create index {index} {on}" for index, on in self.indexes.items()),
         ]
         views = dict(self.table.views)
-        indexes = list(self.table.indexes)
         if self.merged:
-            indexes.append(("id", "stamp"))
             views[name] = self.newest()
         views.setdefault(name, f"select * from {rows}")
-        for index in indexes:
-            made.append(f"create index {self.physical}_{'_'.join(index)} on {self.physical} ({', '.join(index)})")
         made += [f"create view {view} as {body}" for view, body in views.items()]
         return made
 
     def newest(self) -> str:
-        """The view of a merged table. SQLite compares text by its bytes in UTF-8, which is the order of `hlc.newest`."""
+        """The view of a merged table. SQLite compares text by its bytes in UTF-8: the same order as `hlc.newest`."""
         return (
             f"select * from {self.name}_rows m where not deleted and not exists (select 1 from {self.physical} o "
             "where o.id = m.id and not o._deleted and (coalesce(o.stamp, 0), o._owner) > (m.stamp, m.worker))"
@@ -236,26 +243,33 @@ class Layout:
     def describe(self) -> Described:
         return Described(self.name, self.tier, self.names, tuple(sorted(self._flags)), tuple(self.ddl()))
 
-    def check(self, values: Values) -> tuple[Any, ...]:
-        """The row's `_extra` and columns. Raises `Bad`."""
+    def row(self, owner: str, number: int, key: str, values: Values) -> tuple[Any, ...]:
+        """What `insert` takes. Raises `Bad`."""
+        if not key or len(key) > KEY_MOST or "\0" in key:
+            raise Bad(_BAD_KEY)
+        extra = None
         try:
-            row = msgspec.convert(values, self._columns)
-        except msgspec.ValidationError as error:
-            raise Bad(str(error)) from error
+            row = _convert(values, self._exactly)
+        except msgspec.ValidationError:
+            try:
+                row = _convert(values, self._columns)
+            except msgspec.ValidationError as error:
+                raise Bad(str(error)) from error
+            extra = self.extra(values)
         for name, kind in self._json:
             text = getattr(row, name)
             if text is not None:
                 _check_json(name, text, kind)
-        extra = None if values.keys() <= self._known else _extra(values, self._known)
-        if len(values) > 12 and len(_packed(values)) > ROW_MOST:
-            raise Bad(f"the row has more than {ROW_MOST} bytes")
-        return (extra, *self._values_of(row))
+        return (owner, key, number, 0, extra, *_astuple(row))
 
-    def stored(self, owner: str, number: int, key: str, checked: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The values of `insert`."""
-        return (owner, key, number, 0, *checked)
+    def extra(self, values: Values) -> str | None:
+        """The columns that this node does not know, as JSON. Raises `Bad`."""
+        return _extra(values, self._known)
 
     def tombstone(self, owner: str, number: int, key: str) -> tuple[Any, ...]:
+        """The same for a row that is gone."""
+        if not key or len(key) > KEY_MOST or "\0" in key:
+            raise Bad(_BAD_KEY)
         return (owner, key, number, 1, None, *self._none)
 
     def values(self, extra: str | None, columns: Sequence[Any]) -> Values:
@@ -281,11 +295,9 @@ class Described(msgspec.Struct, frozen=True):
     ddl: tuple[str, ...]
 
 
-def check_key(key: str) -> None:
-    if not key or len(key) > KEY_MOST or "\0" in key:
-        raise Bad(f"a key has 1 to {KEY_MOST} characters, none of them NUL")
-
-
+_BAD_KEY = f"a key has 1 to {KEY_MOST} characters, none of them NUL"
+_convert = msgspec.convert
+_astuple = msgspec.structs.astuple
 _packed = msgspec.msgpack.Encoder().encode
 _Scalar = str | int | float | bool | None
 

@@ -20,6 +20,8 @@ Fit = Literal["current", "range", "snapshot", "ahead"]
 
 REORDER_MOST = 64
 """Versions of one log that wait for a hole to be filled: beyond that a range is cheaper than many versions."""
+HELD_MS = 30_000
+"""How long they wait at most. Nobody may have what they wait for: their owner came back from a time before them."""
 LINEAGE_MOST = 16
 """Epochs that a log remembers. Who was away for more restarts of its owner takes a snapshot."""
 COALESCE_MS = 150
@@ -73,12 +75,17 @@ def lineage_after(lineage: tuple[Position, ...], ended: Position) -> tuple[Posit
 class Reorder:
     """Versions of one log that came before the one they follow. Holds the newest epoch only, its lowest numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_ms: int = 0) -> None:
         self._held: dict[int, Version] = {}
         self._epoch = 0
+        self._since_ms = now_ms
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def in_vain(self, now_ms: int) -> bool:
+        """Whether they have waited for too long. A clock that goes back does not make them wait longer."""
+        return not 0 <= now_ms - self._since_ms < HELD_MS
 
     def hold(self, version: Version) -> None:
         if version.epoch < self._epoch:
@@ -151,7 +158,7 @@ def spent(bucket: Bucket, size: int) -> Bucket:
 def wait_ms(budget: Budget, bucket: Bucket) -> int:
     """How long until the next version may go out."""
     short_s = max((1 - bucket.versions) / budget.versions_per_s, -bucket.bytes / budget.bytes_per_s, 0.0)
-    return 0 if affords(bucket) else int(short_s * 1000) + 1
+    return 0 if affords(bucket) else int(short_s * 1000 + 1e-6) + 1  # a rounded time is not one too early
 
 
 def is_due(since_ms: int, now_ms: int) -> bool:

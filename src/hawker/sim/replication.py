@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from hawker.core import hlc
+from hawker.core.ownerlog import HELD_MS
 from hawker.model.catalog import TIERS, LogId, Tier
 from hawker.model.rows import DueRow, LeaseRow, TallyRow
 from hawker.sim.replication_node import Kinds, Node, lease, tally
@@ -261,6 +262,7 @@ async def _calm(world: World) -> None:
         await _flush_all(world, world.nodes[name])
     await world.go_on()
     world.report.rounds = await _converge(world)
+    world.now_ms += HELD_MS
     for name in world.names:
         _recheck(world, world.nodes[name])
     _check_read(world)

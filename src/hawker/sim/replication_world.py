@@ -150,9 +150,14 @@ class World:
         self.report.deliveries += 1
         match kind:
             case "tell":
-                self._took(node, source, node.replica.receive(body), body)
+                others = [version for version in body if version.owner != target]
+                if others:
+                    self._took(node, source, node.replica.receive(others), others)
+                return self._compare(node, source, {v.log: v.position for v in body if v.owner == target}, None)
             case "give":
-                self._merged(node, source, body)
+                self._merged(node, source, [each for each in body if each.origin.owner != target])
+                own = {each.origin.log: each.origin.position for each in body if each.origin.owner == target}
+                return self._compare(node, source, own, None)
             case "ask":
                 log, at = body
                 self._answer(node, source, log, at)
@@ -246,13 +251,13 @@ class World:
     async def _compare(
         self, node: Node, source: str, theirs: dict[LogId, Position], digests: dict[Tier, bytes] | None
     ) -> None:
-        """Another node told where it stands: ask for what it has, give what it has not."""
+        """Another node told where it stands: ask for what it has, give what it has not. Of our own log nobody has what
+        we have not, unless we came back from the past."""
         for log, at in sorted(theirs.items()):
             ours = node.replica.position(log)
             if log.owner == node.name and ownerlog.fits(at, node.origin(log.tier)) == "ahead":
                 await self._raise(node, log, at)
-                continue
-            if at > ours:
+            elif at > ours:
                 self.send(node.name, source, "ask", (log, ours))
             elif at < ours:
                 self._answer(node, source, log, at)
