@@ -45,6 +45,7 @@ COMMANDS = {
         "Run an agent: a worker, a broker, or both, as its configuration says.",
     ),
     "worker": ("hawker.cli.worker:worker", "Look after a worker's files on this host."),
+    "sim": ("hawker.sim.cli:sim", "Simulate the whole system from a seed, with faults, and check every promise."),
     "completion": ("hawker.cli.completion:completion", "Print the script that completes commands in your shell."),
 }
 

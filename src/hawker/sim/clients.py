@@ -186,7 +186,7 @@ class Client:
         if rng.random() < 0.05:
             order.auto_destroy = True
             config["auto_destroy"] = True
-        body = {"name": order.label, "region": ",".join(order.regions), "config": config}
+        body: dict[str, Any] = {"name": order.label, "region": ",".join(order.regions), "config": config}
         if rng.random() < 0.1:
             body["skip_launch"] = True
         return body

@@ -43,15 +43,14 @@ NAMED: tuple[str, ...] = (
 """What a campaign of a hundred seeds must have seen, each at least once."""
 
 COMMON: tuple[str, ...] = (
-    "a reservation raced and was refused",
     "an order in doubt was released",
     "an order in doubt was found again by its key",
-    "a reservation lapsed",
-    "a parked run was tried again",
     "a program outlived its agent",
-    "a run resumed at launch",
+    "a write was torn",
     "a suspicion was refuted",
     "a hole in a log was found",
+    "a log was brought up to date by a range",
+    "a machine was started again after its host lost power",
 )
 """What even a few seeds must have seen."""
 

@@ -1,0 +1,70 @@
+"""Many seeds: what went wrong, which faults fired, and which rare paths were taken.
+
+A campaign fails when a run violates a promise, and also when a path it must have seen was never taken: then it has
+shown nothing about that path.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+
+from hawker.sim.cluster import Plan, Report, simulate
+from hawker.sim.faults import KINDS
+from hawker.sim.paths import COMMON, NAMED
+
+MANY = 100
+"""From so many seeds on, every named path must have been taken; before, the common ones."""
+SEEDS_A_PROCESS = 20  # then a fresh one: Python gives little memory back
+
+
+@dataclass
+class Campaign:
+    """The sum of its runs."""
+
+    runs: int = 0
+    events: int = 0
+    failed: dict[int, list[str]] = field(default_factory=dict)  # violations by seed
+    fired: Counter[str] = field(default_factory=Counter)
+    paths: Counter[str] = field(default_factory=Counter)
+    answers: Counter[str] = field(default_factory=Counter)
+
+    def add(self, report: Report) -> None:
+        self.runs += 1
+        self.events += report.events
+        if report.violations:
+            self.failed[report.plan.seed] = report.violations
+        self.fired.update(report.fired)
+        self.paths.update(report.paths)
+        self.answers.update(report.answers)
+
+    def never(self) -> list[str]:
+        """What it must have seen and has not: paths, and kinds of faults once there were many seeds."""
+        many = self.runs >= MANY
+        paths = [path for path in (NAMED if many else COMMON) if not self.paths[path]]
+        return paths + [f"fault: {kind}" for kind in KINDS if many and not self.fired[kind]]
+
+    @property
+    def ok(self) -> bool:
+        return not self.failed and not self.never()
+
+
+def run_seeds(seeds: Sequence[int], jobs: int = 1, *, seconds: float = 60.0) -> Iterator[Report]:
+    """One report a seed, as they come."""
+    plans = [Plan(seed=seed, seconds=seconds) for seed in seeds]
+    if jobs == 1:
+        yield from map(run_one, plans)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=SEEDS_A_PROCESS) as pool:
+        yield from pool.map(run_one, plans)
+
+
+def run_one(plan: Plan) -> Report:
+    report = simulate(plan)
+    gc.collect()  # the loop runs without it
+    return report
