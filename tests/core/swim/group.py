@@ -29,6 +29,8 @@ class Group:
         self.lost: Callable[[str, str], bool] = lambda sender, target: False
         self.done: list[tuple[str, Action]] = []
         self.sent: list[tuple[str, str, bytes]] = []
+        self._still = ""
+        self._held: deque[tuple[str, str, bytes]] = deque()
         for node in self.nodes.values():
             node.start(0.0)
 
@@ -39,9 +41,13 @@ class Group:
         """Nothing goes in or out of these."""
         self.lost = lambda sender, target: sender in names or target in names
 
-    def run(self, until: float, *, but: Iterable[str] = ()) -> None:
-        """Lets time pass; members in `but` stand still."""
-        nodes = [node for name, node in self.nodes.items() if name not in but]
+    def run(self, until: float, *, still: str = "") -> None:
+        """Lets time pass. One may stand still: it gets its packets, and its time, with the next run."""
+        self._still = still
+        held, self._held = self._held, deque()
+        for sender, target, payload in held:
+            self.nodes[target].on_packet(self.now, member(sender).address, payload)
+        nodes = [node for name, node in self.nodes.items() if name != still]
         while (now := min(node.due() for node in nodes)) <= until:
             self.now = max(self.now, now)
             for node in nodes:
@@ -63,7 +69,9 @@ class Group:
                 return
             sender, target, payload = packets.popleft()
             self.sent.append((sender, target, payload))
-            if not self.lost(sender, target):
+            if target == self._still:
+                self._held.append((sender, target, payload))
+            elif not self.lost(sender, target):
                 self.nodes[target].on_packet(self.now, member(sender).address, payload)
 
     def status(self, holder: str, name: str) -> Status:

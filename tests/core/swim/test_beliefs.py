@@ -125,13 +125,20 @@ def test_i_never_believe_myself_dead_and_my_incarnation_only_rises(
         assert before <= (before := (of.me.born, of.incarnation))
 
 
-def test_an_accusation_of_me_is_answered_with_a_higher_incarnation_and_an_old_one_not_at_all() -> None:
+def test_an_accusation_of_me_is_answered_with_a_higher_incarnation_and_an_old_one_with_the_answer_it_had() -> None:
     of = beliefs(me="x")
     of.suspect(1.0, "x", 1_000, 4, "a")
     assert told(of)["x"] == Alive(of.me, 5)
+    of.rumours.drop("x")
     of.dead(1.0, "x", 1_000, 4, "a")
-    of.suspect(1.0, "x", 999, 9, "a")
+    assert told(of)["x"] == Alive(of.me, 5)
     assert (of.incarnation, of.refuted) == (5, 1)
+
+
+def test_an_accusation_of_my_former_life_is_none_of_me() -> None:
+    of = beliefs(me="x")
+    of.suspect(1.0, "x", 999, 9, "a")
+    assert told(of) == {}
 
 
 def test_who_leaves_says_so_itself_and_answers_no_accusation() -> None:
@@ -260,13 +267,22 @@ def test_an_accusation_of_a_newer_incarnation_begins_anew() -> None:
 def test_time_in_which_nothing_was_heard_is_given_back_up_to_once_the_longest_timeout() -> None:
     of = beliefs()
     of.suspect(10.0, "x", 1_000, 0, "a")
-    of.postpone(16.0, 5.0)
+    of.postpone(16.0, 5.0, silence=True)
     assert of.next_deadline() == pytest.approx(39.0)
-    of.postpone(17.0, 30.0)  # longer than it is suspect: begins anew
+    of.postpone(17.0, 30.0, silence=True)  # longer than it is suspect: begins anew
     assert of.next_deadline() == pytest.approx(41.0)
     for at in range(20, 400, 10):
-        of.postpone(at, 10.0)
+        of.postpone(at, 10.0, silence=True)
     assert of.next_deadline() == pytest.approx(34.0 + 24.0)
+
+
+def test_time_in_which_i_stood_still_is_given_back_whole() -> None:
+    of = beliefs()
+    for accuser in ("a", "b", "c"):
+        of.suspect(10.0, "x", 1_000, 0, accuser)
+    of.postpone(200.0, 189.0, silence=False)
+    of.expire(200.0)
+    assert of.next_deadline() == pytest.approx(203.0)
 
 
 # Memory
@@ -294,9 +310,8 @@ def test_who_came_back_is_not_forgotten_for_having_been_dead() -> None:
     assert view_of(of).status is ALIVE
 
 
-def test_more_members_than_a_table_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hawker.core.swim.wire.MEMBERS_MAX", len(PEERS))
-    of = beliefs()
+def test_more_members_than_a_table_may_hold_are_refused() -> None:
+    of = Beliefs(member("me"), replace(LAN, members_max=len(PEERS)), known(*PEERS), [])
     of.alive(1.0, member("late"), 0)
     assert "late" not in of.table
     assert of.refused == 1

@@ -35,7 +35,7 @@ class Suspicion(msgspec.Struct):
     wanted: int
     accusers: list[str]
     deadline: float = INF
-    postponed: float = 0.0
+    silence: float = 0.0
 
 
 class Grave(msgspec.Struct, frozen=True):
@@ -85,7 +85,7 @@ class Beliefs:
                     self.conflict(view.member, member)
                     return
         encoded = wire.alive(member, incarnation)
-        if len(encoded) > wire.RUMOUR_BYTES_MAX or (view is None and len(self.table) >= wire.MEMBERS_MAX):
+        if len(encoded) > wire.RUMOUR_BYTES_MAX or (view is None and len(self.table) >= self.settings.members_max):
             self.refused += 1
             return
         if view is None:
@@ -181,8 +181,12 @@ class Beliefs:
             self._accused(now, born, incarnation)
 
     def _accused(self, now: float, born: int, incarnation: int) -> None:
-        if not self.leaving and born == self.me.born and incarnation >= self.incarnation:
+        if self.leaving or born != self.me.born:
+            return
+        if incarnation >= self.incarnation:
             self.refute(now, incarnation)
+        elif self.me.name not in self.rumours:  # answered before, but that did not reach everybody
+            self.announce(now, self.incarnation)
 
     def refute(self, now: float, incarnation: int) -> None:
         self.refuted += 1
@@ -230,13 +234,14 @@ class Beliefs:
         while graves and (graves[0].at + self.settings.remember_dead <= now or len(graves) > DEAD_MAX):
             self._forget(graves.popleft())
 
-    def postpone(self, now: float, seconds: float) -> None:
-        """Time in which I heard nothing counts against nobody, up to once the longest timeout: if most are dead, there
-        is little to hear."""
+    def postpone(self, now: float, seconds: float, *, silence: bool) -> None:
+        """Time in which I did not run counts against nobody. Time in which I only heard nothing does not either, up to
+        once the longest timeout: where most are dead there is little to hear."""
         for suspicion in self._suspicions.values():
-            most = self.settings.suspicion_max(suspicion.members) - suspicion.postponed
-            later = min(seconds, now - suspicion.began, most)
-            suspicion.postponed += later
+            later = min(seconds, now - suspicion.began)
+            if silence:
+                later = min(later, self.settings.suspicion_max(suspicion.members) - suspicion.silence)
+                suspicion.silence += later
             suspicion.began += later
             suspicion.deadline += later
         self._deadlines = [(suspicion.deadline, name) for name, suspicion in self._suspicions.items()]

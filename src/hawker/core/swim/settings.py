@@ -26,6 +26,8 @@ class Settings(msgspec.Struct, frozen=True):
     """So long a dead member is gossiped to: a chance to refute."""
     remember_dead: float = 86_400.0
     """Longer than gossip carries anything, and so long that a region cut off for a day finds back by itself."""
+    members_max: int = 65_536
+    """Newcomers above this, the dead included, are refused."""
     health_max: int = 7
     lifeguard: bool = True
     """False: plain SWIM. A fixed suspicion timeout; no nacks, local health, buddy rule or stream probe."""

@@ -334,7 +334,7 @@ class Swim:
         """A probe long overdue shows that this process stood still: what it did not hear then means nothing."""
         if not self.settings.lifeguard or now - self._probe_at <= self.settings.probe_timeout:
             return
-        self.beliefs.postpone(now, now - self._probe_at)
+        self.beliefs.postpone(now, now - self._probe_at, silence=False)
         self._worsen(1)
         self._probe = None
         self._probe_at = now
@@ -344,7 +344,7 @@ class Swim:
         silence = now - self._heard_at
         self._heard_at = now
         if silence > SILENCE_PERIODS * self.settings.probe_interval and self.settings.lifeguard:
-            self.beliefs.postpone(now, silence)
+            self.beliefs.postpone(now, silence, silence=True)
             self.beliefs.repeat_suspicions()
 
     # Listening
