@@ -395,11 +395,11 @@ def test_a_run_that_takes_too_long_is_seen_and_given_up(user: User) -> None:
 def test_sql_asks_every_worker_or_one(user: User) -> None:
     machine = user.run("--region", "mad")
     query = f"select id, body ->> 'state' as state from machine where id = '{machine['id']}'"
-    header, row = user("sql", query).out.splitlines()
+    header, row = user("sql", "--workers", query).out.splitlines()
     assert header.split() == ["worker", "id", "state"]
     assert row.split() == [machine["hawker"]["worker"], machine["id"], "started"]
     assert user.json("sql", query, "--worker", "ord-1")["rows"] == []
-    assert "syntax error" in user("sql", "selec", status=1).err
+    assert "syntax error" in user("sql", "--workers", "selec", status=1).err
 
 
 def test_sql_that_nobody_answers_is_an_error(user: User) -> None:
@@ -407,7 +407,7 @@ def test_sql_that_nobody_answers_is_an_error(user: User) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
-        everyone = user("sql", "select 1", status=1)
+        everyone = user("sql", "--workers", "select 1", status=1)
         one = user("sql", "select 1", "--worker", "ord-1", status=1)
     finally:
         for pid in pids:
