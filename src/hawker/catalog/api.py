@@ -20,7 +20,7 @@ from hawker.catalog.queries import Queries
 from hawker.catalog.subscriptions import Subscriptions
 from hawker.core.freshness import unfit
 from hawker.core.swim.members import Status, View
-from hawker.errors import HawkerError, Invalid, PreconditionFailed
+from hawker.errors import HawkerError, Invalid, PreconditionFailed, StoreError
 from hawker.host import Host
 from hawker.http.app import Handler, reply
 from hawker.http.call import Call
@@ -141,6 +141,12 @@ class CatalogApi:
 
     def unfit(self) -> str:
         """Why this node should get no traffic now, "" when it may."""
+        try:
+            return self._unfit()
+        except StoreError as error:
+            return f"its replica cannot be read: {error.message}"
+
+    def _unfit(self) -> str:
         node, now = self._node, asyncio.get_running_loop().time()
         me = node.settings.name
         others = {name for name, view in node.swim.members.items() if view.status is not Status.left}
