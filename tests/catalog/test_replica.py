@@ -568,6 +568,24 @@ def test_damage_found_while_writing_is_answered_by_beginning_anew(path: Path, ho
     replica.close()
 
 
+def test_damage_found_while_reading_is_told_once(path: Path, host: Host) -> None:
+    replica = Replica.open(path, host)
+    begun(replica)
+    replica.receive([version(number) for number in range(1, 400)])
+    replica.close()
+    raw = bytearray(path.read_bytes())
+    raw[8192:] = b"\xff" * (len(raw) - 8192)
+    path.write_bytes(raw)
+    replica = Replica.open(path, host)
+    if not replica.resets:  # opening it may have found it already
+        with pytest.raises(StoreError):
+            replica.answer(A, Position(7, 1))
+    assert replica.resets == 1
+    assert replica.answer(A, Position(7, 1)) is None
+    assert machines(replica) == []
+    replica.close()
+
+
 def test_a_disk_that_refuses_is_told_and_nothing_is_taken(replica: Replica, path: Path) -> None:
     begun(replica)
     other = apsw.Connection(str(path))

@@ -16,7 +16,7 @@ from hawker.core import ownerlog
 from hawker.core.ownerlog import Fit, Verdict
 from hawker.model.catalog import Change, LogId, Origin, Position, Tier, Values, Version
 from hawker.model.rows import LogHeadRow, PublishedRow, published_key
-from hawker.sim.replication import run
+from hawker.sim.replication import campaign, run
 from hawker.sim.replication_node import Kinds
 from hawker.store.tx import Tx
 
@@ -245,7 +245,6 @@ MUTANTS: tuple[type[Replica] | type[Outbox], ...] = (
     SameEpoch,
     NeverRaised,
     ClockOnly,
-    NeverDrained,
 )
 
 
@@ -254,3 +253,10 @@ MUTANTS: tuple[type[Replica] | type[Outbox], ...] = (
 def test_a_node_with_one_rule_broken_is_found(mutant: type[Replica] | type[Outbox]) -> None:
     kinds = Kinds(replica=mutant) if issubclass(mutant, Replica) else Kinds(outbox=mutant)
     assert any(run(seed, kinds).wrong for seed in range(SEEDS_MOST))
+
+
+@pytest.mark.slow
+def test_a_rule_that_only_spares_work_is_missed_as_a_path_never_taken() -> None:
+    table = campaign(range(6), Kinds(replica=NeverDrained))
+    assert "versions that waited were applied" in table.never
+    assert "versions that waited were applied" not in campaign(range(6)).never

@@ -136,18 +136,22 @@ class Replica:
         for name, layout in self._layouts.items():
             if layout.tier == log.tier:
                 sql = f"{layout.read} and _number > ?"
-                for key, number, deleted, extra, *columns in rows(self._reader, sql, (log.owner, after)):
+                for key, number, deleted, extra, *columns in self.rows(sql, (log.owner, after)):
                     values = None if deleted else layout.values(extra, columns)
                     found.append(Numbered(number, name, key, values))
         aside = "select number, tbl, key, raw from _aside where owner = ? and tier = ? and number > ?"
-        found += [Numbered(n, t, k, _unpack(raw)) for n, t, k, raw in rows(self._reader, aside, (*log, after))]
+        found += [Numbered(n, t, k, _unpack(raw)) for n, t, k, raw in self.rows(aside, (*log, after))]
         return sorted(found, key=lambda row: (row.number, row.table, row.key))
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Read what is committed. For our own queries: nothing limits what they cost."""
+        """Read what is committed. For our own queries: nothing limits what they cost. Raises `StoreError`; damage is
+        answered by beginning anew, and the next call finds an empty catalog."""
         try:
             return rows(self._reader, sql, values)
-        except (apsw.CorruptError, apsw.NotADBError, apsw.IOError) as error:
+        except (apsw.CorruptError, apsw.NotADBError) as error:
+            self._reset()
+            raise translated(error, self._path) from error
+        except apsw.IOError as error:
             raise translated(error, self._path) from error
 
     def newest_stamp(self) -> int:
@@ -243,6 +247,8 @@ class Replica:
 
         self._write(change, Outcome())
         self._load()
+        for log in [log for log in self._reorder if log.owner == owner]:
+            del self._reorder[log]
 
     def recheck(self) -> int:
         """Put rows whose time has come, and rows of tables that are known and shown now, where they belong. Tells how
@@ -251,8 +257,7 @@ class Replica:
         for log in [log for log, held in self._reorder.items() if held.in_vain(now_ms)]:
             del self._reorder[log]
         known = [name for name in self._layouts if name not in self._muted]
-        found = rows(
-            self._db,
+        found = self.rows(
             "select owner, tier, number, tbl, key, raw from _aside where kind = 'ahead' and until_ms <= ? "
             f"or kind in ('unknown', 'muted') and tbl in ({','.join('?' * len(known))})",
             (now_ms, *known),
