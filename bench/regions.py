@@ -53,6 +53,12 @@ async def place(fleet: Fleet, times: Times) -> None:
         answer = await fleet.call(REGIONS[0], "POST", "/apps", {"app_name": app, "org_slug": "personal"})
         assert answer.status == 201, answer
     began = monotonic()
+    took = []
+    for region in REGIONS:  # which may not have heard of the app
+        answer, seconds = await fleet.order(REGIONS[0], "web", region)
+        assert answer.status == 200, answer
+        took.append(seconds)
+    times.spread("an order into any region, just after its app was made", took)
     moments = await fleet.seen("select id from apps", fleet.agents, len(apps))
     times.spread("apps made -> known to a node, in any region", [moment - began for moment in moments])
     for into in (0, 1):

@@ -30,6 +30,7 @@ PORT = 4280
 CLUSTER, USER = "cluster-token-of-three-regions", "user-token-of-three-regions"
 LOOK_S = 0.05
 QUICK_LOOK_S = 0.002
+BUSY_MS = 1000
 AGREE_S = 60.0
 FAR_ROOM = "syd-far"
 Rows = list[tuple[Any, ...]]
@@ -170,7 +171,7 @@ class Fleet:
     async def seen(self, query: str, names: Iterable[str], rows: int = 1, seconds: float = AGREE_S) -> list[float]:
         """Until a query of each of these agents' catalogs finds so many rows. Returns the moments at which they first
         did, one for each agent."""
-        waiting = {name: apsw.Connection(str(self.agents[name].catalog), apsw.SQLITE_OPEN_READONLY) for name in names}
+        waiting = {name: _open(self.agents[name].catalog) for name in names}
         began, moments = monotonic(), []
         try:
             while waiting:
@@ -248,16 +249,19 @@ def read(path: Path, query: str) -> Rows:
     if not path.exists():
         return []
     try:
-        db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
-    except apsw.CantOpenError:  # in the making
+        db = _open(path)
+        try:
+            return list(db.execute(query))
+        finally:
+            db.close()
+    except (apsw.SQLError, apsw.CantOpenError):  # in the making
         return []
-    try:
-        db.set_busy_timeout(1000)
-        return list(db.execute(query))
-    except (apsw.SQLError, apsw.CantOpenError, apsw.ReadOnlyError):
-        return []
-    finally:
-        db.close()
+
+
+def _open(path: Path) -> apsw.Connection:
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    db.set_busy_timeout(BUSY_MS)
+    return db
 
 
 def _words(pid: int) -> list[str]:
