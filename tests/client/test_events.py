@@ -50,6 +50,21 @@ async def test_data_of_several_lines_is_one_text_and_a_half_event_none() -> None
     assert await events_of(b"data: [1,\ndata:2]\n\nevent: row\ndata: 3\n") == ([Event("message", [1, 2])], "")
 
 
+async def test_a_server_that_falls_silent_counts_as_gone_when_that_was_asked_for() -> None:
+    async def script(call: Call) -> None:
+        await call.request()
+        await call.send(HEAD + chunk(b"one\n"))
+        assert await call.closed()
+
+    def read(port: int) -> list[bytes]:
+        with Client(f"http://127.0.0.1:{port}", "t", timeout_s=LIMIT_S) as client:
+            return list(client.lines("/v1/hawker/subscribe", quiet_s=0.05))
+
+    async with serving(script) as server:
+        with pytest.raises(Unreachable, match="broke off"):
+            await asyncio.to_thread(read, server.port)
+
+
 async def test_data_that_is_not_json_is_told_as_not_the_api() -> None:
     with pytest.raises(Unreachable, match="not JSON"):
         await events_of(b"data: hello\n\n")

@@ -24,6 +24,7 @@ __all__ = ["ApiError", "Client", "Events", "Lines", "path_of"]
 NONCE = "fly-machine-lease-nonce"
 WAIT_S_MAX = 60  # the API's own limit for one wait
 _MARGIN_S = 15.0  # for the way there and back, on top of what the server was told it may take
+_QUIET_S = 45.0  # three of the comments that a stream of events is never without
 _EXEC_S = 3700.0  # as long as a broker holds the line for a command without a limit of its own
 
 Object = dict[str, Any]
@@ -291,7 +292,8 @@ class Client(Transport):
     def subscribe(self, query: str, *, since: str | None = None, seconds: int | None = None) -> Events:
         """*Extension*: a query's result on the catalog, then its changes. `since`: the id of the last event seen, to go
         on after it; `seconds`: end after so long."""
-        return Events(self.lines("/v1/hawker/subscribe", query={"query": query, "from": since, "seconds": seconds}))
+        asked = {"query": query, "from": since, "seconds": seconds}
+        return Events(self.lines("/v1/hawker/subscribe", query=asked, quiet_s=_QUIET_S))
 
     def members(self) -> list[Object]:
         """*Extension*: the catalog's members as the node asked sees them."""

@@ -212,11 +212,19 @@ class Transport:
                 f"the answer to {what} is not JSON: {raw[:80]!r}", hint=f"is {self.endpoint} the API of a market?"
             ) from error
 
-    def lines(self, path: str, *, query: Mapping[str, Any] | None = None, timeout_s: float | None = None) -> Lines:
+    def lines(
+        self,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+        quiet_s: float | None = None,
+    ) -> Lines:
         """A streamed answer, line by line, over a connection of its own: `logs -f`.
 
-        Errors of the call are raised here, before the first line. `timeout_s` is for the head; lines may then be as
-        far apart as they are, and a server that vanished is noticed by TCP keep-alive.
+        Errors of the call are raised here, before the first line. `timeout_s` is for the head. With `quiet_s` a server
+        that sends nothing for so long counts as gone; without, lines may be as far apart as they are, and a server that
+        vanished is noticed by TCP keep-alive.
         """
         what = f"GET {path}"
         connection = self._connect(self._timeout_s if timeout_s is None else timeout_s)
@@ -225,7 +233,7 @@ class Transport:
             if not 200 <= response.status < 300:
                 raise _api_error(response, self._read(response, what), "GET", path)
             if connection.sock is not None:  # None: the answer ends with the connection, and `response` holds it
-                connection.sock.settimeout(None)
+                connection.sock.settimeout(quiet_s)
                 connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         except BaseException:
             connection.close()
