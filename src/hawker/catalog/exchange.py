@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.responses import Response
 
-from hawker.catalog.packets import NotOurs, Sealer
+from hawker.catalog.packets import UNREADABLE, NotOurs, Sealer
 from hawker.client.connection import Peer
 from hawker.client.wire import PeerUnreachable
-from hawker.errors import Refused
+from hawker.errors import Invalid, Refused
 from hawker.http.app import Handler
 from hawker.http.call import Call
 
@@ -53,7 +53,7 @@ class Exchange:
         answer = await self.ask_bytes(to, path, _encode(question), timeout_s)
         try:
             return msgspec.msgpack.decode(answer, type=kind)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise PeerUnreachable(_named(to), f"answered {path} with what does not read: {error}", sent=True) from error
 
     async def ask_bytes(self, to: Address, path: str, question: bytes, timeout_s: float = CALL_S) -> bytes:
@@ -108,7 +108,12 @@ class Answering:
                     f"not a member of this cluster: {error.why}",
                     hint="give every agent the same catalog.cluster and catalog.keys",
                 ) from error
-            return Response(self._sealer.seal(await answer(question)), media_type=MEDIA_TYPE)
+            try:
+                answered = await answer(question)
+            except UNREADABLE as error:
+                self._strangers("unreadable")
+                raise Invalid("body", "...", f"not a question of this version of Hawker: {error}") from error
+            return Response(self._sealer.seal(answered), media_type=MEDIA_TYPE)
 
         return handle
 

@@ -24,7 +24,7 @@ from hawker.catalog import spreading
 from hawker.catalog.exchange import Address, Answering, Exchange
 from hawker.catalog.joining import JOIN, Joining
 from hawker.catalog.notes import Notes
-from hawker.catalog.packets import PAYLOAD_MAX, NotOurs, Sealer
+from hawker.catalog.packets import PAYLOAD_MAX, UNREADABLE, NotOurs, Sealer
 from hawker.catalog.publisher import Publisher
 from hawker.catalog.replica import Replica
 from hawker.catalog.replication import DIGEST, FETCH, Replication
@@ -302,7 +302,7 @@ class Node:
     def _read_news(self, source: Address, payload: bytes) -> None:
         try:
             versions = spreading.read(payload)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             self._stranger("unreadable")
             return
         self.replication.told(source, versions)

@@ -14,6 +14,7 @@ from random import Random
 
 import msgspec
 
+from hawker.catalog.packets import UNREADABLE
 from hawker.catalog.replica import Replica
 from hawker.model.catalog import TIERS, LogId, Position
 
@@ -74,7 +75,7 @@ class Notes:
         """A live member's note."""
         try:
             read = _decode(note)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             return  # of a later version of ours, or none
         self._heard(name, LogId(name, "region"), read.region)
         self._heard(name, LogId(name, "global"), read.everywhere)

@@ -14,9 +14,12 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from random import Random
 
+import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCMSIV
 
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What decoding raises for bytes of a stranger: also text that is no UTF-8, and lists within lists without end."""
 PACKET_MAX = 1232
 """Bytes of a UDP payload that pass everywhere: IPv6's 1280 less its 40 and UDP's 8."""
 _VERSION = 1

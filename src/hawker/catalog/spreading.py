@@ -94,7 +94,7 @@ class Spreading:
 
 
 def read(payload: bytes) -> list[Version]:
-    """The versions of a data packet, without its kind. Raises `msgspec.DecodeError`."""
+    """The versions of a data packet, without its kind. Raises one of `packets.UNREADABLE`."""
     return _decode(payload)
 
 
