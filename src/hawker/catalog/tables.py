@@ -1,0 +1,246 @@
+"""The replica's tables as one thing: opened, read, written in transactions, and begun anew when they are damaged.
+
+What belongs into them is decided in `catalog.replica`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+import apsw
+import msgspec
+
+from hawker.catalog import file
+from hawker.catalog.ingest import AsideOf, Batch
+from hawker.catalog.schema import TABLES, Layout, Table
+from hawker.host import Host
+from hawker.model.catalog import LogId, Numbered, Origin, Position
+from hawker.store.connection import rows, translated
+from hawker.store.sql import TEXT_MAX, Found, read, read_on
+
+_INSERT_LOG = "insert or replace into _log values (?,?,?,?,?,?)"
+_unpack = msgspec.msgpack.Decoder().decode
+
+
+class Tables:
+    """`on_applied` are called after a commit with the names of the tables that may have changed: hints, for
+    subscriptions. `resets` counts how often the file was damaged and begun anew; what this node put there itself,
+    `members` and `muted`, is gone then, too."""
+
+    batch_of: type[Batch] = Batch
+    layout_of: type[Layout] = Layout
+
+    def __init__(self, path: str, host: Host, vfs: str | None, tables: Sequence[Table]) -> None:
+        self.on_applied: list[Callable[[tuple[str, ...]], None]] = []
+        self.resets = 0
+        self._path = path
+        self._vfs = vfs
+        self._host = host
+        self._layouts = {table.name: self.layout_of(table) for table in tables}
+        self._stamp = 0
+        self._connect()
+
+    @classmethod
+    def open(cls, path: Path | str, host: Host, *, vfs: str | None = None, tables: Sequence[Table] = TABLES) -> Self:
+        """Open or make the file at `path`. A damaged one begins empty. Raises `StoreError` when the disk refuses."""
+        try:
+            return cls(str(path), host, vfs, tables)
+        except apsw.Error as error:
+            raise translated(error, str(path)) from error
+
+    def close(self) -> None:
+        for db in (self._reader, self._db):
+            with suppress(apsw.Error):
+                db.close(True)
+
+    def abandon(self) -> None:
+        """Close as a killed process would. For crash tests."""
+        self._db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        self.close()
+
+    def log_rows(self, log: LogId, after: int = 0) -> list[Numbered]:
+        """An owner's rows above a number, as they came, tombstones and rows put aside included, by number and key."""
+        found: list[Numbered] = []
+        for name, layout in self._layouts.items():
+            if layout.tier == log.tier:
+                sql = f"{layout.read} and _number > ?"
+                for key, number, deleted, extra, *columns in self.rows(sql, (log.owner, after)):
+                    values = None if deleted else layout.values(extra, columns)
+                    found.append(Numbered(number, name, key, values))
+        aside = "select number, tbl, key, raw from _aside where owner = ? and tier = ? and number > ?"
+        found += [Numbered(n, t, k, _unpack(raw)) for n, t, k, raw in self.rows(aside, (*log, after))]
+        return sorted(found, key=lambda row: (row.number, row.table, row.key))
+
+    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Read what is committed. For our own queries: nothing limits what they cost. Raises `StoreError`; damage is
+        answered by beginning anew, and the next call finds an empty catalog."""
+        try:
+            return rows(self._reader, sql, values)
+        except (apsw.CorruptError, apsw.NotADBError) as error:
+            self._reset()
+            raise translated(error, self._path) from error
+        except apsw.IOError as error:
+            raise translated(error, self._path) from error
+
+    def newest_stamp(self) -> int:
+        """The greatest stamp of the merged rows that are here."""
+        return self._stamp
+
+    def ask(self, query: str, text_max: int = TEXT_MAX) -> Found:
+        """Read for people: one statement, read-only, within limits. On a real disk also from another thread. Raises
+        `Invalid`, `StoreError`."""
+        if self._vfs is None:
+            return read(self._path, query, text_max)
+        return read_on(self._reader, query, text_max)
+
+    def keep_member(self, name: str, **columns: str | int) -> None:
+        """Write what membership says of a node into the table `members`, which is this node's own and goes nowhere."""
+        names = ", ".join(("name", *columns))
+        sql = f"insert or replace into members ({names}) values ({', '.join('?' * (1 + len(columns)))})"
+        self._write(lambda batch, origins: self._execute(sql, name, *columns.values()))
+
+    def drop_member(self, name: str) -> None:
+        self._write(lambda batch, origins: self._execute("delete from members where name = ?", name))
+
+    def recheck(self) -> int:
+        """Put rows whose time has come, and rows of tables that are known and shown now, where they belong. Tells how
+        many. To be called every second or so."""
+        known = [name for name in self._layouts if name not in self._muted]
+        found = self.rows(
+            "select owner, tier, number, tbl, key, raw from _aside where kind = 'ahead' and until_ms <= ? "
+            f"or kind in ('unknown', 'muted') and tbl in ({','.join('?' * len(known))})",
+            (self._host.now_ms(), *known),
+        )
+        if found:
+            kept = [file.Kept(o, t, n, table, key, _unpack(raw)) for o, t, n, table, key, raw in found]
+            self._write(lambda batch, origins: _add(batch, kept))
+        return len(found)
+
+    def mute(self, table: str) -> None:
+        """Keep a table's rows, pass them on, and show none of them: a new kind of row that readers trip over."""
+        self._set_muted("insert or ignore into muted values (?)", table)
+        layout = self._layouts.get(table)
+        if layout is not None:
+            kept = [
+                file.Kept(log.owner, log.tier, row.number, table, row.key, row.values)
+                for log in sorted(self._origins)
+                if log.tier == layout.tier
+                for row in self.log_rows(log)
+                if row.table == table
+            ]
+            self._write(lambda batch, origins: _add(batch, kept))
+
+    def unmute(self, table: str) -> None:
+        self._set_muted("delete from muted where name = ?", table)
+        self.recheck()
+
+    # --- helpers ---
+
+    def _set_muted(self, sql: str, table: str) -> None:
+        self._write(lambda batch, origins: self._execute(sql, table))
+        self._load()
+
+    def _execute(self, sql: str, *values: Any) -> None:
+        self._db.execute(sql, values)
+
+    def _write(self, change: Callable[[Batch, dict[LogId, Origin]], object]) -> Batch | None:
+        """One transaction: `change` writes rows into the batch and the logs that moved on into the map. None when the
+        file turned out to be damaged and was begun anew. Raises `StoreError` when the disk refuses: nothing was
+        changed."""
+        batch = self.batch_of(self._db, self._layouts, self._muted, self._aside, self._host.now_ms())
+        origins: dict[LogId, Origin] = {}
+        try:
+            self._db.execute("begin immediate")
+            change(batch, origins)
+            batch.write()
+            self._db.executemany(_INSERT_LOG, [self.log_row(origin) for origin in origins.values()])
+            self._db.execute("commit")
+        except (apsw.CorruptError, apsw.NotADBError):
+            self._reset()
+            return None
+        except BaseException as error:
+            self._roll_back()
+            if isinstance(error, apsw.Error):
+                raise translated(error, self._path) from error
+            raise
+        self._origins.update(origins)
+        self._stamp = max(self._stamp, batch.stamp)
+        if batch.tables:
+            hint = tuple(sorted(batch.tables))
+            for call in self.on_applied:
+                call(hint)
+        return batch
+
+    @staticmethod
+    def log_row(origin: Origin) -> tuple[Any, ...]:
+        """A log as it is stored."""
+        lineage = msgspec.json.encode(origin.lineage).decode()
+        return (origin.owner, origin.tier, origin.epoch, origin.head, origin.floor, lineage)
+
+    def _undone(self) -> None:
+        """What was written is not there, or nothing is: what was noted beside it does not hold."""
+
+    def _roll_back(self) -> None:
+        self._undone()
+        with suppress(apsw.Error):
+            if not self._db.get_autocommit():
+                self._db.execute("rollback")
+
+    def _connect(self) -> None:
+        try:
+            self._open_file()
+        except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError, msgspec.DecodeError, IndexError):
+            self._reset()
+
+    def _open_file(self) -> None:
+        self._db, self._reader = file.connect(self._path, self._vfs)
+        try:
+            self._aside: set[AsideOf] = set()
+            self._db.execute("begin immediate")
+            kept = file.lay_out(self._db, list(self._layouts.values()))
+            self._muted = frozenset(name for (name,) in rows(self._db, "select name from muted"))
+            batch = self.batch_of(self._db, self._layouts, self._muted, self._aside, self._host.now_ms())
+            _add(batch, kept)
+            batch.write()
+            self._db.execute("commit")
+            file.prepare_all(self._db, list(self._layouts.values()))
+            self._load()
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self) -> None:
+        """Read what is kept in memory, too."""
+        db = self._db
+        self._muted = frozenset(name for (name,) in rows(db, "select name from muted"))
+        self._aside = set(rows(db, "select distinct owner, tier, tbl from _aside"))
+        merged = [layout.physical for layout in self._layouts.values() if layout.merged]
+        self._stamp = max([0, *(rows(db, f"select max(stamp) from {name}")[0][0] or 0 for name in merged)])
+        self._forgotten = {LogId(o, t): e for o, t, e in rows(db, "select owner, tier, epoch from _forgotten")}
+        self._origins = {
+            LogId(owner, tier): Origin(owner, tier, epoch, head, floor, _lineage(lineage))
+            for owner, tier, epoch, head, floor, lineage in rows(
+                db, "select owner, tier, epoch, head, floor, lineage from _log"
+            )
+        }
+
+    def _reset(self) -> None:
+        """Begin empty: the file is damaged."""
+        with suppress(AttributeError):  # it may have failed before there was a connection
+            self.close()
+        self.resets += 1
+        self._undone()
+        file.remove(self._path, self._vfs)
+        self._open_file()
+
+
+def _add(batch: Batch, kept: Iterable[file.Kept]) -> None:
+    for row in kept:
+        batch.add(*row)
+
+
+def _lineage(text: str) -> tuple[Position, ...]:
+    return msgspec.json.decode(text, type=tuple[Position, ...])
