@@ -52,11 +52,6 @@ class Directory:
         found = self._view.rows("select worker from machines where id = ?", (machine,))
         return found[0][0] if found else ""
 
-    def generation_of(self, machine: str) -> int:
-        """The highest generation that is known of a machine; 0: none."""
-        found = self._view.rows("select max(generation) from machines_all where id = ?", (machine,))
-        return found[0][0] or 0
-
     def _hint(self, tables: tuple[str, ...]) -> None:
         if "workers" in tables:
             self._look()
