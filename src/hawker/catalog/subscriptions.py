@@ -163,6 +163,7 @@ class Subscriptions:
                 number, rows = subscription.number, subscription.rows
                 for piece in _pieces(event("row", {"row": n, "values": row}) for n, row in rows.items()):
                     yield piece
+                    await asyncio.sleep(0)  # thousands of rows are encoded between others' turns
                 yield event("end", {"rows": len(rows)}, subscription.id(number))
             while True:
                 news = subscription.news
