@@ -191,15 +191,14 @@ class Swim:
         self._notice_silence(now)
         if not self._hear(now, source, packet):
             return
-        kind = type(packet)
-        if kind is wire.Ping:
-            self._on_ping(source, packet)  # type: ignore[arg-type]
-        elif kind is wire.Ack:
-            self._on_ack(packet.number)  # type: ignore[union-attr]
-        elif kind is wire.PingFor:
-            self._on_ping_for(now, source, packet)  # type: ignore[arg-type]
-        elif kind is wire.Nack:
-            self._on_nack(packet)  # type: ignore[arg-type]
+        if isinstance(packet, wire.Ping):
+            self._on_ping(source, packet)
+        elif isinstance(packet, wire.Ack):
+            self._on_ack(packet.number)
+        elif isinstance(packet, wire.PingFor):
+            self._on_ping_for(now, source, packet)
+        elif isinstance(packet, wire.Nack):
+            self._on_nack(packet)
         self._settle(now)
 
     def on_stream_probe(self, now: float, probe_id: int, ok: bool) -> None:
