@@ -32,6 +32,7 @@ from hawker.worker.machine_log import MachineLog, get_machine
 from hawker.worker.machines import Machines, Request
 from hawker.worker.market import Market
 from hawker.worker.runner import Runner
+from hawker.worker.superseding import Superseding, View
 
 REGION = "ord"
 APP = AppRow(name="web", id="app1", org="personal", network="default", number=1, created_at_ms=0, stamp_ms=1)
@@ -47,7 +48,9 @@ def the_flows(flows: MachineFlows) -> Sequence[Flow]:
 class SimWorker:
     """Open with `SimWorker.open`; then `close`, or `die`."""
 
-    def __init__(self, directory: Path, world: World, capacity: Resources, flows: FlowsOf) -> None:
+    def __init__(
+        self, directory: Path, world: World, capacity: Resources, flows: FlowsOf, catalog: View | None = None
+    ) -> None:
         self.path = directory / "worker.db"
         self.host = host = world.host
         self.world = world
@@ -55,6 +58,7 @@ class SimWorker:
         self.driver = FakeDriver(world)
         self.metrics = Metrics()
         self._flows = flows
+        self._catalog = catalog
         self._sweeper: asyncio.Task[None] | None = None
         self._dead = False
         self._asked = count(1)
@@ -71,8 +75,9 @@ class SimWorker:
         flows: FlowsOf = the_flows,
         on_commit: Callable[[str], None] | None = None,
         sweeping: bool = True,
+        catalog: View | None = None,
     ) -> SimWorker:
-        worker = cls(directory, world, capacity, flows)
+        worker = cls(directory, world, capacity, flows, catalog)
         worker.open_store(on_commit)
         await worker.start(sweeping=sweeping)
         return worker
@@ -85,7 +90,8 @@ class SimWorker:
         store, host, driver = self.store, self.host, self.driver
         me = await store.submit(self._daemon._identify)
         self.log = log = MachineLog(host, self.capacity)
-        machine_flows = MachineFlows(store, host, driver, log)
+        self.superseding = superseding = Superseding("ord-1", self._catalog)
+        machine_flows = MachineFlows(store, host, driver, log, superseding.by)
         self.runner = runner = Runner(store, host, self._flows(machine_flows), self.metrics)
         self.exits = exits = Exits(store, host, driver, log, runner)
         runner.on_end = exits.on_end
@@ -94,6 +100,7 @@ class SimWorker:
         await exits.recover()
         self.resumed = runner.resume()
         self.machines = Machines(store, host, driver, log, runner)
+        superseding.watch(store, self.machines)
         if sweeping:
             self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name="sweeper")
 
@@ -101,6 +108,7 @@ class SimWorker:
         if self._sweeper:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
+        await self.superseding.close()
         if stop_machines:
             await self.store.submit(self._daemon._mark_stopping)
         await self.runner.close()
