@@ -311,9 +311,8 @@ class Simulated:
         assert agent is not None
         return agent
 
-    async def ask(self, path: str, body: bytes = b"") -> tuple[int, Any]:
-        """Of the first one."""
-        peer = Peer(self.nodes[0].station.address, 4280, headers=AS_ALICE)
+    async def ask(self, path: str, body: bytes = b"", *, number: int = 0) -> tuple[int, Any]:
+        peer = Peer(self.nodes[number].station.address, 4280, headers=AS_ALICE)
         answer = await peer.request("POST" if body else "GET", path, body=body, timeout_s=5)
         await peer.close()
         return answer.status, json.loads(answer.body)
@@ -324,9 +323,10 @@ class Simulated:
             link.cuts += by
 
 
-def in_simulation(test: Callable[[Simulated], Awaitable[None]]) -> None:
+def in_simulation(test: Callable[[Simulated], Awaitable[None]], *, cut: bool = False) -> None:
     async def main(loop: SimLoop) -> None:
         simulated = Simulated(loop)
+        simulated.cut(int(cut))
         for node in simulated.nodes:
             node.start()
 
@@ -357,6 +357,16 @@ def test_an_isolated_agent_says_that_it_should_get_no_traffic_until_it_hears_fro
         assert await simulated.ask("/health") == (200, {"ok": True, "role": "broker", "name": "a", "reason": ""})
 
     in_simulation(test)
+
+
+def test_an_agent_that_never_reached_whom_it_was_told_to_join_is_isolated_and_one_that_knows_nobody_is_not() -> None:
+    async def test(simulated: Simulated) -> None:
+        await asyncio.sleep(70)
+        assert (await simulated.ask("/health", number=0))[0] == 200
+        status, health = await simulated.ask("/health", number=1)
+        assert (status, health["reason"].partition(":")[0]) == (503, "isolated")
+
+    in_simulation(test, cut=True)
 
 
 def test_an_agent_that_cannot_get_what_a_live_owner_has_says_that_it_is_behind() -> None:

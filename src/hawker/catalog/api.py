@@ -48,6 +48,7 @@ class CatalogApi:
         self._host = host
         self._queries = Queries(node.replica, host)
         self._subscriptions = Subscriptions(node.replica, self._queries, host)
+        node.freshness.silent_s(asyncio.get_running_loop().time())  # silence counts from now
         self._measure()
 
     def handlers(self) -> dict[str, Handler]:
@@ -151,8 +152,13 @@ class CatalogApi:
         me = node.settings.name
         others = {name for name, view in node.swim.members.items() if view.status is not Status.left}
         others |= {name for name, region, *_ in node.replica.rows(_WORKERS) if region != node.settings.region}
+        others -= {me}
+        if not others:  # it has joined nobody yet: whom it was told of, and whom it knew the last time
+            here = node.settings.host, node.settings.port
+            others |= {f"{host}:{port}" for host, port in node.settings.join if (host, port) != here}
+            others |= {name for (name,) in node.replica.rows("select name from members where name <> ?", (me,))}
         silent_s = node.freshness.silent_s(now)
-        return unfit(behind_s=self._behind_s(now), others=len(others - {me}), silent_s=silent_s)
+        return unfit(behind_s=self._behind_s(now), others=len(others), silent_s=silent_s)
 
     def _behind_s(self, now: float) -> float:
         """Of the logs whose owners live in this region. What a node announced that died before anybody had it is not

@@ -263,6 +263,7 @@ class Node:
         try:
             await self._exchange.ask_bytes(member.address, PROBE, b"", max(0.05, deadline - loop.time()))
             reached = True
+            self.freshness.reached(loop.time())  # where datagrams are lost, streams may get through
         except PeerUnreachable:
             reached = False
         self.swim.on_stream_probe(loop.time(), probe_id, reached)

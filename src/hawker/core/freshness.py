@@ -19,9 +19,12 @@ ISOLATED_S = 60.0
 
 
 def unfit(*, behind_s: float, others: int, silent_s: float) -> str:
-    """Why a node should get no traffic now, "" when it may. `behind_s`: for how long it has known that it lacks
-    versions. `others`: nodes it knows of, taken for dead or not, but not those that left. `silent_s`: since when it has
-    heard from none of them. A node that knows nobody is all there is, and is fit."""
+    """Why a node should get no traffic now, "" when it may.
+
+    `behind_s`: for how long it has known that it lacks versions. `others`: nodes it knows of or was told to join, taken
+    for dead or not, but not those that left. `silent_s`: since when it has heard from none of them. A node that knows
+    nobody is all there is, and is fit.
+    """
     if behind_s > BEHIND_S:
         return f"behind: it has known for {behind_s:.0f} s of versions that it lacks"
     if others and silent_s > ISOLATED_S:
