@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.catalog.owners import Owner, machine
@@ -80,12 +81,12 @@ async def test_a_lease_does_not_keep_a_superseded_machine(tmp_path: Path) -> Non
 )
 @virtual_time
 async def test_of_two_rows_of_one_id_every_node_picks_the_same(
-    tmp_path: Path, theirs: dict[str, int], removed: bool
+    tmp_path: Path, theirs: dict[str, Any], removed: bool
 ) -> None:
     async with a_worker_with_a_catalog(tmp_path) as (worker, replica):
         both = await worker.run_machine("order-1")
         created_at_ms = worker.machine(both).created_at_ms
-        given = {**theirs, "created_at_ms": created_at_ms - 1 + theirs.get("created_at_ms", 1)}
+        given: dict[str, Any] = {**theirs, "created_at_ms": created_at_ms - 1 + theirs.get("created_at_ms", 1)}
         Owner(replica, OTHER).put("machines", **{both: machine(**given)})
         Owner(replica, MINE).put("machines", **{both: machine(created_at_ms=created_at_ms)})
         if removed:
