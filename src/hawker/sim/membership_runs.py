@@ -41,15 +41,15 @@ def crashes(
     streams: bool = True,
     seed: int = 0,
     settings: Settings = LAN,
-    crashed: int = 3,
+    crashed: int = 8,
     watched: bool = False,
     rules: type[Beliefs] = Beliefs,
 ) -> Outcome:
-    """After a quiet while some members crash, 2 s apart."""
+    """After a quiet while some members crash, 1 s apart: enough for a mean."""
     world = World(Plan(members, seed, settings, loss, streams=streams, watched=watched), rules=rules)
     chosen = Random(f"{seed}/crashes").sample(range(members), crashed)
     for k, n in enumerate(chosen):
-        world.at(QUIET_S + 2 * k, lambda n=n: world.crash(n))  # type: ignore[misc]
+        world.at(QUIET_S + k, lambda n=n: world.crash(n))  # type: ignore[misc]
     world.run(QUIET_S)
     quiet = world.tally.packets
     world.run(seconds)
