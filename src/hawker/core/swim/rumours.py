@@ -6,6 +6,8 @@ import msgspec
 
 SMALLEST = 8
 """No rumour is shorter: with less room than this there is no point in looking."""
+MISFITS_MAX = 8
+"""A packet that had no room for so many is full. Looking further would cost more the longer the queue is."""
 
 
 class Rumours:
@@ -39,16 +41,17 @@ class Rumours:
             return []
         taken: list[msgspec.Raw] = []
         moves: list[tuple[str, int]] = []
+        misfits = 0
         for level, waiting in enumerate(self._levels):
-            if room < SMALLEST or len(taken) >= most:
-                break
             for name, (raw, size) in waiting.items():
-                if size <= room:
-                    room -= size
-                    taken.append(raw)
-                    moves.append((name, level))
-                    if room < SMALLEST or len(taken) >= most:
-                        break
+                if room < SMALLEST or len(taken) >= most or misfits >= MISFITS_MAX:
+                    break
+                if size > room:
+                    misfits += 1
+                    continue
+                room -= size
+                taken.append(raw)
+                moves.append((name, level))
         for name, level in moves:
             told = self._levels[level].pop(name)
             if level + 1 >= limit:
