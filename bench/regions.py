@@ -42,6 +42,7 @@ async def start(fleet: Fleet, times: Times) -> None:
     """All agents at once, with empty disks."""
     began = monotonic()
     fleet.start(fleet.agents)
+    times.took("12 agents started -> the last one is up", await fleet.up())
     await fleet.agreed()
     times.took("12 agents started -> all agree", monotonic() - began)
 
@@ -50,8 +51,7 @@ async def place(fleet: Fleet, times: Times) -> None:
     """Machines through every broker, into its own region and into another; and apps in all regions."""
     apps = ["web", *(f"app-{n}" for n in range(APPS))]
     for app in apps:
-        answer = await fleet.call(REGIONS[0], "POST", "/apps", {"app_name": app, "org_slug": "personal"})
-        assert answer.status == 201, answer
+        await fleet.make_app(app)
     began = monotonic()
     took = []
     for region in REGIONS:  # which may not have heard of the app

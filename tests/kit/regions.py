@@ -62,6 +62,7 @@ class Fleet:
     def __init__(self, home: Path, network: Network) -> None:
         self.network = network
         self.agents: dict[str, Agent] = {}
+        self.apps: list[str] = []
         self.machines: list[str] = []
         self._home = home
         self._clients: dict[str, Client] = {}
@@ -144,6 +145,11 @@ class Fleet:
             self._clients[region] = Client(f"http://{desk}:{PORT}", USER)
         return await self._clients[region].call(method, path, body)
 
+    async def make_app(self, name: str) -> None:
+        answer = await self.call(REGIONS[0], "POST", "/apps", {"app_name": name, "org_slug": "personal"})
+        assert answer.status == 201, answer
+        self.apps.append(name)
+
     async def order(self, through: str, app: str, region: str) -> tuple[Answer, float]:
         """Order a machine in a region through the broker of one. Returns the answer and the seconds it took."""
         began = monotonic()
@@ -157,6 +163,15 @@ class Fleet:
             await client.close()
 
     # --- what the agents know ----------------------------------------------------------------------------------------
+
+    async def up(self, seconds: float = AGREE_S) -> float:
+        """Until every agent has opened its catalog. Returns the seconds it took."""
+        began = monotonic()
+        while down := [agent.name for agent in self.agents.values() if not agent.catalog.exists()]:
+            self.check_running()
+            assert monotonic() - began < seconds, f"not within {seconds:g} s up: {down}"
+            await asyncio.sleep(LOOK_S)
+        return monotonic() - began
 
     async def agreed(self, seconds: float = AGREE_S) -> float:
         """Until every running agent knows all that it should. Returns the seconds it took. Fails with what one of them
@@ -204,10 +219,10 @@ class Fleet:
         lost = set(self.machines) - {row[0] for rows in truth.values() for row in rows}
         if lost:
             return f"the workers lack {sorted(lost)}"
-        apps: dict[tuple[str, str], int] = {}
+        having: dict[tuple[str, str], int] = {}  # workers of a region that have machines of an app
         for agent in workers:
             for app in {row[1] for row in truth[agent.name]}:
-                apps[app, agent.region] = apps.get((app, agent.region), 0) + 1
+                having[app, agent.region] = having.get((app, agent.region), 0) + 1
         for agent in self.agents.values():
             if not agent.running:
                 continue
@@ -218,7 +233,8 @@ class Fleet:
                 "select id, app, state, worker from machines": [
                     (*row, a.name) for a in near for row in truth.get(a.name, [])
                 ],
-                "select app, region, workers from app_regions": [(*key, count) for key, count in apps.items()],
+                "select app, region, workers from app_regions": [(*key, count) for key, count in having.items()],
+                "select id from apps": [(app,) for app in self.apps],
             }
             for query, rows in wanted.items():
                 if (found := sorted(read(agent.catalog, query))) != (rows := sorted(rows)):
