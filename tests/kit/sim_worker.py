@@ -14,6 +14,7 @@ from typing import Any
 
 from tests.kit.virtual_time import virtual_host
 
+from hawker.catalog.view import View
 from hawker.errors import DiskFull
 from hawker.model.config import check_config
 from hawker.model.guest import Resources
@@ -32,7 +33,7 @@ from hawker.worker.machine_log import MachineLog, get_machine
 from hawker.worker.machines import Machines, Request
 from hawker.worker.market import Market
 from hawker.worker.runner import Runner
-from hawker.worker.superseding import Superseding, View
+from hawker.worker.superseding import Superseding
 
 REGION = "ord"
 APP = AppRow(name="web", id="app1", org="personal", network="default", number=1, created_at_ms=0, stamp_ms=1)

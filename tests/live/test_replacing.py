@@ -104,3 +104,33 @@ async def test_what_no_worker_knows_cannot_be_replaced(market: Market, replaces:
         answer = await client.call("POST", "/apps/moved/machines", {"config": SLEEPER, "replaces": replaces})
         assert answer.status == status
         assert error in answer.body["error"]
+
+
+async def test_a_worker_that_is_gone_for_good_is_forgotten_and_listed_again_when_it_is_back(market: Market) -> None:
+    async with market.client() as client:
+
+        async def listed() -> list[str]:
+            return sorted(w["name"] for w in await client.ok("GET", "/hawker/workers"))
+
+        async def without_it() -> bool:
+            return await listed() == [other]
+
+        async def as_before() -> bool:
+            return await listed() == market.workers()
+
+        gone, other = market.workers()
+        answer = await client.call("POST", f"/hawker/workers/{gone}/forget")
+        assert (answer.status, answer.body["error"]) == (409, f"worker {gone} answers: it is not gone")
+        with frozen(market.pid(gone)):
+            await client.ok("POST", f"/hawker/workers/{gone}/forget")
+            await eventually(without_it, f"{gone} is listed no more")
+            order = {"region": "ord", "config": SLEEPER}
+            placed = await client.ok("POST", "/apps/stays/machines?wait=true", order)  # others keep the app, too
+            assert placed["hawker"]["worker"] == other
+        market.kill(gone)  # only a start begins another epoch: a worker that was only frozen is told so by none
+        await eventually(as_before, f"{gone} is listed again", 30)
+
+
+async def test_nobody_forgets_a_worker_that_is_not_known(market: Market) -> None:
+    async with market.client() as client:
+        assert (await client.call("POST", "/hawker/workers/nobody/forget")).status == 404

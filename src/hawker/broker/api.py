@@ -6,6 +6,7 @@ What belongs to one machine is passed on to its worker (`hawker.broker.passing`)
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -22,7 +23,7 @@ from hawker.broker.passing import Located, Passing, query_of, target_of
 from hawker.broker.replacing import Replacing
 from hawker.catalog.api import CatalogApi, check_sql, health, no_catalog
 from hawker.core.ranking import Policy
-from hawker.errors import Conflict, Invalid, NotBuilt, NotFound, Refused
+from hawker.errors import Conflict, Invalid, NotBuilt, NotFound, Refused, Unreachable
 from hawker.host import Host
 from hawker.http.app import OWNER, REQUEST_ID, Handler, Serving, Tokens, reply
 from hawker.http.call import Call
@@ -38,6 +39,7 @@ from hawker.telemetry import METRICS_CONTENT_TYPE, Metrics
 
 KEY_CHARACTERS_MAX = 255
 BUILDER_ROLE = "remote-docker-builder"
+FORGET_S = 2.0
 SILENT = "hawker-unreachable-workers"
 
 
@@ -81,6 +83,7 @@ class Broker:
             "Hawker_workers": self.workers,
             "Hawker_cordon": self.cordon,
             "Hawker_uncordon": self.uncordon,
+            "Hawker_forget": self.forget,
             "Hawker_runs": self.runs,
             **dict.fromkeys(("Hawker_run", "Hawker_retry_run", "Hawker_cancel_run"), self._passing.run_call),
             **(self._reading.handlers() if self._reading else dict.fromkeys(CatalogApi.OPS, no_catalog)),
@@ -287,6 +290,25 @@ class Broker:
 
     async def uncordon(self, call: Call) -> Any:
         return await self._set_cordoned(call, False)
+
+    async def forget(self, call: Call) -> Any:
+        """Any worker that answers tells the catalog. One that answers itself is not gone."""
+        name = call.path("name")
+        links = dict(self._fleet.links)
+        gone = links.pop(name, None)
+        if gone is None:
+            raise NotFound(f"no worker is called {name}", hint="hawker workers lists them")
+        try:
+            await gone.call("GET", "/v1/market/worker", dict[str, Any], timeout_s=FORGET_S)
+        except Unreachable:
+            pass
+        else:
+            raise Conflict(f"worker {name} answers: it is not gone", hint=f"hawker workers cordon {name}")
+        for link in links.values():
+            with suppress(Unreachable):
+                await link.ask("POST", "/v1/market/forget", dict[str, Any], {"name": name}, FORGET_S)
+                return api.Ok()
+        raise Unreachable("no other worker answers that could tell the catalog", hint="hawker workers")
 
     async def _set_cordoned(self, call: Call, cordoned: bool) -> api.Ok:
         link = self._fleet.links.get(call.path("name"))

@@ -6,21 +6,10 @@ row may be older than its worker's own, so what is not here is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
-
 from hawker.broker.fleet import Fleet, WorkerAddress
+from hawker.catalog import apps
+from hawker.catalog.view import View
 from hawker.model.rows import AppRow
-
-STAMP_BITS = 16
-
-
-class View(Protocol):
-    """A replica of the catalog."""
-
-    on_applied: list[Callable[[tuple[str, ...]], None]]
-
-    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]: ...
 
 
 class Directory:
@@ -37,13 +26,14 @@ class Directory:
 
     def app(self, name: str) -> AppRow | None:
         """The app's newest row, which may be that of its deletion."""
-        found = self._view.rows(f"{_APPS} where id = ? order by stamp desc, worker desc limit 1", (name,))
-        return _app(found[0]) if found else None
+        sql = f"select {apps.COLUMNS} from apps_rows where id = ? order by stamp desc, worker desc limit 1"
+        found = self._view.rows(sql, (name,))
+        return apps.read(found[0]) if found else None
 
     def apps(self) -> list[AppRow]:
         newest: dict[str, AppRow] = {}
-        for row in self._view.rows(f"{_APPS} order by id, stamp, worker"):
-            app = _app(row)
+        for row in self._view.rows(f"select {apps.COLUMNS} from apps_rows order by id, stamp, worker"):
+            app = apps.read(row)
             newest[app.name] = app
         return list(newest.values())
 
@@ -64,22 +54,3 @@ class Directory:
                 for name, region, host, port, since_ms in rows
             ]
         )
-
-
-_APPS = "select id, app_id, org, network, number, created_at_ms, stamp, deleted, deployed, role from apps_rows"
-
-
-def _app(row: tuple[Any, ...]) -> AppRow:
-    name, app_id, org, network, number, created_at_ms, stamp, deleted, deployed, role = row
-    return AppRow(
-        name=name,
-        id=app_id,
-        org=org,
-        network=network,
-        number=number,
-        created_at_ms=created_at_ms,
-        stamp_ms=stamp >> STAMP_BITS,
-        deleted=bool(deleted),
-        deployed=bool(deployed),
-        role=role,
-    )

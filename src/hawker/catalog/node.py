@@ -86,6 +86,7 @@ class Node:
         self.freshness = Freshness()
         self._notes = Notes(settings.name, self.replica, host.rng, self.swim.set_note, self._heard, self._differs)
         self._joining = Joining(self)
+        self.replica.on_applied.append(self._applied)
         self._publisher: Publisher | None = None
         self._spreading = Spreading(settings.swim, host.rng, self._neighbours, self._send)
         self._transport: asyncio.DatagramTransport | None = None
@@ -357,6 +358,20 @@ class Node:
             log = LogId(owner, "global")
             at = self.replica.position(log)
             self.freshness.told(log, at, at, now)
+
+    def _applied(self, tables: tuple[str, ...]) -> None:
+        if "forgotten" in tables:
+            asyncio.get_running_loop().call_soon(self._forget)
+
+    def _forget(self) -> None:
+        """An operator has given nodes up: what they published goes, until they are back with a later epoch."""
+        if self._closed:
+            return
+        for name, epoch in self.replica.rows("select id, epoch from forgotten order by id"):
+            origin = self.replica.origin(LogId(name, "global"))
+            if origin and origin.epoch <= epoch and name != self.settings.name:
+                _logger.warning("member.forgotten", member=name, cause="an operator gave it up")
+                self.replica.forget(name)
 
     async def _recheck(self) -> None:
         while True:

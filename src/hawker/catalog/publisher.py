@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from hawker.catalog.outbox import Outbox
 from hawker.catalog.replica import Replica
-from hawker.errors import StoreError
+from hawker.errors import NotFound, StoreError
 from hawker.model.catalog import TIERS, LogId, Tier, Version
 from hawker.store.db import Store
 from hawker.store.tx import Tx
@@ -71,6 +71,20 @@ class Publisher:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def forget(self, name: str, cause: str) -> None:
+        """Tell everybody to drop what a node published that is gone for good. Raises `NotFound`."""
+        assert self._replica is not None  # set by open
+        origin = self._replica.origin(LogId(name, "global"))
+        if origin is None or name == self.owner:
+            raise NotFound(f"no worker is called {name}", hint="hawker workers lists them")
+        epoch = origin.epoch
+
+        def change(tx: Tx) -> None:
+            tx.record("worker.forgotten", name, cause=cause)
+            self._outbox.put_merged(tx, "forgotten", name, {"epoch": epoch})
+
+        await self._store.submit(change)
 
     def ahead(self, tier: Tier, epoch: int) -> None:
         """Somebody holds more of our log than we have: our database is older than what we once published."""

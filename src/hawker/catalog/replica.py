@@ -157,6 +157,11 @@ class Replica(Tables):
             self._commit(change, outcome)
         return outcome
 
+    def gave_up(self, log: LogId, at: Position) -> bool:
+        """Whether this part of a log is of a node that was forgotten."""
+        epoch: int = self._forgotten.get(log, 0)
+        return at.epoch <= epoch
+
     def forget(self, owner: str) -> None:
         """Drop all that is known of a node that an operator removed. It may come back in a later epoch."""
 

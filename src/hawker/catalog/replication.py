@@ -93,8 +93,9 @@ class Replication:
 
     def behind_s(self, now: float) -> float:
         """For how long this replica has known that it lacks something. 0: it lacks nothing that it knows of."""
-        for log in [log for log, (known, _) in self._known.items() if self._replica.position(log) >= known]:
-            del self._known[log]
+        for log, (known, _) in list(self._known.items()):
+            if self._replica.position(log) >= known or self._replica.gave_up(log, known):
+                del self._known[log]
         return max((now - since for _, since in self._known.values()), default=0.0)
 
     def behind(self, log: LogId, now: float) -> float:
@@ -128,7 +129,7 @@ class Replication:
         if log.owner == self._me:
             if at > mine:
                 self._ahead(log.tier, at.epoch)
-        elif at > mine:
+        elif at > mine and not self._replica.gave_up(log, at):
             self._note(log, at)
             self._want(source, log)
 
@@ -198,7 +199,7 @@ class Replication:
             if owner == self._me:
                 if theirs > at:
                     self._ahead(tier, theirs.epoch)
-            elif theirs > at:
+            elif theirs > at and not self._replica.gave_up(log, theirs):
                 self._note(log, theirs)
                 lacking.append(log)
         return await self.fetch(with_, lacking)

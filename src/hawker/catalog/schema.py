@@ -116,6 +116,15 @@ class Capacity(Columns, frozen=True):
     machines: Count | None = None
 
 
+class Forgotten(Columns, frozen=True):
+    """That an operator gave a node up that is gone for good. The key is its name; `epoch` is the last of its global log
+    that is not to be shown any more. It comes back by itself with a later one."""
+
+    epoch: Count | None = None
+    deleted: Flag | None = None
+    stamp: Count | None = None
+
+
 class Table(msgspec.Struct, frozen=True, kw_only=True):
     """`merged`: rows of one key from several owners are one row to readers, that with the greatest (stamp, owner).
     `indexes` are lists of columns. `views` are further `create view` statements by name, over `<name>_rows`: all rows
@@ -152,6 +161,7 @@ TABLES = (
         },
     ),
     Table(name="apps", tier="global", columns=App, merged=True),
+    Table(name="forgotten", tier="global", columns=Forgotten, merged=True),
     Table(
         name="machines",
         tier="region",

@@ -99,6 +99,22 @@ def uncordon(session: Session, name: str) -> None:
     _show(session, name, "makes offers again")
 
 
+@workers.command()
+@worker_argument
+@market_command
+def forget(session: Session, name: str) -> None:
+    """Give up a worker that is gone for good: it is not listed or asked any more, nor are its machines.
+
+    One that answers is refused. One that comes back is listed again by itself.
+    """
+    with output.working(f"seeing that {name} does not answer"):
+        answer = session.client.forget_worker(name)
+    if session.json:
+        output.data(answer)
+    else:
+        output.say(f"worker {name} is forgotten; should it come back, it is listed again")
+
+
 def _show(session: Session, name: str, sentence: str) -> None:
     if session.json:
         output.data(next(w for w in session.client.workers() if w["name"] == name))

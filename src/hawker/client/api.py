@@ -267,6 +267,10 @@ class Client(Transport):
         """*Extension*: the worker makes offers again."""
         return _object(self.post(path_of("hawker", "workers", name, "uncordon")))
 
+    def forget_worker(self, name: str) -> Object:
+        """*Extension*: give up a worker that is gone for good."""
+        return _object(self.post(path_of("hawker", "workers", name, "forget")))
+
     def runs(self, *, status: Sequence[str] = (), machine: str | None = None, limit: int | None = None) -> list[Object]:
         """*Extension*: the workers' runs, without `status` those that have not ended."""
         query = {"status": ",".join(status) or None, "machine": machine, "limit": limit}

@@ -453,6 +453,16 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         extension=True,
     ),
     Endpoint(
+        op="Hawker_forget",
+        method="POST",
+        path="/v1/hawker/workers/{name}/forget",
+        summary="Give up a worker that is gone for good: nobody lists it or asks it any more, until it is back",
+        served="broker",
+        reply=api.Ok,
+        statuses=(409, 500),
+        extension=True,
+    ),
+    Endpoint(
         op="Hawker_runs",
         method="GET",
         path="/v1/hawker/runs",

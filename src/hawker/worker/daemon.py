@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from hawker.catalog.api import CatalogApi, health
 from hawker.catalog.outbox import Outbox
 from hawker.catalog.publisher import Publisher
+from hawker.catalog.view import View
 from hawker.core import capacity as ledger_rules
 from hawker.errors import Refused, StoreError
 from hawker.host import Host
@@ -31,6 +32,7 @@ from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.telemetry import METRICS_CONTENT_TYPE, Metrics, get_logger
 from hawker.worker import ledger
+from hawker.worker.adopting import Adopting
 from hawker.worker.drivers.base import Driver
 from hawker.worker.exits import Exits
 from hawker.worker.flows import MachineFlows
@@ -42,7 +44,7 @@ from hawker.worker.market_api import MarketApi
 from hawker.worker.publishing import Publishing
 from hawker.worker.runner import Runner
 from hawker.worker.runs_api import RunsApi
-from hawker.worker.superseding import Superseding, View
+from hawker.worker.superseding import Superseding
 
 SWEEP_S = 5.0
 STOP_GRACE_S = 5.0
@@ -88,7 +90,8 @@ class Worker:
         publishing = Publishing(
             settings.name, settings.region, settings.host, settings.port, settings.capacity, self._driver.name
         )
-        return Publisher(store, Outbox(host, settings.name, publishing.projections()))
+        self.publisher = Publisher(store, Outbox(host, settings.name, publishing.projections()))
+        return self.publisher
 
     async def open(
         self,
@@ -114,8 +117,12 @@ class Worker:
         resumed = runner.resume()
         machines = Machines(store, host, driver, log, runner)
         superseding.watch(store, machines)
+        self.adopting = Adopting(settings.name, catalog, store) if catalog else None
+        if self.adopting:
+            self.adopting.watch()
         machine_api = MachineApi(store, host, driver, log, machines, settings.name)
-        market_api = MarketApi(store, driver, log, market, machines, machine_api, str(self._path), catalog)
+        forget = self.publisher.forget if catalog else None
+        market_api = MarketApi(store, driver, log, market, machines, machine_api, str(self._path), catalog, forget)
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name="sweeper")
         _logger.info("worker.opened", worker=me.name, region=me.region, resumed=resumed, cause="worker start")
         serving = Serving(host, tokens, self.metrics, settings.region)
@@ -142,6 +149,8 @@ class Worker:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
         await self.superseding.close()
+        if self.adopting:
+            await self.adopting.close()
         if stop_machines:
             await self.store.submit(self._mark_stopping)
         await self.runner.close()

@@ -7,12 +7,14 @@ these paths. Every call may be repeated.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from hawker import __version__
+from hawker.catalog.view import View
 from hawker.errors import HawkerError, Invalid, NotFound
 from hawker.http.app import Handler
 from hawker.http.call import Call
@@ -27,7 +29,6 @@ from hawker.worker.machine_api import MachineApi
 from hawker.worker.machine_log import MachineLog
 from hawker.worker.machines import Machines, Request
 from hawker.worker.market import Market
-from hawker.worker.superseding import View
 
 
 class Confirm(msgspec.Struct, kw_only=True):
@@ -77,6 +78,10 @@ class Cordon(msgspec.Struct, kw_only=True):
     cordoned: bool
 
 
+class Forget(msgspec.Struct, kw_only=True):
+    name: str
+
+
 class Query(msgspec.Struct, kw_only=True):
     query: str
 
@@ -94,6 +99,7 @@ class MarketApi:
         machine_api: MachineApi,
         path: str,
         catalog: View | None = None,
+        forget: Callable[[str, str], Awaitable[None]] | None = None,
     ) -> None:
         self._store = store
         self._driver = driver
@@ -103,6 +109,7 @@ class MarketApi:
         self._machine_api = machine_api
         self._path = path
         self._catalog = catalog
+        self._forget = forget
 
     def routes(self) -> dict[tuple[str, str], Handler]:
         return {
@@ -118,6 +125,7 @@ class MarketApi:
             ("GET", "/v1/market/seen/{machine_id}"): self.seen,
             ("GET", "/v1/market/worker"): self.worker,
             ("POST", "/v1/market/cordon"): self.cordon,
+            ("POST", "/v1/market/forget"): self.forget,
             ("POST", "/v1/market/sql"): self.sql,
         }
 
@@ -222,6 +230,13 @@ class MarketApi:
             return me
 
         return await self._store.submit(change)
+
+    async def forget(self, call: Call) -> Any:
+        """Tell the catalog that another worker is gone for good."""
+        if self._forget is None:
+            raise NotFound("this worker is no member of a catalog")
+        await self._forget(call.read(Forget).name, Request(id=call.id, owner=call.owner).cause)
+        return {}
 
     async def sql(self, call: Call) -> Any:
         query = call.read(Query).query

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import msgspec
 
 from hawker import __version__
+from hawker.catalog import apps
 from hawker.catalog.outbox import Projected, Projection
 from hawker.model.catalog import Change
 from hawker.model.guest import RESOURCES, Guest, Resources
@@ -91,22 +92,7 @@ class Publishing:
         return [("global", Change("app_regions", row.app, values), True)]
 
     def _app(self, reads: Reads, key: str, row: AppRow) -> list[Projected]:
-        values = {
-            "app_id": row.id,
-            "org": row.org,
-            "network": row.network,
-            "number": row.number,
-            "role": row.role,
-            "deployed": row.deployed,
-            "deleted": row.deleted,
-            "created_at_ms": row.created_at_ms,
-            "stamp": row.stamp_ms << STAMP_BITS,
-        }
-        return [("global", Change("apps", row.name, values), True)]
-
-
-STAMP_BITS = 16
-"""A row's stamp is in ms; the catalog's stamps have a counter below them (`core.hlc`)."""
+        return [("global", Change("apps", row.name, apps.values(row)), True)]
 
 
 def _sixteenths(total: int, held: int) -> int:

@@ -10,9 +10,8 @@ catalog's view `machines`. A worker that reaches nobody goes by what it knew las
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
 
+from hawker.catalog.view import View
 from hawker.errors import HawkerError
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow
@@ -22,14 +21,6 @@ from hawker.worker.machines import Machines, Request
 
 LOOK_S = 0.2
 """Changes in the catalog come in bursts; one look for all of them."""
-
-
-class View(Protocol):
-    """A replica of the catalog."""
-
-    on_applied: list[Callable[[tuple[str, ...]], None]]
-
-    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]: ...
 
 
 class Superseding:

@@ -1,0 +1,95 @@
+"""Copies of apps on a few workers, so that an app outlives the disk of the worker that decided its name.
+
+An app is written by one worker and may have machines nowhere. Of every app the first workers in its rank
+(`core.rendezvous`) keep a row of their own and publish it, stamp and all: readers see no difference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from hawker.catalog import apps
+from hawker.catalog.view import View
+from hawker.core.rendezvous import ranked
+from hawker.errors import StoreError
+from hawker.model.rows import AppRow
+from hawker.store.db import Store
+from hawker.store.tx import Tx
+from hawker.telemetry import get_logger
+
+COPIES = 3
+LOOK_S = 1.0
+"""Nobody waits for a copy."""
+AT_ONCE = 200
+
+
+class Adopting:
+    """One worker's copies. `watch` begins, `close` ends."""
+
+    def __init__(self, name: str, view: View, store: Store) -> None:
+        self._name = name
+        self._view = view
+        self._store = store
+        self._workers: list[str] = []
+        self._seen: dict[str, int] = {}  # stamps of apps that were looked at, under these workers
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def watch(self) -> None:
+        self._view.on_applied.append(self._hint)
+        self._hint(("apps",))
+
+    async def close(self) -> None:
+        self._view.on_applied.remove(self._hint)
+        if self._timer:
+            self._timer.cancel()
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _hint(self, tables: tuple[str, ...]) -> None:
+        if self._timer is None and ("apps" in tables or "workers" in tables):
+            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._adopt(), name="adopt")
+        else:
+            self._hint(("apps",))
+
+    async def _adopt(self) -> None:
+        missing = self._missing()
+        for begin in range(0, len(missing), AT_ONCE):
+            some = missing[begin : begin + AT_ONCE]
+            try:
+                await self._store.submit(lambda tx, some=some: self._keep(tx, some))  # type: ignore[misc]
+            except StoreError as error:  # a full disk: the next change of the catalog looks again
+                _logger.warning("apps.not_copied", apps=len(some), error=error.message, cause="local rule: copies")
+                self._seen.clear()
+
+    def _missing(self) -> list[AppRow]:
+        """Apps that are ours to copy, and newer in the catalog than when they were looked at last."""
+        workers = [name for (name,) in self._view.rows("select name from workers order by name")]
+        if workers != self._workers:
+            self._workers = workers
+            self._seen.clear()
+        found = []
+        for row in self._view.rows(_NEWEST):
+            app = apps.read(row)
+            if self._seen.get(app.name) != app.stamp_ms:
+                self._seen[app.name] = app.stamp_ms
+                if self._name in ranked(f"app/{app.name}", workers)[:COPIES]:
+                    found.append(app)
+        return found
+
+    def _keep(self, tx: Tx, found: list[AppRow]) -> None:
+        for app in found:
+            there = tx.get(AppRow, app.name)
+            if there is None or there.stamp_ms < app.stamp_ms:
+                tx.record("app.copied", app.name, cause="local rule: apps are kept on several workers")
+                tx.put(app)
+
+
+_NEWEST = f"select {apps.COLUMNS.replace('stamp', 'max(stamp)')} from apps_rows group by id order by id"
+_logger = get_logger()
