@@ -125,8 +125,9 @@ class Node:
         self.replica.abandon()
 
     def close_disks(self) -> None:
-        self.worker_disk.close()
-        self.catalog_disk.close()
+        for disk in (self.worker_disk, self.catalog_disk):
+            disk.close()
+            disk.restore({})  # SQLite's bindings keep a disk that had a database open; not what was on it
 
     async def write(self, change: Callable[[Tx], Any]) -> Any:
         return await self.store.submit(change)
