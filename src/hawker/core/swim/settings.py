@@ -45,7 +45,7 @@ class Settings(msgspec.Struct, frozen=True):
         return wanted if self.lifeguard and members - 2 >= wanted else 0
 
     def suspicion_timeout(self, confirmed: int, wanted: int, members: int) -> float:
-        """`confirmed` counts accusers after the first. Lifeguard, section IV-B."""
+        """`confirmed` counts accusers after the first. Lifeguard's "local health aware suspicion"."""
         shortest = self.suspicion_min(members)
         if wanted < 1:
             return shortest
