@@ -278,3 +278,41 @@ async def test_what_is_published_is_in_the_log_of_the_worker(node: Node) -> None
     again = Node(node.path)
     assert again.store.read.select(PublishedRow) == before
     await again.store.close()
+
+
+async def test_a_projection_that_fails_refuses_its_change_alone(tmp_path: Path) -> None:
+    def broken(reads: Reads, key: str, row: LeaseRow | None) -> Iterable[Projected]:
+        if key == "bad":
+            raise Conflict("no such row")
+        return lease(reads, key, row)
+
+    node = Node(tmp_path / "worker.db")
+    node.outbox = Outbox(node.host, "me", {LeaseRow: broken})
+    node.outbox.on_published = node.told.append
+    node.store.on_change = node.outbox.on_change
+    await node.do(node.outbox.open)
+    outcomes = await asyncio.gather(node.take("m1"), node.take("bad"), node.take("m2"), return_exceptions=True)
+    assert [type(each) for each in outcomes] == [type(None), Conflict, type(None)]
+    assert [row.machine for row in node.store.read.select(LeaseRow, "true order by id")] == ["m1", "m2"]
+    assert [version.number for version in node.told] == [1, 2]
+    await node.store.close()
+    assert verify(node.path).ok
+
+
+async def test_a_merged_row_that_the_store_does_not_publish_is_not_lost_in_silence(node: Node) -> None:
+    problems: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context["exception"]))
+    node.store.on_change = None
+    await node.do(lambda tx: node.outbox.put_merged(tx, "names", "k", {}))
+    assert [type(each) for each in problems] == [AssertionError]
+
+
+async def test_a_row_published_twice_in_one_change_is_published_once(node: Node) -> None:
+    def change(tx: Tx) -> None:
+        tx.record("lease.taken", "m1", cause="test")
+        tx.put(LeaseRow(machine="m1", nonce="first", owner="o", description="", expires_at_ms=0))
+        tx.record("lease.taken", "m1", cause="test")
+        tx.put(LeaseRow(machine="m1", nonce="last", owner="o", description="", expires_at_ms=0))
+
+    await node.do(change)
+    assert [version.changes for version in node.told] == [(Change("leases", "m1", {"nonce": "last"}),)]
