@@ -359,6 +359,18 @@ def test_an_isolated_agent_says_that_it_should_get_no_traffic_until_it_hears_fro
     in_simulation(test)
 
 
+def test_an_agent_whose_neighbours_have_all_left_is_well() -> None:
+    async def test(simulated: Simulated) -> None:
+        leaving = simulated.nodes[1]
+        assert leaving.process is not None
+        await simulated.net.loop.run_in(leaving.process, simulated.agent(1).close())
+        await asyncio.sleep(70)
+        assert {m["name"]: m["status"] for m in (await simulated.ask("/v1/hawker/members"))[1]}["b"] == "left"
+        assert (await simulated.ask("/health"))[0] == 200
+
+    in_simulation(test)
+
+
 def test_an_agent_that_never_reached_whom_it_was_told_to_join_is_isolated_and_one_that_knows_nobody_is_not() -> None:
     async def test(simulated: Simulated) -> None:
         await asyncio.sleep(70)
@@ -398,6 +410,8 @@ def test_people_read_over_the_one_connection_that_a_simulated_disk_takes() -> No
         assert await simulated.ask("/v1/hawker/sql", query) == (200, {"columns": ["id"], "rows": [["m1"]]})
         endless = b'{"query": "with recursive c(n) as (select 1 union all select n + 1 from c) select count(*) from c"}'
         assert (await simulated.ask("/v1/hawker/sql", endless))[0] == 400
+        ours = "with recursive c(n) as (select 1 union all select n + 1 from c limit 100000) select count(*) from c"
+        assert node.replica.rows(ours) == [(100_000,)], "limits are people's alone"
         assert (await simulated.ask("/v1/hawker/sql", b'{"query": "delete from machines_of"}'))[0] == 400
         owner.put("machines", m1=None, m2=machine())
         assert (await simulated.ask("/v1/hawker/sql", query))[1]["rows"] == [["m2"]]

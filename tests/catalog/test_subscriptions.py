@@ -23,6 +23,7 @@ from hawker.catalog.subscriptions import Subscription, Subscriptions
 from hawker.core.results import RowChange
 from hawker.errors import Invalid, TooManyRequests, Unreachable
 from hawker.http.events import KEEP_ALIVE
+from hawker.store.sql import TEXT_MAX, Found
 
 STATES = "select id, state from machines order by id"
 
@@ -251,10 +252,48 @@ def test_only_changes_of_tables_that_a_query_reads_run_it_again(tmp_path: Path) 
 
 def test_what_the_replica_does_not_tell_of_is_looked_at_now_and_then(tmp_path: Path) -> None:
     async def test(world: World) -> None:
-        listener = await world.listen("select owner, head from _log")
+        listener = await world.listen("select name, status from members")
         await listener.until("end")
-        world.owner.put("unheard_of", x={"a": 1})
-        assert (await listener.next()).data == change("insert", 1, "ord-1", 1)
+        world.replica.keep_member(
+            "b", region="ord", host="h", port=1, roles="", status="alive", incarnation=0, born_ms=1, changed_ms=1
+        )
+        assert (await listener.next()).data == change("insert", 1, "b", "alive")
+        await listener.close()
+
+    in_world(tmp_path, test)
+
+
+def test_a_query_is_run_again_only_when_there_may_be_something_new(tmp_path: Path) -> None:
+    class Counted(Queries):
+        runs = 0
+
+        def read(self, query: str, text_max: int = TEXT_MAX) -> Found:
+            self.runs += 1
+            return super().read(query, text_max)
+
+    async def test(world: World) -> None:
+        queries = Counted(world.replica, virtual_host())
+        subscriptions = Subscriptions(world.replica, queries, virtual_host())
+        world.put(m1=machine())
+        await subscriptions.subscribe(STATES)
+        await asyncio.sleep(60)
+        assert queries.runs == 1
+        for n in range(10):
+            world.put(m1=machine(name=str(n)))
+        await asyncio.sleep(60)
+        assert queries.runs == 2
+        await subscriptions.close()
+
+    in_world(tmp_path, test)
+
+
+def test_a_listener_that_stays_long_goes_on_hearing(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        listener = await world.listen()
+        await listener.until("end")
+        await asyncio.sleep(10 * limits.IDLE_S)
+        world.put(m1=machine())
+        assert (await listener.next()).data == change("insert", 1, "m1", "started")
         await listener.close()
 
     in_world(tmp_path, test)

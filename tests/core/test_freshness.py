@@ -48,6 +48,10 @@ def test_what_was_told_late_confirms_nothing_and_takes_nothing_back() -> None:
     freshness.told(LOG, at(9), at(3), 10.0)
     freshness.told(LOG, at(8), at(3), 12.0)
     assert freshness.standing(LOG, at(8), 13.0) == Standing(None, 3.0)
+    freshness.told(LOG, at(8), at(8), 14.0)
+    assert freshness.standing(LOG, at(8), 15.0) == Standing(None, 5.0)
+    freshness.told(LOG, at(8), at(9), 16.0)
+    assert freshness.standing(LOG, at(9), 17.0) == Standing(7.0, 0.0)
 
 
 def test_a_forgotten_owner_leaves_nothing_behind() -> None:

@@ -47,8 +47,28 @@ def test_a_result_that_stays_the_same_has_no_changes_in_whatever_order_it_comes(
         ),
         ([(4,)], [(5,)], [RowChange("delete", 1, (4,)), RowChange("insert", 2, (5,))]),
         ([("a",), ("a",)], [("a",)], [RowChange("delete", 2, ("a",))]),
+        ([], [("b",), ("a",), ("b",)], [RowChange("insert", n, (v,)) for n, v in ((1, "b"), (2, "a"), (3, "b"))]),
+        (
+            [("web", "m1", 1), ("web", "m2", 1)],
+            [("web", "m1", 2)],
+            [RowChange("delete", 2, ("web", "m2", 1)), RowChange("update", 1, ("web", "m1", 2))],
+        ),
+        (
+            [("web", "m2", 1)],
+            [("web", "m1", 2), ("web", "m2", 2)],
+            [RowChange("insert", 2, ("web", "m1", 2)), RowChange("update", 1, ("web", "m2", 2))],
+        ),
     ],
-    ids=["key first", "key of two columns", "key of two columns changed", "one column", "the same twice"],
+    ids=[
+        "key first",
+        "key of two columns",
+        "key of two columns changed",
+        "one column",
+        "the same twice",
+        "in their order",
+        "told apart before",
+        "told apart after",
+    ],
 )
 def test_leading_columns_tell_which_row_it_is(before: list[Row], after: list[Row], told: list[RowChange]) -> None:
     assert changes(numbered(before), after, len(before) + 1) == told

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 STREAM_S_MAX = 86_400
 REMOTE, MISSING = "remote", "missing"
 _WORKERS = "select name, region, host, port from workers order by name"
+_REMEMBERED = "select name from members where name <> ? and status <> 'left'"
 
 
 class CatalogApi:
@@ -156,7 +157,7 @@ class CatalogApi:
         if not others:  # it has joined nobody yet: whom it was told of, and whom it knew the last time
             here = node.settings.host, node.settings.port
             others |= {f"{host}:{port}" for host, port in node.settings.join if (host, port) != here}
-            others |= {name for (name,) in node.replica.rows("select name from members where name <> ?", (me,))}
+            others |= {name for (name,) in node.replica.rows(_REMEMBERED, (me,))}
         silent_s = node.freshness.silent_s(now)
         return unfit(behind_s=self._behind_s(now), others=len(others), silent_s=silent_s)
 

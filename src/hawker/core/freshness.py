@@ -70,11 +70,11 @@ class Freshness:
         if heard is None:
             heard = self._logs[log] = _Heard()
         self._catch_up(heard, mine)
-        if mine >= at:
-            heard.confirmed_at = now
-        elif heard.told is None:
+        if heard.told is None and at == mine:
+            heard.confirmed_at = now  # less than is here was said some time ago, and confirms nothing of now
+        elif heard.told is None and at > mine:
             heard.told, heard.told_at, heard.behind_at = at, now, now
-        elif at >= heard.told:
+        elif heard.told is not None and at >= heard.told:
             heard.told, heard.told_at = at, now
 
     def standing(self, log: LogId, mine: Position, now: float) -> Standing:
@@ -93,5 +93,4 @@ class Freshness:
     def _catch_up(self, heard: _Heard, mine: Position) -> None:
         """What was told once is there now: nothing was lacking when it was told."""
         if heard.told is not None and mine >= heard.told:
-            heard.confirmed_at = max(heard.told_at, heard.confirmed_at or heard.told_at)
-            heard.told = None
+            heard.confirmed_at, heard.told = heard.told_at, None
