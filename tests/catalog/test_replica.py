@@ -13,11 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hawker.catalog.ingest import BULK_LEAST
 from hawker.catalog.replica import Outcome, Replica
 from hawker.catalog.schema import TABLES, Columns, Count, Table, Text
 from hawker.core import hlc
 from hawker.core.ownerlog import REORDER_MOST
-from hawker.errors import StoreError
+from hawker.errors import DiskFull, StoreError
 from hawker.host import Host
 from hawker.model.catalog import (
     NOTHING,
@@ -32,6 +33,7 @@ from hawker.model.catalog import (
     Values,
     Version,
 )
+from hawker.sim.disk import CrashDisk
 
 NOW_MS = 1_700_000_000_000
 
@@ -597,6 +599,61 @@ def test_a_disk_that_refuses_is_told_and_nothing_is_taken(replica: Replica, path
     other.close()
     assert replica.position(A) == Position(7, 0)
     assert replica.receive([version(1)]).applied
+
+
+def test_a_full_disk_is_told_and_what_was_taken_stays(host: Host) -> None:
+    with CrashDisk(seed=1) as disk:
+        replica = Replica.open("catalog.db", host, vfs=disk.name)
+        begun(replica)
+        replica.receive([version(1)])
+        disk.room = disk.used()
+        with pytest.raises(DiskFull):
+            replica.receive([version(number) for number in range(2, 300)])
+        disk.room = None
+        assert (replica.position(A), machines(replica)) == (Position(7, 1), ["m1"])
+        assert len(replica.receive([version(number) for number in range(2, 300)]).applied) == 298
+        replica.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_power_cut_takes_back_whole_commits_at_most(host: Host, seed: int) -> None:
+    with CrashDisk(seed=seed) as disk:
+        replica = Replica.open("catalog.db", host, vfs=disk.name)
+        begun(replica)
+        for number in range(1, 60, 3):
+            replica.receive([version(number), version(number + 1), version(number + 2)])
+        disk.off = True
+        replica.abandon()
+        disk.power_on()
+        again = Replica.open("catalog.db", host, vfs=disk.name)
+        head = again.position(A).head
+        assert head % 3 == 0
+        assert sorted(machines(again)) == sorted(f"m{number}" for number in range(1, head + 1))
+        again.close()
+
+
+def test_a_file_of_another_format_is_begun_anew(path: Path, host: Host) -> None:
+    replica = Replica.open(path, host)
+    begun(replica)
+    replica._db.execute("pragma user_version = 99")
+    replica.close()
+    again = Replica.open(path, host)
+    assert again.position(A) == NOTHING
+    assert again.resets == 0
+    again.close()
+
+
+def test_a_large_snapshot_into_an_empty_table_has_its_indexes(replica: Replica) -> None:
+    count = BULK_LEAST + 1
+    rows = tuple(Numbered(n, "machines", f"{n * 7919 % count:05d}", {"app": f"a{n % 10}"}) for n in range(1, count + 1))
+    replica.merge([Range(origin(count), 0, rows, True)])
+    made = replica.rows(
+        "select name from sqlite_schema where type = 'index' and tbl_name = 'machines_of' order by name"
+    )
+    assert [name for (name,) in made if name.startswith("machines_of")] == ["machines_of_app", "machines_of_id"]
+    of_a3 = sum(row.values == {"app": "a3"} for row in rows)
+    assert replica.rows("select count(*) from machines where app = 'a3'") == [(of_a3,)]
+    assert replica.rows("pragma integrity_check") == [("ok",)]
 
 
 def test_every_table_has_a_view_of_its_name_and_every_view_reads(replica: Replica) -> None:
