@@ -35,6 +35,7 @@ class Order:
     destroy_asked: bool = False
     destroyed: tuple[float, float] | None = None  # when it was asked for, and when the client was told that it is gone
     auto_destroy: bool = False
+    undoing: tuple[str, float] | None = None  # the broker that said it would undo the order, and when
     late: list[tuple[float, str]] = field(default_factory=list)  # attempts that were not answered: when, by whom
 
 
@@ -47,6 +48,7 @@ class Book:
         self.leaks: list[
             tuple[float, Order]
         ] = []  # a change was accepted without the nonce of a lease taken at that time
+        self.replaced: set[str] = set()  # machines that were ordered anew: two workers may have them for a while
         self.answers: Counter[str] = Counter()  # by operation and status
         self.paths: Counter[str] = Counter()
         self.in_flight: Counter[str] = Counter()  # orders by broker

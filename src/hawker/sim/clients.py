@@ -74,10 +74,9 @@ class Api:
         finally:
             self.book.in_flight[broker] -= order
         try:
-            answer = Answer(response.status, _decode(response.body) if response.body else None)
+            return Answer(response.status, _decode(response.body) if response.body else None, broker=broker)
         except msgspec.DecodeError:
-            answer = Answer(response.status)
-        return answer
+            return Answer(response.status, broker=broker)
 
 
 def machine_config(program: str, label: str, **fields: Any) -> dict[str, Any]:
@@ -113,6 +112,7 @@ class Client:
             self.cordon: 3,
             self.lease: 3,
             self.look: 4,
+            self.order_anew: 4,
             self.storm: 1,
             self.order_twice: 3,
             self.make_app: 1,
@@ -174,6 +174,27 @@ class Client:
         await asyncio.gather(self._attempt(order), self._attempt(order))
         await self._until_definite(order)
 
+    async def order_anew(self) -> None:
+        """Ask for a machine; when its worker does not answer, order it anew: the same id elsewhere."""
+        order = self._one()
+        if order is None or (await self._on(order, "look", "GET", "")).word != "unreachable":
+            return
+        self._book.replaced.add(order.machine)
+        body = {"config": machine_config(order.program, order.label), "replaces": order.machine}
+        for attempt in range(3):
+            began = self._now()
+            answer = await self.api.ask("POST", f"/v1/apps/{order.app}/machines", body)
+            self._book.answers[f"order anew {answer.status} {answer.word}".rstrip()] += 1
+            if answer.status == 200 and answer.body["id"] == order.machine:
+                self._book.paths["a machine was ordered anew"] += 1
+                order.worker, order.region = answer.body["hawker"]["worker"], answer.body["region"]
+                order.asked_s, order.filled_s = began, self._now()
+            elif answer.status == 200:
+                self._violated(f"S4: machine {order.machine} was ordered anew and became {answer.body['id']}")
+            if answer.definite:
+                return
+            await asyncio.sleep(self._rng.uniform(0.1, 1.0) * 2**attempt)
+
     def _body(self, order: Order) -> dict[str, Any]:
         rng = random.Random(order.label)  # the same at each attempt
         config = machine_config(order.program, order.label)
@@ -214,6 +235,8 @@ class Client:
             order.outcome = REFUSED
         else:
             order.outcome, order.doubtful = DOUBT, True
+            if answer.status == 500 and answer.word == "unreachable":
+                order.undoing = answer.broker, self._now()
 
     def _filled(self, order: Order, body: Any, began: float) -> None:
         machine, worker, region = body["id"], body["hawker"]["worker"], body["region"]
@@ -283,7 +306,7 @@ class Client:
         if order is None:
             return
         taken = await self._on(order, "lease", "POST", "/lease", {"ttl": 60})
-        if taken.status != 200:
+        if taken.status != 201:
             return
         nonce = {"fly-machine-lease-nonce": taken.body["data"]["nonce"]}
         began = self._now()

@@ -27,6 +27,7 @@ from hawker.sim.clients import PROGRAMS, Api, Client, Operator
 from hawker.sim.faults import Fault, Faults, draw
 from hawker.sim.logs import logs_into
 from hawker.sim.loop import Process, SimLoop, Stalled, run
+from hawker.sim.mutants import mutated
 from hawker.sim.net import Net
 from hawker.sim.node import DIRECTORY, MakeAgent, Node, the_agent
 from hawker.sim.paths import Paths
@@ -105,6 +106,7 @@ class Cluster:
         self.losses: dict[str, list[tuple[float, float]]] = {}
         self.capacities: dict[str, Resources] = {}
         self.since: dict[str, tuple[int, int]] = {}
+        self.ends: dict[str, list[float]] = {}  # when agents of a node ended
         self._make = make
         workers, brokers = plan.names()
         self.workers = [self._add(name, worker=True) for name in workers]
@@ -134,7 +136,7 @@ class Cluster:
         node.on_event = lambda what, why: self._on_node(node, what, why)
         node.disk.note = lambda what: self.record.note("sync", name, what)
         node.world.on_event = lambda what, spec: self.paths.on_program(node, what, spec)
-        self.losses[name], self.capacities[name], self.since[name] = [], ROOM, (0, 0)
+        self.losses[name], self.ends[name], self.capacities[name], self.since[name] = [], [], ROOM, (0, 0)
         return node
 
     def _join(self) -> None:
@@ -178,6 +180,8 @@ class Cluster:
 
     def _on_node(self, node: Node, what: str, why: str) -> None:
         self.record.note("agent", node.name, f"{what} {why}")
+        if what == "end":
+            self.ends[node.name].append(self.loop.time())
         self.paths.on_node(node, what, why)
 
     def in_process(self, station: str, coro: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -246,6 +250,8 @@ class Cluster:
         for node in self.nodes.values():
             if not node.serving:
                 found.append(f"{node.name} does not serve")
+            elif node.agent and node.agent.broker and (left := len(node.agent.broker._orders._releases)):
+                found.append(f"{node.name}: {left} orders are being released")
         for node in self.workers:
             if store := self.store(node):
                 runs = store.read.select(RunRow, "status in ('active', 'parked') order by id")
@@ -314,7 +320,8 @@ def simulate(plan: Plan, make: MakeAgent = the_agent, *, tell: Callable[[int, st
             last=cluster.record.last(),
         )
 
-    return run(main)
+    with mutated(plan.mutant):
+        return run(main)
 
 
 def total(counts: Sequence[dict[str, int]]) -> Counter[str]:

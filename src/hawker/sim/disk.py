@@ -21,6 +21,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Literal, NamedTuple
 
@@ -99,13 +100,22 @@ class CrashDisk:
         return self
 
     def close(self) -> None:
-        """No database can be opened on it any more."""
+        """Close what is open on it; no database can be opened on it any more.
+
+        A connection and the file objects that SQLite holds for it keep each other, where Python's collector cannot see.
+        """
+        for connection in apsw.connections():
+            if connection.open_vfs == self.name:
+                with suppress(apsw.Error):
+                    connection.close(True)
         self._vfs.unregister()
+        self.files.clear()
+        self._safe_names.clear()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._vfs.unregister()
+        self.close()
 
     def power_on(self) -> None:
         """Decide what became of everything unsynced, and make the disk work again without faults."""

@@ -199,16 +199,26 @@ def _kill_at_effect(faults: Faults, node: Node, fault: Fault) -> bool:
 
 def _kill_before_reply(faults: Faults, node: Node, fault: Fault) -> bool:
     """The broker dies between a worker's acceptance of an order and the reply to its client."""
+    return _kill_at_answer(faults, node, fault, b'"machine":{')
+
+
+def _kill_at_answer(faults: Faults, node: Node, fault: Fault, sign: bytes) -> bool:
+    """The node dies just before it hears an answer that has `sign` in it."""
 
     def on_stream(source: object, to: object, data: bytes) -> None:
-        if to is node.station and node.process and b'"machine":{' in data:
+        if to is node.station and node.process and sign in data:
             faults.cluster.net.on_stream = lambda source, to, data: None
-            node.kill("kill -9 between accept and reply")
+            node.kill(f"kill -9 before an answer with {sign.decode()}")
             faults.happened(fault)
             faults.back_later(node, fault.lasts_s)
 
     faults.cluster.net.on_stream = on_stream
     return False
+
+
+def _kill_before_confirm(faults: Faults, node: Node, fault: Fault) -> bool:
+    """The broker dies with a reservation in its hands: nobody will confirm it."""
+    return _kill_at_answer(faults, node, fault, b'"type":"reservation"')
 
 
 def _power(faults: Faults, node: Node, fault: Fault) -> bool:
@@ -464,6 +474,7 @@ KINDS: dict[str, Kind] = {
     "kill at a write": Kind(2, "worker", (0.1, 3), (1, 30), _kill_at_write),
     "kill at an effect": Kind(2, "worker", (0.1, 3), (1, 9), _kill_at_effect),
     "kill before the reply": Kind(1.5, "broker", (0.1, 3), (0, 0), _kill_before_reply),
+    "kill before the confirm": Kind(1.5, "broker", (0.1, 3), (0, 0), _kill_before_confirm),
     "power cut": Kind(1, "any", (0.5, 6), (0, 0), _power),
     "power cut in a write": Kind(2, "worker", (0.5, 5), (1, 40), _power_at_write),
     "storage reset": Kind(0.7, "worker", (0.2, 3), (0, 0), _disk_power),

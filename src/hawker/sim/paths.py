@@ -37,7 +37,8 @@ NAMED: tuple[str, ...] = (
     "a log was brought up to date by a range",
     "a member held more of a log than its owner",
     "a machine was started again after its host lost power",
-    "an exit was told twice",
+    "a machine was ordered anew",
+    "a superseded machine was removed",
     *(f"a run resumed at {step}" for step in STEPS),
 )
 """What a campaign of a hundred seeds must have seen, each at least once."""
@@ -87,6 +88,8 @@ class Paths:
                     self.take("a member was declared dead")
                 elif before == "suspect" and after == "alive":
                     self.take("a suspicion was refuted")
+            case "step.aborted" if "not started: generation" in str(fields.get("why")):
+                self.take("a superseded machine was not started")
             case "catalog.ahead":
                 self.take("a member held more of a log than its owner")
             case "machine.superseded":
@@ -126,7 +129,9 @@ class Paths:
                 self._lost.add(spec.key)
             return
         for key, (other, machine) in self.running.items():
-            if machine == spec.machine:
+            if machine == spec.machine and other != node.name and machine in cluster.book.replaced:
+                self.take("two generations of a machine ran at once")
+            elif machine == spec.machine:
                 self.violations.append(
                     f"S5: {spec.key} of machine {machine} started on {node.name}, {key} runs on {other}"
                 )

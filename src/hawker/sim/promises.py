@@ -36,6 +36,7 @@ def check(cluster: Cluster) -> list[str]:
         *_unhandled(cluster),
         *_workers(cluster),
         *_orders(cluster),
+        *_everywhere(cluster),
         *_late(cluster),
         *_leaks(cluster),
     ]
@@ -72,7 +73,8 @@ def _orders(cluster: Cluster) -> Iterator[str]:
     for node in cluster.workers:
         store = cluster.store(node)
         for row in store.read.select(MachineRow, "true order by id") if store else ():
-            known[row.id] = row
+            if row.id not in known or known[row.id].generation < row.generation:
+                known[row.id] = row
             if row.state is not State.destroyed:
                 rows[row.name].append((node, row))
     for order in cluster.book.orders.values():
@@ -86,6 +88,8 @@ def _orders(cluster: Cluster) -> Iterator[str]:
             yield from _filled(cluster, order, known.get(order.machine))
         if order.outcome == DOUBT and order.key:
             yield f"L2: order {order.label} with key {order.key} never came to a definite answer"
+        if order.undoing and not order.key and there and not _may_be_left(cluster, *order.undoing):
+            yield f"S3: {order.undoing[0]} said that it undoes order {order.label}, which has {shown}"
     for label, found in rows.items():
         yield f"S8: machines that nobody ordered: {label} {[row.id for _, row in found]}"
 
@@ -106,6 +110,11 @@ def _filled(cluster: Cluster, order: Order, row: MachineRow | None) -> Iterator[
         yield f"S2: machine {row.id} of order {order.label} {told} and is {row.state}"
 
 
+def _may_be_left(cluster: Cluster, broker: str, since_s: float) -> bool:
+    """Whether a broker that was undoing an order may have died before it could."""
+    return any(since_s <= at_s for at_s in cluster.ends[broker])
+
+
 def _claim_lost(cluster: Cluster, order: Order) -> bool:
     """Whether a worker that may have decided on this order's key has lost rows."""
     if not order.key:
@@ -121,6 +130,16 @@ def _late(cluster: Cluster) -> Iterator[str]:
         for began, broker in order.late:
             if not cluster.faults.troubled(broker, order.owner, began - PATIENCE_S, began + PATIENCE_S):
                 yield f"S6: {broker} did not answer order {order.label}, asked at {began:.3f}, in {PATIENCE_S:g} s"
+
+
+def _everywhere(cluster: Cluster) -> Iterator[str]:
+    """S5: at rest a machine runs on one host at most, whatever its generations did before."""
+    hosts: defaultdict[str, list[str]] = defaultdict(list)
+    for node in cluster.workers:
+        for placed in node.world.instances.values():
+            if placed.exit is None:
+                hosts[placed.spec.machine].append(node.name)
+    yield from (f"S5: machine {machine} runs on {names}" for machine, names in hosts.items() if len(names) > 1)
 
 
 def _leaks(cluster: Cluster) -> Iterator[str]:

@@ -1,0 +1,176 @@
+"""Mutations of our own code, each of which some invariant must notice within a few seeds.
+
+A mutant replaces a method, or something that a module uses, for the length of one run. What it says is the fault that a
+person could make; `breaks` names the invariants of which at least one must then be violated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import apsw
+from msgspec.structs import replace
+
+from hawker.broker.orders import Orders
+from hawker.catalog.outbox import Outbox
+from hawker.core import capacity
+from hawker.model.catalog import Change as CatalogChange
+from hawker.model.catalog import Version
+from hawker.model.market import Reason
+from hawker.model.rows import LogHeadRow, MachineRow
+from hawker.store import db
+from hawker.store.connection import prepare
+from hawker.store.tx import Tx
+from hawker.worker import leases
+from hawker.worker.exits import Exits
+from hawker.worker.flow import Done, StepContext
+from hawker.worker.flows import MachineFlows
+from hawker.worker.market import Market
+from hawker.worker.runner import Runner
+from hawker.worker.superseding import Superseding
+
+
+class Change(NamedTuple):
+    """`owner.name` is `value` instead."""
+
+    owner: Any
+    name: str
+    value: Any
+
+
+class Mutant(NamedTuple):
+    """`breaks`: how a violation may begin that notices it, after the name of a node."""
+
+    says: str
+    breaks: tuple[str, ...]
+    changes: tuple[Change, ...]
+
+
+@contextmanager
+def mutated(name: str) -> Iterator[None]:
+    """Run with a mutant; "" is none."""
+    with ExitStack() as undo:
+        for owner, attribute, value in MUTANTS[name].changes if name else ():
+            before = getattr(owner, attribute)
+            undo.callback(setattr, owner, attribute, before)
+            setattr(owner, attribute, value)
+        yield
+
+
+# --- what they do instead --------------------------------------------------------------------------------------------
+
+
+def _nothing(*args: Any, **options: Any) -> None: ...
+
+
+async def _nothing_async(*args: Any, **options: Any) -> None: ...
+
+
+def _unsynced(connection: apsw.Connection, *, exclusive: bool) -> None:
+    prepare(connection, exclusive=exclusive)
+    connection.execute("pragma synchronous = off")
+
+
+def _never_lapses(market: Market, tx: Tx) -> int:
+    return 0
+
+
+async def _forgets_what_it_holds(market: Market, key: str, cause: str) -> str:
+    """A release that is acknowledged and not done."""
+    return ""
+
+
+def _resumes_nothing(runner: Runner) -> int:
+    return 0
+
+
+def _takes_orders_while_cordoned(unfit: Callable[..., Reason | None]) -> Callable[..., Reason | None]:
+    def look(market: Market, *args: Any) -> Reason | None:
+        reason = unfit(market, *args)
+        return None if reason is Reason.cordoned else reason
+
+    return look
+
+
+async def _undoes_nothing(flows: MachineFlows, context: StepContext) -> Done:
+    return Done(flows._settle_destroyed if "purge" in context.run.steps else flows._settle)
+
+
+async def _leaves_the_directory(flows: MachineFlows, context: StepContext) -> Done:
+    return await flows._clear(context)
+
+
+def _publishes_at_once(outbox: Outbox, tx: Tx, head: LogHeadRow, changes: tuple[CatalogChange, ...]) -> None:
+    """Before the commit, which may fail."""
+    tx.put(replace(head, head=head.head + 1))
+    if outbox.on_published:
+        outbox.on_published(Version(outbox.owner, head.tier, head.epoch, head.head + 1, changes, head.floor))
+
+
+def _nobody_supersedes(superseding: Superseding, machine: MachineRow) -> str:
+    return ""
+
+
+MUTANTS: dict[str, Mutant] = {
+    "ledger without check": Mutant(
+        "a worker books what it has no room for", ("S1", "log record"), (Change(capacity, "shortfall", _nothing),)
+    ),
+    "answer before durable": Mutant(
+        "an answer goes out before its commit is on the disk",
+        ("S2", "S8", "log", "table"),
+        (Change(db, "prepare", _unsynced),),
+    ),
+    "release forgotten by the broker": Mutant(
+        "an order in doubt is not released", ("S3",), (Change(Orders, "_give_up", _nothing),)
+    ),
+    "release forgotten by the worker": Mutant(
+        "a worker acknowledges a release and does not do it",
+        ("S3", "L2"),
+        (Change(Market, "release", _forgets_what_it_holds),),
+    ),
+    "lapse ignored": Mutant("reservations never lapse", ("L2",), (Change(Market, "_lapse", _never_lapses),)),
+    "claim not taken": Mutant(
+        "an order with a key is confirmed without its claim", ("S4",), (Change(Orders, "_claim", _nothing_async),)
+    ),
+    "exits forgotten at restart": Mutant(
+        "a worker does not look at its start whether its programs are there",
+        ("machine", "instances", "S5"),
+        (Change(Exits, "recover", _nothing_async),),
+    ),
+    "exits not heard": Mutant(
+        "the end of a program is not noticed", ("machine",), (Change(Exits, "on_exit", _nothing),)
+    ),
+    "runs not resumed": Mutant(
+        "a worker leaves the runs of the one before it where they were",
+        ("L2", "run"),
+        (Change(Runner, "resume", _resumes_nothing),),
+    ),
+    "lease not checked": Mutant("anybody may change a leased machine", ("S17",), (Change(leases, "check", _nothing),)),
+    "cordon ignored": Mutant(
+        "a cordoned worker takes orders",
+        ("log record",),
+        (Change(Market, "_unfit", _takes_orders_while_cordoned(Market._unfit)),),
+    ),
+    "failed start not undone": Mutant(
+        "what a failed launch left is not removed",
+        ("S5", "machine", "instances"),
+        (Change(MachineFlows, "_undo", _undoes_nothing),),
+    ),
+    "published before the commit": Mutant(
+        "the catalog hears of rows that may not be kept",
+        ("after", "S11", "S12"),
+        (Change(Outbox, "_append", _publishes_at_once),),
+    ),
+    "generation ignored": Mutant(
+        "a returning worker keeps machines that were ordered anew elsewhere",
+        ("S5", "S4"),
+        (Change(Superseding, "by", _nobody_supersedes),),
+    ),
+    "directory left": Mutant(
+        "a destroyed machine leaves its directory",
+        ("machine",),
+        (Change(MachineFlows, "_purge", _leaves_the_directory),),
+    ),
+}
