@@ -33,6 +33,7 @@ class Link:
 
     name = "ord-1"
     region = REGION
+    missed = False
 
     def __init__(self, worker: SimWorker, fault: HawkerError | None, *, after: bool, told: bool) -> None:
         self._worker = worker

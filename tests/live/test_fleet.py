@@ -9,19 +9,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.client.servers import Call, serving
 from tests.kit.markets import SLEEPER, Client, running_market
 from tests.kit.virtual_time import virtual_time
 from tests.kit.waiting import eventually, until
 
-from hawker.broker.fleet import CALL_S, Confirmation, Fleet, WorkerAddress, WorkerLink
+from hawker.broker.fleet import CALL_S, OFFERS_S, Confirmation, Fleet, WorkerAddress, WorkerLink
+from hawker.broker.orders import GRACE_S, book
 from hawker.client.connection import Peer, Response
 from hawker.client.wire import NO_HEADERS, PeerUnreachable
 from hawker.core.silence import PATIENCE_S
 from hawker.errors import Unreachable
 from hawker.model.guest import Resources
-from hawker.model.market import Ask
+from hawker.model.market import Ask, Reason, Refusal
 from hawker.model.rows import AppRow
 
 ASK = Ask(app="web", region="ord", image="host", resources=Resources(cpus_shared=1))
@@ -60,8 +62,9 @@ async def test_closing_a_fleet_ends_every_call_and_leaves_nothing_pending() -> N
 class Freezing(Peer):
     """A peer that answers nothing while it is frozen. What it was asked meanwhile it answers when it thaws."""
 
-    def __init__(self) -> None:
+    def __init__(self, answer: bytes = b"{}") -> None:
         super().__init__("127.0.0.1", 1)
+        self.answer = answer
         self.thawed = asyncio.Event()
         self.asked = 0
 
@@ -82,7 +85,36 @@ class Freezing(Peer):
                 await self.thawed.wait()
         except TimeoutError:
             raise PeerUnreachable("ord-1", "did not answer", sent=True) from None
-        return Response(200, {}, b"{}")
+        return Response(200, {}, self.answer)
+
+
+@virtual_time
+async def test_a_worker_that_makes_no_offer_costs_one_order_the_deadline_and_the_next_ones_hardly_anything() -> None:
+    """An order into a region with a worker that was cut off used to cost the whole deadline, each time."""
+    refusal = msgspec.json.encode([Refusal(worker="w", region="ord", reason=Reason.cordoned)])
+    cut_off, answering = Freezing(refusal), Freezing(refusal)
+    answering.thawed.set()
+    links = [WorkerLink("ord-1", "ord", cut_off), WorkerLink("ord-2", "ord", answering)]
+    loop = asyncio.get_running_loop()
+
+    async def offers_and_cost_s() -> tuple[int, Any]:
+        began = loop.time()
+        return len(await book(links, ASK)), loop.time() - began
+
+    assert await offers_and_cost_s() == (1, pytest.approx(OFFERS_S))
+    for _ in range(3):
+        assert await offers_and_cost_s() == (1, pytest.approx(GRACE_S))
+    cut_off.thawed.set()
+    await asyncio.sleep(OFFERS_S)  # what was on its way is answered
+    assert await offers_and_cost_s() == (2, pytest.approx(0))
+    cut_off.thawed.clear()
+    assert await offers_and_cost_s() == (1, pytest.approx(OFFERS_S)), "and it is waited for again"
+    answering.thawed.clear()
+    await offers_and_cost_s()
+    assert await offers_and_cost_s() == (0, pytest.approx(OFFERS_S)), "with nobody else there is time"
+    for link in links:
+        await link.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @virtual_time
@@ -150,7 +182,7 @@ async def test_lists_are_quick_and_name_the_worker_that_is_frozen(tmp_path: Path
                     assert number == 0 or loop.time() - began < CALL_S / 2, path
                     assert answer.headers["hawker-unreachable-workers"] == "mad-1", path
                 workers = await client.ok("GET", "/hawker/workers")
-                assert [(w["name"], w["reachable"]) for w in workers] == [("ord-1", True), ("mad-1", False)]
+                assert [(w["name"], w["reachable"]) for w in workers] == [("mad-1", False), ("ord-1", True)]
             finally:
                 os.kill(frozen, signal.SIGCONT)
             await eventually(lambda: all_answer(client), "everybody answers again")

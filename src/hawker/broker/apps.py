@@ -8,6 +8,7 @@ worker is told.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from urllib.parse import quote
 
 import msgspec
@@ -20,6 +21,9 @@ from hawker.errors import NameTaken, NotFound, Unreachable
 from hawker.host import Host
 from hawker.model.rows import AppRow
 from hawker.telemetry import get_logger
+
+REMEMBERED = 1000
+"""Apps written through this broker. They come back by the catalog in a second or two."""
 
 
 class KnownApp(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,10 +40,17 @@ class Apps:
         self._fleet = fleet
         self._host = host
         self._directory = directory
+        self._written: OrderedDict[str, AppRow] = OrderedDict()  # by this broker, and perhaps not in its catalog yet
 
     def known(self, name: str) -> AppRow | None:
-        """What the catalog has of an app, which may be that it was deleted."""
-        return self._directory.app(name) if self._directory else None
+        """What the catalog has of an app, or this broker wrote a moment ago, which may be that it was deleted."""
+        if self._directory is None:
+            return None
+        shown, written = self._directory.app(name), self._written.get(name)
+        if shown and written and shown.stamp_ms >= written.stamp_ms:
+            del self._written[name]
+            return shown
+        return written or shown
 
     async def all(self) -> tuple[list[KnownApp], list[str]]:
         """All apps, by name, and the workers that did not answer, whose machines are not counted.
@@ -52,10 +63,16 @@ class Apps:
     async def get(self, name: str) -> KnownApp:
         """Raises `NotFound`."""
         known = self.known(name)
-        found, _ = await self._read(f"/v1/market/apps?name={quote(name, safe='')}", [known] if known else [])
-        if name not in found:
-            raise NotFound(f"app not found: {name}", hint=f"hawker apps create {name}")
-        return found[name]
+        found, silent = await self._read(f"/v1/market/apps?name={quote(name, safe='')}", [known] if known else [])
+        if name in found:
+            return found[name]
+        deciding = self._deciding(name)[0].name
+        if deciding in silent and known is None:  # it may be the only one that knows it so far
+            raise Unreachable(
+                f"app not found on the workers that answered, and {deciding}, which decides this name, did not answer",
+                hint="try again when it is back",
+            )
+        raise NotFound(f"app not found: {name}", hint=f"hawker apps create {name}")
 
     async def create(self, name: str, org: str, network: str, role: str) -> AppRow:
         """Raises `NameTaken`, and `Unreachable` when the worker that decides names does not answer."""
@@ -88,7 +105,13 @@ class Apps:
             raise _taken(name)
         if self._directory is None:
             await self._tell(others, row)
+        self._wrote(row)
         return row
+
+    def _wrote(self, row: AppRow) -> None:
+        self._written[row.name] = row
+        if len(self._written) > REMEMBERED:
+            self._written.popitem(last=False)
 
     async def _tell(self, others: list[WorkerLink], row: AppRow) -> None:
         body = {"app": row}
@@ -107,6 +130,7 @@ class Apps:
             raise Unreachable(
                 f"{', '.join(silent)} did not answer; the app may still be known there", hint="delete it again"
             )
+        self._wrote(row)
 
     def _deciding(self, name: str) -> list[WorkerLink]:
         """The worker that decides a name, and the others."""

@@ -100,6 +100,8 @@ class WorkerLink:
         self.name = name
         self.region = region
         self.peer = peer
+        self.missed = False
+        """Whether its last offer did not come in time, and nothing has come since."""
         self._silence = silence.ANSWERS
         self._late: set[asyncio.Task[Any]] = set()  # questions to a silent worker that nobody waits for
         self._offers = self._batcher("offers", list[Offer | Refusal], OFFERS_S)
@@ -133,6 +135,7 @@ class WorkerLink:
             self._silence = silence.unanswered(self._silence, began, loop.time())
             raise
         self._silence = silence.ANSWERS
+        self.missed = False
         if response.status >= 300:
             raise PeerError(response)
         try:

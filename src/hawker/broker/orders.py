@@ -34,6 +34,7 @@ from hawker.telemetry import Metrics, exemplar, get_logger
 
 RELEASE_RETRY_S = 0.5
 START_S = 60.0
+GRACE_S = 0.005  # for a worker whose last offer did not come: as long as one takes
 LAPSED = "lapsed"  # the worker's word for a reservation that it holds no more
 
 
@@ -136,8 +137,8 @@ class Orders:
         asked = candidates(sorted(links), rng)
         ask = Ask(app=wanted.app, region=region, image=wanted.config.image, resources=resources)
         began = clock_s()
-        answers = await asyncio.gather(*(_offer(links[name], ask) for name in asked))
-        found = [self._counted(a, began) for a in answers if a is not None]
+        answers = await book([links[name] for name in asked], ask)
+        found = [self._counted(answer, began) for answer in answers]
         auction.answered(asked, found, rng, timed_ms(began))
         auction.app = newest_app(auction.offers, self._apps.known(wanted.app))
         return auction
@@ -312,13 +313,35 @@ def no_capacity(wanted: Wanted, regions: list[str], refusals: list[Refusal]) -> 
     return NoCapacity(text, hint=hint, details={"refusals": msgspec.to_builtins(refusals)})
 
 
+async def book(links: list[WorkerLink], ask: Ask) -> list[Offer | Refusal]:
+    """Ask all at once, with one deadline. Whose last offer did not come is asked, too, but hardly waited for longer
+    than the others take: a worker that is cut off costs one order its deadline, not every order."""
+    loop = asyncio.get_running_loop()
+    offers = {link.name: loop.create_task(_offer(link, ask), name=f"offer of {link.name}") for link in links}
+    prompt = [offers[link.name] for link in links if not link.missed]
+    late = [offers[link.name] for link in links if link.missed]
+    try:
+        if prompt:
+            await asyncio.wait(prompt)
+        if late:
+            await asyncio.wait(late, timeout=GRACE_S if prompt else None)
+    finally:
+        for offer in offers.values():
+            offer.cancel()  # of those that are done nothing
+    answers = [offer.result() for offer in offers.values() if offer.done() and not offer.cancelled()]
+    return [answer for answer in answers if answer is not None]
+
+
 async def _offer(link: WorkerLink, ask: Ask) -> Offer | Refusal | None:
     """None: no answer by the deadline, or an error in its place."""
     try:
         async with asyncio.timeout(OFFERS_S):
             return await link.offer(ask)
-    except (TimeoutError, HawkerError):
-        return None
+    except (TimeoutError, Unreachable):
+        link.missed = True
+    except HawkerError:
+        pass
+    return None
 
 
 def _in_doubt(link: WorkerLink, wanted: Wanted, problem: str) -> Unreachable:

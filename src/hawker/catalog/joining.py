@@ -30,6 +30,7 @@ LOOK_S = 10.0
 INTRODUCED_MOST = 64
 CONTACTS_MOST = 5
 SEEDS_MOST = 8
+HINTS_MOST = 16
 TRIED_AT_ONCE = 3
 SETTLE_S = 0.4  # several workers often come at once, and one of them introduces the others
 
@@ -54,6 +55,7 @@ class Joining:
     def __init__(self, node: Node) -> None:
         self._node = node
         self.joined = asyncio.Event()
+        self._hinted: dict[Address, None] = {}
         self._directory_changed = asyncio.Event()
         node.replica.on_applied.append(self._hint)
 
@@ -76,6 +78,12 @@ class Joining:
             self._directory_changed.clear()
             with suppress(StoreError):
                 await self._find_missing()
+
+    def hint(self, address: Address) -> None:
+        """A member that we do not know is there."""
+        if len(self._hinted) < HINTS_MOST:
+            self._hinted[address] = None
+            self._directory_changed.set()
 
     def anyone(self) -> bool:
         """Whether there is anybody to ask."""
@@ -154,8 +162,10 @@ class Joining:
             self._directory_changed.set()
 
     async def _find_missing(self) -> None:
-        contacts = self._contacts()[:TRIED_AT_ONCE]
-        await asyncio.gather(*(self._join(address) for _, address in contacts))
+        hinted, self._hinted = list(self._hinted), {}
+        contacts = [address for _, address in self._contacts()]
+        some = list(dict.fromkeys((*hinted, *contacts)))[:TRIED_AT_ONCE]
+        await asyncio.gather(*(self._join(address) for address in some))
 
     async def _join(self, address: Address) -> bool:
         node = self._node

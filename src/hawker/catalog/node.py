@@ -94,6 +94,7 @@ class Node:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._closed = False
         self._disk_failed = False
+        self._addresses: dict[Address, None] = {}
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -188,6 +189,8 @@ class Node:
             if kind == SWIM:
                 self.swim.on_packet(asyncio.get_running_loop().time(), source, payload)
                 self._act()
+                if source not in self._addresses:  # it knows us: it may be of a part of the region that we lost
+                    self._joining.hint(source)
             elif kind == spreading.KIND:
                 self._read_news(source, payload)
 
@@ -236,6 +239,10 @@ class Node:
             after=after.name if after is not None else None,
             cause="membership",
         )
+        if after is None:
+            self._addresses.pop(member.address, None)
+        else:
+            self._addresses[member.address] = None
         self._keep_member(name)
 
     def _keep_member(self, name: str) -> None:
