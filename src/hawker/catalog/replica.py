@@ -108,15 +108,16 @@ class Replica(Tables):
         This node's own come from its outbox only: one that others have and the outbox has not shows that it came back
         from the past (`Outbox.raise_epoch`), and must not be taken here, nor in `merge`.
         """
-        outcome = Outcome()
+        sensible = [version for version in versions if _sensible(version)]
+        outcome = Outcome(refused=len(versions) - len(sensible))
+        new = [version for version in sensible if self.judge(self.position(version.log), version) != "old"]
+        if not new:  # each version comes several times: the second costs no transaction
+            return outcome
         holes: dict[LogId, None] = {}
         behind: dict[LogId, Position] = {}  # told where the log is, not what is in it
 
         def change(batch: Batch, origins: dict[LogId, Origin]) -> None:
-            for version in versions:
-                if not _sensible(version):
-                    outcome.refused += 1
-                    continue
+            for version in new:
                 log = version.log
                 at = self._at(origins, log)
                 match self.judge(at, version):
