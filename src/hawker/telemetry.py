@@ -70,7 +70,7 @@ class Metrics:
         )
         self.catalog_behind = Gauge(
             "hawker_catalog_behind_seconds",
-            "For how long this node has known that it lacks versions; 0: it lacks none that it knows of",
+            "For how long this node has known that it lacks versions of owners of its region that live; 0: none",
             registry=self.registry,
         )
         self.catalog_aside = Gauge(
