@@ -56,18 +56,21 @@ DRAIN_S = 120.0  # clients end what they have begun
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a run is made of. `faults` None: drawn from the seed; `dropped` are left out, by their place."""
+    """Everything a run is made of. `workers` by region; `brokers` are regions that have one. `faults` None: drawn from
+    the seed; `dropped` are left out, by their place. `mutant`: of `sim.mutants`."""
 
     seed: int
     seconds: float = 60.0
     clients: int = 6
+    workers: tuple[tuple[str, int], ...] = WORKERS
+    brokers: tuple[str, ...] = BROKERS
     faults: list[Fault] | None = None
     dropped: list[int] = []
     mutant: str = ""
 
     def names(self) -> tuple[list[str], list[str]]:
-        workers = [f"{region}-{n}" for region, count in WORKERS for n in range(1, count + 1)]
-        return workers, [f"broker-{region}" for region in BROKERS]
+        workers = [f"{region}-{n}" for region, count in self.workers for n in range(1, count + 1)]
+        return workers, [f"broker-{region}" for region in self.brokers]
 
     def the_faults(self) -> list[Fault]:
         faults = draw(str(self.seed), self.seconds, *self.names()) if self.faults is None else self.faults
@@ -140,8 +143,9 @@ class Cluster:
         return node
 
     def _join(self) -> None:
-        """Everybody knows three members to begin with, or all workers where brokers have a fixed list."""
-        members = [f"{node.station.address}:{PORT}" for node in (self.workers[0], self.workers[3], self.workers[5])]
+        """Everybody knows a worker of each region to begin with, or all where brokers have a fixed list."""
+        first = {node.settings.region: node for node in reversed(self.workers)}
+        members = [f"{first[region].station.address}:{PORT}" for region in REGIONS if region in first]
         for node in self.nodes.values():
             here = node.settings.catalog.advertise
             node.settings.catalog.join = [member for member in members if member != here]
@@ -193,10 +197,7 @@ class Cluster:
 
     async def run(self) -> None:
         """All four parts. What was wrong is in `violations` afterwards."""
-        for node in self.nodes.values():
-            node.start()
-        await self._until(lambda: all(node.serving for node in self.nodes.values()), UP_S, "every agent serves")
-        await self.in_process("operator", self.operator.make_apps(APPS))
+        await self.up()
         until = self.loop.time() + self.plan.seconds
         self.faults.schedule()
         self.watch.go_on()
@@ -210,6 +211,13 @@ class Cluster:
         await self._rest()
         await self._converge()
         self.violations = promises.check(self)
+
+    async def up(self) -> None:
+        """Every agent serves, and the apps are made."""
+        for node in self.nodes.values():
+            node.start()
+        await self._until(lambda: all(node.serving for node in self.nodes.values()), UP_S, "every agent serves")
+        await self.in_process("operator", self.operator.make_apps(APPS))
 
     async def _drain(self, tasks: Sequence[asyncio.Task[Any]]) -> None:
         """Clients come to an end; those in doubt ask again; an operator opens what is cordoned."""

@@ -134,6 +134,7 @@ class Faults:
             node.world.point = lambda when, effect: None
             node.world.delays.clear()
             node.world.faults.clear()
+            node.world.late_faults.clear()
             node.world.exits_late_s, node.world.exits_twice = 0.0, False
             node.clock.stop_drifting()
             node.resume()
@@ -452,9 +453,11 @@ def _slow_driver(faults: Faults, node: Node, fault: Fault) -> bool:
 
 
 def _failing_driver(faults: Faults, node: Node, fault: Fault) -> bool:
+    """Every second one fails after its effect."""
+    kind = node.world.faults if int(fault.amount) % 2 else node.world.late_faults
     for operation in ("start", "stop", "destroy", "purge"):
-        node.world.faults.setdefault(operation, []).extend(RuntimeError("injected") for _ in range(int(fault.amount)))
-    faults.later(fault.lasts_s, node.world.faults.clear)
+        kind.setdefault(operation, []).extend(RuntimeError("injected") for _ in range(int(fault.amount)))
+    faults.later(fault.lasts_s, kind.clear)
     return True
 
 
@@ -499,7 +502,7 @@ KINDS: dict[str, Kind] = {
     "clock jump": Kind(1, "any", (0, 0), (-20, 20), _jump),
     "clock drift": Kind(0.7, "any", (0, 0), (-0.05, 0.05), _drift),
     "slow driver": Kind(1, "worker", (2, 10), (0.1, 2), _slow_driver),
-    "failing driver": Kind(1, "worker", (1, 6), (1, 12), _failing_driver),
+    "failing driver": Kind(1.5, "worker", (1, 6), (1, 12), _failing_driver),
     "late exits": Kind(0.7, "worker", (3, 10), (0.05, 3), _late_exits),
 }
 """Every kind of fault, with how often it comes in a minute of the whole system."""

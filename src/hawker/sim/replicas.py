@@ -1,7 +1,8 @@
 """What must hold of the catalog's replicas: prefixes of what their owners published at any time, equal to it at rest.
 
-`Watch` looks at every replica once a second: positions never go back in one life of a node (S12). `check` compares at
-rest: each replica with the owners' own rows (S11, L1), and each member's neighbours with those that live (L5).
+`Watch` looks at every replica once a second: positions never go back in one life of a node, and never beyond what their
+owner has committed (S12). `check` compares at rest: each replica with the owners' own rows (S11, L1), and each member's
+neighbours with those that live (L5).
 """
 
 from __future__ import annotations
@@ -44,6 +45,17 @@ class Watch:
                             f"S12: {cluster.loop.time():.3f}: {node.name} went back from {before} to {at} in {log}"
                         )
                     self._seen[node.process, log] = at
+                    if (head := self._head(log)) and head.epoch == at.epoch and head.head < at.head:
+                        self.violations.append(
+                            f"S12: {cluster.loop.time():.3f}: {node.name} has {at} of {log}, whose owner is at {head}"
+                        )
+
+    def _head(self, log: LogId) -> Position | None:
+        """Where an owner's log stands in its own database, if that is open."""
+        node = self._cluster.nodes.get(log.owner)
+        store = self._cluster.store(node) if node else None
+        row = store.read.get(LogHeadRow, log.tier) if store else None
+        return Position(row.epoch, row.head) if row else None
 
     def go_on(self) -> None:
         """Look now and once a second."""

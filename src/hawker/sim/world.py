@@ -81,9 +81,10 @@ class World:
     """`programs` by their first argument. `starts` and `stops` list the effects in their order: a repeated start once,
     and no stops of a host that shuts down.
 
-    `faults` are raised by the next calls of an operation, one each, before it has an effect; `delays` are seconds an
-    operation takes, `exits_late_s` how long the end of a program takes to be told, and with `exits_twice` it is told
-    again. `violations`: what must never happen and did. `on_event` hears of every start and end.
+    `faults` are raised by the next calls of an operation, one each, before it has an effect, `late_faults` after it;
+    `delays` are seconds an operation takes, `exits_late_s` how long the end of a program takes to be told, and with
+    `exits_twice` it is told again. `violations`: what must never happen and did. `on_event` hears of every start and
+    end.
     """
 
     def __init__(self, host: Host, programs: Mapping[str, Program]) -> None:
@@ -95,6 +96,7 @@ class World:
         self.stops: list[str] = []
         self.calls: Counter[str] = Counter()
         self.faults: dict[str, list[Exception]] = {}
+        self.late_faults: dict[str, list[Exception]] = {}
         self.delays: dict[str, float] = {}
         self.exits_late_s = 0.0
         self.exits_twice = False
@@ -341,6 +343,8 @@ class FakeDriver:
         self._world.point("before", f"{operation} {key}")
         result = act()
         self._world.point("after", f"{operation} {key}")
+        if faults := self._world.late_faults.get(operation):
+            raise faults.pop(0)
         return result
 
     async def _call(self, operation: str) -> None:
