@@ -1,4 +1,4 @@
-"""What a region of 200 workers costs its members: `python -m bench.region [--workers N] [--updates U] [--seconds S]`.
+"""What a region of 200 workers costs its members: `python -m bench.region [--workers N] [--updates U...] [--seconds S]`.
 
 Real catalog members (membership, sealing, spreading, replicas on SQLite) on virtual time over a simulated network with
 1-5 ms of delay. Every worker changes `updates` rows a second, each a machine's row of the size they have. Counted are
@@ -185,13 +185,15 @@ async def region(loop: SimLoop, workers: int, updates: float, seconds: float, di
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.region", description=__doc__)
     parser.add_argument("--workers", type=int, default=200)
-    parser.add_argument("--updates", type=float, default=5.0, help="rows that each worker changes in a second")
+    parser.add_argument(
+        "--updates", type=float, nargs="+", default=[0.0, 0.025, 5.0], help="rows that each worker changes in a second"
+    )
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     set_up_logs(level="warning")
     results = []
-    for updates in (0.0, 5.0 / given.workers, given.updates):
+    for updates in given.updates:
         with tempfile.TemporaryDirectory(prefix="hawker-region-") as directory:
             results.append(
                 run(lambda loop, u=updates, d=directory: region(loop, given.workers, u, given.seconds, Path(d)))  # type: ignore[misc]

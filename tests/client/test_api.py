@@ -84,6 +84,7 @@ CALLS: list[tuple[str, Callable[[Client], Any], str, dict[str, str], Any]] = [
     ("Hawker_workers", lambda c: c.workers(), "/v1/hawker/workers", {}, None),
     ("Hawker_cordon", lambda c: c.cordon_worker(APP), "/v1/hawker/workers/{app}/cordon", {}, None),
     ("Hawker_uncordon", lambda c: c.uncordon_worker(APP), "/v1/hawker/workers/{app}/uncordon", {}, None),
+    ("Hawker_forget", lambda c: c.forget_worker(APP), "/v1/hawker/workers/{app}/forget", {}, None),
     ("Hawker_runs", lambda c: c.runs(status=["parked", "done"], machine=ID, limit=5), "/v1/hawker/runs",
      {"status": "parked,done", "machine": ID, "limit": "5"}, None),
     ("Hawker_run", lambda c: c.run(APP), "/v1/hawker/runs/{app}", {}, None),
