@@ -1,4 +1,4 @@
-"""What a region of 200 workers costs its members: `python -m bench.region [--workers N] [--updates U...] [--seconds S]`.
+"""What a region of 200 workers costs its members: `python -m bench.region [--workers N] [--updates U...]`.
 
 Real catalog members (membership, sealing, spreading, replicas on SQLite) on virtual time over a simulated network with
 1-5 ms of delay. Every worker changes `updates` rows a second, each a machine's row of the size they have. Counted are
