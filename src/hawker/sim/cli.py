@@ -43,16 +43,22 @@ def _seconds(function: Any) -> Any:
 @_seconds
 @click.option("--trace", is_flag=True, help="Print every event.")
 @click.option("--record", type=click.Path(path_type=Path), help="Where a failed run is written; hawker-sim-SEED.json.")
+@click.option("--mutant", metavar="NAME", default="", help="Break our own code on purpose; an unknown name lists them.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 @click.pass_context
-def run(ctx: click.Context, seed: int, seconds: float, trace: bool, record: Path | None, as_json: bool) -> None:
+def run(
+    ctx: click.Context, seed: int, seconds: float, trace: bool, record: Path | None, mutant: str, as_json: bool
+) -> None:
     """Run one simulation. Ends with status 1 when a promise was broken."""
     from hawker.sim.cluster import Plan, simulate
+    from hawker.sim.mutants import MUTANTS
 
     _form(ctx, as_json)
+    if mutant and mutant not in MUTANTS:
+        raise Invalid("mutant", mutant, f"name one of: {'; '.join(MUTANTS)}")
     tell = (lambda number, line: output.say(f"{number} {line}")) if trace else None
     with output.working(f"simulating seed {seed}"):
-        report = simulate(Plan(seed=seed, seconds=seconds), tell=tell)
+        report = simulate(Plan(seed=seed, seconds=seconds, mutant=mutant), tell=tell)
     if as_json:
         output.data(report)
     else:

@@ -177,8 +177,10 @@ class Client:
     async def order_anew(self) -> None:
         """Ask for a machine; when its worker does not answer, order it anew: the same id elsewhere."""
         order = self._one()
-        if order is None or (await self._on(order, "look", "GET", "")).word != "unreachable":
-            return
+        if order and (await self._on(order, "look", "GET", "")).word == "unreachable":
+            await self._replace(order)
+
+    async def _replace(self, order: Order) -> None:
         self._book.replaced.add(order.machine)
         body = {"config": machine_config(order.program, order.label), "replaces": order.machine}
         for attempt in range(3):
@@ -323,7 +325,9 @@ class Client:
 
     async def _act(self, name: str, method: str, path: str, body: Any = None) -> None:
         if order := self._one():
-            await self._on(order, name, method, path, body)
+            answer = await self._on(order, name, method, path, body)
+            if answer.word == "unreachable" and self._rng.random() < 0.4:
+                await self._replace(order)
 
     async def _on(
         self,

@@ -57,7 +57,8 @@ DRAIN_S = 120.0  # clients end what they have begun
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a run is made of. `workers` by region; `brokers` are regions that have one. `faults` None: drawn from
-    the seed; `dropped` are left out, by their place. `mutant`: of `sim.mutants`."""
+    the seed, `only` of some kinds and so many `times` as often; `dropped` are left out, by their place. `mutant`: of
+    `sim.mutants`."""
 
     seed: int
     seconds: float = 60.0
@@ -66,6 +67,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     brokers: tuple[str, ...] = BROKERS
     faults: list[Fault] | None = None
     dropped: list[int] = []
+    only: tuple[str, ...] = ()
+    times: float = 1.0
     mutant: str = ""
 
     def names(self) -> tuple[list[str], list[str]]:
@@ -73,7 +76,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return workers, [f"broker-{region}" for region in self.brokers]
 
     def the_faults(self) -> list[Fault]:
-        faults = draw(str(self.seed), self.seconds, *self.names()) if self.faults is None else self.faults
+        faults = self.faults
+        if faults is None:
+            faults = draw(str(self.seed), self.seconds, *self.names(), only=self.only, times=self.times)
         gone = frozenset(self.dropped)
         return [fault for number, fault in enumerate(faults) if number not in gone]
 

@@ -105,8 +105,8 @@ class CrashDisk:
         A connection and the file objects that SQLite holds for it keep each other, where Python's collector cannot see.
         """
         for connection in apsw.connections():
-            if connection.open_vfs == self.name:
-                with suppress(apsw.Error):
+            with suppress(apsw.Error):  # it may be closed by now, or find its disk without power
+                if connection.open_vfs == self.name:
                     connection.close(True)
         self._vfs.unregister()
         self.files.clear()

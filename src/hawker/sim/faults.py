@@ -56,13 +56,21 @@ class Kind(msgspec.Struct, frozen=True):
     pair: bool = False
 
 
-def draw(seed: str, seconds: float, workers: Sequence[str], brokers: Sequence[str]) -> list[Fault]:
-    """A plan for a simulation of that length, in order of time."""
+def draw(
+    seed: str,
+    seconds: float,
+    workers: Sequence[str],
+    brokers: Sequence[str],
+    *,
+    only: Sequence[str] = (),
+    times: float = 1.0,
+) -> list[Fault]:
+    """A plan for a simulation of that length, in order of time. `only` of these kinds, and so many `times` as often."""
     plan: list[Fault] = []
     names = {"worker": list(workers), "broker": list(brokers), "any": [*workers, *brokers]}
     for name, kind in KINDS.items():
         rng = random.Random(f"{seed}/fault/{name}")
-        expected = kind.rate * seconds / 60
+        expected = kind.rate * times * seconds / 60 if not only or name in only else 0.0
         for _ in range(int(expected) + (rng.random() < expected % 1)):
             node = rng.choice(names[kind.whom])
             other = rng.choice([n for n in names["any"] if n != node]) if kind.pair else ""
@@ -485,8 +493,8 @@ KINDS: dict[str, Kind] = {
     "restore": Kind(0.4, "worker", (3, 15), (0, 0), _restore),
     "shrink": Kind(0.4, "worker", (0.5, 3), (0.4, 0.9), _shrink),
     "pause": Kind(2, "any", (0.2, 12), (0, 0), _pause),
-    "full disk": Kind(1, "worker", (1, 8), (0, 60_000), _full),
-    "i/o error": Kind(1, "worker", (0, 0), (1, 30), _io_error),
+    "full disk": Kind(1.5, "worker", (1, 8), (0, 60_000), _full),
+    "i/o error": Kind(1.5, "worker", (0, 0), (1, 30), _io_error),
     "broken disk": Kind(0.5, "worker", (1, 5), (0, 0), _broken_disk),
     "slow disk": Kind(1, "worker", (2, 8), (0.005, 0.3), _slow_disk),
     "isolated": Kind(0.7, "any", (1, 10), (0, 0), _isolate),

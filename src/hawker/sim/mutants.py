@@ -41,11 +41,13 @@ class Change(NamedTuple):
 
 
 class Mutant(NamedTuple):
-    """`breaks`: how a violation may begin that notices it, after the name of a node."""
+    """`breaks`: how a violation may begin that notices it, after the name of a node. `faults`: the kinds that it takes,
+    () for the usual ones."""
 
     says: str
     breaks: tuple[str, ...]
     changes: tuple[Change, ...]
+    faults: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -157,16 +159,19 @@ MUTANTS: dict[str, Mutant] = {
         "what a failed launch left is not removed",
         ("S5", "machine", "instances"),
         (Change(MachineFlows, "_undo", _undoes_nothing),),
+        ("failing driver", "slow driver"),
     ),
     "published before the commit": Mutant(
         "the catalog hears of rows that may not be kept",
         ("after", "S11", "S12"),
         (Change(Outbox, "_append", _publishes_at_once),),
+        ("full disk", "i/o error"),
     ),
     "generation ignored": Mutant(
         "a returning worker keeps machines that were ordered anew elsewhere",
         ("S5", "S4"),
         (Change(Superseding, "by", _nobody_supersedes),),
+        ("isolated", "pause", "power cut"),
     ),
     "directory left": Mutant(
         "a destroyed machine leaves its directory",

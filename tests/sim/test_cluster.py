@@ -1,0 +1,60 @@
+"""The whole system under faults: a few seeds that must hold every promise, and that a run repeats itself anywhere.
+
+Many more seeds run in campaigns: `hawker sim campaign --seeds 1..300 --jobs 2`.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hawker.sim.campaign import Campaign
+from hawker.sim.cluster import Plan, Report, simulate
+
+pytestmark = pytest.mark.slow
+
+SEEDS = (1, 2, 3, 4, 5, 6)
+SHORT = Plan(seed=3, seconds=8.0)
+SCRIPT = "from tests.sim.test_cluster import SHORT, simulate; print(simulate(SHORT).digest)"
+
+
+@functools.cache
+def report(seed: int) -> Report:
+    found = simulate(Plan(seed=seed))
+    gc.collect()
+    return found
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_seed_holds_every_promise(seed: int) -> None:
+    assert report(seed).violations == []
+
+
+def test_the_seeds_have_seen_faults_and_rare_paths() -> None:
+    campaign = Campaign()
+    for seed in SEEDS:
+        campaign.add(report(seed))
+    assert campaign.never() == []
+    assert campaign.fired.total() > 20 * len(SEEDS)
+
+
+def test_a_run_has_one_digest_whatever_the_hash_seed_and_the_python() -> None:
+    """`HAWKER_PYTHONS` may name more interpreters that have Hawker's dependencies, separated by colons."""
+    digest = simulate(SHORT).digest
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join((str(root / "src"), str(root)))
+    others = [found for found in os.environ.get("HAWKER_PYTHONS", "").split(":") if found]
+    for python, hash_seed in [(sys.executable, "0"), (sys.executable, "77"), *((other, "5") for other in others)]:
+        env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": path}
+        done = subprocess.run([python, "-c", SCRIPT], env=env, capture_output=True, text=True, check=False)
+        assert done.stdout.strip() == digest, (python, hash_seed, done.stderr)
+
+
+def test_another_seed_is_another_run() -> None:
+    assert simulate(Plan(seed=4, seconds=8.0)).digest != simulate(SHORT).digest
