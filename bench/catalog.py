@@ -58,17 +58,19 @@ def machine_ids(count: int) -> list[str]:
 
 def snapshots(count: int, owners: int) -> list[Range]:
     """`count` machines on `owners` workers."""
+    return list(arriving(count, owners))
+
+
+def arriving(count: int, owners: int) -> Iterator[Range]:
     ids = machine_ids(count)
     each = count // owners
-    return [
-        Range(
+    for o in range(owners):
+        yield Range(
             Origin(f"worker-{o:03d}", "region", EPOCH, each),
             0,
             tuple(Numbered(n + 1, "machines", ids[o * each + n], machine(o * each + n)) for n in range(each)),
             True,
         )
-        for o in range(owners)
-    ]
 
 
 def versions(count: int, owners: int, head: int, ids: list[str]) -> list[Version]:
@@ -146,8 +148,8 @@ def size(count: int) -> tuple[float, float]:
         path = Path(directory) / "catalog.db"
         replica = Replica.open(path, live())
         before = resident_mib()
-        for start in snapshots(count, OWNERS):  # one by one, as they arrive
-            replica.merge([start])
+        for each in arriving(count, OWNERS):
+            replica.merge([each])
         replica.rows("select count(*), sum(memory_mib) from machines")
         after = resident_mib()
         replica.close()

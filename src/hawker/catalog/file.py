@@ -22,8 +22,8 @@ from hawker.store.connection import BUSY_MS, rows
 _FORMAT = 1
 """Of the tables below. One that is different is not read: the file begins empty."""
 
-_CACHE_KIB = 64_000
-"""At most, while a large snapshot is written: pages that do not fit are written twice."""
+_CACHE_KIB = 16_000
+_CACHE_KIB_BULK = 64_000
 _WAL_PAGES_BEFORE_CHECKPOINT = 4000
 _WAL_BYTES_KEPT = 64 << 20
 
@@ -85,7 +85,7 @@ def connect(path: str, vfs: str | None) -> tuple[apsw.Connection, apsw.Connectio
         if mode != "wal":
             raise StoreError(f"SQLite cannot use a write-ahead log at {path} ({mode}); use a local file system")
         writer.execute("pragma synchronous = normal")
-        writer.execute(f"pragma cache_size = -{_CACHE_KIB}")
+        cache(writer, bulk=False)
         writer.execute(f"pragma wal_autocheckpoint = {_WAL_PAGES_BEFORE_CHECKPOINT}")
         writer.execute(f"pragma journal_size_limit = {_WAL_BYTES_KEPT}")
         if vfs is not None:
@@ -98,6 +98,14 @@ def connect(path: str, vfs: str | None) -> tuple[apsw.Connection, apsw.Connectio
             writer.close(True)
         raise
     return writer, reader
+
+
+def cache(db: apsw.Connection, *, bulk: bool) -> None:
+    """How much memory pages may take: more while many are written in one transaction."""
+    with suppress(apsw.Error):  # of a file found damaged, or closed for that: it matters to speed only
+        db.execute(f"pragma cache_size = -{_CACHE_KIB_BULK if bulk else _CACHE_KIB}")
+        if not bulk:
+            db.execute("pragma shrink_memory")
 
 
 def lay_out(db: apsw.Connection, layouts: Sequence[Layout]) -> list[Kept]:

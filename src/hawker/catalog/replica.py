@@ -11,9 +11,8 @@ what is missing then is fetched again. Damage is answered by starting empty (`ca
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import msgspec
 from msgspec.structs import replace
@@ -154,7 +153,7 @@ class Replica(Tables):
                 elif given.origin.epoch > self._forgotten.get(given.origin.log, 0):
                     self._merge(batch, origins, given, outcome)
 
-        with _no_collection() if sum(len(each.rows) for each in ranges) >= BULK_LEAST else nullcontext():
+        with self._bulk() if sum(len(each.rows) for each in ranges) >= BULK_LEAST else nullcontext():
             self._commit(change, outcome)
         return outcome
 
@@ -255,18 +254,6 @@ class Replica(Tables):
         origins[log] = replace(given.origin, floor=floor)
         outcome.merged.append(log)
         self._drain(batch, origins, log, outcome)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """A hundred thousand rows are no garbage, and looking through them again and again takes a sixth of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _sensible(version: Version) -> bool:
