@@ -175,10 +175,12 @@ class Client:
         await self._until_definite(order)
 
     async def order_anew(self) -> None:
-        """Ask for a machine; when its worker does not answer, order it anew: the same id elsewhere."""
-        order = self._one()
-        if order and (await self._on(order, "look", "GET", "")).word == "unreachable":
-            await self._replace(order)
+        """Look at a few machines; the first whose worker does not answer is ordered anew: the same id elsewhere."""
+        for _ in range(5):
+            order = self._one()
+            if order and (await self._on(order, "look", "GET", "")).word == "unreachable":
+                await self._replace(order)
+                return
 
     async def _replace(self, order: Order) -> None:
         self._book.replaced.add(order.machine)

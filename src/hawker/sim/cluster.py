@@ -42,7 +42,7 @@ APPS = ["web", "api"]
 PORT = 4281
 TOKEN = "user-token-of-the-simulation"
 CLUSTER_TOKEN = "cluster-token-of-the-simulation"
-ROOM = Resources(cpus_shared=20, cpus_dedicated=2, memory_mib=5120, disk_mib=1 << 20, machines=30)
+ROOM = Resources(cpus_shared=20, cpus_dedicated=2, memory_mib=6144, disk_mib=1 << 20, machines=30)
 """Of each worker: little enough that regions fill up, and orders race for what is left."""
 
 UP_S = 30.0

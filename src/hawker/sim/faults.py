@@ -487,6 +487,7 @@ KINDS: dict[str, Kind] = {
     "kill before the reply": Kind(1.5, "broker", (0.1, 3), (0, 0), _kill_before_reply),
     "kill before the confirm": Kind(1.5, "broker", (0.1, 3), (0, 0), _kill_before_confirm),
     "power cut": Kind(1, "any", (0.5, 6), (0, 0), _power),
+    "long power cut": Kind(0.5, "worker", (10, 25), (0, 0), _power),
     "power cut in a write": Kind(2, "worker", (0.5, 5), (1, 40), _power_at_write),
     "storage reset": Kind(0.7, "worker", (0.2, 3), (0, 0), _disk_power),
     "lost disk": Kind(0.4, "worker", (0.5, 4), (0, 0), _lost_disk),

@@ -6,7 +6,7 @@ person could make; `breaks` names the invariants of which at least one must then
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -41,13 +41,16 @@ class Change(NamedTuple):
 
 
 class Mutant(NamedTuple):
-    """`breaks`: how a violation may begin that notices it, after the name of a node. `faults`: the kinds that it takes,
-    () for the usual ones."""
+    """`breaks`: what a violation that notices it has in its text. `faults`: the kinds that it takes to show, () for the
+    usual ones."""
 
     says: str
     breaks: tuple[str, ...]
     changes: tuple[Change, ...]
     faults: tuple[str, ...] = ()
+
+    def noticed(self, violations: Sequence[str]) -> bool:
+        return any(word in text for text in violations for word in self.breaks)
 
 
 @contextmanager
@@ -117,11 +120,11 @@ def _nobody_supersedes(superseding: Superseding, machine: MachineRow) -> str:
 
 MUTANTS: dict[str, Mutant] = {
     "ledger without check": Mutant(
-        "a worker books what it has no room for", ("S1", "log record"), (Change(capacity, "shortfall", _nothing),)
+        "a worker books what it has no room for", ("oversold",), (Change(capacity, "shortfall", _nothing),)
     ),
     "answer before durable": Mutant(
         "an answer goes out before its commit is on the disk",
-        ("S2", "S8", "log", "table"),
+        ("S2", "without a run", "log record", "expected number"),
         (Change(db, "prepare", _unsynced),),
     ),
     "release forgotten by the broker": Mutant(
@@ -132,38 +135,38 @@ MUTANTS: dict[str, Mutant] = {
         ("S3", "L2"),
         (Change(Market, "release", _forgets_what_it_holds),),
     ),
-    "lapse ignored": Mutant("reservations never lapse", ("L2",), (Change(Market, "_lapse", _never_lapses),)),
+    "lapse ignored": Mutant("reservations never lapse", ("reservations",), (Change(Market, "_lapse", _never_lapses),)),
     "claim not taken": Mutant(
         "an order with a key is confirmed without its claim", ("S4",), (Change(Orders, "_claim", _nothing_async),)
     ),
     "exits forgotten at restart": Mutant(
         "a worker does not look at its start whether its programs are there",
-        ("machine", "instances", "S5"),
+        ("the world has", "its instance is", "S5"),
         (Change(Exits, "recover", _nothing_async),),
     ),
     "exits not heard": Mutant(
-        "the end of a program is not noticed", ("machine",), (Change(Exits, "on_exit", _nothing),)
+        "the end of a program is not noticed", ("the world has", "is active"), (Change(Exits, "on_exit", _nothing),)
     ),
     "runs not resumed": Mutant(
         "a worker leaves the runs of the one before it where they were",
-        ("L2", "run"),
+        ("not at rest", "is active"),
         (Change(Runner, "resume", _resumes_nothing),),
     ),
     "lease not checked": Mutant("anybody may change a leased machine", ("S17",), (Change(leases, "check", _nothing),)),
     "cordon ignored": Mutant(
         "a cordoned worker takes orders",
-        ("log record",),
+        ("taken while the worker was cordoned",),
         (Change(Market, "_unfit", _takes_orders_while_cordoned(Market._unfit)),),
     ),
     "failed start not undone": Mutant(
         "what a failed launch left is not removed",
-        ("S5", "machine", "instances"),
+        ("S5", "the world has", "no machine", "left its directory"),
         (Change(MachineFlows, "_undo", _undoes_nothing),),
         ("failing driver", "slow driver"),
     ),
     "published before the commit": Mutant(
         "the catalog hears of rows that may not be kept",
-        ("after", "S11", "S12"),
+        ("S11", "S12", "L1"),
         (Change(Outbox, "_append", _publishes_at_once),),
         ("full disk", "i/o error"),
     ),
@@ -171,11 +174,11 @@ MUTANTS: dict[str, Mutant] = {
         "a returning worker keeps machines that were ordered anew elsewhere",
         ("S5", "S4"),
         (Change(Superseding, "by", _nobody_supersedes),),
-        ("isolated", "pause", "power cut"),
+        ("long power cut",),
     ),
     "directory left": Mutant(
         "a destroyed machine leaves its directory",
-        ("machine",),
+        ("left its directory",),
         (Change(MachineFlows, "_purge", _leaves_the_directory),),
     ),
 }

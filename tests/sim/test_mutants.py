@@ -1,0 +1,30 @@
+"""Each mutation of our own code is noticed by an invariant within a few seeds: the checks have teeth."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from hawker.sim.cluster import Plan, simulate
+from hawker.sim.mutants import MUTANTS
+
+pytestmark = pytest.mark.slow
+
+SEEDS_MOST = 5
+SECONDS = 25.0
+OFTEN = 8.0  # faults that a mutant needs come so many times as often
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_noticed(name: str) -> None:
+    mutant = MUTANTS[name]
+    times = OFTEN if mutant.faults else 1.0
+    seen: list[str] = []
+    for seed in range(1, SEEDS_MOST + 1):
+        report = simulate(Plan(seed=seed, seconds=SECONDS, mutant=name, only=mutant.faults, times=times))
+        gc.collect()
+        seen += report.violations
+        if mutant.noticed(report.violations):
+            return
+    pytest.fail(f"{name} survived {SEEDS_MOST} seeds: {seen[:5]}")
