@@ -129,13 +129,15 @@ class Agent:
 
         settings = self.settings
         host, port = settings.advertised()
+        bind, bind_port = host_port("listen", settings.listens[0])
         catalog = settings.catalog
         node_settings = NodeSettings(
             name=settings.name,
             region=settings.region,
             host=host,
             port=port,
-            bind=host_port("listen", settings.listens[0])[0],
+            bind=bind,
+            bind_port=bind_port,
             cluster=catalog.cluster,
             secrets=tuple(catalog.keys or (settings.tokens.cluster,)),
             token=settings.tokens.cluster,

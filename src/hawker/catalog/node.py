@@ -12,6 +12,7 @@ whoever's turn it is, for the logs of the global tier alone.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,7 +35,7 @@ from hawker.core.freshness import Freshness
 from hawker.core.swim import actions, members
 from hawker.core.swim.settings import LAN, Settings
 from hawker.core.swim.swim import Swim
-from hawker.errors import StoreError
+from hawker.errors import HawkerError, StoreError
 from hawker.host import Host
 from hawker.http.app import Handler
 from hawker.model.catalog import TIERS, LogId, Position, Tier, Version
@@ -51,14 +52,16 @@ RECHECK_S = 5.0
 
 
 class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`host`, `port`: where others reach this node, by HTTP and datagrams; `bind` is the address to listen on. `join`:
-    members to begin with. `secrets`: the cluster's keys, the first one seals."""
+    """`host`, `port`: where others reach this node, by HTTP and datagrams; `bind` is the address to listen on, with
+    `bind_port` where it is not `port`. `join`: members to begin with. `secrets`: the cluster's keys, the first one
+    seals."""
 
     name: str
     region: str
     host: str
     port: int
     bind: str
+    bind_port: int = 0
     cluster: str
     secrets: tuple[str, ...]
     token: str
@@ -99,10 +102,16 @@ class Node:
     # --- life --------------------------------------------------------------------------------------------------------
 
     async def open(self, publisher: Publisher | None = None) -> None:
+        """Raises `HawkerError` when the port is taken."""
         loop = asyncio.get_running_loop()
-        await loop.create_datagram_endpoint(
-            lambda: _Datagrams(self), local_addr=(self.settings.bind, self.settings.port)
-        )
+        bind, port = self.settings.bind, self.settings.bind_port or self.settings.port
+        try:
+            await loop.create_datagram_endpoint(lambda: _Datagrams(self), local_addr=(bind, port))
+        except OSError as error:
+            raise HawkerError(
+                f"cannot take datagrams on {bind}:{port}: {os.strerror(error.errno or 0)}",
+                hint="members of the catalog meet on the same port by TCP and UDP",
+            ) from error
         if publisher:
             await publisher.open(self.replica, self._tell)
             self._publisher = publisher
@@ -442,5 +451,4 @@ class _Datagrams(asyncio.DatagramProtocol):
         """A neighbour's port is closed, or the network is down: membership finds out by itself."""
 
 
-_encode = msgspec.msgpack.Encoder().encode
 _logger = get_logger()
