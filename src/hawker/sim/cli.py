@@ -21,10 +21,10 @@ SHOWN = 40  # events and violations of a failed run on the terminal; the record 
 
 @click.group(cls=Ordered)
 def sim() -> None:
-    """Run the real agents on virtual time, with faults drawn from a seed, and check every promise.
+    """Simulate the whole system from a seed, with faults, and check every promise.
 
-    Seven workers and two brokers in three regions, clients, a simulated network, and disks that lose what was not
-    synced. The same seed gives the same run, event by event.
+    The real agents run in one process on virtual time: seven workers and two brokers in three regions, clients, a
+    simulated network, and disks that lose what was not synced. The same seed gives the same run, event by event.
     """
 
 
