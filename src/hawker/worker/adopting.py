@@ -6,10 +6,9 @@ An app is written by one worker and may have machines nowhere. Of every app the 
 
 from __future__ import annotations
 
-import asyncio
-
 from hawker.catalog import apps
 from hawker.catalog.view import View
+from hawker.catalog.watch import Watch
 from hawker.core.rendezvous import ranked
 from hawker.errors import StoreError
 from hawker.model.rows import AppRow
@@ -32,31 +31,13 @@ class Adopting:
         self._store = store
         self._workers: list[str] = []
         self._seen: dict[str, int] = {}  # stamps of apps that were looked at, under these workers
-        self._timer: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._watch = Watch(view, {"apps", "workers"}, LOOK_S, self._adopt)
 
     def watch(self) -> None:
-        self._view.on_applied.append(self._hint)
-        self._hint(("apps",))
+        self._watch.begin()
 
     async def close(self) -> None:
-        self._view.on_applied.remove(self._hint)
-        if self._timer:
-            self._timer.cancel()
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    def _hint(self, tables: tuple[str, ...]) -> None:
-        if self._timer is None and ("apps" in tables or "workers" in tables):
-            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
-
-    def _look(self) -> None:
-        self._timer = None
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._adopt(), name="adopt")
-        else:
-            self._hint(("apps",))
+        await self._watch.close()
 
     async def _adopt(self) -> None:
         missing = self._missing()

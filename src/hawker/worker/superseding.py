@@ -9,9 +9,8 @@ catalog's view `machines`. A worker that reaches nobody goes by what it knew las
 
 from __future__ import annotations
 
-import asyncio
-
 from hawker.catalog.view import View
+from hawker.catalog.watch import Watch
 from hawker.errors import HawkerError
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow
@@ -29,8 +28,7 @@ class Superseding:
     def __init__(self, name: str, view: View | None) -> None:
         self._name = name
         self._view = view
-        self._timer: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._watch: Watch | None = None
 
     def by(self, machine: MachineRow) -> str:
         """Why a machine of ours must not run: "generation 2 of it is on ord-2"; "" when it may.
@@ -48,40 +46,23 @@ class Superseding:
 
     def watch(self, store: Store, machines: Machines) -> None:
         """Look now, and whenever the catalog's machines change, and remove what is superseded."""
-        if self._view is None:
-            return
-        self._store, self._machines = store, machines
-        self._view.on_applied.append(self._hint)
-        self._look()
+        if self._view is not None:
+            self._store, self._machines = store, machines
+            self._watch = Watch(self._view, {"machines"}, LOOK_S, self._remove)
+            self._watch.begin()
 
     async def close(self) -> None:
-        if self._view and self._hint in self._view.on_applied:
-            self._view.on_applied.remove(self._hint)
-        if self._timer:
-            self._timer.cancel()
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        if self._watch:
+            await self._watch.close()
 
-    def _hint(self, tables: tuple[str, ...]) -> None:
-        if "machines" in tables and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
-
-    def _look(self) -> None:
-        self._timer = None
+    async def _remove(self) -> None:
         assert self._view is not None  # watch was called
         lost = self._view.rows(
             "select m.id from machines_all m join machines w on w.id = m.id "
             "where m.worker = ? and w.worker <> m.worker order by m.id",
             (self._name,),
         )
-        if lost and (self._task is None or self._task.done()):
-            self._task = asyncio.get_running_loop().create_task(
-                self._remove([machine for (machine,) in lost]), name="superseded"
-            )
-
-    async def _remove(self, lost: list[str]) -> None:
-        for machine in lost:
+        for (machine,) in lost:
             row = self._store.read.get(MachineRow, machine)
             if row is None or row.state is State.destroyed or not (why := self.by(row)):
                 continue
