@@ -213,7 +213,7 @@ class MachineFlows:
         """The state after an abort or a cancel: still running where nothing was stopped, failed or stopped
         otherwise."""
         if row.state is State.suspending:
-            row = self._log.move(tx, row, State.started, cause=run.cause)
+            row = self._log.move(tx, row, State.started, cause=run.cause, desired="started")
             self._log.event(tx, row, "suspend", "failed", run, request=_why(tx, row, run))
             return
         target = State.failed if run.ending == "failed" else State.stopped
