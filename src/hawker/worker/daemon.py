@@ -120,7 +120,7 @@ class Worker:
         self.adopting = Adopting(settings.name, catalog, store) if catalog else None
         if self.adopting:
             self.adopting.watch()
-        machine_api = MachineApi(store, host, driver, log, machines, settings.name)
+        machine_api = MachineApi(store, host, driver, log, machines, settings.name, superseding.by)
         forget = self.publisher.forget if catalog else None
         market_api = MarketApi(store, driver, log, market, machines, machine_api, str(self._path), catalog, forget)
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name="sweeper")

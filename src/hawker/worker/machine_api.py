@@ -7,7 +7,7 @@ they came, so the same handlers serve a client that talks to the worker directly
 from __future__ import annotations
 
 import shlex
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -37,10 +37,18 @@ EXEC_S_MAX = 3600
 
 
 class MachineApi:
-    """Handlers by operation in `handlers()`."""
+    """Handlers by operation in `handlers()`. `superseded` says which worker has a machine of ours by now, or "": such a
+    machine is not found here, so that a broker with an old hint asks who has it."""
 
     def __init__(
-        self, store: Store, host: Host, driver: Driver, log: MachineLog, machines: Machines, name: str
+        self,
+        store: Store,
+        host: Host,
+        driver: Driver,
+        log: MachineLog,
+        machines: Machines,
+        name: str,
+        superseded: Callable[[MachineRow], str] = lambda machine: "",
     ) -> None:
         self._store = store
         self._host = host
@@ -48,6 +56,7 @@ class MachineApi:
         self._log = log
         self._machines = machines
         self._name = name
+        self._superseded = superseded
 
     def handlers(self) -> dict[str, Handler]:
         return {
@@ -362,7 +371,10 @@ class MachineApi:
 
     def _row(self, call: Call) -> MachineRow:
         """The machine of the path. The article's paths have no app in them."""
-        return get_machine(self._store.read, call.path("machine_id"), call.request.path_params.get("app_name"))
+        row = get_machine(self._store.read, call.path("machine_id"), call.request.path_params.get("app_name"))
+        if why := self._superseded(row):
+            raise NotFound(f"machine not found: {row.id}: {why}")
+        return row
 
     def _running(self, call: Call) -> MachineRow:
         row = self._row(call)
