@@ -124,6 +124,8 @@ class Faults:
         regions = {cluster.net.stations[name].region for name in (broker, client)}
         for fault in self.plan:
             if fault.at_s <= until_s and since_s <= fault.at_s + fault.lasts_s + SLACK_S:
+                if fault.kind == "mass restart":
+                    return True
                 split = fault.kind == "split region" and cluster.nodes[fault.node].settings.region in regions
                 if broker in (fault.node, fault.other) or split:
                     return True
@@ -307,6 +309,14 @@ def _shrink(faults: Faults, node: Node, fault: Fault) -> bool:
     return True
 
 
+def _mass_restart(faults: Faults, node: Node, fault: Fault) -> bool:
+    """Every agent dies at once, as after a bad upgrade; they come back one after the other."""
+    for number, each in enumerate(faults.cluster.nodes.values()):
+        each.kill("kill -9 of all")
+        faults.back_later(each, fault.lasts_s * (1 + number) / len(faults.cluster.nodes))
+    return True
+
+
 def _pause(faults: Faults, node: Node, fault: Fault) -> bool:
     if node.process is None or node.process.paused:
         return False
@@ -420,6 +430,16 @@ def _cut(faults: Faults, links: Sequence[Link], lasts_s: float) -> None:
     faults.later(lasts_s, mend)
 
 
+def _swizzle(faults: Faults, node: Node, fault: Fault) -> bool:
+    """A host's links are cut one after the other and mended in another order."""
+    links = faults.links_of(node)
+    rng = random.Random(fault.line())
+    for link in links:
+        began_s, ends_s = sorted((rng.uniform(0, fault.lasts_s), rng.uniform(0, fault.lasts_s)))
+        faults.later(began_s, _cut, faults, [link], ends_s - began_s)
+    return True
+
+
 def _quality(name: str) -> Do:
     """Packets of all links of a node are lost, doubled, reordered or late."""
 
@@ -493,6 +513,7 @@ KINDS: dict[str, Kind] = {
     "lost disk": Kind(0.4, "worker", (0.5, 4), (0, 0), _lost_disk),
     "restore": Kind(0.4, "worker", (3, 15), (0, 0), _restore),
     "shrink": Kind(0.4, "worker", (0.5, 3), (0.4, 0.9), _shrink),
+    "mass restart": Kind(0.3, "any", (0.5, 6), (0, 0), _mass_restart),
     "pause": Kind(2, "any", (0.2, 12), (0, 0), _pause),
     "full disk": Kind(1.5, "worker", (1, 8), (0, 60_000), _full),
     "i/o error": Kind(1.5, "worker", (0, 0), (1, 30), _io_error),
@@ -504,6 +525,7 @@ KINDS: dict[str, Kind] = {
     "deaf or mute": Kind(0.7, "any", (1, 8), (0, 1), _deaf),
     "split region": Kind(0.4, "any", (2, 12), (0, 0), _split),
     "flap": Kind(0.7, "any", (3, 10), (0, 0), _flap),
+    "swizzle": Kind(0.5, "any", (4, 15), (0, 0), _swizzle),
     "loss": Kind(1.5, "any", (3, 20), (0.02, 0.4), _quality("loss")),
     "duplicates": Kind(1, "any", (3, 20), (0.05, 0.5), _quality("duplicates")),
     "reordering": Kind(1, "any", (3, 20), (0.05, 0.5), _quality("reordered")),

@@ -3,7 +3,8 @@
 `check` looks at a worker at rest: every run has ended or is parked, and nothing is on its way. It returns what is
 wrong, a line each. `check_history` needs the database alone and holds at any moment: it replays the log, so what it
 checks held after every commit. The names are those of the list of invariants in the design: capacity (S1), events
-append-only (S9), one active run (S10), no order taken while cordoned (S16), log before effect (S8), accounting (S20).
+append-only (S9), one active run (S10), no order taken while cordoned (S16), log before effect (S8), accounting (S20),
+machines as desired (L3).
 `hawker.store.verify` compares the tables with the log (S19).
 """
 
@@ -28,6 +29,12 @@ from hawker.worker import ledger
 
 MOVES_IN_A_RECORD = 2
 """A record keeps a row once, as it was left: at rest -> updating -> at rest shows as one move."""
+_AS_DESIRED = {
+    "started": (State.started,),
+    "stopped": (State.stopped, State.failed),
+    "suspended": (State.suspended,),
+    "destroyed": (State.destroyed,),
+}
 ENDED = ("done", "failed", "cancelled")
 
 
@@ -178,6 +185,8 @@ def _check_machines(reads: Reads, world: World, runs: dict[str, RunRow]) -> list
         where = f"machine {row.id} ({row.state})"
         if row.state not in SETTLED and row.id not in parked:
             wrong.append(f"{where}: is at rest in a state that is none")
+        if row.state in SETTLED and row.state not in _AS_DESIRED[row.desired] and row.id not in parked:
+            wrong.append(f"{where}: is not as desired: {row.desired}")
         if row.version not in versions:
             wrong.append(f"{where}: its version {row.version} is not known")
         if any(later.at_ms <= sooner.at_ms for sooner, later in pairwise(events[row.id])):

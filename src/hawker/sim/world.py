@@ -132,8 +132,7 @@ class World:
     def lose_power(self) -> None:
         """The host goes down with every program on it, and nobody saw them end."""
         for placed in self.instances.values():
-            if placed.exit is None:
-                self.on_event("lost", placed.spec)
+            self.on_event("lost", placed.spec)  # of one that had ended, too: the record of its exit
         self.instances.clear()
 
     def running(self, machine: str) -> list[Placed]:
