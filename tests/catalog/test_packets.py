@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -56,7 +57,7 @@ def test_what_is_too_short_to_be_sealed_is_refused(noise: bytes) -> None:
 
 def test_keys_are_changed_in_three_steps_and_at_each_every_member_opens_what_every_other_seals() -> None:
     steps = [("old",), ("old", "new"), ("new", "old"), ("new",)]
-    for before, after in zip(steps, steps[1:], strict=False):
+    for before, after in pairwise(steps):
         for mine, theirs in ((before, after), (after, before)):
             assert sealer(*mine).open(sealer(*theirs, seed=2).seal(b"hello")) == b"hello"
     with pytest.raises(NotOurs):

@@ -255,7 +255,7 @@ async def test_after_a_restore_from_a_backup_a_resumed_start_does_not_run_beside
     machine = await worker.create(program="crash", restart={"policy": "always"})
     await worker.until(lambda: worker.machine(machine).restarts == 1)  # and it waits for its restart
     await worker.die()
-    backup = {file: file.read_bytes() for file in sorted(tmp_path.iterdir())}
+    backup = {file: file.read_bytes() for file in sorted(tmp_path.iterdir())}  # noqa: ASYNC240  # nobody waits
     worker = await SimWorker.open(tmp_path, world)
     await worker.until(lambda: worker.machine(machine).restarts == 2)
     world.programs["crash"] = Program()
