@@ -118,7 +118,7 @@ async def region(loop: SimLoop, workers: int, updates: float, seconds: float, di
     await asyncio.gather(*opened)
     views = [View(w.node.swim.me, Status.alive, 0) for w in members]
     for worker in members:  # as if they had joined long ago
-        worker.node.introduce(views)
+        worker.node.membership.introduce(views)
     await asyncio.sleep(5)
 
     def total(of: Callable[[Worker], float]) -> float:

@@ -186,7 +186,7 @@ class Joining:
         return True
 
     def _introduce(self, views: list[View] | tuple[View, ...]) -> None:
-        self._node.introduce(views)
+        self._node.membership.introduce(views)
 
 
 _encode = msgspec.msgpack.Encoder().encode

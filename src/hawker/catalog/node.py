@@ -21,30 +21,26 @@ from typing import Any, cast
 
 import msgspec
 
-from hawker.catalog import spreading
+from hawker.catalog import membership, spreading
 from hawker.catalog.exchange import Address, Answering, Exchange
 from hawker.catalog.joining import JOIN, Joining
+from hawker.catalog.membership import MEMBERS, PROBE, Membership
 from hawker.catalog.notes import Notes
-from hawker.catalog.packets import PAYLOAD_MAX, UNREADABLE, NotOurs, Sealer
+from hawker.catalog.packets import UNREADABLE, NotOurs, Sealer
 from hawker.catalog.publisher import Publisher
 from hawker.catalog.replica import Replica
 from hawker.catalog.replication import DIGEST, FETCH, Replication
 from hawker.catalog.spreading import Spreading
 from hawker.client.wire import PeerUnreachable
 from hawker.core.freshness import Freshness
-from hawker.core.swim import actions, members
+from hawker.core.swim.members import Member
 from hawker.core.swim.settings import LAN, Settings
-from hawker.core.swim.swim import Swim
 from hawker.errors import HawkerError, StoreError
 from hawker.host import Host
 from hawker.http.app import Handler
 from hawker.model.catalog import TIERS, LogId, Position, Tier, Version
 from hawker.telemetry import Metrics, get_logger
 
-MEMBERS = "/v1/catalog/members"
-PROBE = "/v1/catalog/probe"
-SWIM = b"s"
-"""The first byte of a packet of membership."""
 BRIDGES_PER_S = 3.0
 """Comparisons with other regions that a region makes in a second, whatever its size."""
 BRIDGE_S = 1.0
@@ -80,24 +76,23 @@ class Node:
         self._sealer = Sealer(settings.cluster, settings.secrets, host.rng)
         self._exchange = Exchange(self._sealer, settings.token)
         self.replica = Replica.open(path, host, vfs=host.vfs)
-        me = members.Member(settings.name, host.now_ms(), settings.host, settings.port, settings.region, settings.roles)
-        self.swim = Swim(me, settings.swim, host.rng, payload_max=PAYLOAD_MAX - 1)
+        self._joining = Joining(self)
+        me = Member(settings.name, host.now_ms(), settings.host, settings.port, settings.region, settings.roles)
+        self.membership = Membership(me, settings.swim, host, self.replica, self._exchange, self, self._joining.hint)
+        self.swim = self.membership.swim
         address = settings.host, settings.port
         self.replication = Replication(
             settings.name, address, self.replica, self._exchange, self._tell, self._ahead, metrics
         )
         self.freshness = Freshness()
         self._notes = Notes(settings.name, self.replica, host.rng, self.swim.set_note, self._heard, self._differs)
-        self._joining = Joining(self)
         self.replica.on_applied.append(self._applied)
         self._publisher: Publisher | None = None
-        self._spreading = Spreading(settings.swim, host.rng, self._neighbours, self._send)
+        self._spreading = Spreading(settings.swim, host.rng, self._neighbours, self.send)
         self._transport: asyncio.DatagramTransport | None = None
-        self._ticking: asyncio.TimerHandle | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._closed = False
         self._disk_failed = False
-        self._addresses: dict[Address, None] = {}
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -115,22 +110,19 @@ class Node:
         if publisher:
             await publisher.open(self.replica, self._tell)
             self._publisher = publisher
-        self.swim.start(loop.time())
         self._notes.write()
-        self._act()
-        self._start(self._joining.run(), "join")
-        self._start(self._bridge(), "bridge")
-        self._start(self._recheck(), "recheck")
+        self.membership.open()
+        self.start(self._joining.run(), "join")
+        self.start(self._bridge(), "bridge")
+        self.start(self._recheck(), "recheck")
 
     async def close(self) -> None:
-        """Say goodbye, so that nobody waits to find out. May be called again."""
+        """Leave. May be called again."""
         if self._closed:
             return
         self._closed = True
-        self.swim.leave(asyncio.get_running_loop().time())
-        self._act()
-        if self._ticking:
-            self._ticking.cancel()
+        with self._unless_disk_fails():
+            self.membership.close()
         self._spreading.close()
         self._notes.close()
         tasks = list(self._tasks)
@@ -151,8 +143,8 @@ class Node:
             DIGEST: self.replication.answer_digest,
             FETCH: self.replication.answer_fetch,
             JOIN: self._joining.answer,
-            MEMBERS: self._answer_members,
-            PROBE: self._answer_probe,
+            MEMBERS: self.membership.answer_members,
+            PROBE: self.membership.answer_probe,
         }
         return Answering(self._sealer, self._stranger).routes(answers)
 
@@ -169,12 +161,6 @@ class Node:
     def rng(self) -> Random:
         return self._host.rng
 
-    def introduce(self, views: Sequence[members.View]) -> None:
-        """Neighbours that a third party told of."""
-        entries = [(view.member, view.incarnation, view.status) for view in views]
-        self.swim.join(asyncio.get_running_loop().time(), entries)
-        self._act()
-
     async def joined(self, within_s: float) -> None:
         """Until a member was reached and its logs were read; at most so long, and not at all with nobody to ask."""
         if self._joining.anyone():
@@ -182,7 +168,7 @@ class Node:
                 async with asyncio.timeout(within_s):
                     await self._joining.joined.wait()
 
-    # --- membership --------------------------------------------------------------------------------------------------
+    # --- what comes in, and what membership needs --------------------------------------------------------------------
 
     def received(self, source: Address, message: bytes) -> None:
         """A datagram."""
@@ -192,121 +178,37 @@ class Node:
             self._stranger(error.why)
             return
         self.metrics.catalog_bytes.labels("received").inc(len(message))
-        self.freshness.reached(asyncio.get_running_loop().time())
+        self.reached()
         kind, payload = payload[:1], payload[1:]
         with self._unless_disk_fails():
-            if kind == SWIM:
-                self.swim.on_packet(asyncio.get_running_loop().time(), source, payload)
-                self._act()
-                if source not in self._addresses:  # it knows us: it may be of a part of the region that we lost
-                    self._joining.hint(source)
+            if kind == membership.KIND:
+                self.membership.received(source, payload)
             elif kind == spreading.KIND:
                 self._read_news(source, payload)
 
-    def _act(self) -> None:
-        """Do what the membership core asks for, and set its clock."""
-        loop = asyncio.get_running_loop()
-        for action in self.swim.take():
-            match action:
-                case actions.Send(to, payload):
-                    self._send(to, SWIM + payload)
-                case actions.StreamProbe(member, probe_id, deadline):
-                    self._start(self._probe(member, probe_id, deadline), "probe")
-                case actions.PushPull(member):
-                    self._start(self._push_pull(member), "push-pull")
-                case actions.Noted(name, note):
-                    self._notes.read(name, note)
-                case actions.Changed(name, before, after, member):
-                    with self._unless_disk_fails():
-                        self._changed(name, before, after, member)
-                case actions.Conflict(ours, theirs):
-                    _logger.error(
-                        "member.conflict",
-                        member=ours.name,
-                        ours=ours.address,
-                        theirs=theirs.address,
-                        cause="membership",
-                    )
-        if self._ticking:
-            self._ticking.cancel()
-        if not self._closed:
-            self._ticking = loop.call_at(max(loop.time(), self.swim.due()), self._tick)
+    def reached(self) -> None:
+        """Another node was heard from."""
+        self.freshness.reached(asyncio.get_running_loop().time())
 
-    def _tick(self) -> None:
-        self._ticking = None
-        self.swim.tick(asyncio.get_running_loop().time())
-        with self._unless_disk_fails():
-            self._act()
+    def noted(self, name: str, note: bytes) -> None:
+        self._notes.read(name, note)
 
-    def _changed(
-        self, name: str, before: members.Status | None, after: members.Status | None, member: members.Member
-    ) -> None:
-        _logger.info(
-            "member.changed",
-            member=name,
-            before=before.name if before is not None else None,
-            after=after.name if after is not None else None,
-            cause="membership",
-        )
-        if after is None:
-            self._addresses.pop(member.address, None)
-        else:
-            self._addresses[member.address] = None
-        self._keep_member(name)
+    async def exchange_logs(self, member: Member) -> None:
+        for tier in TIERS:
+            await self.replication.compare(member.address, tier)
 
-    def _keep_member(self, name: str) -> None:
-        """The table of members in the replica, for SQL and for the next start."""
-        view = self.swim.members.get(name)
-        if name == self.settings.name:
+    def send(self, to: Address, payload: bytes) -> None:
+        if self._transport is None or self._transport.is_closing():
             return
-        if view is None:
-            self.replica.drop_member(name)
-            return
-        member = view.member
-        self.replica.keep_member(
-            name,
-            region=member.region,
-            host=member.host,
-            port=member.port,
-            roles=",".join(member.roles),
-            status=view.status.name,
-            incarnation=view.incarnation,
-            born_ms=member.born,
-            changed_ms=self._host.now_ms(),
-        )
+        message = self._sealer.seal(payload)
+        self.metrics.catalog_bytes.labels("sent").inc(len(message))
+        self._transport.sendto(message, to)
 
-    async def _probe(self, member: members.Member, probe_id: int, deadline: float) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            await self._exchange.ask_bytes(member.address, PROBE, b"", max(0.05, deadline - loop.time()))
-            reached = True
-            self.freshness.reached(loop.time())  # where datagrams are lost, streams may get through
-        except PeerUnreachable:
-            reached = False
-        self.swim.on_stream_probe(loop.time(), probe_id, reached)
-        self._act()
-
-    async def _answer_probe(self, question: bytes) -> bytes:
-        return b""
-
-    async def _push_pull(self, member: members.Member) -> None:
-        """Exchange tables of members, then compare both tiers' logs, with the same neighbour."""
-        loop = asyncio.get_running_loop()
-        try:
-            ask: bytes | None = self.swim.push_pull_ask(loop.time())
-            while ask is not None:
-                answer = await self._exchange.ask_bytes(member.address, MEMBERS, ask)
-                ask = self.swim.push_pull_done(loop.time(), answer)
-                self._act()
-            for tier in TIERS:
-                await self.replication.compare(member.address, tier)
-        except (PeerUnreachable, StoreError, ValueError) as error:
-            _logger.info("catalog.exchange_failed", member=member.name, error=str(error), cause="local rule: push-pull")
-
-    async def _answer_members(self, question: bytes) -> bytes:
-        answer = self.swim.push_pull_answer(asyncio.get_running_loop().time(), question)
-        self._act()
-        return answer
+    def start(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
+        """A task that ends with the node."""
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
@@ -335,12 +237,11 @@ class Node:
     def _differs(self, name: str) -> None:
         view = self.swim.members.get(name)
         if view:
-            self._start(self._compare(view.member), "compare")
+            self.start(self._compare(view.member), "compare")
 
-    async def _compare(self, member: members.Member) -> None:
+    async def _compare(self, member: Member) -> None:
         try:
-            for tier in TIERS:
-                await self.replication.compare(member.address, tier)
+            await self.exchange_logs(member)
         except (PeerUnreachable, StoreError) as error:
             _logger.info(
                 "catalog.compare_failed", member=member.name, error=str(error), cause="local rule: notes differ"
@@ -397,13 +298,12 @@ class Node:
 
     # --- the rest ----------------------------------------------------------------------------------------------------
 
-    def live_members(self) -> list[members.Member]:
+    def live_members(self) -> list[Member]:
         """The neighbours taken for living, by name."""
-        found = self.swim.members
-        return [found[name].member for name in sorted(found) if found[name].status.live and name != self.settings.name]
+        return self.membership.live()
 
     def _neighbours(self) -> list[Address]:
-        return [member.address for member in self.live_members()]
+        return [member.address for member in self.membership.live()]
 
     @contextmanager
     def _unless_disk_fails(self) -> Iterator[None]:
@@ -418,23 +318,11 @@ class Node:
         else:
             self._disk_failed = False
 
-    def _send(self, to: Address, payload: bytes) -> None:
-        if self._transport is None or self._transport.is_closing():
-            return
-        message = self._sealer.seal(payload)
-        self.metrics.catalog_bytes.labels("sent").inc(len(message))
-        self._transport.sendto(message, to)
-
     def _stranger(self, why: str) -> None:
         self.metrics.catalog_refused.labels(why).inc()
 
     def connected(self, transport: asyncio.DatagramTransport) -> None:
         self._transport = transport
-
-    def _start(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine, name=name)
-        self._tasks[task] = None
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
 
 class _Datagrams(asyncio.DatagramProtocol):

@@ -17,7 +17,9 @@ import msgspec
 
 from hawker.catalog import spreading
 from hawker.catalog.joining import JOIN, JoinAsk
-from hawker.catalog.node import MEMBERS, SWIM, Node, NodeSettings
+from hawker.catalog.membership import KIND as SWIM
+from hawker.catalog.membership import MEMBERS
+from hawker.catalog.node import Node, NodeSettings
 from hawker.catalog.packets import UNREADABLE, Sealer
 from hawker.catalog.replication import DIGEST, FETCH, DigestAsk, FetchAsk
 from hawker.catalog.spreading import KIND
