@@ -102,8 +102,9 @@ class Node:
         agent = self._make(self.settings, host, self)
         try:
             await agent.open()
-        except HawkerError as error:
-            self._ended(process, f"could not open: {error.message}")
+        except Exception as error:  # the process ends with a traceback
+            why = error.message if isinstance(error, HawkerError) else repr(error)
+            self._ended(process, f"could not open: {why}")
             return
         self.agent = agent
         self.on_event("serve", "")

@@ -294,10 +294,10 @@ class StreamEnd(asyncio.Transport):
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def write(self, data: Any) -> None:
-        if self._eof_sent:
-            raise RuntimeError("Cannot call write() after write_eof()")
         if not data or self._closing or self.gone or self.process.dead:
             return
+        if self._eof_sent:
+            raise RuntimeError("Cannot call write() after write_eof()")
         raw = bytes(data)
         self._pending += len(raw)
         self._out.send(DATA, data=raw)
