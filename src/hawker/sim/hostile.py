@@ -216,6 +216,7 @@ async def throw(loop: SimLoop, count: int, seed: int, directory: Path) -> Report
                         wrong.append(f"{path}: {error}")
             if n % 100 == 0:
                 node.received((attacker.address, PORT), stranger.sealed(KIND + _encode([honest])))
+                node.replication.take()
                 if node.replica.position(HONEST) != honest.position:
                     wrong.append(f"after {n}: the honest owner stands at {node.replica.position(HONEST)}")
                 honest = stranger.honest()
