@@ -497,7 +497,7 @@ def test_where_an_app_is_counts_workers_by_region(replica: Replica) -> None:
 def test_a_worker_speaks_for_itself_only(replica: Replica) -> None:
     begun(replica, tier="global")
     replica.receive([version(1, ("workers", "a", {"region": "ord"}), ("workers", "b", {}), tier="global")])
-    assert replica.rows("select name, region, images from workers") == [("a", "ord", "[]")]
+    assert replica.rows("select name, region, capacity from workers") == [("a", "ord", "{}")]
 
 
 def test_readers_are_told_which_tables_may_have_changed(replica: Replica) -> None:

@@ -47,7 +47,6 @@ class Worker(Columns, frozen=True):
     version: Text | None = None  # of Hawker
     driver: Text | None = None
     capacity: JsonMap | None = None
-    images: JsonList | None = None
     since_ms: Count | None = None  # when its database was made
 
 
@@ -93,7 +92,8 @@ class Machine(Columns, frozen=True):
 
 
 class Service(Columns, frozen=True):
-    """A port that a machine serves. The key is "machine/protocol/internal_port"."""
+    """A port that a machine serves. The key is "machine/protocol/internal_port". No worker publishes any yet: machines
+    have no services until there is a proxy for them."""
 
     machine: Text | None = None
     app: Text | None = None
@@ -145,7 +145,7 @@ TABLES = (
         tier="global",
         columns=Worker,
         views={
-            "workers": "select worker as name, region, host, port, state, version, driver, capacity, images, since_ms "
+            "workers": "select worker as name, region, host, port, state, version, driver, capacity, since_ms "
             "from workers_rows where id = worker"
         },
     ),
