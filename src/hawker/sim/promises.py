@@ -6,6 +6,7 @@ Each violation names its invariant in the design's list. Not checked here, becau
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from hawker.sim.node import Node
 
 OWNER = "alice"
+TASKS_AT_REST_MAX = 10
+"""An agent's own loops, and the exchanges of its catalog that are on their way at any time."""
+CONNECTIONS_AT_REST_MAX = 100
+"""Pools keep what a rush has opened for a minute: clients to brokers, brokers to workers, members to members."""
 
 
 def check(cluster: Cluster) -> list[str]:
@@ -39,6 +44,7 @@ def check(cluster: Cluster) -> list[str]:
         *_everywhere(cluster),
         *_late(cluster),
         *_leaks(cluster),
+        *_left_over(cluster),
     ]
 
 
@@ -140,6 +146,20 @@ def _everywhere(cluster: Cluster) -> Iterator[str]:
             if placed.exit is None:
                 hosts[placed.spec.machine].append(node.name)
     yield from (f"S5: machine {machine} runs on {names}" for machine, names in hosts.items() if len(names) > 1)
+
+
+def _left_over(cluster: Cluster) -> Iterator[str]:
+    """L9: at rest an agent has the tasks of one at rest, and nobody waits for a connection."""
+    tasks: Counter[str] = Counter()
+    for task in asyncio.all_tasks(cluster.loop):
+        process = getattr(task, "process", None)
+        if process is not None and not process.dead:
+            tasks[process.name] += 1
+    for node in cluster.nodes.values():
+        if tasks[node.name] > TASKS_AT_REST_MAX:
+            yield f"L9: {node.name} has {tasks[node.name]} tasks at rest"
+        if len(node.station.ends) > CONNECTIONS_AT_REST_MAX:
+            yield f"L9: {node.name} has {len(node.station.ends)} connections at rest"
 
 
 def _leaks(cluster: Cluster) -> Iterator[str]:
