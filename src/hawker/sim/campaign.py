@@ -10,7 +10,6 @@ import gc
 import multiprocessing
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 from hawker.sim.cluster import Plan, Report, simulate
@@ -60,8 +59,8 @@ def run_seeds(seeds: Sequence[int], jobs: int = 1, *, seconds: float = 60.0) -> 
         yield from map(run_one, plans)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=SEEDS_A_PROCESS) as pool:
-        yield from pool.map(run_one, plans)
+    with context.Pool(jobs, maxtasksperchild=SEEDS_A_PROCESS) as pool:
+        yield from pool.imap(run_one, plans)
 
 
 def run_one(plan: Plan) -> Report:
