@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hawker.sim.cluster import Plan, Report, simulate
-from hawker.sim.faults import KINDS
+from hawker.sim.kinds import KINDS
 from hawker.sim.paths import COMMON, NAMED
 
 MANY = 100

@@ -56,9 +56,12 @@ DRAIN_S = 120.0  # clients end what they have begun
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a run is made of. `workers` by region; `brokers` are regions that have one. `faults` None: drawn from
-    the seed, `only` of some kinds and so many `times` as often; `dropped` are left out, by their place. `mutant`: of
-    `sim.mutants`."""
+    """Everything a run is made of.
+
+    `workers` by region; `brokers` are regions that have one, `static` ones with a fixed list of workers in the place of
+    the catalog. `faults` None: drawn from the seed, `only` of some kinds and so many `times` as often; `dropped` are
+    left out, by their place. `mutant`: of `sim.mutants`.
+    """
 
     seed: int
     seconds: float = 60.0
@@ -69,6 +72,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     dropped: list[int] = []
     only: tuple[str, ...] = ()
     times: float = 1.0
+    static: bool = False
     mutant: str = ""
 
     def names(self) -> tuple[list[str], list[str]]:
@@ -154,7 +158,7 @@ class Cluster:
         for node in self.nodes.values():
             here = node.settings.catalog.advertise
             node.settings.catalog.join = [member for member in members if member != here]
-        if STATIC:
+        if self.plan.static:
             addresses = [f"{n.name}@{n.settings.region}={n.station.address}:{PORT}" for n in self.workers]
             for node in self.brokers:
                 assert node.settings.broker
@@ -292,10 +296,6 @@ class Cluster:
             node.disk.close()
         for process in self._processes:
             self.loop.kill(process)
-
-
-STATIC = False
-"""Brokers have a fixed list of workers in the place of the catalog."""
 
 
 def _steady(program: Program) -> Program:
