@@ -20,6 +20,8 @@ from hawker.telemetry import get_logger
 TOMBSTONES_KEPT_MS = 24 * 3600 * 1000
 """Well above the longest partition that ends by itself; who was away for longer takes a snapshot."""
 PURGE_S = 600.0
+FEED_AGAIN_S = 1.0
+"""How long to wait with the own replica's disk when it was full or failed: nothing else may ever come that feeds it."""
 
 
 class Publisher:
@@ -33,6 +35,7 @@ class Publisher:
         self._news: Callable[[Version], None] = lambda version: None
         self._flushing: asyncio.TimerHandle | None = None
         self._purging: asyncio.TimerHandle | None = None
+        self._feeding: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._raising: dict[Tier, int] = {}
         self._fresh: list[Version] = []
@@ -64,7 +67,7 @@ class Publisher:
     async def close(self) -> None:
         """What is published from now on, the next start tells."""
         self._closed = True
-        for timer in (self._flushing, self._purging):
+        for timer in (self._flushing, self._purging, self._feeding):
             if timer:
                 timer.cancel()
         tasks = list(self._tasks)
@@ -92,7 +95,7 @@ class Publisher:
             return
         self._raising[tier] = epoch
         _logger.warning("catalog.ahead", owner=self.owner, tier=tier, epoch=epoch, cause="a peer holds more of us")
-        self._submit(lambda tx: self._outbox.raise_epoch(tx, tier, epoch), then=self._feed)
+        self._submit(lambda tx: self._outbox.raise_epoch(tx, tier, epoch), then=self._catch_up)
 
     def _published(self, version: Version) -> None:
         """After the commit, in order. The replica takes all versions of one commit at once."""
@@ -106,8 +109,8 @@ class Publisher:
             return
         try:
             self._show(fresh)
-        except StoreError as error:  # the replica's disk, not the worker's; what is missing there is fed at the next
-            _logger.warning("catalog.not_shown", owner=self.owner, error=error.message, cause="publisher")
+        except StoreError as error:  # the replica's disk, not the worker's
+            self._not_shown(error)
 
     def _show(self, fresh: list[Version]) -> None:
         assert self._replica is not None  # set by open
@@ -116,6 +119,20 @@ class Publisher:
         else:
             for version in fresh:
                 self._news(version)
+
+    def _not_shown(self, error: StoreError) -> None:
+        _logger.warning("catalog.not_shown", owner=self.owner, error=error.message, cause="publisher")
+        if self._feeding is None:
+            self._feeding = asyncio.get_running_loop().call_later(FEED_AGAIN_S, self._catch_up)
+
+    def _catch_up(self) -> None:
+        self._feeding = None
+        if self._closed:
+            return
+        try:
+            self._feed()
+        except StoreError as error:
+            self._not_shown(error)
 
     def _feed(self) -> None:
         """Bring the own replica up to our head, and tell the others how far we are."""

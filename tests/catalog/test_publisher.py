@@ -1,0 +1,56 @@
+"""Between a worker's database and its replica: what becomes of news when the replica's disk does not take them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from tests.kit.virtual_time import virtual_host, virtual_time
+
+from hawker.catalog.outbox import Outbox
+from hawker.catalog.publisher import Publisher
+from hawker.catalog.replica import Replica
+from hawker.model.catalog import LogId, Position, Version
+from hawker.model.guest import Resources
+from hawker.model.rows import LogHeadRow, TallyRow
+from hawker.sim.disk import CrashDisk
+from hawker.store.db import Store
+from hawker.store.tx import Tx
+from hawker.worker.publishing import Publishing
+
+
+@virtual_time
+async def test_what_a_full_disk_kept_from_the_own_replica_is_there_once_it_has_room(tmp_path: Path) -> None:
+    """With nothing published afterwards it was missing for ever, everywhere. Found by the simulator, seed 55."""
+    host = virtual_host()
+    store = Store.open(tmp_path / "worker.db", host)
+    publishing = Publishing("ord-1", "ord", "127.0.0.1", 1, Resources(), "fake")
+    publisher = Publisher(store, Outbox(host, "ord-1", publishing.projections()))
+    told: list[Version] = []
+    log = LogId("ord-1", "global")
+
+    def change(tx: Tx) -> None:
+        tx.record("app.kept", "web", cause="a test")
+        tx.put(TallyRow(app="web", machines=1))
+
+    def head() -> Position:
+        row = store.read.get(LogHeadRow, "global")
+        assert row is not None
+        return Position(row.epoch, row.head)
+
+    with CrashDisk(seed=1) as disk:
+        replica = Replica.open("catalog.db", host, vfs=disk.name)
+        await publisher.open(replica, told.append)
+        await asyncio.sleep(1)
+        disk.room = disk.used()
+        await store.submit(change)
+        await asyncio.sleep(5)
+        assert replica.position(log) < head()
+        disk.room = None
+        await asyncio.sleep(5)
+        assert replica.position(log) == head()
+        assert replica.rows("select app from app_regions") == [("web",)]
+        assert head() in [Position(version.epoch, version.number) for version in told]
+        await publisher.close()
+        replica.close()
+    await store.close()
