@@ -56,7 +56,7 @@ class Clock:
 class Node:
     """`agent` is the one that serves now, None while there is none. `lives` counts the agents that were started.
 
-    `on_event` is told what happens to the node: "start", "serve", "end" with why.
+    `on_event` is told what happens to the node: "start", "serve", "fail", "end" with why.
     """
 
     def __init__(
@@ -109,6 +109,8 @@ class Node:
         self.agent = agent
         self.on_event("serve", "")
         await agent.failed.wait()
+        self.on_event("fail", "")
+        self.agent = None
         await agent.close()
         self._ended(process, "failed")
 

@@ -56,6 +56,9 @@ COMMON: tuple[str, ...] = (
 """What even a few seeds must have seen."""
 
 
+_VERSIONS = {"missing": "a hole in a log was found", "merged": "a log was brought up to date by a range"}
+
+
 class Paths:
     """Counts the paths of one run."""
 
@@ -98,7 +101,7 @@ class Paths:
                 self.violations.append(f"{node}: a fault of ours in a request: {event} {fields}")
 
     def on_node(self, node: Node, what: str, why: str) -> None:
-        if what == "end":
+        if what in ("fail", "end"):
             self._note_versions(node)
         if what == "end" and why == "failed":
             self.take("a database failed and its agent started anew")
@@ -111,13 +114,10 @@ class Paths:
         """What an agent's catalog went through, before it is gone."""
         if node.agent is None:
             return
-        for outcome, path in (
-            ("missing", "a hole in a log was found"),
-            ("merged", "a log was brought up to date by a range"),
-        ):
-            labels = {"outcome": outcome}
-            count = node.agent.metrics.registry.get_sample_value("hawker_catalog_versions_total", labels)
-            self.take(path, int(count or 0))
+        for metric in node.agent.metrics.catalog_versions.collect():
+            for sample in metric.samples:
+                if sample.name.endswith("_total") and (path := _VERSIONS.get(sample.labels["outcome"])):
+                    self.take(path, int(sample.value))
 
     def on_program(self, node: Node, what: str, spec: InstanceSpec) -> None:
         """Checks on the world itself: one program a machine anywhere (S5), and a run on disk before it (S8)."""
