@@ -21,7 +21,7 @@ from hawker import __version__
 from hawker.agent.settings import AgentSettings, BrokerRole, CatalogSettings, TokenSettings, WorkerRole
 from hawker.model.guest import Resources
 from hawker.model.rows import ReservationRow, RunRow
-from hawker.sim import promises, replicas
+from hawker.sim import promises, watch
 from hawker.sim.book import Book
 from hawker.sim.clients import PROGRAMS, Api, Client, Operator
 from hawker.sim.faults import Fault, Faults, draw
@@ -125,7 +125,7 @@ class Cluster:
         self.brokers = [self._add(name, worker=False) for name in brokers]
         self._join()
         self.faults = Faults(self, plan.the_faults())
-        self.watch = replicas.Watch(self)
+        self.watch = watch.Watch(self)
         self.clients: list[Client] = []
         self._add_clients()
         self._processes: list[Process] = []
@@ -255,7 +255,7 @@ class Cluster:
     async def _converge(self) -> None:
         """L1, L5: until every replica equals its owners' logs, and every member takes the others for living."""
         until = self.loop.time() + CONVERGE_S
-        while wrong := replicas.check(self):
+        while wrong := watch.check(self):
             if self.loop.time() > until:
                 self.book.violations += [f"after {CONVERGE_S:g} s: {what}" for what in wrong[:20]]
                 return

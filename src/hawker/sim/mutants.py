@@ -120,7 +120,7 @@ def _nobody_supersedes(superseding: Superseding, machine: MachineRow) -> str:
 
 MUTANTS: dict[str, Mutant] = {
     "ledger without check": Mutant(
-        "a worker books what it has no room for", ("oversold",), (Change(capacity, "shortfall", _nothing),)
+        "a worker books what it has no room for", ("oversold", "S1"), (Change(capacity, "shortfall", _nothing),)
     ),
     "answer before durable": Mutant(
         "an answer goes out before its commit is on the disk",

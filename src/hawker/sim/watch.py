@@ -1,8 +1,9 @@
-"""What must hold of the catalog's replicas: prefixes of what their owners published at any time, equal to it at rest.
+"""What is looked at all the while, and what must hold of the catalog at rest.
 
-`Watch` looks at every replica once a second: positions never go back in one life of a node, and never beyond what their
-owner has committed (S12). `check` compares at rest: each replica with the owners' own rows (S11, L1), and each member's
-neighbours with those that live (L5).
+`Watch` looks once a second: a replica's positions never go back in one life of its node, and never go beyond what their
+owner has committed (S12); a worker's ledger is the sum of its rows (S20), and does not grow beyond its room (S1), which
+a host may have lost since. `check` compares at rest: each replica with the owners' own rows (S11, L1), and each
+member's neighbours with those that live (L5).
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING
 
 from hawker.core.swim.members import Status
 from hawker.model.catalog import NOTHING, TIERS, LogId, Position, Tier
+from hawker.model.guest import RESOURCES, Resources
 from hawker.model.rows import LogHeadRow, PublishedRow
+from hawker.worker import ledger
 
 if TYPE_CHECKING:
     from hawker.catalog.node import Node as Member
@@ -23,15 +26,18 @@ LOOK_S = 1.0
 
 
 class Watch:
-    """Positions that were seen, by process: a power cut may take back what a replica had."""
+    """What was seen so far, by process: a power cut may take back what a replica had."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._held: dict[Process, Resources] = {}
         self._seen: dict[tuple[Process, LogId], Position] = {}
         self.violations: list[str] = []
 
     def look(self) -> None:
         cluster = self._cluster
+        for node in cluster.workers:
+            self._look_at_ledger(node)
         for node in cluster.nodes.values():
             member = catalog(node)
             if member is None or node.process is None:
@@ -49,6 +55,19 @@ class Watch:
                         self.violations.append(
                             f"S12: {cluster.loop.time():.3f}: {node.name} has {at} of {log}, whose owner is at {head}"
                         )
+
+    def _look_at_ledger(self, node: Node) -> None:
+        store, role = self._cluster.store(node), node.settings.worker
+        if store is None or node.process is None or role is None or role.capacity is None:
+            return
+        now = f"{self._cluster.loop.time():.3f}: {node.name}"
+        held, before = ledger.held(store.read), self._held.get(node.process)
+        self._held[node.process] = held
+        for name in RESOURCES if before else ():
+            room, booked = getattr(role.capacity, name), getattr(held, name)
+            if booked > max(room, getattr(before, name)):
+                self.violations.append(f"S1: {now} books {booked} of {room} {name}")
+        self.violations += [f"S20: {now}: {wrong}" for wrong in ledger.audit(store.read)]
 
     def _head(self, log: LogId) -> Position | None:
         """Where an owner's log stands in its own database, if that is open."""
