@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.cli.programs import hawker
 from tests.kit.markets import running_market
+from tests.kit.waiting import wait_until
 
 from hawker.cli import dev
 from hawker.cli.main import run
@@ -30,7 +31,9 @@ def test_the_greeting_says_how_the_command_finds_a_market_and_names_one_of_its_r
 ) -> None:
     elsewhere = tmp_path / "my market"
     with running_market(elsewhere, ONE_WORKER):
-        told = (elsewhere / "dev.out").read_text()
+        out = elsewhere / "dev.out"
+        wait_until(lambda: "Ctrl-C" in out.read_text(), "the greeting is told")  # the market is up a moment before
+        told = out.read_text()
         assert f"export HAWKER_HOME='{elsewhere}'\n" in told
         assert "--region mad host" in told
         assert hawker("workers", env={"HAWKER_HOME": str(elsewhere)}).status == 0

@@ -46,11 +46,13 @@ def world(api: Api) -> Iterator[World]:
 
 
 @pytest.fixture
-def answers() -> Iterator[Counter[int]]:
-    """Counts statuses. What is tested is more than refusals: every operation must have succeeded at least once."""
+def answers(request: pytest.FixtureRequest) -> Iterator[Counter[int]]:
+    """Counts statuses. What is tested is more than refusals: every operation must have succeeded at least once, but for
+    the forgetting of a worker, which needs one that is dead (`tests/live/test_replacing.py`)."""
     counted: Counter[int] = Counter()
     yield counted
-    assert not counted or any(200 <= status < 300 for status in counted), f"never reached: {dict(counted)}"
+    reached = any(200 <= status < 300 for status in counted) or "/forget" in request.node.name
+    assert not counted or reached, f"never reached: {dict(counted)}"
 
 
 @generated.parametrize()
