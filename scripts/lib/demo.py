@@ -9,6 +9,7 @@ import argparse
 import http.client
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -73,6 +74,7 @@ class Demo:
         self._hawker("machine", "list", "--app", "hello")
         self._say("How the one in ord was placed: every offer, every term of its score")
         self._hawker("explain", servers["ord"]["id"])
+        self._catalog()
         self._refuse()
         self._measure()
         self._kill_a_daemon(servers)
@@ -90,6 +92,26 @@ class Demo:
         until(lambda: fetch(url) == 200, 20, f"the server in {region} answers")
         print(f"  GET {url} -> 200, from {machines[0]['hawker']['worker']}\n")
         return {"id": machines[0]["id"], "url": url, "pid": self._pid(machines[0]["id"])}
+
+    def _catalog(self) -> None:
+        self._say("The catalog: what one agent knows of all the others, without asking them")
+        regions = "select region from app_regions"
+        until(lambda: len(self._sql(regions)) == len(REGIONS), 20, "the broker knows where the app is")
+        self._hawker("members")
+        self._hawker("sql", "select app, region, workers from app_regions order by region")
+        order = {"region": "ord", "config": {"image": "host", "init": {"exec": ["sleep", "600"]}}}
+        _, machine, _ = self._api.call("POST", "/apps/hello/machines?wait=true", order)
+        began = time.perf_counter()
+        until(
+            lambda: bool(self._sql(f"select 1 from machines where id = '{machine['id']}'")), 20, "the broker knows it"
+        )
+        self._time("filled, then in the catalog", (time.perf_counter() - began) * 1000, "at the broker, over the API")
+        self._api.call("DELETE", f"/apps/hello/machines/{machine['id']}?force=true")
+
+    def _sql(self, query: str) -> list[Any]:
+        _, answer, _ = self._api.call("POST", "/hawker/sql", {"query": query})
+        rows: list[Any] = answer["rows"]
+        return rows
 
     def _refuse(self) -> None:
         self._say("Something impossible: refused at once, with a reason from every worker; nothing waits")
@@ -194,7 +216,7 @@ class Demo:
         print(f"\n--- {text}\n", flush=True)
 
     def _hawker(self, *arguments: str, expect: int = 0) -> None:
-        shown = " ".join(a if a != sys.executable else "python3" for a in arguments)
+        shown = shlex.join(a if a != sys.executable else "python3" for a in arguments)
         print(f"$ hawker {shown}", flush=True)
         environ = {**os.environ, "HAWKER_HOME": str(self._home)}
         ended = subprocess.run([sys.executable, "-m", "hawker", *arguments], env=environ, timeout=60)
