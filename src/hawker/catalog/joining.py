@@ -181,7 +181,8 @@ class Joining:
             if same and len(answer.members) > 2:  # it knows more than itself and us: not one that has just started, too
                 self.joined.set()
         except (PeerUnreachable, StoreError) as error:
-            _logger.info("catalog.join_failed", error=error.message, cause="join")
+            # 401, 403: another cluster's token or key. Whoever starts the agent should see that.
+            _logger.warning("catalog.join_failed", error=error.message, cause="join")
             return False
         return True
 
