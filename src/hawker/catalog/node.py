@@ -172,6 +172,8 @@ class Node:
 
     def received(self, source: Address, message: bytes) -> None:
         """A datagram."""
+        if self._closed:
+            return
         try:
             payload = self._sealer.open(message)
         except NotOurs as error:

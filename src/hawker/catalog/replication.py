@@ -82,16 +82,17 @@ class Replication:
         self._count = metrics.catalog_versions
         self._wanted: dict[Address, dict[LogId, None]] = {}  # to be asked for, by whom to ask
         self._asking: dict[LogId, None] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._known: dict[
-            LogId, tuple[Position, float]
-        ] = {}  # of logs we are behind in: how far they go, and since when
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._known: dict[LogId, tuple[Position, float]] = {}  # how far a log goes, and since when we have lacked it
         self.holes = 0
         self._fresh: list[Version] = []  # told, and not taken yet
         self._sources: dict[LogId, Address] = {}
         self._taking: asyncio.TimerHandle | None = None
+        self._closed = False
 
     async def close(self) -> None:
+        """What is told from now on is not taken, and nothing is asked for."""
+        self._closed = True
         if self._taking:
             self._taking.cancel()
         tasks = list(self._tasks)
@@ -99,22 +100,17 @@ class Replication:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def behind_s(self, now: float) -> float:
-        """For how long this replica has known that it lacks something. 0: it lacks nothing that it knows of."""
-        for log, (known, _) in list(self._known.items()):
-            if self._replica.position(log) >= known or self._replica.gave_up(log, known):
-                del self._known[log]
-        return max((now - since for _, since in self._known.values()), default=0.0)
-
     def behind(self, log: LogId, now: float) -> float:
-        """The same, of one log."""
+        """For how long this replica has known that it lacks something of a log. 0: nothing that it knows of."""
         known = self._known.get(log)
-        return now - known[1] if known and self._replica.position(log) < known[0] else 0.0
+        return now - known[1] if known and self._lacks(log) else 0.0
 
     # --- told by others ----------------------------------------------------------------------------------------------
 
     def told(self, source: Address, versions: Sequence[Version]) -> None:
         """Versions out of a datagram. What comes within a few milliseconds is taken in one commit."""
+        if self._closed:
+            return
         for version in versions:
             if version.owner == self._me:
                 self.heard(source, version.log, version.position)
@@ -144,7 +140,11 @@ class Replication:
         self._count.labels("refused").inc(outcome.refused)
         for version in outcome.applied:
             self._news(version)
+        told: dict[LogId, Position] = {}
+        for version in fresh:
+            told[version.log] = max(version.position, told.get(version.log, version.position))
         for log in outcome.missing:
+            self._note(log, told[log])
             self._want(sources[log], log)
 
     def heard(self, source: Address, log: LogId, at: Position) -> None:
@@ -158,8 +158,14 @@ class Replication:
             self._want(source, log)
 
     def _note(self, log: LogId, at: Position) -> None:
-        known, since = self._known.get(log, (at, asyncio.get_running_loop().time()))
+        now = asyncio.get_running_loop().time()
+        known, since = self._known.get(log, (at, now))
+        if not self._behind(log, known):  # it has been made up for since: what is lacking now is news
+            since = now
         self._known[log] = max(known, at), since
+
+    def _behind(self, log: LogId, known: Position) -> bool:
+        return self._replica.position(log) < known and not self._replica.gave_up(log, known)
 
     def _want(self, source: Address, log: LogId) -> None:
         if log in self._asking:
@@ -171,13 +177,13 @@ class Replication:
 
     def _ask_for(self, source: Address) -> None:
         logs = [log for log in self._wanted.pop(source, {}) if self._lacks(log) and log not in self._asking]
-        if logs:
+        if logs and not self._closed:
             self.holes += len(logs)
             self._start(self._fetch_quietly(source, logs), "fetch")
 
     def _lacks(self, log: LogId) -> bool:
         known = self._known.get(log)
-        return known is None or self._replica.position(log) < known[0]
+        return known is not None and self._behind(log, known[0])
 
     async def _fetch_quietly(self, source: Address, logs: list[LogId]) -> None:
         try:
@@ -199,8 +205,8 @@ class Replication:
 
     def _start(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     # --- asking ------------------------------------------------------------------------------------------------------
 

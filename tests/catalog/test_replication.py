@@ -1,0 +1,97 @@
+"""What a node asks for, and for how long it knows that it lacks something."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from tests.catalog.owners import Owner
+from tests.kit.virtual_time import virtual_host, virtual_time
+
+from hawker.catalog.exchange import Address, Exchange
+from hawker.catalog.packets import Sealer
+from hawker.catalog.replica import Replica
+from hawker.catalog.replication import Replication
+from hawker.client.wire import PeerUnreachable
+from hawker.model.catalog import Change, Position, Version
+from hawker.telemetry import Metrics
+
+NEIGHBOUR = "127.0.0.1", 4281
+
+
+class Asked(Exchange):
+    """Nobody answers; what was asked for is noted."""
+
+    def __init__(self) -> None:
+        super().__init__(Sealer("fleet", ["secret"], Random(1)), "token")
+        self.asked: list[Any] = []
+
+    async def ask(self, to: Address, path: str, question: Any, kind: Any, timeout_s: float = 5.0) -> Any:
+        self.asked.append(question)
+        raise PeerUnreachable("ord-2", "does not answer", sent=False)
+
+
+def replication(replica: Replica, exchange: Exchange) -> Replication:
+    return Replication("ord-1", NEIGHBOUR, replica, exchange, lambda version: None, lambda tier, epoch: None, Metrics())
+
+
+def row(name: str) -> dict[str, Any]:
+    return {name: {"app": "web", "name": name, "region": "ord", "state": "started"}}
+
+
+@virtual_time
+async def test_what_was_made_up_for_does_not_count_towards_the_next_time_it_is_behind(tmp_path: Path) -> None:
+    replica = Replica.open(tmp_path / "catalog.db", virtual_host())
+    node, now = replication(replica, Asked()), asyncio.get_running_loop().time
+    owner = Owner(replica, "ord-2")
+    owner.put("machines", **row("a"))
+    log = owner.origin.log
+    node.heard(NEIGHBOUR, log, Position(1, 2))
+    await asyncio.sleep(40)
+    assert node.behind(log, now()) == pytest.approx(40)
+    owner.put("machines", **row("b"))
+    assert node.behind(log, now()) == 0
+    await asyncio.sleep(3600)
+    node.heard(NEIGHBOUR, log, Position(1, 3))
+    await asyncio.sleep(1)
+    assert node.behind(log, now()) == pytest.approx(1)
+    await node.close()
+    replica.close()
+
+
+@virtual_time
+async def test_every_hole_is_asked_for_not_only_the_first_one_of_a_log(tmp_path: Path) -> None:
+    replica = Replica.open(tmp_path / "catalog.db", virtual_host())
+    exchange = Asked()
+    node = replication(replica, exchange)
+    owner = Owner(replica, "ord-2")
+    owner.put("machines", **row("a"))
+    for lost in (2, 4):
+        change = Change("machines", "c", row("c")["c"])
+        node.told(NEIGHBOUR, [Version("ord-2", "region", 1, lost + 1, (change,))])
+        await asyncio.sleep(1)
+        assert len(exchange.asked) == lost // 2
+        owner.put("machines", **row("b"))  # what was lost comes
+        owner.origin = replica.origin(owner.origin.log) or owner.origin
+        assert owner.origin.head == lost + 1
+    await node.close()
+    replica.close()
+
+
+@virtual_time
+async def test_a_node_that_has_closed_takes_nothing_and_asks_nobody(tmp_path: Path) -> None:
+    replica = Replica.open(tmp_path / "catalog.db", virtual_host())
+    exchange = Asked()
+    node = replication(replica, exchange)
+    owner = Owner(replica, "ord-2")
+    owner.put("machines", **row("a"))
+    node.heard(NEIGHBOUR, owner.origin.log, Position(1, 5))
+    await node.close()
+    node.told(NEIGHBOUR, [Version("ord-2", "region", 1, 2, ())])
+    replica.close()
+    await asyncio.sleep(1)
+    assert exchange.asked == []
+    assert asyncio.all_tasks() == {asyncio.current_task()}
