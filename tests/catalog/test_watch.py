@@ -9,6 +9,7 @@ from typing import Any
 from tests.kit.virtual_time import virtual_time
 
 from hawker.catalog.watch import Watch
+from hawker.errors import StoreError
 
 
 class Changing:
@@ -70,3 +71,22 @@ async def test_a_change_during_a_look_is_looked_at_after_it() -> None:
     await asyncio.sleep(0.2)
     await watch.close()  # in the middle of a look
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@virtual_time
+async def test_a_look_that_a_database_did_not_let_is_repeated_though_nothing_changes() -> None:
+    view, looks = Changing(), 0
+
+    async def look() -> None:
+        nonlocal looks
+        looks += 1
+        if looks < 3:
+            raise StoreError("the disk is full")
+
+    watch = Watch(view, {"machines"}, 0.2, look)
+    watch.begin()
+    await asyncio.sleep(1)
+    assert looks == 1
+    await asyncio.sleep(10)
+    assert looks == 3
+    await watch.close()

@@ -5,7 +5,7 @@
     await watch.close()
 
 Changes come in bursts, and one look serves them all: `look` runs a while after the first change, never twice at once,
-and once more when something changed while it ran.
+and once more when something changed while it ran, or when a database did not let it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 
 from hawker.catalog.view import View
+from hawker.errors import StoreError
+from hawker.telemetry import get_logger
+
+AGAIN_S = 1.0
+"""After a look that a full or failing disk ended: nothing else may ever change."""
 
 
 class Watch:
-    """`look` handles its own errors. It first runs `delay_s` after `begin`."""
+    """`look` first runs `delay_s` after `begin`, and again a while after one that raised `StoreError`. It handles other
+    errors itself."""
 
     def __init__(
         self, view: View, tables: Collection[str], delay_s: float, look: Callable[[], Awaitable[None]]
@@ -29,12 +35,14 @@ class Watch:
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Future[None] | None = None
         self._again = False
+        self._closed = False
 
     def begin(self) -> None:
         self._view.on_applied.append(self._changed)
         self._later()
 
     async def close(self) -> None:
+        self._closed = True
         self._view.on_applied.remove(self._changed)
         if self._timer:
             self._timer.cancel()
@@ -50,7 +58,10 @@ class Watch:
         if self._task is not None:
             self._again = True
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._delay_s, self._begin)
+            self._look_in(self._delay_s)
+
+    def _look_in(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._begin)
 
     def _begin(self) -> None:
         self._timer = None
@@ -59,8 +70,17 @@ class Watch:
 
     def _done(self, task: asyncio.Future[None]) -> None:
         self._task = None
-        if not task.cancelled():
-            task.result()
-            if self._again:
-                self._again = False
-                self._later()
+        if self._closed:
+            return
+        again, self._again = self._again, False
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, StoreError):
+            _logger.warning("look.failed", tables=sorted(self._tables), error=error.message, cause="a change")
+            self._look_in(max(self._delay_s, AGAIN_S))
+        elif again:
+            self._later()
+        if error is not None and not isinstance(error, StoreError):
+            raise error
+
+
+_logger = get_logger()

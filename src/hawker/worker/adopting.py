@@ -14,7 +14,6 @@ from hawker.errors import StoreError
 from hawker.model.rows import AppRow
 from hawker.store.db import Store
 from hawker.store.tx import Tx
-from hawker.telemetry import get_logger
 
 COPIES = 3
 LOOK_S = 1.0
@@ -45,9 +44,9 @@ class Adopting:
             some = missing[begin : begin + AT_ONCE]
             try:
                 await self._store.submit(lambda tx, some=some: self._keep(tx, some))  # type: ignore[misc]
-            except StoreError as error:  # a full disk: the next change of the catalog looks again
-                _logger.warning("apps.not_copied", apps=len(some), error=error.message, cause="local rule: copies")
+            except StoreError:  # a full disk: another look begins at the start
                 self._seen.clear()
+                raise
 
     def _missing(self) -> list[AppRow]:
         """Apps that are ours to copy, and newer in the catalog than when they were looked at last."""
@@ -73,4 +72,3 @@ class Adopting:
 
 
 _NEWEST = f"select {apps.COLUMNS.replace('stamp', 'max(stamp)')} from apps_rows group by id order by id"
-_logger = get_logger()

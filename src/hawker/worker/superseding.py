@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from hawker.catalog.view import View
 from hawker.catalog.watch import Watch
-from hawker.errors import HawkerError
+from hawker.errors import HawkerError, StoreError
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow
 from hawker.store.db import Store
@@ -70,7 +70,9 @@ class Superseding:
             _logger.warning("machine.superseded", resource=machine, cause=rule)
             try:
                 await self._machines.destroy(row.app, machine, Request(id="", rule=rule), force=True)
-            except HawkerError as error:  # parked, or the disk is full: the next change of the catalog looks again
+            except StoreError:
+                raise  # a full disk: it is looked at again in a while
+            except HawkerError as error:  # parked: the next change of the catalog looks again
                 _logger.error("superseded.left", resource=machine, error=error.message, cause=rule)
 
 
