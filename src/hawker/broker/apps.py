@@ -121,8 +121,8 @@ class Apps:
             _logger.warning("app.not_told", app=row.name, worker=worker, error=refusal.message, cause="app created")
 
     async def delete(self, app: KnownApp) -> None:
-        """Leave a tombstone. With the catalog one worker that takes it is enough; with a fixed list all must, or
-        `Unreachable` is raised: one that does not answer would keep the app."""
+        """Leave a tombstone. With the catalog one worker that takes it is enough; with a fixed list all must: one that
+        does not would keep the app. Raises `Unreachable`, and what a worker said that could not take it."""
         row = replace(app.row, deleted=True, stamp_ms=max(app.row.stamp_ms + 1, self._host.now_ms()))
         answers, errors = await self._fleet.ask_all("POST", "/v1/market/apps", AppRow, {"app": row})
         silent = unreachable(errors)
@@ -130,6 +130,8 @@ class Apps:
             raise Unreachable(
                 f"{', '.join(silent)} did not answer; the app may still be known there", hint="delete it again"
             )
+        if errors and not (answers and self._directory):
+            raise next(iter(errors.values()))
         self._wrote(row)
 
     def _deciding(self, name: str) -> list[WorkerLink]:

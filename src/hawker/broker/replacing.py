@@ -40,7 +40,8 @@ class Replacing:
     async def resolve(self, wanted: Wanted, *, named: bool, placed: bool) -> Wanted:
         """`named` and `placed`: the client gave a name, a region; without, the machine keeps its own.
 
-        Raises `NotFound` for a machine that nobody knows, `Conflict` for one whose worker answers.
+        Raises `NotFound` for a machine that nobody knows, `Conflict` for one whose worker answers, `Unreachable` when
+        that cannot be found out.
         """
         machine = wanted.replaces
         if not is_machine_id(machine):
@@ -49,17 +50,20 @@ class Replacing:
         if seen.app != wanted.app:
             raise NotFound(f"machine not found: {machine}")
         link = self._fleet.links.get(seen.worker)
-        if link:
-            try:
-                await link.call("GET", f"/v1/market/machines/{machine}", Located, timeout_s=LOOK_S)
-            except Unreachable:
-                pass
-            else:
-                raise Conflict(
-                    f"machine {machine} is on {seen.worker}, which answers",
-                    hint=f"hawker machine destroy {machine}, then order another one",
-                    details={"worker": seen.worker, "generation": seen.generation},
-                )
+        if link is None:  # it may be well: this broker has begun a moment ago, or the worker has just been given up
+            raise Unreachable(
+                f"machine {machine} is on {seen.worker}, which this broker does not know", hint="try again in a while"
+            )
+        try:
+            await link.call("GET", f"/v1/market/machines/{machine}", Located, timeout_s=LOOK_S)
+        except Unreachable:
+            pass
+        else:
+            raise Conflict(
+                f"machine {machine} is on {seen.worker}, which answers",
+                hint=f"hawker machine destroy {machine}, then order another one",
+                details={"worker": seen.worker, "generation": seen.generation},
+            )
         generation = seen.generation + 1
         return replace(
             wanted,

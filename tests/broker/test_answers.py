@@ -1,0 +1,78 @@
+"""What a broker makes of workers that answer with an error, or that it does not know: nothing is taken for done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from hawker.broker.apps import Apps, KnownApp
+from hawker.broker.directory import Directory
+from hawker.broker.fleet import Fleet, WorkerLink
+from hawker.broker.orders import Wanted
+from hawker.broker.replacing import Replacing, Seen
+from hawker.catalog.replica import Replica
+from hawker.errors import DiskFull, HawkerError, Unreachable
+from hawker.host import live
+from hawker.model.config import check_config
+from hawker.model.rows import AppRow
+
+MACHINE = "1234567890abcd"
+ROW = AppRow(name="web", id="web", org="personal", network="default", number=7, created_at_ms=1, stamp_ms=1)
+
+
+class Says:
+    """A link to a worker that answers every call alike."""
+
+    region = "ord"
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    async def ask(self, method: str, path: str, kind: Any, body: Any = None, timeout_s: float = 5.0) -> Any:
+        if isinstance(self._answer, HawkerError):
+            raise self._answer
+        return self._answer
+
+
+def fleet_of(**links: Says) -> Fleet:
+    fleet = Fleet([], "token")
+    fleet.links = {name: cast(WorkerLink, link) for name, link in links.items()}
+    return fleet
+
+
+@pytest.mark.parametrize("catalog", [False, True], ids=["fixed-list", "catalog"])
+async def test_an_app_that_no_worker_could_delete_is_not_deleted(catalog: bool, tmp_path: Path) -> None:
+    replica = Replica.open(tmp_path / "catalog.db", live())
+    directory = Directory(replica, Fleet([], "token")) if catalog else None
+    apps = Apps(fleet_of(one=Says(DiskFull("the disk is full"))), live(), directory)
+    with pytest.raises(DiskFull):
+        await apps.delete(KnownApp(row=ROW, machines=0))
+    assert apps.known("web") is None
+    replica.close()
+
+
+async def test_with_a_fixed_list_every_worker_must_take_the_deletion() -> None:
+    apps = Apps(fleet_of(one=Says(ROW), two=Says(DiskFull("the disk is full"))), live())
+    with pytest.raises(DiskFull):
+        await apps.delete(KnownApp(row=ROW, machines=0))
+
+
+async def test_a_machine_is_not_replaced_whose_worker_the_broker_does_not_know_yet() -> None:
+    seen = Seen(worker="ord-1", app="web", name="a", region="ord", generation=1)
+    wanted = Wanted(
+        app="web",
+        name="",
+        region="ord",
+        config=check_config({"image": "host", "init": {"exec": ["sleep", "1"]}}),
+        skip_launch=False,
+        cordoned=False,
+        lease_ttl_s=0,
+        owner="tester",
+        request="req",
+        trace="",
+        replaces=MACHINE,
+    )
+    with pytest.raises(Unreachable, match=f"machine {MACHINE} is on ord-1, which this broker does not know"):
+        await Replacing(fleet_of(two=Says(seen))).resolve(wanted, named=False, placed=False)
