@@ -526,3 +526,17 @@ async def test_odd_bytes_of_a_stranger_that_break_nothing_are_passed_on() -> Non
     assert reply.status == 200
     assert server.requests == ["GET /\u00e9?q=\u20ac".encode().decode("latin-1")]
     assert "traceparent: \tx\x80\xff\r\n" in server.heads[0]
+
+
+@pytest.mark.parametrize(
+    ("host", "port"),
+    [("127.0.0.1", 70_000), ("127.0.0.1", 1 << 62), ("a..b", 80), ("\N{SNOWMAN}" * 70, 80), ("a\r\nb", 80), ("", 0)],
+    ids=["port", "number", "label", "text", "lines", "nothing"],
+)
+async def test_what_is_no_address_is_unreachable_like_one_where_nobody_listens(host: str, port: int) -> None:
+    """Addresses come from other members, and one that makes no sense must not end who follows them."""
+    peer = Peer(host, port)
+    for _ in range(2):
+        assert not (await unreachable(peer)).sent
+    assert peer.statistics().open == 0
+    await peer.close()

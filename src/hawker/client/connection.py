@@ -148,7 +148,7 @@ class Peer:
         self.name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._host = host
         self._port = port
-        self._headers = f"host: {self.name}\r\n".encode("ascii") + _encode_headers(headers)
+        self._headers = f"host: {_printable(self.name)}\r\n".encode() + _encode_headers(headers)
         self._connections_max = connections_max
         self._connect_timeout_s = connect_timeout_s
         self._idle_s_max = idle_s_max
@@ -355,6 +355,8 @@ class Peer:
             number = error.errno or 0  # asyncio puts a sentence of its own in the place of the system's
             reason = os.strerror(number) if number > 0 else error.strerror or str(error)
             raise PeerUnreachable(self.name, f"takes no connection ({reason}), for {request}", sent=False) from error
+        except (OverflowError, ValueError) as error:  # no port, or no name: addresses may be a stranger's
+            raise PeerUnreachable(self.name, f"is no address ({error}), for {request}", sent=False) from error
         try:
             self._check_open(request)
         except PeerUnreachable:
@@ -376,6 +378,11 @@ class Peer:
         if not body and method in _SAFE:
             return b"".join((line, self._headers, extra, b"\r\n"))
         return b"".join((line, self._headers, extra, b"content-length: %d\r\n\r\n" % len(body), body))
+
+
+def _printable(name: str) -> str:
+    """As a header may have it; what is lost is no address in any case."""
+    return "".join(c if "!" <= c <= "~" else "?" for c in name)
 
 
 def _encode_headers(headers: Mapping[str, str]) -> bytes:
