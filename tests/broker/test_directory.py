@@ -47,6 +47,8 @@ async def test_workers_come_move_and_go_as_the_catalog_says(replica: Replica) ->
     stays = fleet.links["ord-1"]
     mad_1.put("workers", **{"mad-1": worker("mad", 2002)})
     assert fleet.links["mad-1"].peer.name == "127.0.0.1:2002"
+    ord_1.put("workers", **{"ord-1": worker("ord", 1001, since_ms=MINUTE_MS)})
+    assert fleet.links["ord-1"] is stays  # it lost its disk; what is on its way there goes on
     mad_1.put("workers", **{"mad-1": None})
     assert fleet.links == {"ord-1": stays}
     directory.close()

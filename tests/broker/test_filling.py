@@ -230,3 +230,17 @@ async def test_a_reservation_whose_answer_was_an_error_is_given_back_at_once(tmp
         await worker.until(lambda: link.releases == [True])
         assert ledger.held(worker.store.read) == Resources()
         await orders.close()
+
+
+@virtual_time
+async def test_an_order_in_doubt_is_undone_where_its_worker_is_by_then(tmp_path: Path) -> None:
+    """A link is replaced when its worker moves; the old one never answers again. Found by the simulator, seed 145."""
+    async with a_worker(tmp_path) as worker:
+        link = Link(worker, PeerUnreachable("ord-1", "does not answer", sent=True), after=True, told=False)
+        orders = await orders_over(worker, link)
+        with pytest.raises(Unreachable, match="being undone"):
+            await orders.place(wanted(""))
+        moved = Link(worker, None, after=False, told=True)
+        orders._fleet.links = {"ord-1": cast(WorkerLink, moved)}
+        await worker.until(lambda: moved.releases == [True])
+        await orders.close()

@@ -43,6 +43,10 @@ class WorkerAddress(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     since_ms: int = 0
 
+    @property
+    def place(self) -> tuple[str, str, int]:
+        return self.region, self.host, self.port
+
 
 def parse_address(text: str) -> WorkerAddress:
     """An address from a flag: `name@region=host:port`."""
@@ -206,7 +210,8 @@ class Fleet:
         wanted = {address.name: address for address in addresses}
         gone, links = dict(self.links), {}
         for name, address in wanted.items():
-            if self._addresses.get(name) == address:
+            before = self._addresses.get(name)
+            if before and before.place == address.place:  # its database may be a new one: that ends no call
                 links[name] = gone.pop(name)
             else:
                 peer = Peer(address.host, address.port, headers=self._headers)

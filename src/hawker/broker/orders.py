@@ -275,12 +275,14 @@ class Orders:
         task.add_done_callback(self._releases.discard)
 
     async def _release(self, link: WorkerLink, key: str, *, undo: bool) -> None:
-        """Bounded by twice the lease: an unconfirmed reservation is gone by then, acknowledged or not."""
+        """Bounded by twice the lease: an unconfirmed reservation is gone by then, acknowledged or not. A worker that
+        has moved meanwhile is asked where it is now."""
         deadline = asyncio.get_running_loop().time() + 2 * LEASE_S
         body = {"key": key, "cause": "the broker gave the order up", "undo": undo}
         while asyncio.get_running_loop().time() < deadline:
             try:
-                await link.call("POST", "/v1/market/release", dict[str, Any], body)
+                there = self._fleet.links.get(link.name, link)
+                await there.call("POST", "/v1/market/release", dict[str, Any], body)
             except HawkerError:
                 await asyncio.sleep(RELEASE_RETRY_S)
             else:
