@@ -12,7 +12,9 @@ from hawker.sim.mutants import MUTANTS
 pytestmark = pytest.mark.slow
 
 SEEDS_MOST = 5
-SECONDS = 25.0
+SECONDS = 20.0
+SMALL = (("ord", 3), ("fra", 1))
+MEMORY_MIB = 3584  # a fleet that is soon full
 OFTEN = 8.0  # faults that a mutant needs come so many times as often
 
 
@@ -22,7 +24,17 @@ def test_a_mutant_is_noticed(name: str) -> None:
     times = OFTEN if mutant.faults else 1.0
     seen: list[str] = []
     for seed in range(1, SEEDS_MOST + 1):
-        report = simulate(Plan(seed=seed, seconds=SECONDS, mutant=name, only=mutant.faults, times=times))
+        report = simulate(
+            Plan(
+                seed=seed,
+                seconds=SECONDS,
+                workers=SMALL,
+                memory_mib=MEMORY_MIB,
+                mutant=name,
+                only=mutant.faults,
+                times=times,
+            )
+        )
         gc.collect()
         seen += report.violations
         if mutant.noticed(report.violations):

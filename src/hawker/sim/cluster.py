@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from hawker import __version__
 from hawker.agent.settings import AgentSettings, BrokerRole, CatalogSettings, TokenSettings, WorkerRole
@@ -60,7 +61,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     `workers` by region; `brokers` are regions that have one, `static` ones with a fixed list of workers in the place of
     the catalog. `faults` None: drawn from the seed, `only` of some kinds and so many `times` as often; `dropped` are
-    left out, by their place. `mutant`: of `sim.mutants`.
+    left out, by their place. `memory_mib`: of each worker. `mutant`: of `sim.mutants`.
     """
 
     seed: int
@@ -73,6 +74,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     only: tuple[str, ...] = ()
     times: float = 1.0
     static: bool = False
+    memory_mib: int = ROOM.memory_mib
     mutant: str = ""
 
     def names(self) -> tuple[list[str], list[str]]:
@@ -134,12 +136,13 @@ class Cluster:
 
     def _add(self, name: str, *, worker: bool) -> Node:
         region = next(region for region in REGIONS if region in name)
+        room = replace(ROOM, memory_mib=self.plan.memory_mib)
         settings = AgentSettings(
             name=name,
             region=region,
             directory=DIRECTORY,
             tokens=TokenSettings(cluster=CLUSTER_TOKEN, users={"alice": TOKEN}),
-            worker=WorkerRole(listen=f"0.0.0.0:{PORT}", capacity=ROOM) if worker else None,
+            worker=WorkerRole(listen=f"0.0.0.0:{PORT}", capacity=room) if worker else None,
             broker=None if worker else BrokerRole(listen=f"0.0.0.0:{PORT}"),
         )
         programs = {name: Program(**how) for name, (_, how) in PROGRAMS.items()} if worker else {}
@@ -148,7 +151,7 @@ class Cluster:
         node.on_event = lambda what, why: self._on_node(node, what, why)
         node.disk.note = lambda what: self.record.note("sync", name, what)
         node.world.on_event = lambda what, spec: self.paths.on_program(node, what, spec)
-        self.losses[name], self.ends[name], self.capacities[name], self.since[name] = [], [], ROOM, (0, 0)
+        self.losses[name], self.ends[name], self.capacities[name], self.since[name] = [], [], room, (0, 0)
         return node
 
     def _join(self) -> None:

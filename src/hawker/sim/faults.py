@@ -121,7 +121,7 @@ class Faults:
         self.over = True
         for link in self.cluster.net.links():
             link.heal()
-        self.cluster.net.on_stream = lambda source, to, data: None
+        self.cluster.net.on_stream = lambda source, to, data: False
         for node in self.cluster.nodes.values():
             node.disk.on_call = node.disk.on_sync = None
             node.disk.cut_at = node.disk.fail_at = node.disk.room = None

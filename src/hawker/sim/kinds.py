@@ -17,7 +17,7 @@ from hawker.sim.loop import Killed
 
 if TYPE_CHECKING:
     from hawker.sim.faults import Fault, Faults
-    from hawker.sim.net import Link
+    from hawker.sim.net import Link, Station
     from hawker.sim.node import Node
 
 Do = Callable[["Faults", "Node", "Fault"], bool]
@@ -91,14 +91,31 @@ def _kill_before_reply(faults: Faults, node: Node, fault: Fault) -> bool:
 def _kill_at_answer(faults: Faults, node: Node, fault: Fault, sign: bytes) -> bool:
     """The node dies just before it hears an answer that has `sign` in it."""
 
-    def on_stream(source: object, to: object, data: bytes) -> None:
+    def on_stream(source: object, to: object, data: bytes) -> bool:
         if to is node.station and node.process and sign in data:
-            faults.cluster.net.on_stream = lambda source, to, data: None
+            faults.cluster.net.on_stream = lambda source, to, data: False
             node.kill(f"kill -9 before an answer with {sign.decode()}")
             faults.happened(fault)
             faults.back_later(node, fault.lasts_s)
+        return False
 
     faults.cluster.net.on_stream = on_stream
+    return False
+
+
+def _cut_at_answer(faults: Faults, node: Node, fault: Fault) -> bool:
+    """A broker loses the way to a worker at the very moment that one says it has filled an order."""
+    net = faults.cluster.net
+
+    def on_stream(source: Station, to: Station, data: bytes) -> bool:
+        if not (to is node.station and node.process and b'"machine":{' in data):
+            return False
+        net.on_stream = lambda source, to, data: False
+        _cut(faults, [net.link(source, to), net.link(to, source)], fault.lasts_s)
+        faults.happened(fault)
+        return True
+
+    net.on_stream = on_stream
     return False
 
 
@@ -380,6 +397,7 @@ KINDS: dict[str, Kind] = {
     "kill at a write": Kind(2, "worker", (0.1, 3), (1, 30), _kill_at_write),
     "kill at an effect": Kind(2, "worker", (0.1, 3), (1, 9), _kill_at_effect),
     "kill before the reply": Kind(1.5, "broker", (0.1, 3), (0, 0), _kill_before_reply),
+    "cut at the answer": Kind(1.5, "broker", (5, 9), (0, 0), _cut_at_answer),
     "kill before the confirm": Kind(1.5, "broker", (0.1, 3), (0, 0), _kill_before_confirm),
     "power cut": Kind(1, "any", (0.5, 6), (0, 0), _power),
     "long power cut": Kind(0.5, "worker", (10, 25), (0, 0), _power),

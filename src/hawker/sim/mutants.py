@@ -128,12 +128,16 @@ MUTANTS: dict[str, Mutant] = {
         (Change(db, "prepare", _unsynced),),
     ),
     "release forgotten by the broker": Mutant(
-        "an order in doubt is not released", ("S3",), (Change(Orders, "_give_up", _nothing),)
+        "an order in doubt is not released",
+        ("S3",),
+        (Change(Orders, "_give_up", _nothing),),
+        ("cut at the answer",),
     ),
     "release forgotten by the worker": Mutant(
         "a worker acknowledges a release and does not do it",
         ("S3", "L2"),
         (Change(Market, "release", _forgets_what_it_holds),),
+        ("cut at the answer",),
     ),
     "lapse ignored": Mutant("reservations never lapse", ("reservations",), (Change(Market, "_lapse", _never_lapses),)),
     "claim not taken": Mutant(

@@ -99,7 +99,8 @@ class Link:
 
 class Net:
     """`regions` in an order in which neighbours are near. Each link has a random number generator of its own, made of
-    `seed` and both names. `on_stream` hears of bytes just before they reach a host."""
+    `seed` and both names. `on_stream` hears of bytes just before they reach a host; True resets their connection.
+    """
 
     def __init__(self, loop: SimLoop, record: Record, seed: str, regions: list[str]) -> None:
         self.loop = loop
@@ -109,7 +110,7 @@ class Net:
         self._links: dict[tuple[Station, Station], Link] = {}
         self._seed = seed
         self._regions = regions
-        self.on_stream: Callable[[Station, Station, bytes], None] = lambda source, to, data: None
+        self.on_stream: Callable[[Station, Station, bytes], bool] = lambda source, to, data: False
         self.nobody = contextvars.copy_context()
         self.nobody.run(PROCESS.set, None)
         loop.net = self

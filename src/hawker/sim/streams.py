@@ -100,8 +100,11 @@ class Pipe:
         if segment.call:
             segment.call()
             return
-        if segment.data:
-            self._net.on_stream(self._source, self._to, segment.data)
+        if segment.data and self._net.on_stream(self._source, self._to, segment.data):
+            if self.end:
+                self.end.lose(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
+            self._refuse()
+            return
         self._net.record.note(
             "stream", self._to.name, b"%b %b %b" % (self._source.name.encode(), segment.kind, segment.data)
         )
