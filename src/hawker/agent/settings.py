@@ -30,9 +30,12 @@ keys = ["..."]            # the first one seals, all open; by default made of to
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import re
 import socket
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,9 @@ import msgspec
 
 from hawker.errors import Invalid
 from hawker.model.guest import Resources
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+"""Of agents and regions: they go into addresses of the API, headers and packets."""
 
 
 class TokenSettings(msgspec.Struct, forbid_unknown_fields=True):
@@ -87,20 +93,34 @@ class AgentSettings(msgspec.Struct, forbid_unknown_fields=True):
         return [role.listen for role in (self.worker, self.broker) if role]
 
     def advertised(self) -> tuple[str, int]:
-        """Where other agents reach this one. An address that means "every interface" is no address for others: then
-        the host's own name is looked up. Raises `Invalid`."""
+        """Where other agents reach this one, as a number: every packet goes there, and to look a name up takes time. An
+        address that means "every interface" is no address for others: then it is the host's own. Raises `Invalid`."""
         field, text = "catalog.advertise", self.catalog.advertise
         if not text:
             field, text = "listen", self.listens[0]
         name, port = host_port(field, text)
-        if name in ("", "0.0.0.0", "::"):
-            try:
-                name = socket.gethostbyname(socket.gethostname())
-            except OSError:
-                raise Invalid(
-                    field, text, "set catalog.advertise to the address where other agents reach this one"
-                ) from None
-        return name, port
+        try:
+            return _own_address() if name in ("", "0.0.0.0", "::") else _number_of(name), port
+        except (OSError, UnicodeError):
+            raise Invalid(
+                field, text, "set catalog.advertise to the address where other agents reach this one"
+            ) from None
+
+
+def _own_address() -> str:
+    found = socket.gethostbyname(socket.gethostname())
+    if found.startswith("127."):  # as Debian writes it into /etc/hosts
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.connect(("192.0.2.1", 9))  # sends nothing: the system chooses the address that it would send from
+            found = str(sock.getsockname()[0])
+    return found
+
+
+def _number_of(name: str) -> str:
+    try:
+        return str(ipaddress.ip_address(name))
+    except ValueError:
+        return socket.gethostbyname(name)
 
 
 def host_port(field: str, text: str) -> tuple[str, int]:
@@ -119,6 +139,12 @@ def read_settings(path: Path) -> AgentSettings:
         raise Invalid("config", str(path), "there is no such file") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise Invalid("config", str(path), str(error)) from error
+    for field, name in (("name", settings.name), ("region", settings.region)):
+        if not NAME.fullmatch(name):
+            raise Invalid(field, name, "at most 63 letters, digits, dots, dashes and underscores")
+    for n, key in enumerate(settings.catalog.keys):
+        if not key or key in settings.catalog.keys[:n]:
+            raise Invalid("catalog.keys", key, "each key is a text of its own, and not empty")
     if settings.worker is None and settings.broker is None:
         raise Invalid("config", settings.name, "enable a role: [worker], [broker] or both")
     return settings

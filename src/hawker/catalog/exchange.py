@@ -73,7 +73,7 @@ class Exchange:
             ) from error
 
     async def close(self) -> None:
-        for peer in self._peers.values():
+        for peer in list(self._peers.values()):
             await peer.close()
 
     async def _peer(self, to: Address) -> Peer:

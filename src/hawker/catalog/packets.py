@@ -18,6 +18,8 @@ import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCMSIV
 
+from hawker.errors import Invalid
+
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 """What decoding raises for bytes of a stranger: also text that is no UTF-8, and lists within lists without end."""
 PACKET_MAX = 1232
@@ -51,7 +53,9 @@ class Sealer:
             key_tag = blake2b(key, digest_size=1, person=b"hawker-key-id").digest()
             head = bytes([_VERSION]) + cluster_tag + key_tag
             if head in self._openers:
-                raise ValueError("two of the cluster's keys have the same tag; draw another key")
+                raise Invalid(
+                    "catalog.keys", "...", "two of these keys cannot be told apart by their tags: draw another"
+                )
             self._openers[head] = AESGCMSIV(key)
         self._head = next(iter(self._openers))
         self._cluster = self._head[1:5]

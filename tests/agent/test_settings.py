@@ -1,0 +1,82 @@
+"""An agent's configuration: what is wrong is named before anything starts, and others are told an address."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+
+import pytest
+
+from hawker.agent.settings import AgentSettings, BrokerRole, CatalogSettings, TokenSettings, read_settings
+from hawker.errors import Invalid
+
+CONFIG = """
+name = "{name}"
+region = "{region}"
+directory = "/var/lib/hawker"
+[tokens]
+cluster = "token"
+[broker]
+listen = "127.0.0.1:4280"
+[catalog]
+keys = {keys}
+"""
+
+
+def written(path: Path, *, name: str = "ord-1", region: str = "ord", keys: str = "[]") -> Path:
+    file = path / "agent.toml"
+    file.write_text(CONFIG.format(name=name, region=region, keys=keys))
+    return file
+
+
+def announcing(listen: str, advertise: str = "") -> AgentSettings:
+    return AgentSettings(
+        name="ord-1",
+        region="ord",
+        directory=Path("/var/lib/hawker"),
+        tokens=TokenSettings(cluster="token"),
+        broker=BrokerRole(listen=listen),
+        catalog=CatalogSettings(advertise=advertise),
+    )
+
+
+@pytest.mark.parametrize("name", ["", "a b", "ör-1", "-a", "a" * 64, "a/b", "a,b"])
+@pytest.mark.parametrize("field", ["name", "region"])
+def test_a_name_that_others_could_not_pass_on_is_refused(field: str, name: str, tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match=f"{field}: "):
+        read_settings(written(tmp_path, **{field: name}))
+
+
+@pytest.mark.parametrize("keys", ['["one", "two", "one"]', '[""]'])
+def test_a_key_that_is_no_key_of_its_own_is_refused(keys: str, tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match=r"catalog\.keys: "):
+        read_settings(written(tmp_path, keys=keys))
+
+
+def test_keys_that_differ_are_taken(tmp_path: Path) -> None:
+    assert read_settings(written(tmp_path, keys='["one", "two"]')).catalog.keys == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("listen", "advertise", "announced"),
+    [
+        ("10.0.0.1:4280", "", ("10.0.0.1", 4280)),
+        ("0.0.0.0:4280", "10.0.0.7:4281", ("10.0.0.7", 4281)),
+        ("[::1]:4280", "", ("::1", 4280)),
+        ("localhost:4280", "", ("127.0.0.1", 4280)),
+    ],
+)
+def test_others_are_told_an_address_and_never_a_name(listen: str, advertise: str, announced: tuple[str, int]) -> None:
+    assert announcing(listen, advertise).advertised() == announced
+
+
+def test_behind_a_wildcard_the_hosts_own_address_is_announced() -> None:
+    address, port = announcing("0.0.0.0:4280").advertised()
+    assert port == 4280
+    assert not ipaddress.ip_address(address).is_unspecified
+
+
+@pytest.mark.parametrize("name", ["a..b", "a" * 64 + ".b"])
+def test_a_name_that_has_no_address_is_refused(name: str) -> None:
+    with pytest.raises(Invalid, match=r"catalog\.advertise: .*set catalog\.advertise to the address"):
+        announcing("0.0.0.0:4280", f"{name}:4281").advertised()
