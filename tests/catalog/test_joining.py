@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from tests.kit.virtual_time import virtual_time
 
 from hawker.agent.settings import AgentSettings, BrokerRole, CatalogSettings, TokenSettings
+from hawker.catalog import node as catalog
+from hawker.catalog.joining import HINT_S, Joining
+from hawker.client.wire import PeerUnreachable
+from hawker.core.swim.members import Member, Status, View
 from hawker.sim.loop import SimLoop, run
 from hawker.sim.net import Net
 from hawker.sim.node import DIRECTORY, Node, the_agent
@@ -61,3 +69,32 @@ def test_members_that_start_again_together_find_those_that_ran_on(seed: int) -> 
             node.kill()
 
     run(main)
+
+
+@virtual_time
+async def test_an_address_that_packets_come_from_and_nobody_announces_is_asked_now_and_then() -> None:
+    """A host with two addresses sends from the one and announces the other: each of its packets is a hint."""
+    asked: list[float] = []
+    loop = asyncio.get_running_loop()
+
+    async def ask(*question: Any) -> Any:
+        asked.append(loop.time())
+        raise PeerUnreachable("10.0.0.9", "takes no connection", sent=False)
+
+    me = Member("ord-1", 1, "10.0.0.1", PORT, "ord")
+    node = SimpleNamespace(
+        settings=SimpleNamespace(name=me.name, region=me.region, host=me.host, port=me.port, join=()),
+        replica=SimpleNamespace(on_applied=[], rows=lambda sql, values: []),
+        exchange=SimpleNamespace(ask=ask),
+        swim=SimpleNamespace(members={me.name: View(me, Status.alive, 0)}),
+        live_members=list,
+        rng=Random(1),
+    )
+    joining = Joining(cast(catalog.Node, node))
+    running = loop.create_task(joining.run())
+    for _ in range(200):
+        joining.hint(("10.0.0.9", PORT))
+        await asyncio.sleep(0.1)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert 3 <= len(asked) <= 20 / HINT_S + 1

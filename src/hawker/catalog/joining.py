@@ -31,6 +31,9 @@ INTRODUCED_MOST = 64
 CONTACTS_MOST = 5
 SEEDS_MOST = 8
 HINTS_MOST = 16
+HINT_S = 5.0
+"""How often one address is followed up. A host that sends from another address than it announces never gets known by
+the one that packets come from."""
 TRIED_AT_ONCE = 3
 SETTLE_S = 0.4  # several workers often come at once, and one of them introduces the others
 
@@ -56,6 +59,7 @@ class Joining:
         self._node = node
         self.joined = asyncio.Event()
         self._hinted: dict[Address, None] = {}
+        self._followed: dict[Address, float] = {}  # hints, and when they were followed up last
         self._directory_changed = asyncio.Event()
         node.replica.on_applied.append(self._hint)
 
@@ -81,7 +85,8 @@ class Joining:
 
     def hint(self, address: Address) -> None:
         """A member that we do not know is there."""
-        if len(self._hinted) < HINTS_MOST:
+        now = asyncio.get_running_loop().time()
+        if len(self._hinted) < HINTS_MOST and now >= self._followed.get(address, -HINT_S) + HINT_S:
             self._hinted[address] = None
             self._directory_changed.set()
 
@@ -165,6 +170,9 @@ class Joining:
         hinted, self._hinted = list(self._hinted), {}
         contacts = [address for _, address in self._contacts()]
         some = list(dict.fromkeys((*hinted, *contacts)))[:TRIED_AT_ONCE]
+        now = asyncio.get_running_loop().time()
+        self._followed = {address: at for address, at in self._followed.items() if now < at + HINT_S}
+        self._followed |= dict.fromkeys((address for address in some if address in hinted), now)
         await asyncio.gather(*(self._join(address) for address in some))
 
     async def _join(self, address: Address) -> bool:
@@ -181,8 +189,10 @@ class Joining:
             if same and len(answer.members) > 2:  # it knows more than itself and us: not one that has just started, too
                 self.joined.set()
         except (PeerUnreachable, StoreError) as error:
-            # 401, 403: another cluster's token or key. Whoever starts the agent should see that.
-            _logger.warning("catalog.join_failed", error=error.message, cause="join")
+            # 401, 403: another cluster's token or key. Whoever starts the agent should see that. Later on it is a
+            # worker that is away, tried again every few seconds.
+            log = _logger.info if self.joined.is_set() else _logger.warning
+            log("catalog.join_failed", error=error.message, cause="join")
             return False
         return True
 
