@@ -12,7 +12,7 @@ from hawker.catalog.publisher import Publisher
 from hawker.catalog.replica import Replica
 from hawker.model.catalog import LogId, Position, Version
 from hawker.model.guest import Resources
-from hawker.model.rows import LogHeadRow, TallyRow
+from hawker.model.rows import LedgerRow, LogHeadRow, TallyRow
 from hawker.sim.disk import CrashDisk
 from hawker.store.db import Store
 from hawker.store.tx import Tx
@@ -54,3 +54,59 @@ async def test_what_a_full_disk_kept_from_the_own_replica_is_there_once_it_has_r
         await publisher.close()
         replica.close()
     await store.close()
+
+
+@virtual_time
+async def test_what_a_full_disk_of_the_worker_kept_waiting_goes_out_once_it_has_room(tmp_path: Path) -> None:
+    """A flush that failed was not repeated: what waited did so until something else was published."""
+    host = virtual_host()
+    capacity = Resources(machines=16)
+    publishing = Publishing("ord-1", "ord", "127.0.0.1", 1, capacity, "fake")
+    replica = Replica.open(tmp_path / "catalog.db", host)
+
+    def change(tx: Tx) -> None:
+        tx.record("ledger.changed", "ord-1", cause="a test")
+        tx.put(LedgerRow(held=Resources(machines=8)))
+
+    with CrashDisk(seed=1) as disk:
+        store = Store.open("worker.db", host, vfs=disk.name)
+        publisher = Publisher(store, Outbox(host, "ord-1", publishing.projections()))
+        await publisher.open(replica, lambda version: None)
+        await asyncio.sleep(1)
+        await store.submit(change)
+        disk.room = disk.used()
+        await asyncio.sleep(20)
+        assert replica.rows("select machines from capacity") == []
+        disk.room = None
+        await asyncio.sleep(20)
+        assert replica.rows("select machines from capacity") == [(8,)]
+        await publisher.close()
+        await store.close()
+    replica.close()
+
+
+@virtual_time
+async def test_an_epoch_that_a_full_disk_kept_low_is_raised_when_somebody_is_ahead_again(
+    tmp_path: Path,
+) -> None:
+    host = virtual_host()
+    publishing = Publishing("ord-1", "ord", "127.0.0.1", 1, Resources(), "fake")
+    replica = Replica.open(tmp_path / "catalog.db", host)
+    log = LogId("ord-1", "global")
+    with CrashDisk(seed=1) as disk:
+        store = Store.open("worker.db", host, vfs=disk.name)
+        publisher = Publisher(store, Outbox(host, "ord-1", publishing.projections()))
+        await publisher.open(replica, lambda version: None)
+        await asyncio.sleep(1)
+        theirs = replica.position(log).epoch + 1000
+        disk.room = disk.used()
+        publisher.ahead("global", theirs)
+        await asyncio.sleep(5)
+        assert replica.position(log).epoch < theirs
+        disk.room = None
+        publisher.ahead("global", theirs)
+        await asyncio.sleep(5)
+        assert replica.position(log).epoch > theirs
+        await publisher.close()
+        await store.close()
+    replica.close()

@@ -20,6 +20,8 @@ from hawker.telemetry import get_logger
 TOMBSTONES_KEPT_MS = 24 * 3600 * 1000
 """Well above the longest partition that ends by itself; who was away for longer takes a snapshot."""
 PURGE_S = 600.0
+FLUSH_AGAIN_MS = 5000
+"""How long what waits goes on waiting with the worker's disk when it was full: nothing else may ever change."""
 FEED_AGAIN_S = 1.0
 """How long to wait with the own replica's disk when it was full or failed: nothing else may ever come that feeds it."""
 
@@ -36,7 +38,7 @@ class Publisher:
         self._flushing: asyncio.TimerHandle | None = None
         self._purging: asyncio.TimerHandle | None = None
         self._feeding: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._raising: dict[Tier, int] = {}
         self._fresh: list[Version] = []
         self._closed = False
@@ -90,12 +92,17 @@ class Publisher:
         await self._store.submit(change)
 
     def ahead(self, tier: Tier, epoch: int) -> None:
-        """Somebody holds more of our log than we have: our database is older than what we once published."""
+        """Somebody holds more of our log than we have: our database is older than what we once published. With a full
+        disk it is tried again when somebody says so again."""
         if epoch <= self._raising.get(tier, 0):
             return
         self._raising[tier] = epoch
         _logger.warning("catalog.ahead", owner=self.owner, tier=tier, epoch=epoch, cause="a peer holds more of us")
-        self._submit(lambda tx: self._outbox.raise_epoch(tx, tier, epoch), then=self._catch_up)
+        self._submit(
+            lambda tx: self._outbox.raise_epoch(tx, tier, epoch),
+            then=self._catch_up,
+            refused=lambda: self._raising.pop(tier, None),
+        )
 
     def _published(self, version: Version) -> None:
         """After the commit, in order. The replica takes all versions of one commit at once."""
@@ -151,7 +158,7 @@ class Publisher:
 
     def _flush(self) -> None:
         self._flushing = None
-        self._submit(self._outbox.flush)
+        self._submit(self._outbox.flush, refused=lambda: self._flush_in(FLUSH_AGAIN_MS))
 
     def _purge_later(self) -> None:
         self._purging = asyncio.get_running_loop().call_later(PURGE_S, self._purge)
@@ -164,19 +171,24 @@ class Publisher:
         self._submit(change)
         self._purge_later()
 
-    def _submit(self, change: Callable[[Tx], object], then: Callable[[], None] | None = None) -> None:
+    def _submit(
+        self,
+        change: Callable[[Tx], object],
+        then: Callable[[], object] = lambda: None,
+        refused: Callable[[], object] = lambda: None,
+    ) -> None:
         async def run() -> None:
             try:
                 await self._store.submit(change)
             except StoreError as error:  # a full or failed disk: the worker itself says so
                 _logger.warning("catalog.not_published", owner=self.owner, error=error.message, cause="publisher")
+                refused()
             else:
-                if then:
-                    then()
+                then()
 
         task = asyncio.get_running_loop().create_task(run(), name="publish")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
 
 _logger = get_logger()
