@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from hawker.broker.api import Broker
 from hawker.broker.apps import Apps, KnownApp
 from hawker.broker.directory import Directory
-from hawker.broker.fleet import Fleet, WorkerLink
+from hawker.broker.fleet import Fleet, PeerError, WorkerLink
 from hawker.broker.orders import Wanted
 from hawker.broker.replacing import Replacing, Seen
 from hawker.catalog.replica import Replica
-from hawker.errors import DiskFull, HawkerError, Unreachable
+from hawker.client.connection import PeerUnreachable, Response
+from hawker.core.ranking import SpreadPolicy
+from hawker.errors import Conflict, DiskFull, HawkerError, Unreachable
 from hawker.host import live
+from hawker.http.call import Call
 from hawker.model.config import check_config
 from hawker.model.rows import AppRow
+from hawker.telemetry import Metrics
 
 MACHINE = "1234567890abcd"
 ROW = AppRow(name="web", id="web", org="personal", network="default", number=7, created_at_ms=1, stamp_ms=1)
@@ -34,6 +40,8 @@ class Says:
         if isinstance(self._answer, HawkerError):
             raise self._answer
         return self._answer
+
+    call = ask
 
 
 def fleet_of(**links: Says) -> Fleet:
@@ -76,3 +84,29 @@ async def test_a_machine_is_not_replaced_whose_worker_the_broker_does_not_know_y
     )
     with pytest.raises(Unreachable, match=f"machine {MACHINE} is on ord-1, which this broker does not know"):
         await Replacing(fleet_of(two=Says(seen))).resolve(wanted, named=False, placed=False)
+
+
+FULL = PeerError(Response(507, {}, b'{"error": "the disk is full"}'))
+SILENT = PeerUnreachable("two", "does not answer", sent=False)
+
+
+def forgetting(fleet: Fleet) -> Any:
+    broker = Broker("broker", fleet, live(), SpreadPolicy(), Metrics(), "ord")
+    return broker.forget(cast(Call, SimpleNamespace(path=lambda part: "one")))
+
+
+async def test_a_worker_whose_address_another_one_has_by_now_is_forgotten() -> None:
+    assert await forgetting(fleet_of(one=Says({"name": "two"}), two=Says({"name": "two"})))
+
+
+async def test_a_worker_that_answers_is_not_forgotten() -> None:
+    with pytest.raises(Conflict, match="worker one answers: it is not gone"):
+        await forgetting(fleet_of(one=Says({"name": "one"}), two=Says({"name": "two"})))
+
+
+async def test_any_worker_that_can_tells_the_catalog_who_is_gone() -> None:
+    assert await forgetting(fleet_of(one=Says(SILENT), two=Says(FULL), three=Says({})))
+    with pytest.raises(PeerError, match="the disk is full"):
+        await forgetting(fleet_of(one=Says(SILENT), two=Says(FULL), three=Says(SILENT)))
+    with pytest.raises(Unreachable, match="no other worker answers that could tell the catalog"):
+        await forgetting(fleet_of(one=Says(SILENT), two=Says(SILENT)))

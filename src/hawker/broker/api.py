@@ -6,7 +6,6 @@ What belongs to one machine is passed on to its worker (`hawker.broker.passing`)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -292,23 +291,30 @@ class Broker:
         return await self._set_cordoned(call, False)
 
     async def forget(self, call: Call) -> Any:
-        """Any worker that answers tells the catalog. One that answers itself is not gone."""
+        """Any worker that answers and has room tells the catalog. One that answers itself is not gone; another may have
+        its address by now."""
         name = call.path("name")
         links = dict(self._fleet.links)
         gone = links.pop(name, None)
         if gone is None:
             raise NotFound(f"no worker is called {name}", hint="hawker workers lists them")
         try:
-            await gone.call("GET", "/v1/market/worker", dict[str, Any], timeout_s=FORGET_S)
+            answer = await gone.call("GET", "/v1/market/worker", dict[str, Any], timeout_s=FORGET_S)
         except Unreachable:
-            pass
-        else:
+            answer = {}
+        if answer.get("name") == name:
             raise Conflict(f"worker {name} answers: it is not gone", hint=f"hawker workers cordon {name}")
+        refusal: PeerError | None = None
         for link in links.values():
-            with suppress(Unreachable):
+            try:
                 await link.ask("POST", "/v1/market/forget", dict[str, Any], {"name": name}, FORGET_S)
+            except PeerError as error:  # it has no room, or has not heard of that worker
+                refusal = error
+            except Unreachable:
+                pass
+            else:
                 return api.Ok()
-        raise Unreachable("no other worker answers that could tell the catalog", hint="hawker workers")
+        raise refusal or Unreachable("no other worker answers that could tell the catalog", hint="hawker workers")
 
     async def _set_cordoned(self, call: Call, cordoned: bool) -> api.Ok:
         link = self._fleet.links.get(call.path("name"))
