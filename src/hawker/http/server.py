@@ -54,10 +54,14 @@ class Server:
     async def open(self, at: socket.socket | tuple[str, int]) -> None:
         loop = asyncio.get_running_loop()
         self._set_date()
-        if isinstance(at, tuple):
-            self._server = await loop.create_server(self._protocol, *at, backlog=BACKLOG)
-        else:
-            self._server = await loop.create_server(self._protocol, sock=at, backlog=BACKLOG)
+        try:
+            if isinstance(at, tuple):
+                self._server = await loop.create_server(self._protocol, *at, backlog=BACKLOG)
+            else:
+                self._server = await loop.create_server(self._protocol, sock=at, backlog=BACKLOG)
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         """Take no more connections, let requests end, cut off those that take longer than `DRAIN_S`. May be called
