@@ -36,6 +36,10 @@ def exit_events(worker: SimWorker, machine: str) -> list[tuple[int, bool, bool]]
     return found
 
 
+def files(directory: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in directory.iterdir()}
+
+
 # --- the restart policy ----------------------------------------------------------------------------------------------
 
 
@@ -269,4 +273,30 @@ async def test_after_a_restore_from_a_backup_a_resumed_start_does_not_run_beside
     await worker.at_rest()
     assert world.violations == []
     assert [placed.spec.key for placed in world.instances.values()] == [worker.machine(machine).instance]
+    await worker.close()
+
+
+@pytest.mark.parametrize("suspended", [True, False])
+@virtual_time
+async def test_after_a_restore_from_a_backup_a_program_is_frozen_as_its_machine_is(
+    suspended: bool, tmp_path: Path
+) -> None:
+    """Found by the simulator: seed 156."""
+    world = a_world()
+    worker = await SimWorker.open(tmp_path, world)
+    machine = await worker.run_machine()
+    if suspended:
+        await worker.machines.suspend(APP.name, machine, worker.request())
+        await worker.at_rest(machine)
+    await worker.die()
+    backup = files(tmp_path)
+    worker = await SimWorker.open(tmp_path, world)
+    await (worker.machines.start if suspended else worker.machines.suspend)(APP.name, machine, worker.request())
+    await worker.at_rest(machine)
+    await worker.die()
+    for file, content in backup.items():
+        file.write_bytes(content)
+    worker = await SimWorker.open(tmp_path, world)
+    assert worker.machine(machine).state is (State.suspended if suspended else State.started)
+    assert worker.wrong() == []
     await worker.close()

@@ -7,6 +7,7 @@ policy with its verdict, or the start of the worker.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from hawker.core import restart
 from hawker.errors import StoreError
@@ -17,7 +18,7 @@ from hawker.model.rows import MachineRow, RunRow, WorkerRow
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.telemetry import get_logger
-from hawker.worker.drivers.base import Driver, Exit
+from hawker.worker.drivers.base import Driver, Exit, UnknownInstance
 from hawker.worker.machine_log import MachineLog
 from hawker.worker.runner import STORE_RETRY_S, Busy, Runner, active_run
 
@@ -57,7 +58,8 @@ class Exits:
         should run with what does.
 
         A machine that should run and has no instance begins again; an instance that no machine knows is removed. After
-        a restore from an older backup a resumed run would otherwise start the machine's program beside a later one.
+        a restore from an older backup a resumed run would otherwise start the machine's program beside a later one, and
+        a program be frozen that should run.
         """
         # Runs that exits have begun go on meanwhile: what is lost is judged by the rows from before the driver was
         # asked, and what nobody knows by the rows from after it.
@@ -68,8 +70,13 @@ class Exits:
         ]
         instances = {i.key: i for i in await self._driver.recover()}
         for row in should_run:
-            if row.instance not in instances:
+            instance = instances.get(row.instance)
+            if instance is None:
                 self.on_exit(Exit(key=row.instance, machine=row.id, error=LOST, at_ms=self._host.now_ms()))
+            elif instance.exit is None and instance.suspended != (row.state is State.suspended):
+                _logger.warning("instance.corrected", resource=row.id, frozen=instance.suspended, cause=ROWS_DECIDE)
+                with suppress(UnknownInstance):  # it has just ended
+                    await (self._driver.resume if instance.suspended else self._driver.suspend)(row.instance)
         known = {row.instance for row in self._store.read.select(MachineRow, "instance <> ''")}
         active = self._store.read.select(RunRow, "status in ('active', 'parked')")
         known |= {run.args.get("instance", "") for run in active}  # it is about to be cleared
@@ -148,5 +155,6 @@ class Exits:
 
 LOST = "the program was gone when the worker started"
 ORPHAN = "worker start: no machine knows this instance"
+ROWS_DECIDE = "worker start: it is not as its machine is"
 
 _logger = get_logger()
