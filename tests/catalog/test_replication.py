@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 from tests.catalog.owners import Owner
 from tests.kit.virtual_time import virtual_host, virtual_time
 
@@ -17,6 +18,7 @@ from hawker.catalog.replica import Replica
 from hawker.catalog.replication import Replication
 from hawker.client.wire import PeerUnreachable
 from hawker.model.catalog import Change, Position, Version
+from hawker.sim.disk import CrashDisk
 from hawker.telemetry import Metrics
 
 NEIGHBOUR = "127.0.0.1", 4281
@@ -99,3 +101,25 @@ async def test_a_node_that_has_closed_takes_nothing_and_asks_nobody(tmp_path: Pa
     await asyncio.sleep(1)
     assert exchange.asked == []
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@virtual_time
+async def test_a_full_disk_is_told_of_once_and_again_after_it_had_room() -> None:
+    with CrashDisk(seed=1) as disk, capture_logs() as lines:
+        replica = Replica.open("catalog.db", virtual_host(), vfs=disk.name)
+        node, owner = replication(replica, Asked()), Owner(replica, "ord-2")
+        owner.put("machines", **row("a"))
+        failed = []
+        for number in range(2, 62):
+            disk.room = None if number == 40 else disk.used()
+            version = Version("ord-2", "region", 1, replica.position(owner.origin.log).head + 1, (large(number),))
+            node.told(NEIGHBOUR, [version])
+            await asyncio.sleep(0.01)
+            failed.append(len([line for line in lines if line["event"] == "catalog.not_taken"]))
+        assert (failed[0], failed[30], failed[-1]) == (1, 1, 2)
+        await node.close()
+        replica.close()
+
+
+def large(number: int) -> Change:
+    return Change("machines", "a", {**row("a")["a"], "image": "x" * 4000, "generation": number})

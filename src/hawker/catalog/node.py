@@ -163,8 +163,8 @@ class Node:
 
     async def joined(self, within_s: float) -> None:
         """Until a member was reached and its logs were read; at most so long, and not at all with nobody to ask."""
-        if self._joining.anyone():
-            with suppress(TimeoutError):
+        with suppress(TimeoutError, StoreError):  # its own disk keeps nobody from starting
+            if self._joining.anyone():
                 async with asyncio.timeout(within_s):
                     await self._joining.joined.wait()
 
@@ -279,6 +279,7 @@ class Node:
             self.freshness.told(log, at, at, now)
 
     def _applied(self, tables: tuple[str, ...]) -> None:
+        self._disk_failed = False
         if "forgotten" in tables:
             asyncio.get_running_loop().call_soon(self._forget)
 
@@ -310,15 +311,13 @@ class Node:
     @contextmanager
     def _unless_disk_fails(self) -> Iterator[None]:
         """The replica's disk may be full or broken. What was told is lost then, and comes again once it is well: the
-        replica knows that it is behind, and health says so."""
+        replica knows that it is behind, and health says so. The log tells of it once, until a commit has succeeded."""
         try:
             yield
         except StoreError as error:
             if not self._disk_failed:
                 _logger.error("catalog.disk_failed", error=error.message, cause="the replica's database")
             self._disk_failed = True
-        else:
-            self._disk_failed = False
 
     def _stranger(self, why: str) -> None:
         self.metrics.catalog_refused.labels(why).inc()

@@ -89,6 +89,7 @@ class Replication:
         self._sources: dict[LogId, Address] = {}
         self._taking: asyncio.TimerHandle | None = None
         self._closed = False
+        self._disk_failed = False
 
     async def close(self) -> None:
         """What is told from now on is not taken, and nothing is asked for."""
@@ -133,8 +134,11 @@ class Replication:
         try:
             outcome = self._replica.receive(fresh)
         except StoreError as error:  # it is found missing and fetched once the disk is well
-            _logger.warning("catalog.not_taken", versions=len(fresh), error=error.message, cause="news")
+            if not self._disk_failed:  # once, not with every packet
+                _logger.warning("catalog.not_taken", versions=len(fresh), error=error.message, cause="news")
+            self._disk_failed = True
             return
+        self._disk_failed = self._disk_failed and not outcome.applied
         self._count.labels("applied").inc(len(outcome.applied))
         self._count.labels("missing").inc(len(outcome.missing))
         self._count.labels("refused").inc(outcome.refused)
