@@ -107,7 +107,7 @@ class WorkerLink:
         self.missed = False
         """Whether its last offer did not come in time, and nothing has come since."""
         self._silence = silence.ANSWERS
-        self._late: set[asyncio.Task[Any]] = set()  # questions to a silent worker that nobody waits for
+        self._late: dict[asyncio.Task[Any], None] = {}  # questions to a silent worker that nobody waits for
         self._offers = self._batcher("offers", list[Offer | Refusal], OFFERS_S)
         self._reserves = self._batcher("reserve", list[Reservation | Refusal], RESERVE_S)
         self._confirms = self._batcher("confirm", list[Confirmed], CALL_S)
@@ -156,7 +156,7 @@ class WorkerLink:
         if wait_s > 0:
             coroutine = self.call(method, path, kind, body, timeout_s)
             late = asyncio.get_running_loop().create_task(coroutine, name=f"late {self.name}")
-            self._late.add(late)
+            self._late[late] = None
             self._silence = silence.asked(self._silence, True)
             late.add_done_callback(self._late_ended)
             await asyncio.wait({late}, timeout=wait_s)
@@ -165,7 +165,7 @@ class WorkerLink:
         raise PeerUnreachable(self.name, f"has not answered for {silent_s:.0f} s", sent=wait_s > 0)
 
     def _late_ended(self, late: asyncio.Task[Any]) -> None:
-        self._late.discard(late)
+        self._late.pop(late, None)
         self._silence = silence.asked(self._silence, bool(self._late))
         if not late.cancelled():
             late.exception()  # nobody waits for it any more; asyncio would complain
@@ -200,7 +200,7 @@ class Fleet:
                 raise Invalid("workers", name, "two workers of the list have this name; each needs its own")
         self._headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
         self._home = region
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: dict[asyncio.Task[None], None] = {}
         self._addresses: dict[str, WorkerAddress] = {}
         self.links: dict[str, WorkerLink] = {}
         self.update(addresses)
@@ -219,8 +219,8 @@ class Fleet:
         self._addresses, self.links = wanted, links
         for name, link in gone.items():
             task = asyncio.get_running_loop().create_task(link.close(), name=f"close {name}")
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._closing[task] = None
+            task.add_done_callback(lambda done: self._closing.pop(done, None))
 
     def settled(self, now_ms: int) -> list[str]:
         """The workers that may decide what brokers must agree on."""

@@ -93,7 +93,7 @@ class Orders:
         # it had left, when. Hints of this moment; the worker decides.
         self._in_flight: dict[str, Resources] = {}
         self._last_left: dict[str, tuple[float, Resources]] = {}
-        self._releases: set[asyncio.Task[None]] = set()
+        self._releases: dict[asyncio.Task[None], None] = {}  # in order, so that closing has one, too
 
     async def place(self, wanted: Wanted) -> Fill:
         """Fill the order in the first of its regions that has room.
@@ -271,8 +271,8 @@ class Orders:
         """
         release = self._release(link, key, undo=not wanted.key)
         task = asyncio.get_running_loop().create_task(release, name=f"release {key}")
-        self._releases.add(task)
-        task.add_done_callback(self._releases.discard)
+        self._releases[task] = None
+        task.add_done_callback(lambda done: self._releases.pop(done, None))
 
     async def _release(self, link: WorkerLink, key: str, *, undo: bool) -> None:
         """Bounded by twice the lease: an unconfirmed reservation is gone by then, acknowledged or not. A worker that

@@ -37,7 +37,7 @@ class Exits:
         self._log = log
         self._runner = runner
         self._waiting: dict[str, Exit] = {}  # by machine; bounded by the number of machines
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._closed = False
 
     def on_exit(self, ended: Exit) -> None:
@@ -50,8 +50,8 @@ class Exits:
         ended = self._waiting.get(machine)
         if ended and not self._closed:
             task = asyncio.get_running_loop().create_task(self._handle(ended), name=f"exit of {machine}")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks[task] = None
+            task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     async def recover(self) -> None:
         """At the worker's start, after the driver is open, before runs are resumed and before requests: compare what
