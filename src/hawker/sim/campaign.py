@@ -16,8 +16,8 @@ from hawker.sim.cluster import Plan, Report, simulate
 from hawker.sim.kinds import KINDS
 from hawker.sim.paths import COMMON, NAMED
 
-MANY = 100
-"""From so many seeds on, every named path must have been taken; before, the common ones."""
+FEW, MANY = 5, 100
+"""From `MANY` seeds on, every named path must have been taken; from `FEW` on, the common ones."""
 SEEDS_A_PROCESS = 20  # then a fresh one: Python gives little memory back
 
 
@@ -44,7 +44,8 @@ class Campaign:
     def never(self) -> list[str]:
         """What it must have seen and has not: paths, and kinds of faults once there were many seeds."""
         many = self.runs >= MANY
-        paths = [path for path in (NAMED if many else COMMON) if not self.paths[path]]
+        expected = NAMED if many else COMMON if self.runs >= FEW else ()
+        paths = [path for path in expected if not self.paths[path]]
         return paths + [f"fault: {kind}" for kind in KINDS if many and not self.fired[kind]]
 
     @property
