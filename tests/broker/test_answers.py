@@ -17,9 +17,10 @@ from hawker.broker.replacing import Replacing, Seen
 from hawker.catalog.replica import Replica
 from hawker.client.connection import PeerUnreachable, Response
 from hawker.core.ranking import SpreadPolicy
-from hawker.errors import Conflict, DiskFull, HawkerError, Unreachable
+from hawker.errors import Conflict, DiskFull, HawkerError, Invalid, Unreachable
 from hawker.host import live
 from hawker.http.call import Call
+from hawker.model.api import CreateMachine
 from hawker.model.config import check_config
 from hawker.model.rows import AppRow
 from hawker.telemetry import Metrics
@@ -110,3 +111,13 @@ async def test_any_worker_that_can_tells_the_catalog_who_is_gone() -> None:
         await forgetting(fleet_of(one=Says(SILENT), two=Says(FULL), three=Says(SILENT)))
     with pytest.raises(Unreachable, match="no other worker answers that could tell the catalog"):
         await forgetting(fleet_of(one=Says(SILENT), two=Says(SILENT)))
+
+
+async def test_an_order_that_replaces_a_machine_takes_no_key() -> None:
+    """It was dropped without a word: asked again with it, the order was refused."""
+    body = CreateMachine(config={"image": "host", "init": {"exec": ["sleep", "1"]}}, replaces=MACHINE)
+    headers = {"idempotency-key": "k"}
+    call = SimpleNamespace(read=lambda kind: body, request=SimpleNamespace(headers=headers))
+    broker = Broker("broker", fleet_of(), live(), SpreadPolicy(), Metrics(), "ord")
+    with pytest.raises(Invalid, match=r"Idempotency-Key: .*leave it out"):
+        await broker.create_machine(cast(Call, call))

@@ -107,6 +107,9 @@ class Broker:
         key = call.request.headers.get("idempotency-key", "")
         if len(key) > KEY_CHARACTERS_MAX:
             raise Invalid("Idempotency-Key", key, f"at most {KEY_CHARACTERS_MAX} characters")
+        if key and body.replaces:
+            remedy = "leave it out: of the orders that replace a machine with one generation one is filled in any case"
+            raise Invalid("Idempotency-Key", key, remedy)
         wanted = Wanted(
             app=call.path("app_name"),
             name=body.name or machine_name(self._host.rng),

@@ -223,7 +223,8 @@ class Orders:
             raise
         if claimed is not Claimed.ours:
             self._give_up(link, wanted, order)
-            raise Conflict("another order with this idempotency key is being filled; ask again with the same key")
+            what = f"that replaces machine {wanted.replaces}" if wanted.replaces else "with this idempotency key"
+            raise Conflict(f"another order {what} is being filled", hint=_again(wanted))
 
     async def _reserve(self, link: WorkerLink, order: Order) -> Reservation | Refusal:
         self._in_flight[link.name] = self._in_flight.get(link.name, Resources()) + order.resources
@@ -353,6 +354,8 @@ def _in_doubt(link: WorkerLink, wanted: Wanted, problem: str) -> Unreachable:
 
 
 def _again(wanted: Wanted) -> str:
+    if wanted.replaces:
+        return "ask again"
     return "ask again with the same key" if wanted.key else "order again"
 
 
