@@ -13,6 +13,7 @@ from hawker.broker.apps import Apps, KnownApp
 from hawker.broker.directory import Directory
 from hawker.broker.fleet import Fleet, PeerError, WorkerLink
 from hawker.broker.orders import Wanted
+from hawker.broker.passing import Located, Passing
 from hawker.broker.replacing import Replacing, Seen
 from hawker.catalog.replica import Replica
 from hawker.client.connection import PeerUnreachable, Response
@@ -121,3 +122,42 @@ async def test_an_order_that_replaces_a_machine_takes_no_key() -> None:
     broker = Broker("broker", fleet_of(), live(), SpreadPolicy(), Metrics(), "ord")
     with pytest.raises(Invalid, match=r"Idempotency-Key: .*leave it out"):
         await broker.create_machine(cast(Call, call))
+
+
+class Has(Says):
+    """A link to a worker that has a machine of this generation and answers its calls with `passed`."""
+
+    def __init__(self, name: str, generation: int, passed: Response | HawkerError) -> None:
+        super().__init__(Located("web", generation))
+        self.name, self.peer, self._passed = name, self, passed
+
+    async def request(self, *args: Any, **options: Any) -> Response:
+        if isinstance(self._passed, HawkerError):
+            raise self._passed
+        return self._passed
+
+
+@pytest.mark.parametrize("first", [SILENT, Response(404, {}, b"")], ids=["away", "back"])
+async def test_a_call_finds_the_worker_that_a_machine_was_ordered_anew_on(first: Response | HawkerError) -> None:
+    """Also a broker that remembers the one before, which may be away for ever."""
+    fleet = fleet_of(one=Has("one", 1, first), two=Has("two", 2, Response(200, {}, b"{}")))
+    passing = Passing(fleet)
+    passing.remember(MACHINE, "one")
+    assert (await passing.machine_call(a_get())).status_code == 200
+    assert (await passing.locate(MACHINE)).name == "two"
+
+
+async def test_a_machine_whose_only_worker_is_away_is_unreachable() -> None:
+    passing = Passing(fleet_of(one=Has("one", 1, SILENT), two=Says(PeerError(Response(404, {}, b"{}")))))
+    passing.remember(MACHINE, "one")
+    with pytest.raises(Unreachable):
+        await passing.machine_call(a_get())
+
+
+def a_get() -> Call:
+    scope = {"raw_path": b"/v1/apps/web/machines/" + MACHINE.encode(), "query_string": b"", "path": "/"}
+    request = SimpleNamespace(method="GET", scope=scope, headers={})
+    call = SimpleNamespace(
+        path=lambda part: MACHINE, request=request, body=b"", id="r", owner="o", flag=lambda n: False
+    )
+    return cast(Call, call)

@@ -44,6 +44,8 @@ def test_a_broker_with_an_old_hint_destroys_the_machine_where_it_is_now() -> Non
         anew = await one.ask("POST", "/v1/apps/web/machines?wait=1", {**body, "replaces": made["id"]})
         assert (anew.status, anew.body["id"]) == (200, made["id"])
         assert anew.body["hawker"]["worker"] != old.name
+        there = await one.ask("GET", path)  # while its first worker is away
+        assert there.body["hawker"]["worker"] == anew.body["hawker"]["worker"]
         old.start()
         await asyncio.sleep(10)
         assert (await other.ask("GET", path)).body["hawker"]["worker"] == anew.body["hawker"]["worker"]

@@ -129,6 +129,8 @@ class Broker:
         if wanted.replaces:
             wanted = await self._replacing.resolve(wanted, named=bool(body.name), placed=bool(body.region))
         fill = await self._orders.place(wanted)
+        if wanted.machine:
+            self._passing.remember(wanted.machine, fill.worker)
         response = Response(fill.machine, media_type="application/json")
         if fill.timings_ms:
             timing = ", ".join(f"{name};dur={ms:g}" for name, ms in fill.timings_ms.items())

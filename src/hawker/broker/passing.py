@@ -88,18 +88,34 @@ class Passing:
         """The handler of every endpoint that a worker serves."""
         machine = call.path("machine_id")
         link = await self.locate(machine)
+        try:
+            response = await self._pass(link, call)
+        except Unreachable:  # it may have been replaced because of that
+            there = await self._elsewhere(machine, link)
+            if there is None:
+                raise
+            return await self._pass(there, call)
+        if response.status_code == 404 and not isinstance(
+            response, StreamingResponse
+        ):  # it may have been a stale hint that sent us there
+            there = await self._elsewhere(machine, link)
+            if there is not None:
+                return await self._pass(there, call)
+        return response
+
+    async def _elsewhere(self, machine: str, link: WorkerLink) -> WorkerLink | None:
+        """Another worker that has a machine, when the one that was taken for its owner does not say so."""
+        self._owners.pop(machine, None)
+        with suppress(NotFound, Unreachable):
+            there = await self._ask_for(machine)
+            return None if there is link else there
+        return None
+
+    async def _pass(self, link: WorkerLink, call: Call) -> Response:
         path = path_of(call.request)
         if path.endswith("/logs") and call.flag("follow"):
             return await self._follow(link, call)
-        timeout_s = EXEC_S if path.endswith("/exec") else CALL_S
-        response = await self.send(link, call, timeout_s=timeout_s)
-        if response.status_code == 404:  # it may have been a stale hint that sent us there
-            self._owners.pop(machine, None)
-            with suppress(NotFound, Unreachable):
-                there = await self._ask_for(machine)
-                if there is not link:
-                    return await self.send(there, call, timeout_s=timeout_s)
-        return response
+        return await self.send(link, call, timeout_s=EXEC_S if path.endswith("/exec") else CALL_S)
 
     async def send(self, link: WorkerLink, call: Call, *, timeout_s: float = CALL_S) -> Response:
         """Pass a call to one worker and its answer back."""
