@@ -16,8 +16,10 @@ from hawker.sim.loop import SimLoop, run
 pytestmark = pytest.mark.slow
 
 
-def test_a_broker_with_an_old_hint_destroys_the_machine_where_it_is_now() -> None:
-    """It was told that it is gone by the worker that had given it up. Found by the simulator, seed 40."""
+@pytest.mark.parametrize("away", [False, True], ids=["back", "away"])
+def test_a_machine_that_was_ordered_anew_is_destroyed_where_it_is_now_and_stays_so(away: bool) -> None:
+    """A broker with an old hint was told that it is gone by the worker that had given it up. Found by the simulator,
+    seed 40. And one that was destroyed while its first worker was away came to life there again."""
 
     async def main(loop: SimLoop) -> dict[str, tuple[State, int]]:
         cluster = Cluster(loop, Plan(seed=1, clients=0, workers=(("ord", 2),), brokers=("ord", "fra"), faults=[]))
@@ -46,10 +48,14 @@ def test_a_broker_with_an_old_hint_destroys_the_machine_where_it_is_now() -> Non
         assert anew.body["hawker"]["worker"] != old.name
         there = await one.ask("GET", path)  # while its first worker is away
         assert there.body["hawker"]["worker"] == anew.body["hawker"]["worker"]
+        if away:
+            assert (await one.ask("DELETE", f"{path}?force=true")).status == 200
+            await asyncio.sleep(5)
         old.start()
         await asyncio.sleep(10)
         assert (await other.ask("GET", path)).body["hawker"]["worker"] == anew.body["hawker"]["worker"]
-        assert (await other.ask("DELETE", f"{path}?force=true")).status == 200
+        if not away:
+            assert (await other.ask("DELETE", f"{path}?force=true")).status == 200
 
     def states(cluster: Cluster) -> dict[str, tuple[State, int]]:
         found = {}

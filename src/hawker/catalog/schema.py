@@ -170,9 +170,9 @@ TABLES = (
         views={
             "machines_all": "select * from machines_rows",
             # One id on two workers: a backup brought back, or a host that returned. Who holds it by the highest
-            # generation has it; then who has had it longer; then the smaller name.
-            "machines": "select * from machines_rows m where not exists (select 1 from machines_rows o "
-            "where o.id = m.id and o.worker <> m.worker and (o.generation, -o.created_at_ms, m.worker) "
+            # generation has it; then who has had it longer; then the smaller name. It may have been destroyed there.
+            "machines": "select * from machines_rows m where state <> 'destroyed' and not exists (select 1 from "
+            "machines_rows o where o.id = m.id and o.worker <> m.worker and (o.generation, -o.created_at_ms, m.worker) "
             "> (m.generation, -m.created_at_ms, o.worker))",
         },
     ),

@@ -65,7 +65,8 @@ class Publishing:
         return [("region", Change("capacity", self._name, free), False)]
 
     def _machine(self, reads: Reads, key: str, row: MachineRow | None) -> list[Projected]:
-        if row is None or row.state is State.destroyed:
+        if row is None or (row.state is State.destroyed and row.generation == 1):
+            # A later generation is told of for ever: the worker of the one before it may come back.
             return [("region", Change("machines", key, None), True)]
         guest = row.config.get("guest") or {}
         values = {

@@ -4,7 +4,8 @@ A machine that is ordered anew on another worker, because its own did not answer
 *generation*. When the first worker is back it learns from the catalog that the id is held by a higher generation: it
 starts such a machine no more, and removes what it has of it. Of two equal generations, which only a copied database can
 make, the one that was created first stays, then the one on the worker whose name sorts first: the order of the
-catalog's view `machines`. A worker that reaches nobody goes by what it knew last.
+catalog's view `machines`. A machine that was destroyed there stays so: rows of a later generation are never taken
+back. A worker that reaches nobody goes by what it knew last.
 """
 
 from __future__ import annotations
@@ -37,10 +38,13 @@ class Superseding:
         """
         if self._view is None:
             return ""
-        sql = "select worker, generation, created_at_ms from machines where id = ?"
-        for worker, generation, created_at_ms in self._view.rows(sql, (machine.id,)):
+        sql = (
+            "select worker, generation, created_at_ms from machines_all where id = ? and worker <> ? "
+            "order by generation desc, created_at_ms, worker limit 1"
+        )
+        for worker, generation, created_at_ms in self._view.rows(sql, (machine.id, self._name)):
             theirs = generation, -created_at_ms, self._name
-            if worker != self._name and theirs > (machine.generation, -machine.created_at_ms, worker):
+            if theirs > (machine.generation, -machine.created_at_ms, worker):
                 return f"generation {generation} of it is on {worker}"
         return ""
 
@@ -58,8 +62,8 @@ class Superseding:
     async def _remove(self) -> None:
         assert self._view is not None  # watch was called
         lost = self._view.rows(
-            "select m.id from machines_all m join machines w on w.id = m.id "
-            "where m.worker = ? and w.worker <> m.worker order by m.id",
+            "select distinct m.id from machines_all m join machines_all o on o.id = m.id and o.worker <> m.worker "
+            "where m.worker = ? order by m.id",
             (self._name,),
         )
         for (machine,) in lost:
