@@ -16,7 +16,7 @@ from starlette.responses import Response
 from hawker.catalog.packets import UNREADABLE, NotOurs, Sealer
 from hawker.client.connection import Peer
 from hawker.client.wire import PeerUnreachable
-from hawker.errors import Invalid, Refused
+from hawker.errors import Invalid, Refused, Unreachable
 from hawker.http.app import Handler
 from hawker.http.call import Call
 
@@ -89,11 +89,15 @@ class Exchange:
 
 
 class Answering:
-    """Opens what comes in and seals what goes out, around handlers of plain bytes."""
+    """Opens what comes in and seals what goes out, around handlers of plain bytes. Once `closed`, nothing is answered
+    any more: the server outlives the member by a moment."""
 
-    def __init__(self, sealer: Sealer, strangers: Callable[[str], None]) -> None:
+    def __init__(
+        self, sealer: Sealer, strangers: Callable[[str], None], closed: Callable[[], bool] = lambda: False
+    ) -> None:
         self._sealer = sealer
         self._strangers = strangers
+        self._closed = closed
 
     def routes(self, answers: Mapping[str, Callable[[bytes], Awaitable[bytes]]]) -> dict[tuple[str, str], Handler]:
         return {("POST", path): self._handler(answer) for path, answer in answers.items()}
@@ -108,6 +112,8 @@ class Answering:
                     f"not a member of this cluster: {error.why}",
                     hint="give every agent the same catalog.cluster and catalog.keys",
                 ) from error
+            if self._closed():
+                raise Unreachable("this member is being closed")
             try:
                 answered = await answer(question)
             except UNREADABLE as error:

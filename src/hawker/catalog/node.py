@@ -146,7 +146,7 @@ class Node:
             MEMBERS: self.membership.answer_members,
             PROBE: self.membership.answer_probe,
         }
-        return Answering(self._sealer, self._stranger).routes(answers)
+        return Answering(self._sealer, self._stranger, lambda: self._closed).routes(answers)
 
     @property
     def waiting(self) -> int:
