@@ -28,3 +28,14 @@ async def test_a_small_region_hears_of_an_owners_news_at_once(neighbours: int) -
     assert sorted(to for to, _ in sent) == others
     assert [spreading.read(payload[1:]) for _, payload in sent] == [[VERSION]] * neighbours
     own.close()
+
+
+@virtual_time
+async def test_what_is_new_in_the_last_moment_is_told_before_the_end() -> None:
+    sent: list[bytes] = []
+    own = Spreading(LAN, Random(1), lambda: [("10.0.0.1", 1)], lambda to, payload: sent.append(payload))
+    own.tell(VERSION, ours=True)
+    own.close()
+    assert [spreading.read(payload[1:]) for payload in sent] == [[VERSION]]
+    await asyncio.sleep(1)
+    assert len(sent) == 1

@@ -89,7 +89,7 @@ class Agent:
         """Answer what was asked, then end the roles, the last one opened first. May be called again."""
         if self.reading:
             await self.reading.close()  # else servers wait for streams that never end by themselves
-        for server in self._servers:
+        for server in reversed(self._servers):  # the broker's first: its orders may be with this agent's worker
             await server.close()
         await self._stack.aclose()
 

@@ -55,6 +55,10 @@ class Spreading:
         return len(self._rumours)
 
     def close(self) -> None:
+        """Tell what waits for the next tick: perhaps nobody else knows of it. The rest is not waited for."""
+        if self._timer:
+            self._timer.cancel()
+            self._tick()
         if self._timer:
             self._timer.cancel()
 
