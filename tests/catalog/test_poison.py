@@ -54,7 +54,7 @@ def test_thousands_of_rows_of_which_many_make_no_sense(replica: Replica, clock: 
 
 
 def test_a_row_that_slipped_in_would_be_found(replica: Replica) -> None:
-    feed(replica, Poisoner(3, replica), 100)
+    feed(replica, Poisoner(3, replica), 300)
     owner = replica.rows("select owner from _log where tier = 'region' limit 1")[0][0]
     replica._db.execute(
         "insert into services_of (_owner, id, _number, _deleted, ports) values (?, 's', 1, 0, '[1,')", [owner]
