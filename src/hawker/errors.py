@@ -90,6 +90,13 @@ class Unauthorized(Refused):
     code = "unauthorized"
 
 
+class Misdirected(Refused):
+    """The request was meant for another worker: the address is somebody else's by now."""
+
+    status = 421
+    code = "misdirected"
+
+
 class NotFound(Refused):
     status = 404
     code = "not_found"

@@ -1,7 +1,8 @@
-"""A member that cannot begin says why."""
+"""A member that cannot begin says why, and one that began goes on."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 import socket
 from pathlib import Path
@@ -9,6 +10,8 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from tests.kit.markets import free_port
+from tests.kit.waiting import until
 
 from hawker.catalog.exchange import Answering
 from hawker.catalog.node import Node, NodeSettings
@@ -19,21 +22,24 @@ from hawker.http.call import Call
 from hawker.telemetry import Metrics
 
 
+def settings(port: int) -> NodeSettings:
+    return NodeSettings(
+        name="ord-1",
+        region="ord",
+        host="127.0.0.1",
+        port=port,
+        bind="127.0.0.1",
+        cluster="test",
+        secrets=("secret",),
+        token="token",
+    )
+
+
 async def test_a_port_that_is_taken_for_datagrams_is_named(tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        settings = NodeSettings(
-            name="ord-1",
-            region="ord",
-            host="127.0.0.1",
-            port=port,
-            bind="127.0.0.1",
-            cluster="test",
-            secrets=("secret",),
-            token="token",
-        )
-        node = Node(settings, live(), tmp_path / "catalog.db", Metrics())
+        node = Node(settings(port), live(), tmp_path / "catalog.db", Metrics())
         with pytest.raises(HawkerError, match=f"cannot take datagrams on 127.0.0.1:{port}: Address already in use"):
             await node.open()
         await node.close()
@@ -53,3 +59,28 @@ async def test_a_member_that_is_being_closed_answers_nothing_more() -> None:
     closed = True
     with pytest.raises(Unreachable, match="being closed"):
         await handle(call)
+
+
+async def test_an_address_that_makes_no_sense_does_not_end_the_endpoint(tmp_path: Path) -> None:
+    """asyncio closes an endpoint for good when a name cannot be encoded, and members announce what they like."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind(("127.0.0.1", 0))
+        other.settimeout(5)
+        node = Node(settings(free_port()), live(), tmp_path / "catalog.db", Metrics())
+        await node.open()
+        for host in ("a..b", "", "x" * 300, "not an address", "\udcff"):
+            node.send((host, 1), b"x")
+        node.send(other.getsockname(), b"x")
+        loop = asyncio.get_running_loop()
+        assert await loop.run_in_executor(None, other.recv, 2048)
+        await node.close()
+
+
+async def test_an_endpoint_that_ends_is_opened_again(tmp_path: Path) -> None:
+    node = Node(settings(free_port()), live(), tmp_path / "catalog.db", Metrics())
+    await node.open()
+    before = node._transport
+    assert before is not None
+    before.abort()
+    await until(lambda: node._transport is not before)
+    await node.close()

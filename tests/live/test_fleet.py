@@ -210,3 +210,19 @@ LISTS = ("/apps/web/machines", "/apps/web/machines", "/apps", "/platform/regions
 async def all_answer(client: Client) -> bool:
     answers = [await client.call("GET", path) for path in LISTS]
     return not any("hawker-unreachable-workers" in answer.headers for answer in answers)
+
+
+async def test_a_worker_at_an_address_that_is_anothers_by_now_is_not_taken_for_it() -> None:
+    """A claim or an order would have gone to whoever listens there."""
+
+    async def another(call: Call) -> None:
+        await call.request()
+        await call.reply('{"error": "this is worker ord-2, not ord-1"}', status="421 Misdirected Request")
+
+    async with serving(another) as server:
+        fleet = Fleet([WorkerAddress(name="ord-1", region="ord", host="127.0.0.1", port=server.port)], "token")
+        with pytest.raises(PeerUnreachable, match="is not the one that answers at its address") as refused:
+            await fleet.links["ord-1"].call("GET", "/v1/market/worker", dict[str, Any])
+        assert not refused.value.sent  # nothing was done, so the next worker may be tried
+        assert "hawker-worker: ord-1" in server.heads[0]
+        await fleet.close()

@@ -134,3 +134,14 @@ async def test_a_worker_that_is_gone_for_good_is_forgotten_and_listed_again_when
 async def test_nobody_forgets_a_worker_that_is_not_known(market: Market) -> None:
     async with market.client() as client:
         assert (await client.call("POST", "/hawker/workers/nobody/forget")).status == 404
+
+
+async def test_a_worker_refuses_what_is_meant_for_another(market: Market) -> None:
+    async with market.client() as client:
+        body = {"query": "select name, host, port from workers order by name"}
+        (name, host, port), (other, _, _) = (await client.ok("POST", "/hawker/sql", body))["rows"]
+    direct = Client(f"http://{host}:{port}", market.token)
+    assert (await direct.call("GET", "/apps/web/machines", headers={"hawker-worker": name})).status == 200
+    answer = await direct.call("GET", "/apps/web/machines", headers={"hawker-worker": other})
+    assert (answer.status, answer.body["error"]) == (421, f"this is worker {name}, not {other}")
+    await direct.close()

@@ -17,7 +17,8 @@ from hawker.client.batching import Batcher
 from hawker.client.connection import Peer, Response
 from hawker.client.wire import PeerUnreachable
 from hawker.core import rendezvous, silence
-from hawker.errors import HawkerError, Invalid, Unreachable
+from hawker.errors import HawkerError, Invalid, Misdirected, Unreachable
+from hawker.http.app import WORKER
 from hawker.model.market import Ask, Decision, Offer, Order, Refusal, Reservation
 from hawker.model.rows import AppRow
 
@@ -93,6 +94,12 @@ class PeerError(HawkerError):
         self.code = str(body.get("status", self.code))
 
 
+def check_meant(worker: str, response: Response) -> None:
+    """Raises `PeerUnreachable` when another worker has answered: it has done nothing."""
+    if response.status == Misdirected.status:
+        raise PeerUnreachable(worker, "is not the one that answers at its address", sent=False)
+
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -140,6 +147,7 @@ class WorkerLink:
             raise
         self._silence = silence.ANSWERS
         self.missed = False
+        check_meant(self.name, response)
         if response.status >= 300:
             raise PeerError(response)
         try:
@@ -214,7 +222,8 @@ class Fleet:
             if before and before.place == address.place:  # its database may be a new one: that ends no call
                 links[name] = gone.pop(name)
             else:
-                peer = Peer(address.host, address.port, headers=self._headers)
+                headers = {**self._headers, WORKER: name}
+                peer = Peer(address.host, address.port, headers=headers)
                 links[name] = WorkerLink(name, address.region, peer)
         self._addresses, self.links = wanted, links
         for name, link in gone.items():

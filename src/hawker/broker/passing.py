@@ -15,7 +15,7 @@ import msgspec
 from starlette.responses import Response, StreamingResponse
 
 from hawker.broker.directory import Directory
-from hawker.broker.fleet import Fleet, WorkerLink, unreachable
+from hawker.broker.fleet import Fleet, WorkerLink, check_meant, unreachable
 from hawker.errors import NotFound, Unreachable
 from hawker.http.app import OWNER, REQUEST_ID, path_of
 from hawker.http.call import Call
@@ -122,6 +122,7 @@ class Passing:
         answer = await link.peer.request(
             call.request.method, target_of(call), body=call.body, headers=_headers(call), timeout_s=timeout_s
         )
+        check_meant(link.name, answer)
         media = answer.headers.get("content-type")
         response = Response(answer.body, answer.status, media_type=media)
         if timing := answer.headers.get("server-timing"):

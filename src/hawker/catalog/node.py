@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
+from ipaddress import ip_address
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -45,6 +47,7 @@ BRIDGES_PER_S = 3.0
 """Comparisons with other regions that a region makes in a second, whatever its size."""
 BRIDGE_S = 1.0
 RECHECK_S = 5.0
+AGAIN_S = 1.0
 
 
 class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,23 +101,34 @@ class Node:
 
     async def open(self, publisher: Publisher | None = None) -> None:
         """Raises `HawkerError` when the port is taken."""
-        loop = asyncio.get_running_loop()
+        await self._listen()
+        if publisher:
+            await publisher.open(self.replica, self._tell)
+            self._publisher = publisher
+        self._notes.write()
+        self.membership.open()
+        for name, work in (("join", self._joining.run), ("bridge", self._bridge), ("recheck", self._recheck)):
+            self.start(self._for_ever(name, work), name)
+
+    async def _listen(self) -> None:
         bind, port = self.settings.bind, self.settings.bind_port or self.settings.port
         try:
+            loop = asyncio.get_running_loop()
             await loop.create_datagram_endpoint(lambda: _Datagrams(self), local_addr=(bind, port))
         except OSError as error:
             raise HawkerError(
                 f"cannot take datagrams on {bind}:{port}: {os.strerror(error.errno or 0)}",
                 hint="members of the catalog meet on the same port by TCP and UDP",
             ) from error
-        if publisher:
-            await publisher.open(self.replica, self._tell)
-            self._publisher = publisher
-        self._notes.write()
-        self.membership.open()
-        self.start(self._joining.run(), "join")
-        self.start(self._bridge(), "bridge")
-        self.start(self._recheck(), "recheck")
+
+    async def _for_ever(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        """A node's own work ends with the node, whatever goes wrong in it."""
+        while True:
+            try:
+                await work()
+            except Exception:
+                _logger.exception("catalog.fault", work=name, cause="a fault of ours")
+            await asyncio.sleep(AGAIN_S)
 
     async def close(self) -> None:
         """Leave. May be called again."""
@@ -200,7 +214,8 @@ class Node:
             await self.replication.compare(member.address, tier)
 
     def send(self, to: Address, payload: bytes) -> None:
-        if self._transport is None or self._transport.is_closing():
+        # asyncio ends an endpoint for good over an address that makes no sense, and members announce what they like.
+        if self._transport is None or self._transport.is_closing() or not _is_address(to[0]):
             return
         message = self._sealer.seal(payload)
         self.metrics.catalog_bytes.labels("sent").inc(len(message))
@@ -325,6 +340,29 @@ class Node:
     def connected(self, transport: asyncio.DatagramTransport) -> None:
         self._transport = transport
 
+    def disconnected(self) -> None:
+        """The endpoint has ended. Unless we ended it, another one takes its place."""
+        if not self._closed:
+            _logger.error("catalog.endpoint_lost", cause="the datagram endpoint")
+            self.start(self._listen_again(), "listen")
+
+    async def _listen_again(self) -> None:
+        while True:
+            await asyncio.sleep(AGAIN_S)
+            try:
+                return await self._listen()
+            except HawkerError as error:
+                _logger.error("catalog.not_listening", error=error.message, cause="the datagram endpoint")
+
+
+@lru_cache(maxsize=4096)
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
 
 class _Datagrams(asyncio.DatagramProtocol):
     def __init__(self, node: Node) -> None:
@@ -335,6 +373,9 @@ class _Datagrams(asyncio.DatagramProtocol):
 
     def datagram_received(self, data: bytes, addr: Sequence[object]) -> None:
         self._node.received((str(addr[0]), int(str(addr[1]))), data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._node.disconnected()
 
     def error_received(self, exc: Exception) -> None:
         """A neighbour's port is closed, or the network is down: membership finds out by itself."""

@@ -21,6 +21,7 @@ from hawker.host import Host
 from hawker.model.catalog import LogId, Numbered, Origin, Position
 from hawker.store.connection import rows, translated
 from hawker.store.sql import TEXT_MAX, Found, read, read_on
+from hawker.telemetry import get_logger
 
 _INSERT_LOG = "insert or replace into _log values (?,?,?,?,?,?)"
 _unpack = msgspec.msgpack.Decoder().decode
@@ -171,8 +172,11 @@ class Tables:
         self._stamp = max(self._stamp, batch.stamp)
         if batch.tables:
             hint = tuple(sorted(batch.tables))
-            for call in self.on_applied:
-                call(hint)
+            for call in list(self.on_applied):
+                try:
+                    call(hint)
+                except Exception:  # it is committed: whoever applied it must hear that, and the others theirs
+                    _logger.exception("catalog.listener_failed", tables=hint, cause="a commit")
         return batch
 
     @contextmanager
@@ -259,3 +263,6 @@ def _add(batch: Batch, kept: Iterable[file.Kept]) -> None:
 
 def _lineage(text: str) -> tuple[Position, ...]:
     return msgspec.json.decode(text, type=tuple[Position, ...])
+
+
+_logger = get_logger()

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from hawker.errors import HawkerError, Invalid, NotBuilt, NotFound, Refused, Unauthorized
+from hawker.errors import HawkerError, Invalid, Misdirected, NotBuilt, NotFound, Refused, Unauthorized
 from hawker.host import Host
 from hawker.http.call import BATCH_BYTES_MAX, BODY_BYTES_MAX, Call, TooLarge, check_levels
 from hawker.model.endpoints import Endpoint
@@ -30,6 +30,9 @@ Serve = Callable[[Request], Awaitable[Response]]
 
 REQUEST_ID = "fly-request-id"
 OWNER = "hawker-owner"
+WORKER = "hawker-worker"
+"""The worker that a broker means. Addresses are used again: by another worker of a market that was started anew, or
+after a host has gone."""
 OPEN_PATHS = frozenset({"/health", "/openapi.json"})
 AGENT = "agent"
 """The owner behind the token that agents share: it may speak for others (`hawker-owner`) and reach agents' own
@@ -59,13 +62,15 @@ class Tokens:
 
 
 class Serving:
-    """Builds an application from endpoints. One instance per agent role."""
+    """Builds an application from endpoints. One instance per agent role. `worker` is the name of the worker that is
+    served; a request that says it is for another one is refused."""
 
-    def __init__(self, host: Host, tokens: Tokens, metrics: Metrics, region: str) -> None:
+    def __init__(self, host: Host, tokens: Tokens, metrics: Metrics, region: str, worker: str = "") -> None:
         self._host = host
         self._tokens = tokens
         self._metrics = metrics
         self._region = region
+        self._worker = worker
 
     def app(
         self,
@@ -104,6 +109,8 @@ class Serving:
                 if agent:
                     request_id = request.headers.get(REQUEST_ID, request_id)
                     owner = request.headers.get(OWNER, owner)
+                if self._worker and (meant := request.headers.get(WORKER, self._worker)) != self._worker:
+                    raise Misdirected(f"this is worker {self._worker}, not {meant}")
                 body = await _read_body(request, BATCH_BYTES_MAX if agents_only else BODY_BYTES_MAX)
                 if not agents_only:
                     _check_text(body)

@@ -125,7 +125,7 @@ class Worker:
         market_api = MarketApi(store, driver, log, market, machines, machine_api, str(self._path), catalog, forget)
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name="sweeper")
         _logger.info("worker.opened", worker=me.name, region=me.region, resumed=resumed, cause="worker start")
-        serving = Serving(host, tokens, self.metrics, settings.region)
+        serving = Serving(host, tokens, self.metrics, settings.region, settings.name)
         self._reading = reading
         runs_api = RunsApi(store, runner, settings.name)
         handlers = {
