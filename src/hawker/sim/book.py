@@ -48,7 +48,8 @@ class Book:
         self.leaks: list[
             tuple[float, Order]
         ] = []  # a change was accepted without the nonce of a lease taken at that time
-        self.replaced: set[str] = set()  # machines that were ordered anew: two workers may have them for a while
+        # Machines that were ordered anew, which two workers may have for a while, by when the last such order ended.
+        self.replaced: dict[str, float] = {}
         self.answers: Counter[str] = Counter()  # by operation and status
         self.paths: Counter[str] = Counter()
         self.in_flight: Counter[str] = Counter()  # orders by broker

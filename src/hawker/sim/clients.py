@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from math import inf
 from typing import Any
 
 import msgspec
@@ -183,7 +184,7 @@ class Client:
                 return
 
     async def _replace(self, order: Order) -> None:
-        self._book.replaced.add(order.machine)
+        self._book.replaced[order.machine] = inf
         body = {"config": machine_config(order.program, order.label), "replaces": order.machine}
         for attempt in range(3):
             began = self._now()
@@ -196,6 +197,7 @@ class Client:
             elif answer.status == 200:
                 self._violated(f"S4: machine {order.machine} was ordered anew and became {answer.body['id']}")
             if answer.definite:
+                self._book.replaced[order.machine] = self._now()
                 return
             await asyncio.sleep(self._rng.uniform(0.1, 1.0) * 2**attempt)
 
