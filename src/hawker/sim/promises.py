@@ -113,7 +113,7 @@ def _filled(cluster: Cluster, order: Order, row: MachineRow | None) -> Iterator[
     if gone and not (order.destroy_asked or order.auto_destroy):
         yield f"S2: machine {row.id} of order {order.label} was destroyed, which nobody asked for: {row.cause}"
     # One that was ordered anew at the same time, by somebody else, may have come after it.
-    last = order.destroyed and order.destroyed[1] >= cluster.book.replaced.get(order.machine, 0.0)
+    last = order.destroyed and order.destroyed[0] >= cluster.book.replaced.get(order.machine, 0.0)
     if order.destroyed and last and not gone and not cluster.forgot(order.worker, *order.destroyed):
         told = f"was said to be destroyed at {order.destroyed[1]:.3f}"
         yield f"S2: machine {row.id} of order {order.label} {told} and is {row.state}"
