@@ -300,3 +300,28 @@ async def test_after_a_restore_from_a_backup_a_program_is_frozen_as_its_machine_
     assert worker.machine(machine).state is (State.suspended if suspended else State.started)
     assert worker.wrong() == []
     await worker.close()
+
+
+@virtual_time
+async def test_after_a_restore_from_a_backup_a_lost_program_does_not_begin_again_beside_a_later_one(
+    tmp_path: Path,
+) -> None:
+    """Found by the simulator: seed 276."""
+    world = a_world()
+    worker = await SimWorker.open(tmp_path, world)
+    machine = await worker.run_machine(restart={"policy": "always"})
+    await worker.die()
+    backup = files(tmp_path)
+    worker = await SimWorker.open(tmp_path, world)
+    await worker.machines.restart(APP.name, machine, worker.request())
+    await worker.at_rest(machine)
+    await worker.die()
+    for file, content in backup.items():
+        file.write_bytes(content)
+    world.delays["destroy"] = 3
+    worker = await SimWorker.open(tmp_path, world)
+    await worker.until(lambda: worker.machine(machine).instance in world.instances)
+    await worker.at_rest(machine)
+    assert world.violations == []
+    assert [placed.spec.key for placed in world.instances.values()] == [worker.machine(machine).instance]
+    await worker.close()

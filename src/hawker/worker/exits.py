@@ -38,6 +38,7 @@ class Exits:
         self._runner = runner
         self._waiting: dict[str, Exit] = {}  # by machine; bounded by the number of machines
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self._recovered = False
         self._closed = False
 
     def on_exit(self, ended: Exit) -> None:
@@ -48,7 +49,7 @@ class Exits:
     def on_end(self, machine: str) -> None:
         """A run of this machine has ended: look at an exit that waited for it."""
         ended = self._waiting.get(machine)
-        if ended and not self._closed:
+        if ended and self._recovered and not self._closed:
             task = asyncio.get_running_loop().create_task(self._handle(ended), name=f"exit of {machine}")
             self._tasks[task] = None
             task.add_done_callback(lambda done: self._tasks.pop(done, None))
@@ -57,34 +58,33 @@ class Exits:
         """At the worker's start, after the driver is open, before runs are resumed and before requests: compare what
         should run with what does.
 
-        A machine that should run and has no instance begins again; an instance that no machine knows is removed. After
-        a restore from an older backup a resumed run would otherwise start the machine's program beside a later one, and
-        a program be frozen that should run.
+        An instance that no machine knows is removed first: after a restore from an older backup the machine's program
+        would otherwise be started beside a later one. Then a machine that should run and has no instance begins again,
+        and a program is frozen, or not, as its machine says.
         """
-        # Runs that exits have begun go on meanwhile: what is lost is judged by the rows from before the driver was
-        # asked, and what nobody knows by the rows from after it.
-        should_run = [
-            row
-            for row in self._store.read.select(MachineRow, "instance <> ''")
-            if row.state in (State.started, State.suspended)
-        ]
+        # Nothing goes on meanwhile: exits that the driver tells of wait.
         instances = {i.key: i for i in await self._driver.recover()}
-        for row in should_run:
+        rows = self._store.read.select(MachineRow, "instance <> ''")
+        active = self._store.read.select(RunRow, "status in ('active', 'parked')")
+        known = {row.instance for row in rows} | {run.args.get("instance", "") for run in active}
+        begun = {run.id for run in active}
+        for key in sorted(instances.keys() - known):
+            if key.partition("/")[0] not in begun:
+                _logger.warning("orphan.removed", resource=instances[key].machine, instance=key, cause=ORPHAN)
+                await self._driver.destroy(key, force=True)
+        self._recovered = True
+        for machine in list(self._waiting):
+            self.on_end(machine)
+        for row in rows:
             instance = instances.get(row.instance)
+            if row.state not in (State.started, State.suspended):
+                continue
             if instance is None:
                 self.on_exit(Exit(key=row.instance, machine=row.id, error=LOST, at_ms=self._host.now_ms()))
             elif instance.exit is None and instance.suspended != (row.state is State.suspended):
                 _logger.warning("instance.corrected", resource=row.id, frozen=instance.suspended, cause=ROWS_DECIDE)
                 with suppress(UnknownInstance):  # it has just ended
                     await (self._driver.resume if instance.suspended else self._driver.suspend)(row.instance)
-        known = {row.instance for row in self._store.read.select(MachineRow, "instance <> ''")}
-        active = self._store.read.select(RunRow, "status in ('active', 'parked')")
-        known |= {run.args.get("instance", "") for run in active}  # it is about to be cleared
-        begun = {run.id for run in active}
-        for key in sorted(instances.keys() - known):
-            if key.partition("/")[0] not in begun:
-                _logger.warning("orphan.removed", resource=instances[key].machine, instance=key, cause=ORPHAN)
-                await self._driver.destroy(key, force=True)
 
     async def close(self) -> None:
         """Exits from now on are left to the next worker: its driver tells of them again."""
