@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hawker.errors import Broken
 from hawker.model.guest import Resources
 from hawker.sim.loop import Killed
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from hawker.sim.faults import Fault, Faults
     from hawker.sim.net import Link, Station
     from hawker.sim.node import Node
+
+CLOCK_BACK_SHARE, CLOCK_BACK_S = 0.4, 90.0
 
 Do = Callable[["Faults", "Node", "Fault"], bool]
 """Does a fault; True when it took effect at once. One that waits for its moment counts itself."""
@@ -172,6 +175,9 @@ def _restore(faults: Faults, node: Node, fault: Fault) -> bool:
 
     def bring_back() -> None:
         node.kill("restore from a backup")
+        if fault.amount < CLOCK_BACK_SHARE:  # the host that the backup is brought to has the wrong time, too
+            node.clock.ahead_s -= CLOCK_BACK_S
+            faults.clocks_moved.add(node.name)
         node.lose_disk(files)
         faults.cluster.lost(node, since_s=since_s)
         faults.happened(fault)
@@ -373,10 +379,11 @@ def _slow_driver(faults: Faults, node: Node, fault: Fault) -> bool:
 
 
 def _failing_driver(faults: Faults, node: Node, fault: Fault) -> bool:
-    """Every second one fails after its effect."""
+    """Every second one fails after its effect; the last of an operation's failures parks its run at once."""
     kind = node.world.faults if int(fault.amount) % 2 else node.world.late_faults
     for operation in ("start", "stop", "destroy", "purge"):
-        kind.setdefault(operation, []).extend(RuntimeError("injected") for _ in range(int(fault.amount)))
+        failures = [RuntimeError("injected") for _ in range(int(fault.amount))]
+        kind.setdefault(operation, []).extend([*failures, Broken("injected")])
     faults.later(fault.lasts_s, kind.clear)
     return True
 
@@ -404,7 +411,7 @@ KINDS: dict[str, Kind] = {
     "power cut in a write": Kind(2, "worker", (0.5, 5), (1, 40), _power_at_write),
     "storage reset": Kind(0.7, "worker", (0.2, 3), (0, 0), _disk_power),
     "lost disk": Kind(0.4, "worker", (0.5, 4), (0, 0), _lost_disk),
-    "restore": Kind(0.4, "worker", (3, 15), (0, 0), _restore),
+    "restore": Kind(0.4, "worker", (3, 15), (0, 1), _restore),
     "shrink": Kind(0.4, "worker", (0.5, 3), (0.4, 0.9), _shrink),
     "mass restart": Kind(0.3, "any", (0.5, 6), (0, 0), _mass_restart),
     "pause": Kind(2, "any", (0.2, 12), (0, 0), _pause),
