@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from random import Random
 
 import pytest
 from tests.kit.sim_worker import APP, REGION, SimWorker, a_worker, a_world, order
-from tests.kit.virtual_time import virtual_time
+from tests.kit.virtual_time import EPOCH_S, virtual_time
 
+from hawker.host import Host
 from hawker.model.guest import Resources
 from hawker.model.machine import State
 from hawker.model.market import Ask, Offer, Reason, Refusal, Reservation
@@ -40,6 +42,26 @@ async def test_a_reservation_holds_room_until_it_lapses(tmp_path: Path) -> None:
         assert held(worker) == 0
         assert worker.store.read.select(ReservationRow) == []
         assert worker.wrong() == []
+
+
+@virtual_time
+async def test_a_reservation_from_before_a_wrong_clock_was_set_back_is_over(tmp_path: Path) -> None:
+    """It held its room and its order's key for as long as the clock had been ahead (simulation, seed 185)."""
+    ahead_s = 90.0
+    loop = asyncio.get_running_loop()
+    world = a_world()
+    world.host = Host(lambda: EPOCH_S + loop.time() + ahead_s, Random(1))
+    worker = await SimWorker.open(tmp_path, world)
+    await worker.market.reserve(order("a"))
+    ahead_s = -0.5
+    await worker.market.reserve(order("b"))
+    ahead_s = -1.0  # a small correction takes no reservation away
+    assert (worker.market.fate("a"), worker.market.fate("b")) == ("released", "held")
+    with pytest.raises(Lapsed):
+        await worker.market.confirm("a", APP, None)
+    await worker.market.sweep()
+    assert held(worker) == 1
+    await worker.close()
 
 
 @virtual_time

@@ -44,6 +44,11 @@ FILL_KEPT_MS = 24 * 3600 * 1000
 """How long an ended order's key is remembered: well past any client's retries."""
 
 
+CLOCK_BACK_MS = 1000
+"""A reservation that was made later than this from now was made before a wrong clock was set back. It is over: it would
+hold its room, and its order's key, for as long as the clock had been ahead."""
+
+
 class Lapsed(Conflict):
     """The reservation is not there any more: its time ran out or it was released. Nothing is held."""
 
@@ -84,7 +89,7 @@ class Market:
             if done := tx.get(FillRow, order.key):
                 return self._ended(tx, order, done)
             there = tx.get(ReservationRow, order.key)
-            if there and there.expires_at_ms > tx.now_ms:
+            if there and _holds(there, tx.now_ms):
                 return self._reservation(tx, there)
             self._lapse(tx)
             if there:
@@ -131,7 +136,7 @@ class Market:
                 row = get_machine(tx, done.machine)
                 return row, leases.current(tx, row.id, tx.now_ms), ""
             there = tx.get(ReservationRow, key)
-            if there is None or there.expires_at_ms <= tx.now_ms:
+            if there is None or not _holds(there, tx.now_ms):
                 raise Lapsed(
                     f"the reservation of order {key} on {self._name} has lapsed", details={"worker": self._name}
                 )
@@ -188,7 +193,7 @@ class Market:
         there = self._store.read.get(ReservationRow, key)
         if there is None:
             return "unknown"
-        return "held" if there.expires_at_ms > self._host.now_ms() else "released"
+        return "held" if _holds(there, self._host.now_ms()) else "released"
 
     def claimed(self, claim_id: str) -> ClaimRow | None:
         """The claim in force for a client's idempotency key."""
@@ -227,7 +232,9 @@ class Market:
         return await self._store.submit(change)
 
     def _lapse(self, tx: Tx) -> int:
-        expired = tx.select(ReservationRow, "expires_at_ms <= ?", (tx.now_ms,))
+        over = "expires_at_ms <= ? or (expires_at_ms > ? and body ->> '$.created_at_ms' > ?)"
+        ahead_ms = tx.now_ms + CLOCK_BACK_MS
+        expired = tx.select(ReservationRow, over, (tx.now_ms, ahead_ms, ahead_ms))
         for row in expired:
             tx.record("reservation.lapsed", row.id, cause="local rule: not confirmed in time")
             tx.delete(ReservationRow, row.id)
@@ -327,6 +334,10 @@ def private_ip(network: int, worker: str, machine: str) -> str:
     low = int(machine, 16) & 0xFFFFFFFF
     groups = (network >> 16, network & 0xFFFF, host >> 16, host & 0xFFFF, low >> 16, low & 0xFFFF)
     return ":".join(["fdaa", *(f"{g:x}" for g in groups), "2"])
+
+
+def _holds(row: ReservationRow, now_ms: int) -> bool:
+    return now_ms < row.expires_at_ms and row.created_at_ms <= now_ms + CLOCK_BACK_MS
 
 
 def _cause(order: Order) -> str:
