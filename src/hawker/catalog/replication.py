@@ -197,15 +197,9 @@ class Replication:
 
     async def _compare_back(self, with_: Address, tier: Tier) -> None:
         try:
-            for log in await self.compare(with_, tier, mutual=False):
-                self._news(self._position_of(log))
+            await self.catch_up(with_, tier, mutual=False)
         except (PeerUnreachable, StoreError) as error:
             _logger.info("catalog.compare_failed", error=error.message, cause="local rule: a digest differs")
-
-    def _position_of(self, log: LogId) -> Version:
-        """How far a log goes, to be told to neighbours."""
-        at = self._replica.position(log)
-        return Version(log.owner, log.tier, at.epoch, at.head, ())
 
     def _start(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
@@ -214,10 +208,11 @@ class Replication:
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
-    async def catch_up(self, with_: Address, tier: Tier) -> None:
+    async def catch_up(self, with_: Address, tier: Tier, *, mutual: bool = True) -> None:
         """Compare, and tell the neighbours how far the logs go that moved on. Raises `PeerUnreachable`."""
-        for log in await self.compare(with_, tier):
-            self._news(self._position_of(log))
+        for log in await self.compare(with_, tier, mutual=mutual):
+            at = self._replica.position(log)
+            self._news(Version(log.owner, log.tier, at.epoch, at.head, ()))
 
     async def compare(self, with_: Address, tier: Tier, *, mutual: bool = True) -> list[LogId]:
         """Compare digests with another node and fetch what it has and we lack. Returns the logs that moved on.
