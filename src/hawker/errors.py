@@ -12,7 +12,9 @@ HawkerError
 │   │   └── NoCapacity       no offer filled the order; says why, worker by worker
 │   ├── NameTaken          an app of this name exists                      422
 │   ├── PreconditionFailed the machine is in the wrong state for this      412
-│   └── TooManyRequests    slow down                                       429
+│   ├── TooManyRequests    slow down                                       429
+│   └── ImageError         an image that cannot be had or must not be used 422
+│       └── ImageNotFound    its registry does not know it                   404
 ├── Unreachable          a peer did not answer in time; the outcome is in doubt   500
 ├── StepError            raised inside a step of a flow
 │   ├── Retry              run the step again after a delay
@@ -131,6 +133,22 @@ class PreconditionFailed(Refused):
 class TooManyRequests(Refused):
     status = 429
     code = "rate_limited"
+
+
+class ImageError(Refused):
+    """An image that must not or cannot be used: corrupt, of another platform, a layer that tries to leave its root."""
+
+    status = 422
+    code = "image"
+
+    def __init__(self, image: str, problem: str, *, hint: str = "") -> None:
+        super().__init__(f"image {image}: {problem}", hint=hint)
+        self.image = image
+
+
+class ImageNotFound(ImageError):
+    status = 404
+    code = "image_not_found"
 
 
 class Unreachable(HawkerError):

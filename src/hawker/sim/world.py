@@ -29,10 +29,13 @@ from hawker.worker.drivers.base import (
     Instance,
     InstanceRunning,
     InstanceSpec,
+    Limits,
     LogLine,
+    NotSupported,
     Process,
     StartFailed,
     Stats,
+    Terminal,
     UnknownInstance,
 )
 
@@ -310,6 +313,24 @@ class FakeDriver:
         if self._world.known(key).exit:
             raise UnknownInstance(key)
         return ExecResult(code=0, signal=None, stdout=stdin, stderr=b"")
+
+    async def prepare(self, image: str) -> None:
+        """Programs of the host need nothing."""
+
+    async def terminal(
+        self,
+        key: str,
+        argv: Sequence[str],
+        *,
+        tty: bool,
+        env: Mapping[str, str] | None = None,
+        columns: int = 80,
+        rows: int = 24,
+    ) -> Terminal:
+        raise NotSupported("terminals")
+
+    async def resize(self, key: str, limits: Limits) -> None:
+        raise NotSupported("resizing")
 
     async def stats(self, key: str) -> Stats:
         await self._call("stats")

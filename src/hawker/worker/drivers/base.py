@@ -7,14 +7,14 @@ instances again by that key, so that a worker daemon can be killed and upgraded 
 The order of a life: `start` → (`signal`, `exec`, `stats`, `suspend`, `resume`)* → `stop` or an exit of its own →
 `destroy`, which removes every leftover. The exit record of an instance stays readable until `destroy`.
 
-Every driver passes the conformance suite in `tests/worker/drivers/conformance.py`. Third parties register drivers under
+Every driver passes the conformance suite in `tests/live/driver_conformance.py`. Third parties register drivers under
 the entry point group `hawker.drivers`.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -26,6 +26,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     exec: bool = False
     limits: bool = False  # cpu, memory and process limits are enforced by the kernel
     images: bool = False  # runs OCI images; False: runs the host's own programs
+    terminal: bool = False  # `terminal` works
+    resize: bool = False  # `resize` works while the program runs
+    network: bool = False  # gives machines their own address
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,15 +50,89 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     pids: int = 4096
 
 
+class File(msgspec.Struct, frozen=True, kw_only=True):
+    """A file written into the machine before its program starts. `path` is absolute, `mode` permission bits."""
+
+    path: str
+    content: bytes
+    mode: int = 0o644
+
+
+class Tmpfs(msgspec.Struct, frozen=True, kw_only=True):
+    """A file system in memory inside the machine; it counts towards the memory limit."""
+
+    path: str
+    size_mib: int
+
+
+class Mount(msgspec.Struct, frozen=True, kw_only=True):
+    """A directory of the host inside the machine."""
+
+    source: str
+    path: str
+    read_only: bool = False
+
+
+class Root(msgspec.Struct, frozen=True, kw_only=True):
+    """The machine's own root file system over its image. `persist` keeps what was written from one start to the next;
+    without it each start finds the image as it is. `size_mib` bounds what can be written, 0 does not."""
+
+    size_mib: int = 0
+    read_only: bool = False
+    persist: bool = False
+
+
+class Publish(msgspec.Struct, frozen=True, kw_only=True):
+    """A port of the machine that others reach on a port of the worker's host."""
+
+    protocol: Literal["tcp", "udp"]
+    internal_port: int
+    host_port: int
+
+
+class Network(msgspec.Struct, frozen=True, kw_only=True):
+    """The machine's place in its app's private network. `number` names that network; `address` is the machine's IPv6
+    address in it (`fdaa:` and so on, of length 128)."""
+
+    number: int
+    address: str
+    publish: Sequence[Publish] = ()
+
+
+class Dns(msgspec.Struct, frozen=True, kw_only=True):
+    """What goes into the machine's resolv.conf. Without name servers: the worker's own resolver."""
+
+    nameservers: Sequence[str] = ()
+    searches: Sequence[str] = ()
+    options: Sequence[str] = ()
+
+
 class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a driver needs to start an instance, and to know it again."""
+    """Everything a driver needs to start an instance, and to know it again.
+
+    `argv` is the whole command line. Where it is empty, `entrypoint` and `cmd` make it, as Docker joins them: an empty
+    `entrypoint` is the image's, an empty `cmd` the image's, but not when `entrypoint` was given. `env` goes over the
+    image's. `user` is `name|uid[:group|gid]`, looked up in the image; empty: the image's. Without `network` the machine
+    has a loopback of its own and nothing else, or, run by the `process` driver, the host's.
+    """
 
     key: str
     machine: str
     image: str
-    argv: Sequence[str]
+    argv: Sequence[str] = ()
     env: Mapping[str, str]
     limits: Limits
+    entrypoint: Sequence[str] = ()
+    cmd: Sequence[str] = ()
+    user: str = ""
+    hostname: str = ""
+    tty: bool = False
+    root: Root = Root()
+    files: Sequence[File] = ()
+    tmpfs: Sequence[Tmpfs] = ()
+    mounts: Sequence[Mount] = ()
+    network: Network | None = None
+    dns: Dns = Dns()
 
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,8 +220,34 @@ class NotSupported(Exception):
     """The driver's capabilities leave this out."""
 
 
+class Refused(Exception):
+    """The driver could do this, but not now: e.g. a memory limit below what is in use. Nothing was changed."""
+
+
 class StartFailed(Exception):
     """The program could not be started: not found, not executable, a limit the kernel refused. Final, not retried."""
+
+
+class Terminal(Protocol):
+    """A command that somebody talks to. It is killed by `close`, and when the daemon that holds it ends."""
+
+    async def read(self) -> tuple[Literal["stdout", "stderr"], bytes] | None:
+        """What it wrote next, some KiB at most; None once it has ended and all was read. With a terminal everything is
+        "stdout"."""
+
+    async def write(self, data: bytes) -> None:
+        """To its standard input. Returns once it was taken; what comes after its end is dropped."""
+
+    async def end_input(self) -> None:
+        """No more input will come."""
+
+    async def resize(self, columns: int, rows: int) -> None: ...
+
+    async def wait(self) -> tuple[int, int | None]:
+        """(exit code, signal) as `ExecResult` has them."""
+
+    async def close(self) -> None:
+        """Kill it if it runs, and forget it. May be repeated."""
 
 
 class Driver(Protocol):
@@ -164,10 +267,18 @@ class Driver(Protocol):
 
     async def fingerprint(self) -> Fingerprint: ...
 
-    async def start(self, spec: InstanceSpec) -> Instance:
-        """Start the program. The same key again: the instance that is there, running or ended.
+    async def prepare(self, image: str) -> None:
+        """Make an image ready to be started from at once: fetched, unpacked, and in the form this driver runs.
+        Repeating is cheap.
 
-        Raises `StartFailed` when the program cannot be started; nothing is left behind then.
+        Raises `errors.ImageError` when it cannot be had (final), `errors.Unreachable` when it may be had later.
+        """
+
+    async def start(self, spec: InstanceSpec) -> Instance:
+        """Start the program, preparing its image first where it is not. The same key again: the instance that is there,
+        running or ended.
+
+        Raises `StartFailed` when the program cannot be started, and what `prepare` raises; nothing is left behind then.
         """
 
     async def recover(self) -> Sequence[Instance]:
@@ -213,6 +324,22 @@ class Driver(Protocol):
     ) -> ExecResult:
         """Run a command beside the program: same environment, directory and limits. Killed, tree and all, at the
         time-out. Raises `UnknownInstance`, `StartFailed`."""
+
+    async def terminal(
+        self,
+        key: str,
+        argv: Sequence[str],
+        *,
+        tty: bool,
+        env: Mapping[str, str] | None = None,
+        columns: int = 80,
+        rows: int = 24,
+    ) -> Terminal:
+        """Run a command beside the program and talk to it while it runs, with a terminal of its own if `tty`. Raises
+        `NotSupported`, `UnknownInstance`, `StartFailed`."""
+
+    async def resize(self, key: str, limits: Limits) -> None:
+        """Change the limits of a running instance. Raises `NotSupported`, `Refused`, `UnknownInstance`."""
 
     async def stats(self, key: str) -> Stats: ...
 

@@ -31,11 +31,13 @@ from hawker.worker.drivers.base import (
     Instance,
     InstanceRunning,
     InstanceSpec,
+    Limits,
     LogLine,
     NotSupported,
     Process,
     StartFailed,
     Stats,
+    Terminal,
     UnknownInstance,
 )
 from hawker.worker.drivers.logs import follow_lines, tail_lines
@@ -201,6 +203,24 @@ class ProcessDriver:
             "exec", key=key, argv=list(argv), stdin=encoded, env=dict(env or {}), timeout_s=timeout_s
         )
         return msgspec.convert(result, ExecResult)
+
+    async def prepare(self, image: str) -> None:
+        """Programs of the host need nothing."""
+
+    async def terminal(
+        self,
+        key: str,
+        argv: Sequence[str],
+        *,
+        tty: bool,
+        env: Mapping[str, str] | None = None,
+        columns: int = 80,
+        rows: int = 24,
+    ) -> Terminal:
+        raise NotSupported("terminals")
+
+    async def resize(self, key: str, limits: Limits) -> None:
+        raise NotSupported("resizing")
 
     async def stats(self, key: str) -> Stats:
         return msgspec.convert(await self._call("stats", key=key), Stats)

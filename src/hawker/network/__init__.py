@@ -1,0 +1,1 @@
+"""A machine's place on the network of its host: its interface, addresses, routes, filters, ports and names."""

@@ -1,0 +1,63 @@
+"""What drivers ask of a host's network. `hawker.network.manager.Manager` is the real one.
+
+A container's interface is one end of a veth pair that was moved into its network namespace, a microVM's is a tap. Both
+end with the process that has them: a host whose agent was killed is left without interfaces of machines that are gone.
+Filters and ports are put right by `reconcile`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+
+
+class Attachment(msgspec.Struct, frozen=True, kw_only=True):
+    """What a machine's interface has. `address6` is its private address; `address4` a private one that only its host
+    knows, for connections out. Prefix lengths are 128 and 32; everything goes by `gateway6`, `gateway4`, whose hardware
+    address is `gateway_mac`."""
+
+    interface: str  # on the host
+    mac: str
+    address6: str
+    gateway6: str
+    address4: str
+    gateway4: str
+    gateway_mac: str
+    resolver: str  # where name service answers, an IPv6 address
+    mtu: int = 1500
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine's network. `number` is its app's network, `publish` lists (protocol, internal port, host port)."""
+
+    machine: str
+    number: int
+    address: str
+    publish: tuple[tuple[str, int, int], ...] = ()
+
+
+class HostNetwork(Protocol):
+    """A host's network as drivers see it. Every call may be repeated."""
+
+    def plan(self, wanted: Wanted) -> Attachment:
+        """The names and addresses a machine gets. Pure: the same for the same machine, also before it is attached."""
+
+    async def attach_namespace(self, wanted: Wanted, pid: int) -> Attachment:
+        """Give the network namespace of a process (made, not yet running its program) its interface `eth0`, configured,
+        and its loopback. Raises `NetworkError`; nothing is left then."""
+
+    async def attach_tap(self, wanted: Wanted) -> Attachment:
+        """Configure the host's side of the tap `interface`, once its owner has made it. The guest configures its
+        own."""
+
+    async def detach(self, machine: str) -> None:
+        """Remove filters, routes, ports, and the interface where it is still there. Unknown machine: success."""
+
+    async def reconcile(self, machines: Mapping[str, Wanted]) -> None:
+        """Make filters, routes and ports what these machines need and remove those of all others."""
+
+
+class NetworkError(Exception):
+    """The host's network could not be changed; the text says what the kernel refused."""
