@@ -18,7 +18,8 @@ import pytest
 
 pytest.register_assert_rewrite("tests.kit")
 
-from tests.kit.leftovers import Leftovers  # noqa: E402  # after the rewrite of its assertions is asked for
+from tests.kit import leaks  # noqa: E402  # after the rewrite of its assertions is asked for
+from tests.kit.leftovers import Leftovers  # noqa: E402
 
 # No deadline per example: a busy machine is not a failure. `print_blob`: a failure prints how to run it again.
 hypothesis.settings.register_profile("hawker", deadline=None, print_blob=True)
@@ -111,5 +112,28 @@ def leftovers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Leftovers]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _note_leftovers(leftovers: Leftovers, request: pytest.FixtureRequest) -> Iterator[None]:
+    before = leaks.snapshot()
     yield
     leftovers.note(request.node.nodeid)
+    if request.config.getoption("--forbid-skips") and (left := leaks.leaked(before)):
+        pytest.fail("the module's tests left on the host:\n  " + "\n  ".join(left))
+
+
+@pytest.fixture(autouse=True)
+def _leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Set up before a test's own fixtures and torn down after them, but inside those of wider scope."""
+    if not request.config.getoption("--forbid-skips") or _shares(request.node):
+        yield
+        return
+    before = leaks.snapshot()
+    yield
+    if left := leaks.leaked(before):
+        pytest.fail("the test left on the host:\n  " + "\n  ".join(left))
+
+
+def _shares(test: pytest.Function) -> bool:
+    """Whether a test works on something that a wider scope holds: then its module answers for what is left."""
+    found = (definitions[-1] for definitions in test._fixtureinfo.name2fixturedefs.values())
+    return any(
+        f.scope != "function" and f.baseid not in ("", "tests") for f in found
+    )  # neither pytest's nor ours above

@@ -126,3 +126,30 @@ def test_the_root_marker_asks_for_the_controllers_of_cgroup_version_1(tmp_path: 
 
 def test_the_root_marker_asks_for_root(tmp_path: Path) -> None:
     assert missing_for_root(1000, tmp_path) == "needs root"
+
+
+LEAVES = """
+import os
+import pytest
+
+@pytest.fixture
+def place():
+    path = "/dev/shm/hawker-left-{pid}"
+    os.mkdir(path)
+    yield path
+    if {removes}:
+        os.rmdir(path)
+
+def test_uses_it(place): pass
+"""
+
+
+@pytest.mark.parametrize("removes", [True, False])
+def test_what_a_test_leaves_on_the_host_fails_it_where_nobody_else_uses_the_host(tmp_path: Path, removes: bool) -> None:
+    path = Path(f"/dev/shm/hawker-left-{os.getpid()}")
+    try:
+        run = run_pytest(tmp_path, LEAVES.format(pid=os.getpid(), removes=removes), "--forbid-skips")
+    finally:
+        path.rmdir() if path.exists() else None
+    assert (run.returncode == 0) == removes, run.stdout
+    assert (f"file in memory: {path}" in run.stdout) != removes

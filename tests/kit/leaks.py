@@ -1,0 +1,106 @@
+"""Finds what a test leaves on the host: mounts, network namespaces, interfaces, routes, filters, cgroups, loop devices,
+files in memory.
+
+Everything the kernel keeps for a machine is compared before and after each test; what is there afterwards and was not
+before is a leak of that test. Something that a fixture of a wider scope holds may stay until that scope ends: then the
+module's last test answers for it. The comparison takes the host to be this run's alone, so it is made where
+`--forbid-skips` is given, as in `.ci/run`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+SETTLE_S = 5.0
+"""How long the kernel and ending processes may take to give things back after a test."""
+
+_LOOK_S = 0.01
+
+Found = frozenset[tuple[str, str]]
+"""(kind, name)"""
+
+
+def snapshot() -> Found:
+    """What is on the host now. A look takes about a millisecond."""
+    return frozenset((kind, name) for kind, look in KINDS.items() for name in look())
+
+
+def leaked(before: Found, *, settle_s: float = SETTLE_S) -> list[str]:
+    """What is there now and was not `before`, once what is being given back has gone. As "kind: name", sorted."""
+    deadline = time.monotonic() + settle_s
+    while (new := snapshot() - before) and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+    return sorted(f"{kind}: {name}" for kind, name in new)
+
+
+def _mounts() -> set[str]:
+    """By mount point and type; a mount's number may be given to the next one."""
+    found = set()
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields = line.split(" ")
+        found.add(f"{fields[4]} ({fields[fields.index('-') + 1]})")
+    return found
+
+
+def _interfaces() -> set[str]:
+    return set(_names("/sys/class/net"))
+
+
+def _namespaces() -> set[str]:
+    return set(_names("/run/netns"))
+
+
+def _cgroups() -> set[str]:
+    root = "/sys/fs/cgroup"
+    found = {name for name in _names(root) if name.startswith("hawker-")}
+    for controller in _names(root):
+        found |= {f"{controller}/{name}" for name in _names(f"{root}/{controller}") if name.startswith("hawker-")}
+    return found
+
+
+def _loops() -> set[str]:
+    return {name for name in _names("/sys/block") if os.path.exists(f"/sys/block/{name}/loop/backing_file")}
+
+
+def _in_memory() -> set[str]:
+    return {f"{where}/{name}" for where in ("/run", "/dev/shm") for name in _names(where) if name.startswith("hawker")}
+
+
+def _runtimes() -> set[str]:
+    """State directories of container runtimes."""
+    return {f"{where}/{name}" for where in ("/run/crun", "/run/runc") for name in _names(where) if name[0] != "."}
+
+
+def _routes() -> set[str]:
+    found = set()
+    for family in ("route", "ipv6_route"):
+        with contextlib.suppress(FileNotFoundError):
+            for line in Path(f"/proc/net/{family}").read_text().splitlines():
+                fields = line.split()
+                device, target = (fields[0], fields[1]) if family == "route" else (fields[-1], fields[0])
+                if device.startswith("hk"):
+                    found.add(f"{target} by {device}")
+    return found
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+
+
+KINDS: dict[str, Callable[[], set[str]]] = {
+    "mount": _mounts,
+    "interface": _interfaces,
+    "network namespace": _namespaces,
+    "route": _routes,
+    "cgroup": _cgroups,
+    "loop device": _loops,
+    "file in memory": _in_memory,
+    "runtime state": _runtimes,
+}
