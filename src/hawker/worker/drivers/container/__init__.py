@@ -1,0 +1,1 @@
+"""Runs machines as containers, by an OCI runtime: crun or runc."""
