@@ -44,6 +44,7 @@ COMMANDS = {
         "hawker.cli.agents:agent_command",
         "Run an agent: a worker, a broker, or both, as its configuration says.",
     ),
+    "doctor": ("hawker.cli.doctor:doctor_command", "Look whether this host can run machines, and say what to install."),
     "worker": ("hawker.cli.worker:worker", "Look after a worker's files on this host."),
     "sim": ("hawker.sim.cli:sim", "Simulate the whole system from a seed, with faults, and check every promise."),
     "completion": ("hawker.cli.completion:completion", "Print the script that completes commands in your shell."),
