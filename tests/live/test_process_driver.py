@@ -17,7 +17,8 @@ from tests.kit.waiting import eventually
 from tests.live.driver_conformance import Conformance, Opened, alive, opened, shell, spec, told
 
 from hawker.worker.drivers.base import StartFailed
-from hawker.worker.drivers.process import ProcessDriver, SupervisorLost
+from hawker.worker.drivers.process import ProcessDriver
+from hawker.worker.drivers.supervised import SupervisorLost
 
 
 class TestWithoutCgroups(Conformance):
@@ -48,7 +49,7 @@ class TestWithCgroups(Conformance):
 
     async def test_no_group_is_left(self, driver: Opened) -> None:
         assert isinstance(driver.driver, ProcessDriver)
-        directory = driver.driver._directory
+        directory = driver.driver.supervisor.directory
         one = spec("sleep", "60")
         await driver.driver.start(one)
         assert len(cgroups.machine_groups(directory)) == 1
@@ -71,8 +72,7 @@ async def driver(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 async def supervisor(driver: Opened) -> int:
     assert isinstance(driver.driver, ProcessDriver)
-    wire = await driver.driver._connected()
-    pid: int = (await wire.call("hello"))["pid"]
+    pid: int = (await driver.driver.supervisor.call_once("hello"))["pid"]
     return pid
 
 
@@ -161,7 +161,7 @@ async def replaced(driver: Opened, old: int) -> bool:
 DAEMON = """
 import asyncio, sys
 from pathlib import Path
-from hawker.worker.drivers.process import ProcessDriver, SupervisorLost
+from hawker.worker.drivers.process import ProcessDriver
 from tests.live.driver_conformance import spec
 
 async def main():

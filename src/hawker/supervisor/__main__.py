@@ -1,4 +1,4 @@
-"""`python -m hawker.supervisor DIRECTORY [--no-cgroups]`: started by the process driver, not by people."""
+"""`python -m hawker.supervisor DIRECTORY [--no-cgroups]`: started by drivers, not by people."""
 
 import sys
 

@@ -69,18 +69,26 @@ def find(prefix: str, root: Path = ROOT) -> Groups | None:
     return None
 
 
+def usable(root: Path = ROOT) -> str:
+    """Which version `find` would take, "" for none. Changes nothing."""
+    if (root / "cgroup.controllers").exists():
+        there = {"cpu", "memory", "pids"} <= set((root / "cgroup.controllers").read_text().split())
+        return "v2" if there and os.access(root / "cgroup.subtree_control", os.W_OK) else ""
+    return "v1" if all(os.access(root / name / "cgroup.procs", os.W_OK) for name in V1.NEEDED) else ""
+
+
 class V1:
     """Version 1: a hierarchy for each controller. memory, cpu, pids and freezer must be there; cpuacct counts cpu
     time."""
 
     kind = "v1"
-    _NEEDED = ("memory", "cpu", "pids", "freezer")
+    NEEDED = ("memory", "cpu", "pids", "freezer")
 
     def __init__(self, root: Path, prefix: str) -> None:
         self._parents: dict[str, str] = {}
         self._home: dict[str, str] = {}
         own = _own_groups()
-        for name in (*self._NEEDED, "cpuacct"):
+        for name in (*self.NEEDED, "cpuacct"):
             if not (root / name / "cgroup.procs").exists():
                 raise LookupError(name)
             self._parents[name] = f"{root}/{name}/{prefix}"

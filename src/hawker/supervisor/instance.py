@@ -2,11 +2,16 @@
 
 Everything a new supervisor needs to take over is in files: the record, appended to before anyone is told, and the
 pipes `out` and `err` (see `hawker.supervisor.files`).
+
+A program may itself know better than the kernel how it ended, or what ran inside it: one that is started with `status`
+gets a descriptor of a file beside its record and appends to it, a JSON object a line: `{"started": pid}` once what it is
+for runs, and last `{"code"}`, `{"signal"}` or `{"error"}`, perhaps with `"oom_killed": true`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import stat as stats
@@ -23,6 +28,7 @@ from hawker.supervisor.files import Files, RecordFile
 from hawker.supervisor.output import MachineLog, Pipe
 
 STREAMS = ("out", "err")
+STATUS = ".status"
 
 
 class CannotStart(Exception):
@@ -39,6 +45,7 @@ class Record:
     start_ticks: int
     started_at_ms: int
     group: str
+    status: bool = False  # it tells itself how it ended
 
 
 class Instance:
@@ -47,6 +54,7 @@ class Instance:
     def __init__(self, record: Record, files: Files, mark: str, groups: Groups | None) -> None:
         self.record = record
         self.work = files.work(record.machine)
+        self.log = MachineLog(files.log(record.machine))
         self.mark = mark
         self.suspended = False
         self.exit: dict[str, Any] | None = None
@@ -57,7 +65,6 @@ class Instance:
         self.status: int | None = None  # of waitid: the exit code, or minus the signal
         self.oom = False
         self.pipes: list[Pipe] = []
-        self.log = MachineLog(files.log(record.machine))
         self._path = files.instance(record.key)
         self._file = RecordFile(self._path)
         self._groups = groups if record.group else None
@@ -76,19 +83,29 @@ class Instance:
         files: Files,
         mark: str,
         groups: Groups | None,
+        cwd: str = "",
+        status: bool = False,
     ) -> Instance:
-        """Spawn. Raises `CannotStart`."""
+        """Spawn, in the machine's working directory unless `cwd` says where. Raises `CannotStart`.
+
+        With `status`, `{status}` in its arguments becomes the number of the descriptor to tell its end by.
+        """
         program = which(argv[0], env.get("PATH", os.defpath))
         path, work = files.instance(key), files.work(machine)
         group = group_of(machine, key) if groups else ""
         pipes: list[Pipe] = []
         ends: list[int] = []
+        inherited: list[int] = []
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(work, 0o700)
             for stream in STREAMS:
                 pipes.append(Pipe(f"{path}.{stream}", stream[0], key))
                 ends.append(pipes[-1].open_for_child())
+            if status:
+                ends.append(os.open(path + STATUS, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600))
+                inherited = ends[-1:]
+                argv = [argument.replace("{status}", str(ends[-1])) for argument in argv]
             if groups:
                 groups.create(group, limits)
             with groups.entered(group) if groups else contextlib.nullcontext():
@@ -96,15 +113,17 @@ class Instance:
                     argv,
                     executable=program,
                     env={**env, proc.MARKER: mark},
-                    cwd=work,
+                    cwd=cwd or work,
                     stdin=subprocess.DEVNULL,
                     stdout=ends[0],
                     stderr=ends[1],
+                    pass_fds=inherited,
                     start_new_session=True,
                 )
         except (OSError, ValueError) as error:
             for pipe in pipes:
                 pipe.remove()
+            _remove(path + STATUS)
             raise CannotStart(f"{argv[0]}: cannot be started: {error}") from error
         finally:
             for fd in ends:
@@ -119,6 +138,7 @@ class Instance:
                 start_ticks=now.start if now else 0,
                 started_at_ms=int(time.time() * 1000),
                 group=group,
+                status=status,
             )
             instance = cls(record, files, mark, groups)
             instance._file.write(asdict(record))
@@ -126,6 +146,7 @@ class Instance:
             os.killpg(child.pid, signal.SIGKILL)
             for pipe in pipes:
                 pipe.remove()
+            _remove(path + STATUS)
             RecordFile(path).remove()
             raise CannotStart(f"{argv[0]}: cannot be recorded: {error}") from error
         instance.pipes = pipes
@@ -225,14 +246,10 @@ class Instance:
         if self.adopted_fd >= 0:
             os.close(self.adopted_fd)
             self.adopted_fd = -1
-        status = self.status
         self.exit = {
             "key": self.record.key,
             "machine": self.record.machine,
-            "code": status if status is not None and status >= 0 else None,
-            "signal": -status if status is not None and status < 0 else None,
-            "oom_killed": self.oom,
-            "error": "" if status is not None else "the exit status was lost with an earlier supervisor",
+            **(self._told() or self._seen()),
             "at_ms": int(time.time() * 1000),
         }
         self.suspended = False
@@ -240,8 +257,44 @@ class Instance:
             self._file.write({"exit": self.exit})
         except OSError:  # a full disk: it is told all the same
             traceback.print_exc()
+        _remove(self._path + STATUS)
         self._remove_group()
         return self.exit
+
+    def _told(self) -> dict[str, Any] | None:
+        """How it ended in its own words. None when it has none: it was not asked, or had no time to say."""
+        if not self.record.status:
+            return None
+        told = None
+        with contextlib.suppress(FileNotFoundError), open(self._path + STATUS, "rb") as file:
+            for line in file:
+                with contextlib.suppress(ValueError):  # one that was cut off
+                    said = json.loads(line)
+                    if "started" not in said:
+                        told = said
+        if told is None:
+            return None
+        return {
+            "code": told.get("code"),
+            "signal": told.get("signal"),
+            "oom_killed": bool(told.get("oom_killed")) or self.oom,
+            "error": str(told.get("error", "")),
+        }
+
+    def _seen(self) -> dict[str, Any]:
+        """How it ended as its parent sees it."""
+        status = self.status
+        silent = self.record.status and status is not None and status >= 0
+        if silent:
+            error = f"it ended with exit code {status} before it said how"
+        else:
+            error = "" if status is not None else "the exit status was lost with an earlier supervisor"
+        return {
+            "code": status if status is not None and status >= 0 and not silent else None,
+            "signal": -status if status is not None and status < 0 else None,
+            "oom_killed": self.oom,
+            "error": error,
+        }
 
     def learn_status(self) -> bool:
         """Ask the kernel for the status of a program that was not our child. True once there is no more to learn."""
@@ -278,6 +331,11 @@ class Instance:
             "suspended": self.suspended,
             "exit": self.exit,
         }
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def group_of(machine: str, key: str) -> str:

@@ -121,6 +121,8 @@ class Server:
                     files=self._files,
                     mark=self._mark(machine, key),
                     groups=self._groups,
+                    cwd=ask.get("cwd", ""),
+                    status=ask.get("status", False),
                 )
             except CannotStart as error:
                 if self._groups:

@@ -36,6 +36,9 @@ class Ask:
     def __getitem__(self, field: str) -> Any:
         return self._message[field]
 
+    def get(self, field: str, default: Any) -> Any:
+        return self._message.get(field, default)
+
     def answer(self, value: Any) -> None:
         self.connection.send({"id": self["id"], "ok": value})
 

@@ -1,149 +1,28 @@
 """The process driver: runs programs of the host itself, anywhere, as any user.
 
-The programs belong to a supervisor, one process per worker that outlives this daemon (`hawker.supervisor`). The
-driver starts it when it is not there, talks to it over a unix socket, and when the socket breaks starts the next
-one, which takes over what runs. Log files are read here, from where the supervisor writes them.
+The programs belong to a supervisor, one process per worker that outlives this daemon; see
+`hawker.worker.drivers.supervised`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import contextlib
-import json
-import os
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from itertools import count
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from hawker.errors import Broken
-from hawker.telemetry import get_logger
-from hawker.worker.drivers.base import (
-    Capabilities,
-    ExecResult,
-    Exit,
-    Fingerprint,
-    Instance,
-    InstanceRunning,
-    InstanceSpec,
-    Limits,
-    LogLine,
-    NotSupported,
-    Process,
-    StartFailed,
-    Stats,
-    Terminal,
-    UnknownInstance,
-)
-from hawker.worker.drivers.logs import follow_lines, tail_lines
-
-CONNECT_S = 10.0
-RECONNECT_S = 1.0
-_ERRORS: dict[str, type[Exception]] = {
-    "UnknownInstance": UnknownInstance,
-    "InstanceRunning": InstanceRunning,
-    "StartFailed": StartFailed,
-    "NotSupported": NotSupported,
-}
+from hawker.supervisor import cgroups as groups
+from hawker.worker.drivers.base import Capabilities, Fingerprint, Instance, InstanceSpec
+from hawker.worker.drivers.supervised import SupervisedDriver, Supervisor
 
 
-class SupervisorLost(Exception):
-    """The supervisor went away in the middle of a request. The request may be repeated: every one is idempotent."""
-
-
-class _Wire(asyncio.Protocol):
-    """The socket to the supervisor: requests by number, events as they come."""
-
-    def __init__(self, on_event: Callable[[dict[str, Any]], None], on_lost: Callable[[_Wire], None]) -> None:
-        self._on_event = on_event
-        self._on_lost = on_lost
-        self._transport: asyncio.Transport | None = None
-        self._numbers = count()
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._rest = b""
-        self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            message = msgspec.json.decode(line)
-            if "event" in message:
-                self._on_event(message)
-            elif (future := self._waiting.pop(message["id"], None)) and not future.done():
-                if "error" in message:
-                    future.set_exception(_ERRORS.get(message["error"], Broken)(message["message"]))
-                else:
-                    future.set_result(message["ok"])
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
-            if not future.done():
-                future.set_exception(SupervisorLost())
-        if not self._gone.done():
-            self._gone.set_result(None)
-        self._on_lost(self)
-
-    async def call(self, op: str, **fields: Any) -> Any:
-        if self._transport is None or self._transport.is_closing():
-            raise SupervisorLost()
-        number = next(self._numbers)
-        future = asyncio.get_running_loop().create_future()
-        self._waiting[number] = future
-        self._transport.write(json.dumps({"id": number, "op": op, **fields}).encode() + b"\n")
-        try:
-            return await future
-        finally:
-            self._waiting.pop(number, None)
-
-    async def close(self) -> None:
-        """Returns once the socket is closed."""
-        if self._transport:
-            self._transport.abort()
-            await asyncio.shield(self._gone)
-
-
-class ProcessDriver:
+class ProcessDriver(SupervisedDriver):
     """See `hawker.worker.drivers.base.Driver`. `directory` is kept between runs; `cgroups` False does without them."""
 
     name = "process"
 
     def __init__(self, directory: Path, *, cgroups: bool = True) -> None:
-        self._directory = directory
-        self._cgroups = cgroups
-        self._wire: _Wire | None = None
-        self._connecting: asyncio.Task[_Wire] | None = None
-        self._on_exit: Callable[[Exit], None] = lambda exit_: None
-        self._kind = ""
-        self._closed = False
-        self._retry: asyncio.TimerHandle | None = None
-        self._followers: dict[str, set[asyncio.Event]] = {}
-
-    async def open(self, on_exit: Callable[[Exit], None]) -> None:
-        self._closed = False
-        self._on_exit = on_exit
-        await self._connected()
-
-    async def close(self) -> None:
-        self._closed = True
-        if self._retry:
-            self._retry.cancel()
-        if self._connecting:
-            self._connecting.cancel()
-            await asyncio.gather(self._connecting, return_exceptions=True)
-            await asyncio.sleep(0)  # asyncio closes the socket of a connect that was cancelled one turn later
-        if self._wire:
-            wire, self._wire = self._wire, None
-            await wire.close()
+        super().__init__(Supervisor(directory, *([] if cgroups else ["--no-cgroups"])))
+        self._kind = groups.usable() if cgroups else ""
 
     async def fingerprint(self) -> Fingerprint:
         limited = bool(self._kind)
@@ -154,252 +33,16 @@ class ProcessDriver:
             attributes={"cgroups": self._kind or "none: limits of cpu and memory are counted, not enforced"},
         )
 
-    async def start(self, spec: InstanceSpec) -> Instance:
-        limits = msgspec.to_builtins(spec.limits)
-        shown = await self._call(
-            "start", key=spec.key, machine=spec.machine, argv=list(spec.argv), env=dict(spec.env), limits=limits
-        )
-        return msgspec.convert(shown, Instance)
-
-    async def recover(self) -> Sequence[Instance]:
-        return msgspec.convert(await self._call("list"), list[Instance])
-
-    async def inspect(self, key: str) -> Instance:
-        return msgspec.convert(await self._call("inspect", key=key), Instance)
-
-    async def wait(self, key: str) -> Exit:
-        return msgspec.convert(await self._call("wait", key=key), Exit)
-
-    async def stop(self, key: str, *, signal: int, grace_s: float) -> Exit:
-        return msgspec.convert(await self._call("stop", key=key, signal=signal, grace_s=grace_s), Exit)
-
-    async def destroy(self, key: str, *, force: bool = False) -> None:
-        await self._call("destroy", key=key, force=force)
-
-    async def purge(self, machine: str) -> None:
-        await self._call("purge", machine=machine)
-
-    async def signal(self, key: str, signal: int) -> None:
-        await self._call("signal", key=key, signal=signal)
-
-    async def suspend(self, key: str) -> None:
-        await self._call("suspend", key=key)
-
-    async def resume(self, key: str) -> None:
-        await self._call("resume", key=key)
-
-    async def exec(
-        self,
-        key: str,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        env: Mapping[str, str] | None = None,
-        timeout_s: float,
-    ) -> ExecResult:
-        wire = await self._connected()  # not repeated when the supervisor is lost: a command may have effects
-        encoded = base64.b64encode(stdin).decode()
-        result = await wire.call(
-            "exec", key=key, argv=list(argv), stdin=encoded, env=dict(env or {}), timeout_s=timeout_s
-        )
-        return msgspec.convert(result, ExecResult)
-
     async def prepare(self, image: str) -> None:
         """Programs of the host need nothing."""
 
-    async def terminal(
-        self,
-        key: str,
-        argv: Sequence[str],
-        *,
-        tty: bool,
-        env: Mapping[str, str] | None = None,
-        columns: int = 80,
-        rows: int = 24,
-    ) -> Terminal:
-        raise NotSupported("terminals")
-
-    async def resize(self, key: str, limits: Limits) -> None:
-        raise NotSupported("resizing")
-
-    async def stats(self, key: str) -> Stats:
-        return msgspec.convert(await self._call("stats", key=key), Stats)
-
-    async def processes(self, key: str) -> Sequence[Process]:
-        return msgspec.convert(await self._call("processes", key=key), list[Process])
-
-    async def logs(self, machine: str, *, tail: int = 100, follow: bool = False) -> AsyncIterator[LogLine]:
-        path = self._directory / "logs" / machine
-        lines, position = tail_lines(path, tail)
-        for line in lines:
-            yield line
-        if not follow:
-            return
-        wakeup = asyncio.Event()
-        self._followers.setdefault(machine, set()).add(wakeup)
-        try:
-            await self._call("follow", machine=machine)
-            wakeup.set()  # something may have come between the tail and the subscription
-            async for line in follow_lines(path, position, wakeup):
-                yield line
-        finally:
-            followers = self._followers[machine]
-            followers.discard(wakeup)
-            if not followers:
-                del self._followers[machine]
-                if self._wire:
-                    with contextlib.suppress(SupervisorLost):
-                        await self._wire.call("unfollow", machine=machine)
-
-    async def stop_all(self, *, grace_s: float) -> None:
-        wire = await self._connected()
-        self._closed = True
-        with contextlib.suppress(SupervisorLost):
-            running = [i["key"] for i in await wire.call("list") if not i["exit"]]
-            ends = [asyncio.ensure_future(wire.call("wait", key=key)) for key in running]
-            try:
-                await wire.call("shutdown", grace_s=grace_s)
-            finally:
-                await asyncio.gather(*ends, return_exceptions=True)
-        await _gone(self._directory)
-
-    # --- the connection ----------------------------------------------------------------------------------------------
-
-    async def _call(self, op: str, **fields: Any) -> Any:
-        """Ask the supervisor; when it dies in the middle, ask the next one."""
-        while True:
-            wire = await self._connected()
-            try:
-                return await wire.call(op, **fields)
-            except SupervisorLost:
-                if self._closed:
-                    raise
-                await asyncio.sleep(0)  # a socket that closes in this turn is told to `_lost` in the next
-
-    async def _connected(self) -> _Wire:
-        if self._wire:
-            return self._wire
-        return await asyncio.shield(self._connecting or self._start_connecting())
-
-    def _start_connecting(self) -> asyncio.Task[_Wire]:
-        self._connecting = asyncio.get_running_loop().create_task(self._connect(), name="connect to supervisor")
-        return self._connecting
-
-    async def _connect(self) -> _Wire:
-        """Connect, starting a supervisor when none listens, and tell the worker of ends it has not heard of."""
-        wire = None
-        try:
-            async with asyncio.timeout(CONNECT_S):
-                while wire is None:
-                    wire = await self._dial()
-                    while wire is None:
-                        self._spawn()
-                        wire = await self._dial_soon()
-                    try:
-                        hello = await wire.call("hello")
-                        for machine, wakeups in list(self._followers.items()):
-                            await wire.call("follow", machine=machine)
-                            for wakeup in wakeups:
-                                wakeup.set()  # for what came while nobody told
-                    except SupervisorLost:  # it was on its way out
-                        wire = None
-        except BaseException:
-            if wire:
-                await wire.close()
-            raise
-        finally:
-            self._connecting = None
-        self._wire = wire
-        self._kind = hello["cgroups"]
-        for shown in hello["instances"]:
-            if shown["exit"]:
-                self._on_exit(msgspec.convert(shown["exit"], Exit))
-        return wire
-
-    async def _dial(self) -> _Wire | None:
-        loop = asyncio.get_running_loop()
-        fd = os.open(self._directory, os.O_PATH | os.O_CLOEXEC) if self._directory.exists() else -1
-        if fd < 0:
-            return None
-        try:  # by way of the descriptor: the path may be longer than the 108 bytes a socket's name takes
-            path = f"/proc/self/fd/{fd}/socket"
-            _, wire = await loop.create_unix_connection(lambda: _Wire(self._event, self._lost), path)
-        except (FileNotFoundError, ConnectionRefusedError):
-            return None
-        finally:
-            os.close(fd)
-        return wire
-
-    async def _dial_soon(self) -> _Wire | None:
-        for _ in range(400):
-            if wire := await self._dial():
-                return wire
-            await asyncio.sleep(0.005)
-        return None
-
-    def _spawn(self) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
-        log = os.open(self._directory / "supervisor.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        argv = [sys.executable, "-m", "hawker.supervisor", str(self._directory)]
-        try:
-            child = subprocess.Popen(
-                argv + ([] if self._cgroups else ["--no-cgroups"]),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        finally:
-            os.close(log)
-        child.returncode = 0  # reaped below, not by subprocess, which complains of children that outlive their parent
-        _children.add(child.pid)
-        _reap()
-
-    def _event(self, message: dict[str, Any]) -> None:
-        if message["event"] == "exit":
-            self._on_exit(msgspec.convert(message["exit"], Exit))
-        else:
-            for wakeup in self._followers.get(message["machine"], ()):
-                wakeup.set()
-
-    def _lost(self, wire: _Wire) -> None:
-        if wire is not self._wire:
-            return  # it was still being connected, and whoever does that has been told
-        self._wire = None
-        if not self._closed:
-            _logger.warning("supervisor.lost", directory=str(self._directory), cause="the supervisor's socket closed")
-            self._reconnect()
-
-    def _reconnect(self) -> None:
-        """Until it succeeds: ends of programs are told over this connection."""
-        if not (self._closed or self._wire or self._connecting):
-            self._start_connecting().add_done_callback(self._reconnected)
-
-    def _reconnected(self, task: asyncio.Task[_Wire]) -> None:
-        if not task.cancelled() and (error := task.exception()):
-            _logger.error("supervisor.unreachable", error=str(error), cause="the supervisor's socket closed")
-            self._retry = asyncio.get_running_loop().call_later(RECONNECT_S, self._reconnect)
-
-
-_children: set[int] = set()
-"""Supervisors this process started."""
-
-
-def _reap() -> None:
-    for pid in list(_children):
-        with contextlib.suppress(ChildProcessError):
-            if os.waitpid(pid, os.WNOHANG) == (0, 0):
-                continue
-        _children.discard(pid)
-
-
-async def _gone(directory: Path) -> None:
-    """Wait, for a bounded time, until the supervisor has removed its socket and ended."""
-    for _ in range(1000):
-        if not (directory / "socket").exists():
-            break
-        await asyncio.sleep(0.005)
-    _reap()
-
-
-_logger = get_logger()
+    async def start(self, spec: InstanceSpec) -> Instance:
+        shown = await self.supervisor.call(
+            "start",
+            key=spec.key,
+            machine=spec.machine,
+            argv=list(spec.argv),
+            env=dict(spec.env),
+            limits=msgspec.to_builtins(spec.limits),
+        )
+        return msgspec.convert(shown, Instance)
