@@ -113,12 +113,14 @@ class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
     `argv` is the whole command line. Where it is empty, `entrypoint` and `cmd` make it, as Docker joins them: an empty
     `entrypoint` is the image's, an empty `cmd` the image's, but not when `entrypoint` was given. `env` goes over the
     image's. `user` is `name|uid[:group|gid]`, looked up in the image; empty: the image's. Without `network` the machine
-    has a loopback of its own and nothing else, or, run by the `process` driver, the host's.
+    has a loopback of its own and nothing else, or, run by the `process` driver, the host's. `driver` names the one that
+    is to run it, where a worker has several.
     """
 
     key: str
     machine: str
     image: str
+    driver: str = "process"
     argv: Sequence[str] = ()
     env: Mapping[str, str]
     limits: Limits
