@@ -39,6 +39,7 @@ async def fill_log(path: Path, name: str, count: int) -> None:
     driver = ProcessDriver(path.parent / "process")
     runner = Runner(store, host, MachineFlows(store, host, driver, log).all(), Metrics())
     market = Market(store, host, driver, log, runner, me)
+    await market.look()
     config = check_config({"image": "host", "init": {"exec": ["sleep", "3600"]}})
     app = AppRow(name="bench", id="bench", org="bench", network="default", number=1, created_at_ms=1, stamp_ms=1)
 

@@ -108,7 +108,9 @@ def test_a_value_says_what_it_measures() -> None:
         return value_text(Term(name=name, value=value, utility=1.0, weight=1.0))
 
     assert text("memory_mib", 0.0625) == "6.2% used with it"
-    assert text("image", 0.5) == "50% missing"
+    assert text("image", 0.0) == "all of it there"
+    assert text("image", 2400.0) == "2.4 s to fetch"
+    assert text("image", -1.0) == "not known there"
     assert text("spread", 2.0) == "2 of the app there"
 
 

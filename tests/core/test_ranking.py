@@ -6,6 +6,7 @@ import random
 from math import inf, nan
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from hawker.core import ranking
 from hawker.core.ranking import HEADROOM, POLICIES, CurvePolicy, check_curve, policy, used_after, utility
 from hawker.errors import Invalid
 from hawker.model.guest import RESOURCES, Resources
-from hawker.model.market import Offer, Scored
+from hawker.model.market import Offer, Scored, Term
 
 FULL = Resources(cpus_shared=16, cpus_dedicated=8, memory_mib=8192, disk_mib=65536, machines=50)
 SMALL = Resources(cpus_shared=1, memory_mib=256, disk_mib=1024, machines=1)
@@ -48,6 +49,8 @@ def offer_lists(draw: st.DrawFn) -> list[Offer]:
                 capacity=capacity,
                 free=free,
                 image_missing_bytes=missing,
+                image_known=draw(st.booleans()),
+                image_transfer_ms=draw(st.integers(0, 600_000)),
                 app_machines=draw(st.integers(0, 5)),
             )
         )
@@ -148,7 +151,8 @@ def test_a_curve_that_does_not_rise_from_0_to_1_is_refused(curve: ranking.Curve)
         ({"weights": {"memory_mib": nan}}, "weights.memory_mib"),
         ({"image_weight": inf}, "weights.image"),
         ({"spread_weight": nan}, "weights.spread"),
-        ({"image_bytes_full": 0}, "image_bytes_full"),
+        ({"image_half_ms": 0.0}, "image_half_ms"),
+        ({"image_half_ms": nan}, "image_half_ms"),
     ],
 )
 def test_a_wrong_weight_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
@@ -186,8 +190,67 @@ def test_curve_counts_only_the_resources_that_are_asked_for() -> None:
 
 def test_curve_prefers_the_worker_that_has_the_image() -> None:
     offers = [an_offer("far", image_missing_bytes=1 << 30), an_offer("part", image_missing_bytes=1 << 29)]
-    offers.append(an_offer("here"))
-    assert workers(CurvePolicy().rank(offers, SMALL, random.Random(0))) == ["here", "part", "far"]
+    offers += [an_offer("here"), an_offer("unknown", image_known=False)]
+    offers.append(an_offer("slow", image_missing_bytes=1 << 29, image_transfer_ms=60_000))
+    ranked = CurvePolicy().rank(offers, SMALL, random.Random(0))
+    assert workers(ranked) == ["here", "part", "far", "slow", "unknown"]
+    assert [round(image_term(one).utility, 3) for one in ranked] == [1.0, 0.903, 0.823, 0.077, 0.0]
+
+
+def image_term(scored: Scored) -> Term:
+    return next(term for term in scored.terms if term.name == "image")
+
+
+@given(
+    st.floats(0, 1),
+    st.integers(0, 1 << 40),
+    st.integers(0, 1 << 40),
+    st.floats(1e3, 1e10),
+    st.floats(0, 10),
+    st.floats(1, 1e6),
+)
+def test_fewer_missing_bytes_never_rank_lower_all_else_equal(
+    used: float, fewer: int, more: int, bytes_per_s: float, weight: float, half_ms: float
+) -> None:
+    fewer, more = sorted((fewer, more))
+
+    def missing(worker: str, count: int) -> Offer:
+        ms = int(count * 1000 / bytes_per_s)
+        return an_offer(worker, used=used, image_missing_bytes=count, image_transfer_ms=ms)
+
+    offers = [missing("more", more), missing("fewer", fewer), an_offer("unknown", used=used, image_known=False)]
+    ranked = CurvePolicy(image_weight=weight, image_half_ms=half_ms).rank(offers, SMALL, random.Random(0))
+    score = {one.worker: one.score for one in ranked}
+    assert score["fewer"] >= score["more"] >= score["unknown"]
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.integers(0, 600_000), st.floats(0, 5))
+def test_an_image_that_is_there_outweighs_load_by_its_weight_and_no_more(
+    used: float, other: float, ms: int, weight: float
+) -> None:
+    """Whatever the loads: the difference of two scores is that of their loads and the image's share, at most its
+    weight."""
+    policy = CurvePolicy(image_weight=weight)
+    here, far = an_offer("here", used=used), an_offer("far", used=other, image_transfer_ms=ms)
+    with_term = {one.worker: one.score for one in policy.rank([here, far], SMALL, random.Random(0))}
+    loads = [msgspec.structs.replace(offer, image_transfer_ms=0) for offer in (here, far)]
+    load = {one.worker: one.score for one in policy.rank(loads, SMALL, random.Random(0))}
+    gained = (with_term["here"] - with_term["far"]) - (load["here"] - load["far"])
+    assert -1e-9 <= gained <= weight + 1e-9
+
+
+def test_a_full_worker_with_the_image_does_not_beat_an_empty_one_without() -> None:
+    small = Resources(cpus_shared=1, memory_mib=512, disk_mib=4096, machines=3)
+    full = an_offer("full", used=0.9375)
+    assert workers(CurvePolicy().rank([full, an_offer("empty", image_known=False)], small, random.Random(0))) == [
+        "empty",
+        "full",
+    ]
+    busy = an_offer("busy", used=0.6)
+    assert workers(CurvePolicy().rank([busy, an_offer("empty", image_known=False)], small, random.Random(0))) == [
+        "busy",
+        "empty",
+    ]
 
 
 def test_curve_spreads_the_machines_of_an_app() -> None:

@@ -98,6 +98,7 @@ class SimWorker:
         runner.on_end = exits.on_end
         await driver.open(exits.on_exit)
         self.market = Market(store, host, driver, log, runner, me)
+        await self.market.look()
         await exits.recover()
         self.resumed = runner.resume()
         self.machines = Machines(store, host, driver, log, runner)

@@ -83,6 +83,7 @@ class Machine(Columns, frozen=True):
     version: Text | None = None
     image: Text | None = None
     private_ip: Text | None = None
+    process_group: Text | None = None
     cpu_kind: Text | None = None
     cpus: Count | None = None
     memory_mib: Count | None = None
@@ -92,13 +93,15 @@ class Machine(Columns, frozen=True):
 
 
 class Service(Columns, frozen=True):
-    """A port that a machine serves. The key is "machine/protocol/internal_port". No worker publishes any yet: machines
-    have no services until there is a proxy for them."""
+    """A port that a machine serves. The key is "machine/protocol/internal_port". `host_port` is where its worker's host
+    takes connections for it, 0 where it does not: then it is reached by its private address alone."""
 
     machine: Text | None = None
     app: Text | None = None
+    process_group: Text | None = None
     protocol: Text | None = None
     internal_port: Count | None = None
+    host_port: Count | None = None
     ports: JsonList | None = None
     concurrency: JsonMap | None = None
     autostart: Flag | None = None
@@ -114,6 +117,14 @@ class Capacity(Columns, frozen=True):
     memory: Count | None = None
     disk: Count | None = None
     machines: Count | None = None
+
+
+class Images(Columns, frozen=True):
+    """What a worker has of images, as a sketch (`hawker.core.sketch`): for guesses, the worker knows. The key is its
+    name."""
+
+    names: JsonList | None = None
+    layers: JsonList | None = None
 
 
 class Forgotten(Columns, frozen=True):
@@ -178,6 +189,7 @@ TABLES = (
     ),
     Table(name="services", tier="region", columns=Service, indexes=(("machine",), ("app",))),
     Table(name="capacity", tier="region", columns=Capacity),
+    Table(name="images", tier="region", columns=Images),
 )
 
 

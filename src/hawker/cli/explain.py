@@ -85,8 +85,14 @@ def value_text(term: Term) -> str:
     if term.name == "spread":
         return f"{term.value:.0f} of the app there"
     if term.name == "image":
-        return f"{term.value:.0%} missing"
+        return _image_text(term.value)
     return f"{term.value:.1%} used with it"
+
+
+def _image_text(ms: float) -> str:
+    if ms < 0:
+        return "not known there"
+    return f"{ms / 1000:.1f} s to fetch" if ms else "all of it there"
 
 
 def verdicts(decision: Decision) -> list[str]:
@@ -150,6 +156,8 @@ def _lost(
 def _why(refusal: Refusal | None) -> str:
     if refusal is None:
         return "it gave no reason"
+    if refusal.reason is Reason.no_driver and refusal.driver:
+        return f"its driver {refusal.driver} could not run it" + (f": {refusal.problem}" if refusal.problem else "")
     if refusal.reason is Reason.full:
         return f"{refusal.resource} was short, {refusal.wanted} wanted and {refusal.free} free"
     return _REASONS.get(refusal.reason, refusal.reason.replace("_", " "))

@@ -7,7 +7,7 @@ The shell that talks to workers is `hawker.broker.orders`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from hawker.core.ranking import Policy
@@ -22,11 +22,22 @@ TRIES = 3
 FANOUT = 20
 """Offers asked for per order. In a region of up to this many workers all are asked; of more, as many drawn at random.
 Twenty of a thousand find nearly as good a place as all; one offer costs about 50 microseconds of a broker's time."""
+HOLDERS = 5
+"""How many of them are drawn from those that are said to have the image. Few: they are the same ones for every order of
+that image, and an old view of them must not keep the others from being asked."""
 
 
-def candidates(workers: Sequence[str], rng: Random, fanout: int = FANOUT) -> list[str]:
-    """Whom to ask for offers. Never "the best of a view": a view a second old wrongly refuses a fifth of the orders."""
-    return list(workers) if len(workers) <= fanout else rng.sample(list(workers), fanout)
+def candidates(
+    workers: Sequence[str], rng: Random, fanout: int = FANOUT, holders: Collection[str] = (), most: int = HOLDERS
+) -> list[str]:
+    """Whom to ask for offers. Never "the best of a view": a view a second old wrongly refuses a fifth of the orders.
+    Of more than `fanout`, up to `most` are drawn from the `holders` of the image, the others from all the rest."""
+    if len(workers) <= fanout:
+        return list(workers)
+    having = [name for name in workers if name in holders]
+    drawn = rng.sample(having, min(most, fanout, len(having))) if having else []
+    rest = [name for name in workers if name not in drawn] if drawn else list(workers)
+    return drawn + rng.sample(rest, fanout - len(drawn))
 
 
 class Auction:

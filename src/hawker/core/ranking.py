@@ -2,8 +2,8 @@
 
 The default policy is the article's: the utility of a resource is a piecewise linear curve over its utilisation
 after the fill, so that both an almost empty and an almost full worker can be less desirable than one in between; an
-offer's score is the weighted sum over resources, plus terms for image bytes already here and for spreading an app's
-own machines. Broker, lab and tests call `rank`; curves and weights are configuration.
+offer's score is the weighted sum over resources, plus terms for the time the image takes to come and for spreading an
+app's own machines. Broker, lab and tests call `rank`; curves and weights are configuration.
 """
 
 from __future__ import annotations
@@ -78,6 +78,25 @@ HEADROOM: Curve = ((0.0, 0.7), (0.5, 1.0), (0.8, 0.6), (1.0, 0.0))
 WEIGHTS = {"cpus_shared": 1.0, "cpus_dedicated": 1.0, "memory_mib": 1.0, "disk_mib": 0.3, "machines": 0.2}
 
 
+IMAGE_BYTES_PER_S = 1e9
+"""No network brings an image faster than this, whatever an offer says of the time."""
+UNKNOWN = -1.0
+"""The value of the image's term for a worker that cannot say what it lacks."""
+
+
+def image_ms(offer: Offer) -> float:
+    """How long the image keeps a machine of this offer from starting; `UNKNOWN` when the worker cannot say."""
+    if not offer.image_known:
+        return UNKNOWN
+    return max(0.0, offer.image_transfer_ms, offer.image_missing_bytes * 1000 / IMAGE_BYTES_PER_S)
+
+
+def image_utility(ms: float, half_ms: float) -> float:
+    """1 for an image that is here, half of that for one that takes `half_ms` to come, and so on down; never 0, which is
+    the utility of an unknown one."""
+    return 0.0 if ms < 0 else half_ms / (half_ms + ms)
+
+
 class CurvePolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Weighted sum of curve utilities. Only resources the order asks for count; see the module's docstring."""
 
@@ -85,7 +104,7 @@ class CurvePolicy(msgspec.Struct, frozen=True, kw_only=True):
     curve: Curve = HEADROOM
     weights: dict[str, float] = msgspec.field(default_factory=lambda: dict(WEIGHTS))
     image_weight: float = 1.0
-    image_bytes_full: int = 1 << 30  # missing this much is worth nothing, missing nothing is worth 1
+    image_half_ms: float = 5000.0  # an image that takes so long to come is worth half of one that is here
     spread_weight: float = 0.5
 
     def __post_init__(self) -> None:
@@ -95,8 +114,8 @@ class CurvePolicy(msgspec.Struct, frozen=True, kw_only=True):
         for name, weight in {**self.weights, "image": self.image_weight, "spread": self.spread_weight}.items():
             if not isfinite(weight):
                 raise Invalid(f"weights.{name}", weight, "give a number")
-        if self.image_bytes_full < 1:
-            raise Invalid("image_bytes_full", self.image_bytes_full, "give a count of bytes above 0")
+        if not (isfinite(self.image_half_ms) and self.image_half_ms > 0):
+            raise Invalid("image_half_ms", self.image_half_ms, "give a time above 0")
 
     def rank(self, offers: Sequence[Offer], wanted: Resources, rng: Random) -> list[Scored]:
         return _best_first([(offer, self._terms(offer, wanted)) for offer in offers], wanted, rng)
@@ -108,8 +127,10 @@ class CurvePolicy(msgspec.Struct, frozen=True, kw_only=True):
             if weight and getattr(wanted, resource) > 0:
                 used = used_after(offer, wanted, resource)
                 terms.append(Term(name=resource, value=used, utility=utility(self.curve, used), weight=weight))
-        missing = min(1.0, offer.image_missing_bytes / self.image_bytes_full)
-        terms.append(Term(name="image", value=missing, utility=1.0 - missing, weight=self.image_weight))
+        ms = image_ms(offer)
+        terms.append(
+            Term(name="image", value=ms, utility=image_utility(ms, self.image_half_ms), weight=self.image_weight)
+        )
         siblings = offer.app_machines + offer.in_flight.machines
         terms.append(
             Term(name="spread", value=float(siblings), utility=1.0 / (1 + siblings), weight=self.spread_weight)

@@ -44,21 +44,36 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     resource: str = ""
     wanted: int = 0
     free: int = 0
+    driver: str = ""  # of `no_driver`: the one that is missing or cannot run here
+    problem: str = ""  # and what it says is wrong
 
     def sentence(self) -> str:
         if self.reason is Reason.full:
             return f"{self.worker}: {self.resource} {self.wanted} wanted, {self.free} free"
+        if self.reason is Reason.no_driver and self.driver:
+            return f"{self.worker}: no driver {self.driver}" + (f" ({self.problem})" if self.problem else "")
         return f"{self.worker}: {self.reason.replace('_', ' ')}"
 
 
+class Parts(msgspec.Struct, frozen=True):
+    """What an image is made of: the digest of its manifest, and (digest, bytes that travel) of each layer."""
+
+    digest: str
+    layers: tuple[tuple[str, int], ...]
+
+
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """What an offer is asked for. `key` lets a worker say that it filled this very order before."""
+    """What an offer is asked for. `key` lets a worker say that it filled this very order before. `runtime` names the
+    driver that is to run it, "" the one that is usual for the image. `parts`, where the broker knows them, let a worker
+    say what it lacks of an image that it does not know itself."""
 
     app: str
     region: str
     image: str
     resources: Resources
     key: str = ""
+    runtime: str = ""
+    parts: Parts | None = None
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, tag="offer"):
@@ -69,7 +84,10 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, tag="offer"):
     capacity: Resources
     free: Resources
     app_machines: int = 0  # machines of the ordering app already here
-    image_missing_bytes: int = 0
+    image_missing_bytes: int = 0  # of the image's layers, as they travel
+    image_known: bool = True  # False: it cannot say what it would have to fetch; the other two say nothing then
+    image_transfer_ms: int = 0  # how long it expects the missing bytes to take
+    image_parts: Parts | None = None  # told when the ask did not, so that the next ask can
     app: dict[str, Any] | None = None  # the worker's row of the app; None: it does not know the app
     filled: str = ""  # a machine this order's key made here before
     in_flight: Resources = Resources()  # what this broker has asked of the worker and has not heard back about

@@ -110,9 +110,8 @@ class Worker:
         self.exits = exits = Exits(store, host, driver, log, runner)
         runner.on_end = exits.on_end
         await driver.open(exits.on_exit)
-        fingerprint = await driver.fingerprint()
         self.market = market = Market(store, host, driver, log, runner, me)
-        market.runs_images = fingerprint.capabilities.images
+        await market.look()
         await exits.recover()  # first: a run must not start a program beside one that nobody knows
         resumed = runner.resume()
         machines = Machines(store, host, driver, log, runner)

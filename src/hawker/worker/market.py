@@ -7,13 +7,18 @@ the answer is the same reservation, the machine it became, or a refusal because 
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 from hashlib import blake2b
+from typing import Protocol, runtime_checkable
 
 import msgspec
 from msgspec.structs import replace
 
 from hawker.core import capacity
-from hawker.errors import Conflict, DiskFull
+from hawker.errors import Conflict, DiskFull, Unreachable
 from hawker.host import Host
 from hawker.model.guest import Resources
 from hawker.model.machine import State
@@ -35,10 +40,11 @@ from hawker.model.values import is_host_image
 from hawker.store.db import Store
 from hawker.store.tx import Reads, Tx
 from hawker.worker import leases, ledger
-from hawker.worker.drivers.base import Driver
+from hawker.worker.drivers.base import Driver, Fingerprint
 from hawker.worker.machine_log import MachineLog, get_machine
 from hawker.worker.machines import Request
 from hawker.worker.runner import Runner
+from hawker.worker.stock import NOTHING, Stock
 
 FILL_KEPT_MS = 24 * 3600 * 1000
 """How long an ended order's key is remembered: well past any client's retries."""
@@ -49,6 +55,10 @@ CLOCK_BACK_MS = 1000
 hold its room, and its order's key, for as long as the clock had been ahead."""
 
 
+LOOK_S = 15.0
+"""How often the drivers are asked again what they can do: one may be there only now, or have lost what it needs."""
+
+
 class Lapsed(Conflict):
     """The reservation is not there any more: its time ran out or it was released. Nothing is held."""
 
@@ -56,7 +66,8 @@ class Lapsed(Conflict):
 
 
 class Market:
-    """Offers and orders of one worker. `runs_images` says whether its driver takes OCI images."""
+    """Offers and orders of one worker. `drivers` is what each of its drivers found on this host, by name (`look`).
+    `stock` is the worker's images; without one it runs none."""
 
     def __init__(
         self, store: Store, host: Host, driver: Driver, log: MachineLog, runner: Runner, me: WorkerRow
@@ -68,14 +79,30 @@ class Market:
         self._runner = runner
         self._name = me.name
         self._region = me.region
-        self.runs_images = False
+        self.drivers: Mapping[str, Fingerprint] = {}
+        self._looked_s = 0.0
+        self.stock: Stock | None = None
+
+    async def look(self) -> None:
+        """Ask the drivers again what they can do on this host."""
+        self._looked_s = asyncio.get_running_loop().time()
+        if isinstance(self._driver, _Several):
+            self.drivers = await self._driver.fingerprints()
+        else:
+            found = await self._driver.fingerprint()
+            self.drivers = {"container" if found.capabilities.images else "process": found}
+
+    def hold_images(self) -> None:
+        """At a start: keep the images of the reservations that are still there."""
+        for row in self._store.read.select(ReservationRow):
+            self._hold_image(row.id, row.order["config"]["image"])
 
     def offer(self, ask: Ask) -> Offer | Refusal:
         """What this worker has for an ask, now. Reads only; nothing is held."""
         reads = self._store.read
         held = ledger.held(reads)
-        if reason := self._unfit(reads, ask.region, ask.image):
-            return self._refusal(reason)
+        if unfit := self._unfit(reads, ask.region, ask.image, ask.runtime):
+            return unfit
         if ask.key and (fill := reads.get(FillRow, ask.key)) and fill.machine:
             return self._offered(ask, held, filled=fill.machine)
         if short := capacity.shortfall(self._log.capacity, held, ask.resources):
@@ -94,8 +121,8 @@ class Market:
             self._lapse(tx)
             if there:
                 return self._refusal(Reason.in_doubt)  # its time ran out: this order was given up
-            if reason := self._unfit(tx, order.region, order.config["image"]):
-                return self._refusal(reason)
+            if unfit := self._unfit(tx, order.region, order.config["image"], order.config.get("runtime") or ""):
+                return unfit
             if order.machine and tx.get(MachineRow, order.machine):
                 return self._refusal(Reason.known_machine)
             row = ReservationRow(
@@ -112,6 +139,7 @@ class Market:
             except ledger.Full as full:
                 raise _Refused(self._refusal(Reason.full, full.short)) from full
             tx.put(row)
+            tx.after_commit(lambda: self._hold_image(order.key, order.config["image"]))
             return self._reservation(tx, row)
 
         try:
@@ -155,6 +183,7 @@ class Market:
                 if decision:
                     tx.put(DecisionRow(machine=row.id, decision=msgspec.to_builtins(decision)))
                 ledger.count(tx, row.app, 1)
+                tx.after_commit(lambda: self._hand_over(key, row, prefetch=order.skip_launch))
                 tx.put(row)  # it takes over what the reservation held: the ledger stays as it is
                 self._log.event(tx, row, "launch", "created", run)
 
@@ -180,6 +209,7 @@ class Market:
             tx.record("reservation.released", key, cause=cause)
             if there := tx.get(ReservationRow, key):
                 tx.delete(ReservationRow, key)
+                tx.after_commit(lambda: self._let_image_go(key))
                 ledger.adjust(tx, self._log.capacity, there.resources, Resources())
             tx.put(FillRow(id=key, machine="", at_ms=tx.now_ms))
             return ""
@@ -218,7 +248,7 @@ class Market:
 
     async def sweep(self) -> int:
         """Lapse reservations whose time ran out, and forget keys of orders that ended long ago. Returns how many
-        lapsed."""
+        lapsed. Also asks the drivers again now and then."""
 
         def change(tx: Tx) -> int:
             lapsed = self._lapse(tx)
@@ -229,7 +259,11 @@ class Market:
                     tx.delete(FillRow, fill.key)
             return lapsed
 
-        return await self._store.submit(change)
+        lapsed = await self._store.submit(change)
+        if asyncio.get_running_loop().time() - self._looked_s >= LOOK_S:
+            with suppress(Unreachable):
+                await self.look()
+        return lapsed
 
     def _lapse(self, tx: Tx) -> int:
         over = "expires_at_ms <= ? or (expires_at_ms > ? and body ->> '$.created_at_ms' > ?)"
@@ -238,23 +272,46 @@ class Market:
         for row in expired:
             tx.record("reservation.lapsed", row.id, cause="local rule: not confirmed in time")
             tx.delete(ReservationRow, row.id)
+            tx.after_commit(partial(self._let_image_go, row.id))
             tx.put(FillRow(id=row.id, machine="", at_ms=tx.now_ms))
             ledger.adjust(tx, self._log.capacity, row.resources, Resources())
         return len(expired)
 
-    def _unfit(self, reads: Reads, region: str, image: str) -> Reason | None:
-        """Why this worker takes no order at all for this region and image, whatever its size."""
+    def _hold_image(self, key: str, image: str) -> None:
+        if self.stock:
+            self.stock.hold(f"reservation {key}", image)
+
+    def _let_image_go(self, key: str) -> None:
+        if self.stock:
+            self.stock.release(f"reservation {key}")
+
+    def _hand_over(self, key: str, row: MachineRow, *, prefetch: bool) -> None:
+        """What a reservation kept its machine keeps from now on. One that is not to be started yet is to start at once
+        when it is."""
+        if self.stock:
+            image = row.config["image"]
+            self.stock.hold(row.id, image)
+            self._let_image_go(key)
+            if prefetch:
+                self.stock.prefetch(image)
+
+    def _unfit(self, reads: Reads, region: str, image: str, runtime: str) -> Refusal | None:
+        """Why this worker takes no order at all for this region, image and runtime, whatever its size."""
         if region != self._region:
-            return Reason.wrong_region
-        if is_host_image(image) == self.runs_images:
-            return Reason.no_driver
+            return self._refusal(Reason.wrong_region)
+        name = runtime or ("process" if is_host_image(image) else "container")
+        driver = self.drivers.get(name)
+        if driver is None or not driver.healthy:
+            problem = driver.problem if driver else ""
+            return replace(self._refusal(Reason.no_driver), driver=name, problem=problem)
         if self._store.full:
-            return Reason.disk_full
+            return self._refusal(Reason.disk_full)
         me = reads.get(WorkerRow, "worker")
-        return Reason.cordoned if me and me.cordoned else None
+        return self._refusal(Reason.cordoned) if me and me.cordoned else None
 
     def _offered(self, ask: Ask, held: Resources, *, filled: str = "") -> Offer:
         reads = self._store.read
+        lack = self.stock.lack(ask.image, ask.parts) if self.stock else NOTHING
         app = reads.get(AppRow, ask.app)
         tally = reads.get(TallyRow, ask.app)
         return Offer(
@@ -263,6 +320,10 @@ class Market:
             capacity=self._log.capacity,
             free=capacity.free(self._log.capacity, held),
             app_machines=tally.machines if tally else 0,
+            image_missing_bytes=lack.bytes,
+            image_known=lack.known,
+            image_transfer_ms=lack.transfer_ms,
+            image_parts=lack.parts,
             app=msgspec.to_builtins(app) if app else None,
             filled=filled,
         )
@@ -315,6 +376,14 @@ class Market:
             cordoned=order.cordoned,
             driver=self._driver.name,
         )
+
+
+@runtime_checkable
+class _Several(Protocol):
+    """A driver that is made of several."""
+
+    async def fingerprints(self) -> Mapping[str, Fingerprint]:
+        """What each found on this host, by its name."""
 
 
 class _Refused(Exception):
