@@ -8,6 +8,7 @@ unless it is empty: clients send `"mounts": []` without meaning anything by it.
 
 from __future__ import annotations
 
+import re
 import shlex
 import signal as signals
 from typing import Any, Literal, cast
@@ -15,8 +16,20 @@ from typing import Any, Literal, cast
 import msgspec
 
 from hawker.errors import Invalid, NotBuilt
-from hawker.model.guest import Guest, check_guest, preset
-from hawker.model.values import format_duration, is_host_image, parse_duration_s
+from hawker.model.guest import ROOT_DISK_MIB, Guest, Resources, check_guest, preset
+from hawker.model.inside import (
+    File,
+    NameService,
+    Rootfs,
+    Tmpfs,
+    check_dns,
+    check_env_from,
+    check_files,
+    check_rootfs,
+    check_volumes,
+)
+from hawker.model.services import Service, check_services
+from hawker.model.values import check_image, format_duration, is_host_image, parse_duration_s
 
 CONFIG_BYTES_MAX = 256 * 1024  # four times what the largest deploy seen in the wild sends
 STOP_TIMEOUT_S_MAX = 300.0
@@ -25,34 +38,21 @@ RestartPolicy = Literal["no", "on-failure", "always"]
 
 NOT_BUILT = {
     "mounts": "volumes are not built yet",
-    "services": "the proxy is not built yet; reach the program on its own port",
     "checks": "health checks are not built yet",
     "schedule": "scheduled machines are not built yet",
     "standbys": "standby machines are not built yet",
-    "files": "files are not built yet; pass small values in config.env",
     "containers": "several containers in one machine are not built yet; create one machine each",
-    "volumes": "temporary volumes are not built yet",
     "statics": "static files are not built yet",
     "metrics": "scraping a machine's metrics is not built yet",
-    "rootfs": "root file systems are not built yet",
 }
 _NOT_BUILT_IN = {
-    "init": {"tty": "terminals", "swap_size_mb": "swap", "kernel_args": "kernel arguments"},
-    "guest": {
-        "kernel_args": "kernel arguments",
-        "host_dedication_id": "dedicated hosts",
-        "persist_rootfs": "root file systems",
-        "max_memory_mb": "memory that grows",
-    },
-    "dns": {
-        "nameservers": "name service",
-        "searches": "name service",
-        "options": "name service",
-        "dns_forward_rules": "name service",
-        "hostname": "name service",
-        "hostname_fqdn": "name service",
-    },
+    "init": {"swap_size_mb": "swap", "kernel_args": "kernel arguments"},
+    "guest": {"kernel_args": "kernel arguments", "host_dedication_id": "dedicated hosts"},
 }
+PROCESS, CONTAINER, MICROVM = "process", "container", "microvm"
+_RUNTIME = re.compile(r"[a-z][a-z0-9-]{0,30}")
+_NOT_FOR_PROCESSES = ("files", "volumes", "rootfs")
+"""What needs a root of its own."""
 
 
 class Restart(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,18 +67,60 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 5.0
 
 
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """What is run. `exec` is a whole command line; without it `entrypoint` and `cmd` make one, as Docker joins them,
+    each in the place of the image's."""
+
+    exec: tuple[str, ...] = ()
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The command line where no image has a part in it."""
+        return self.exec or self.entrypoint + self.cmd
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What Hawker acts on, and `raw`, what the client reads back."""
+    """What Hawker acts on, and `raw`, what the client reads back.
+
+    `runtime`, ours, names the driver that runs it. With "process", the host's own programs, the image is not looked
+    at: a configuration with both an image and a command line runs under each runtime by this word alone.
+    `max_memory_mb` 0: as much as its cpus may have.
+    """
 
     raw: dict[str, Any]
     image: str
-    argv: tuple[str, ...]
+    runtime: str
+    command: Command
     env: dict[str, str]
     guest: Guest
     restart: Restart
     stop: Stop
     auto_destroy: bool
     metadata: dict[str, str]
+    tty: bool = False
+    user: str = ""
+    env_from: tuple[tuple[str, str], ...] = ()
+    rootfs: Rootfs = Rootfs()
+    files: tuple[File, ...] = ()
+    tmpfs: tuple[Tmpfs, ...] = ()
+    services: tuple[Service, ...] = ()
+    dns: NameService = NameService()
+    max_memory_mb: int = 0
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        return self.command.argv
+
+    def resources(self) -> Resources:
+        """What the machine takes of its worker while it runs."""
+        return self.guest.resources(max(ROOT_DISK_MIB, self.rootfs.size_gb * 1024))
+
+
+def usual_runtime(image: str) -> str:
+    """The runtime of a configuration that names none."""
+    return PROCESS if is_host_image(image) else CONTAINER
 
 
 def check_config(raw: Any, *, at: str = "config") -> Config:
@@ -89,9 +131,7 @@ def check_config(raw: Any, *, at: str = "config") -> Config:
     if not isinstance(raw, dict):
         raise Invalid(at, raw, 'give an object with at least an "image"')
     _refuse_not_built(raw, at)
-    image = raw.get("image")
-    if not isinstance(image, str) or not image or any(c.isspace() or c == "\0" for c in image):
-        raise Invalid(f"{at}.image", image, 'name an image, or "host" for a program of the host itself')
+    image = check_image(f"{at}.image", raw.get("image"))
     size = raw.get("size")
     if raw.get("guest"):
         guest = check_guest(raw["guest"], f"{at}.guest")
@@ -99,13 +139,16 @@ def check_config(raw: Any, *, at: str = "config") -> Config:
         guest = preset(_string(f"{at}.size", size))
     else:
         guest = Guest()
+    given = raw.get("guest") or {}
     restart = _restart(raw.get("restart"), f"{at}.restart")
+    init = raw.get("init") or {}
     process = _one_process(raw.get("processes"), at)
     process_env = string_map(f"{at}.processes[0].env", process.get("env"), names=True)
+    runtime = _runtime(raw, image, process, at)
     filled = {
         **raw,
-        "guest": {**(raw.get("guest") or {}), **msgspec.to_builtins(guest)},
-        "init": raw.get("init") or {},
+        "guest": {**given, **msgspec.to_builtins(guest)},
+        "init": init,
         "restart": {**(raw.get("restart") or {}), **msgspec.to_builtins(restart)},
     }
     if raw.get("stop_config"):
@@ -113,13 +156,23 @@ def check_config(raw: Any, *, at: str = "config") -> Config:
     return Config(
         raw=filled,
         image=image,
-        argv=_argv(image, raw.get("init"), process, at),
+        runtime=runtime,
+        command=_command_of(runtime, image, init, process, at),
         env={**string_map(f"{at}.env", raw.get("env"), names=True), **process_env},
         guest=guest,
         restart=restart,
         stop=_stop(raw.get("stop_config"), f"{at}.stop_config"),
         auto_destroy=_boolean(f"{at}.auto_destroy", raw.get("auto_destroy")),
         metadata=string_map(f"{at}.metadata", raw.get("metadata")),
+        tty=_boolean(f"{at}.init.tty", init.get("tty")),
+        user=_user(process.get("user"), f"{at}.processes[0].user"),
+        env_from=check_env_from(process.get("env_from"), f"{at}.processes[0].env_from"),
+        rootfs=check_rootfs(raw.get("rootfs"), given.get("persist_rootfs"), at),
+        files=check_files(raw.get("files"), f"{at}.files"),
+        tmpfs=check_volumes(raw.get("volumes"), f"{at}.volumes"),
+        services=check_services(raw.get("services"), f"{at}.services"),
+        dns=check_dns(raw.get("dns"), f"{at}.dns"),
+        max_memory_mb=_max_memory(given.get("max_memory_mb"), guest, f"{at}.guest.max_memory_mb"),
     )
 
 
@@ -195,33 +248,69 @@ def _one_process(raw: Any, at: str) -> dict[str, Any]:
         raise Invalid(f"{at}.processes", raw, "give a list of objects")
     if len(raw) > 1:
         raise NotBuilt(f"{at}.processes", raw, "several processes in one machine are not built yet; create one each")
-    for field in ("user", "secrets", "env_from", "ignore_app_secrets"):
+    for field in ("secrets", "ignore_app_secrets"):
         if raw[0].get(field):
             raise NotBuilt(f"{at}.processes[0].{field}", raw[0][field], "not built yet; leave the field out")
     process: dict[str, Any] = raw[0]
     return process
 
 
-def _argv(image: str, init: dict[str, Any] | None, process: dict[str, Any], at: str) -> tuple[str, ...]:
-    argv = _command(init or {}, f"{at}.init") or _command(process, f"{at}.processes[0]")
-    if is_host_image(image) and not (argv and argv[0]):
-        raise Invalid(
-            f"{at}.init.exec", list(argv), 'the image "host" has no program of its own: give its command line here'
-        )
-    return argv
+def _runtime(raw: dict[str, Any], image: str, process: dict[str, Any], at: str) -> str:
+    runtime = raw.get("runtime") or usual_runtime(image)
+    if not isinstance(runtime, str) or not _RUNTIME.fullmatch(runtime):
+        raise Invalid(f"{at}.runtime", runtime, f"use {PROCESS}, {CONTAINER} or {MICROVM}")
+    if is_host_image(image) and runtime != PROCESS:
+        raise Invalid(f"{at}.runtime", runtime, 'the image "host" runs as a process only; name an image')
+    if runtime == PROCESS:
+        needs = f"needs a root of its own, which a process does not have; use runtime {CONTAINER} or {MICROVM}"
+        init, dns = raw.get("init") or {}, raw.get("dns")
+        given: list[tuple[str, Any]] = [(field, raw.get(field)) for field in _NOT_FOR_PROCESSES]
+        given += [("init.tty", init.get("tty")), ("processes[0].user", process.get("user"))]
+        if isinstance(dns, dict):
+            given += [(f"dns.{field}", dns.get(field)) for field in ("nameservers", "searches", "options", "hostname")]
+        for field, value in given:
+            if value:
+                raise NotBuilt(f"{at}.{field}", value, needs)
+    return runtime
 
 
-def _command(raw: dict[str, Any], at: str) -> tuple[str, ...]:
-    """`exec` replaces everything; else `entrypoint` and `cmd`, as Docker joins them."""
-    parts: dict[str, list[str]] = {}
+def _command_of(runtime: str, image: str, init: dict[str, Any], process: dict[str, Any], at: str) -> Command:
+    command = _command(init, f"{at}.init")
+    if not command.argv:
+        command = _command(process, f"{at}.processes[0]")
+    if runtime == PROCESS and not (command.argv and command.argv[0]):
+        what = 'the image "host"' if is_host_image(image) else "a process"
+        remedy = f"{what} has no program of its own: give its command line here"
+        raise Invalid(f"{at}.init.exec", list(command.argv), remedy)
+    return command
+
+
+def _command(raw: dict[str, Any], at: str) -> Command:
+    parts: dict[str, tuple[str, ...]] = {}
     for field in ("exec", "entrypoint", "cmd"):
         value = raw.get(field) or []
         if isinstance(value, str):
             value = _words(f"{at}.{field}", value)
         if not isinstance(value, list) or not all(isinstance(a, str) and "\0" not in a for a in value):
             raise Invalid(f"{at}.{field}", value, "give a list of strings")
-        parts[field] = value
-    return tuple(parts["exec"] or parts["entrypoint"] + parts["cmd"])
+        parts[field] = tuple(value)
+    return Command(**parts)
+
+
+def _user(value: Any, at: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str) or any(c.isspace() or c == "\0" for c in value) or value.count(":") > 1:
+        raise Invalid(at, value, 'give a user of the image, or a number, and a group if you like: "app" or "1000:1000"')
+    return value
+
+
+def _max_memory(value: Any, guest: Guest, at: str) -> int:
+    if value is None or (value == 0 and value is not False):
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or value < guest.memory_mb:
+        raise Invalid(at, value, f"give MiB, at least memory_mb, {guest.memory_mb}")
+    return value
 
 
 def _words(field: str, line: str) -> list[str]:

@@ -121,10 +121,31 @@ def rfc3339(at_ms: int) -> str:
 
 
 _DOCKER = "registry-1.docker.io"
+_DOCKER_ALIASES = ("docker.io", "index.docker.io")
+
+# The grammar of image names: github.com/distribution/reference, which Docker and containerd read them with.
+_DOMAIN = re.compile(
+    r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?(?:\.[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?)*|\[[a-fA-F0-9:]+\])"
+    r"(?::[0-9]{1,5})?"
+)
+_REPOSITORY = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_REPOSITORY_MOST = 255
+_REFERENCE_MOST = 512
+
+
+def is_digest(text: str) -> bool:
+    """`sha256:` and 64 lower-case hexadecimal digits: the one algorithm that registries use."""
+    return _DIGEST.fullmatch(text) is not None
 
 
 class ImageRef:
-    """An image reference taken apart: `registry/repository:tag@digest`, with Docker's defaults."""
+    """An image reference taken apart: `registry/repository:tag@digest`, with Docker's defaults.
+
+    Made of any text, since records of the past hold any; `checked` is for what comes in. As text it is complete, and
+    reads as the same reference again.
+    """
 
     __slots__ = ("digest", "registry", "repository", "tag")
 
@@ -132,16 +153,42 @@ class ImageRef:
         if is_host_image(text):
             self.registry, self.repository, self.tag, self.digest = "", text, "", ""
             return
+        if _DIGEST.fullmatch(text):
+            self.registry, self.repository, self.tag, self.digest = "", "", "", text
+            return
         rest, _, self.digest = text.partition("@")
         head, slash, tail = rest.partition("/")
         if slash and ("." in head or ":" in head or head == "localhost"):
-            self.registry, path = (_DOCKER if head in ("docker.io", "index.docker.io") else head), tail
+            self.registry, path = (_DOCKER if head in _DOCKER_ALIASES else head), tail
         else:
             self.registry, path = _DOCKER, rest
         self.repository, _, tag = path.partition(":")
         self.tag = tag or ("" if self.digest else "latest")
         if self.registry == _DOCKER and "/" not in self.repository:
             self.repository = f"library/{self.repository}"
+
+    @classmethod
+    def checked(cls, text: str, field: str = "image") -> ImageRef:
+        """Raises `Invalid` unless it names an image of a registry: `host` does not, nor does a digest alone."""
+        if not text or len(text) > _REFERENCE_MOST:
+            raise Invalid(field, text, f"name an image in at most {_REFERENCE_MOST} characters, such as nginx:1.27")
+        ref = cls(text)
+        if not ref.registry:
+            raise Invalid(field, text, "this stands for the host's own programs; name an image such as nginx:1.27")
+        if not _DOMAIN.fullmatch(ref.registry):
+            raise Invalid(field, text, f'"{ref.registry}" is no host of a registry; write host:port/repository:tag')
+        if not _REPOSITORY.fullmatch(ref.repository) or len(ref.repository) > _REPOSITORY_MOST:
+            remedy = "write a repository of lower-case letters and digits, parted by one of / . _ -"
+            raise Invalid(field, text, f"{remedy}, at most {_REPOSITORY_MOST} characters")
+        if ref.tag and not _TAG.fullmatch(ref.tag):
+            raise Invalid(field, text, "write a tag of letters, digits, _ . -, at most 128, not starting with . or -")
+        if "@" in text and not is_digest(ref.digest):
+            raise Invalid(field, text, "write the digest as sha256: and 64 lower-case hexadecimal digits")
+        return ref
+
+    def __str__(self) -> str:
+        name = f"{self.registry}/{self.repository}" if self.registry else self.repository
+        return name + (f":{self.tag}" if self.tag else "") + (f"@{self.digest}" if self.digest else "")
 
     def as_json(self, labels: Mapping[str, str] | None = None) -> dict[str, Any]:
         return {
@@ -151,6 +198,48 @@ class ImageRef:
             "digest": self.digest,
             "labels": dict(labels or {}),
         }
+
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_REGISTRY = re.compile(
+    r"([A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.|(?=:|$)))+(:[0-9]{1,5})?|\[[0-9a-f:]+\](:[0-9]{1,5})?"
+)
+_REPOSITORY = re.compile(r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_REFERENCE_MOST = 1024
+
+
+def check_image(field: str, value: Any) -> str:
+    """A reference to an image, as the OCI distribution specification 1.1 writes names, tags and digests, or a digest
+    alone. Raises `Invalid`."""
+    if not isinstance(value, str) or not value or any(c.isspace() or c == "\0" for c in value):
+        raise Invalid(field, value, 'name an image, or "host" for a program of the host itself')
+    if is_host_image(value) or _DIGEST.fullmatch(value):
+        return value
+    ref = ImageRef(value)
+    for wrong, remedy in (
+        (len(value) > _REFERENCE_MOST, f"a reference has at most {_REFERENCE_MOST} characters"),
+        ("@" in value and not _DIGEST.fullmatch(ref.digest), "a digest is sha256: and 64 hexadecimal digits"),
+        (not _REGISTRY.fullmatch(ref.registry), "a registry is a host and, if need be, a port, such as ghcr.io"),
+        (
+            not _REPOSITORY.fullmatch(ref.repository),
+            "a repository has lower-case letters and digits, with single dots, dashes and underscores between them",
+        ),
+        (
+            (ref.tag or not ref.digest) and not _TAG.fullmatch(ref.tag),
+            "a tag has at most 128 letters, digits, dots, dashes and underscores",
+        ),
+    ):
+        if wrong:
+            raise Invalid(field, value, remedy)
+    return value
+
+
+def pinned(image: str, digest: str) -> str:
+    """The reference that means these bytes and no others, whatever becomes of the tag."""
+    if not digest or is_host_image(image) or _DIGEST.fullmatch(image):
+        return image
+    return f"{image.partition('@')[0]}@{digest}"
 
 
 HOST_IMAGE = "host"
