@@ -1,0 +1,123 @@
+"""How a host fetches and keeps images: the part `[images]` of an agent's configuration.
+
+```toml
+[images]
+keep_mib_max = 40960          # above this, unused images go, the longest unused first, down to keep_mib_least
+parallel = 3                  # layers fetched at once
+
+[images.registries."docker.io"]
+mirrors = ["mirror.example:5000", "cache.example/dockerhub"]     # asked before it, in this order
+
+[images.registries."registry.example:5000"]
+username = "ci"
+password = "..."
+insecure = true               # plain HTTP; loopback needs no leave
+ca = "/etc/hawker/registry-ca.pem"
+```
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+
+import msgspec
+
+from hawker.errors import Invalid
+from hawker.model.image import Platform
+from hawker.model.values import ImageRef
+
+MIB = 1 << 20
+
+
+class RegistrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One registry or mirror, by its `host` or `host:port`.
+
+    `insecure`: plain HTTP; None is True for loopback and False elsewhere. `ca`: a PEM file with authorities to trust
+    besides the system's. `token`: an identity token in place of a password (OAuth2, as some clouds give).
+    """
+
+    username: str = ""
+    password: str = ""
+    token: str = ""
+    mirrors: tuple[str, ...] = ()
+    insecure: bool | None = None
+    ca: str = ""
+
+
+class ImageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`docker_config`: a file as `docker login` writes it, for credentials that are not here; None is where Docker has
+    it, "" is nowhere. `offline`: no registry is ever asked. `attempts` counts tries without a byte of progress."""
+
+    registries: dict[str, RegistrySettings] = {}
+    docker_config: str | None = None
+    offline: bool = False
+    parallel: int = 3
+    unpack_parallel: int = 2
+    keep_mib_max: int = 40960
+    keep_mib_least: int = 30720
+    free_mib_least: int = 512
+    attempts: int = 5
+    backoff_s: float = 0.5
+    connect_timeout_s: float = 10.0
+    read_timeout_s: float = 30.0
+
+    def registry(self, host: str) -> RegistrySettings:
+        """Docker's registry goes by all its names."""
+        found = self.registries.get(host)
+        if found is None and host == _DOCKER:
+            found = next((self.registries[name] for name in _DOCKER_NAMES if name in self.registries), None)
+        return found or _PLAIN
+
+    def check(self) -> None:
+        """Raises `Invalid`."""
+        for name, value, least in (
+            ("images.parallel", self.parallel, 1),
+            ("images.unpack_parallel", self.unpack_parallel, 1),
+            ("images.attempts", self.attempts, 1),
+            ("images.keep_mib_least", self.keep_mib_least, 0),
+            ("images.free_mib_least", self.free_mib_least, 0),
+        ):
+            if value < least:
+                raise Invalid(name, value, f"at least {least}")
+        if self.keep_mib_max < self.keep_mib_least:
+            raise Invalid("images.keep_mib_max", self.keep_mib_max, "at least keep_mib_least")
+        for host, registry in self.registries.items():
+            ImageRef.checked(f"{host}/name", "images.registries")
+            for mirror in registry.mirrors:
+                ImageRef.checked(f"{mirror}/name", f'images.registries."{host}".mirrors')
+            if registry.password and not registry.username:
+                raise Invalid(f'images.registries."{host}".username', "", "a password needs a user name")
+
+
+_PLAIN = RegistrySettings()
+_DOCKER = "registry-1.docker.io"
+_DOCKER_NAMES = ("docker.io", "index.docker.io")
+
+_MACHINES: Mapping[str, tuple[str, str]] = {
+    "x86_64": ("amd64", ""),
+    "aarch64": ("arm64", "v8"),
+    "armv7l": ("arm", "v7"),
+    "armv6l": ("arm", "v6"),
+    "i686": ("386", ""),
+    "ppc64le": ("ppc64le", ""),
+    "s390x": ("s390x", ""),
+    "riscv64": ("riscv64", ""),
+    "loongarch64": ("loong64", ""),
+}
+
+
+def host_platform() -> Platform:
+    """What images must be made for to run here."""
+    machine = platform.machine()
+    architecture, variant = _MACHINES.get(machine, (machine, ""))
+    return Platform(architecture=architecture, variant=variant)
+
+
+def docker_config_path(settings: ImageSettings) -> str:
+    """The file with Docker's credentials, or ""."""
+    if settings.docker_config is not None:
+        return settings.docker_config
+    directory = os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker")
+    return os.path.join(directory, "config.json")
