@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from hawker.broker.apps import Apps
 from hawker.broker.directory import Directory
 from hawker.broker.fleet import Fleet, PeerError, gather_named, unreachable
+from hawker.broker.hints import ImageHints
 from hawker.broker.names import machine_name
 from hawker.broker.orders import Orders, Wanted
 from hawker.broker.passing import Located, Passing, query_of, target_of
@@ -62,7 +63,7 @@ class Broker:
         self._metrics = metrics
         self._region = region
         self._apps = Apps(fleet, host, directory)
-        self._orders = Orders(fleet, host, policy, metrics, self._apps)
+        self._orders = Orders(fleet, host, policy, metrics, self._apps, ImageHints(directory))
         self._passing = Passing(fleet, directory)
         self._reading = reading
         self._replacing = Replacing(fleet)

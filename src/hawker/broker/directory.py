@@ -6,10 +6,19 @@ row may be older than its worker's own, so what is not here is asked for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import msgspec
+
 from hawker.broker.fleet import Fleet, WorkerAddress
 from hawker.catalog import apps
 from hawker.catalog.view import View
+from hawker.http.app import clock_s
 from hawker.model.rows import AppRow
+
+HOLDERS_S = 2.0
+"""How old the sketches of who has which image may be: to read them all for every order would cost more than they
+save."""
 
 
 class Directory:
@@ -18,6 +27,7 @@ class Directory:
     def __init__(self, view: View, fleet: Fleet) -> None:
         self._view = view
         self._fleet = fleet
+        self._holders: tuple[float, Mapping[str, frozenset[str]]] | None = None
         self._look()
         view.on_applied.append(self._hint)
 
@@ -41,6 +51,17 @@ class Directory:
         """The worker of our region that has a machine; "" when none is known to."""
         found = self._view.rows("select worker from machines where id = ?", (machine,))
         return found[0][0] if found else ""
+
+    def image_holders(self, region: str) -> Mapping[str, frozenset[str]]:
+        """Workers by the short hash of an image (`hawker.core.sketch`), of our region alone: sketches go no further."""
+        now = clock_s()
+        if self._holders is None or now > self._holders[0]:
+            found: dict[str, set[str]] = {}
+            for worker, names in self._view.rows("select id, names from images where id = worker"):
+                for name in msgspec.json.decode(names, type=list[str]):
+                    found.setdefault(name, set()).add(worker)
+            self._holders = now + HOLDERS_S, {name: frozenset(workers) for name, workers in found.items()}
+        return self._holders[1] if region == self._fleet.home else {}
 
     def _hint(self, tables: tuple[str, ...]) -> None:
         if "workers" in tables:

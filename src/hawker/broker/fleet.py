@@ -207,7 +207,7 @@ class Fleet:
             if names.count(name) > 1:
                 raise Invalid("workers", name, "two workers of the list have this name; each needs its own")
         self._headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
-        self._home = region
+        self.home = region
         self._closing: dict[asyncio.Task[None], None] = {}
         self._addresses: dict[str, WorkerAddress] = {}
         self.links: dict[str, WorkerLink] = {}
@@ -239,7 +239,7 @@ class Fleet:
     def regions(self) -> list[str]:
         """Regions that have workers, the broker's own first."""
         codes = dict.fromkeys(link.region for link in self.links.values())
-        return sorted(codes, key=lambda code: code != self._home)
+        return sorted(codes, key=lambda code: code != self.home)
 
     def in_region(self, region: str) -> list[WorkerLink]:
         return [link for link in self.links.values() if link.region == region]

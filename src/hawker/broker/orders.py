@@ -18,8 +18,9 @@ from msgspec.structs import replace
 from hawker.broker.apps import Apps
 from hawker.broker.claims import Claimed, Claims
 from hawker.broker.fleet import OFFERS_S, Confirmation, Fleet, WorkerLink
+from hawker.broker.hints import ImageHints
 from hawker.client.wire import PeerUnreachable
-from hawker.core.auction import Auction, candidates
+from hawker.core.auction import FANOUT, Auction, candidates
 from hawker.core.ranking import Policy
 from hawker.errors import Conflict, HawkerError, NoCapacity, Unreachable
 from hawker.host import Host
@@ -29,7 +30,6 @@ from hawker.model.guest import Resources, smaller
 from hawker.model.market import LEASE_S, Ask, Offer, Order, Reason, Refusal, Reservation
 from hawker.model.regions import expand
 from hawker.model.rows import AppRow
-from hawker.model.values import is_host_image
 from hawker.telemetry import Metrics, exemplar, get_logger
 
 RELEASE_RETRY_S = 0.5
@@ -82,12 +82,14 @@ class Orders:
         policy: Policy,
         metrics: Metrics,
         apps: Apps | None = None,
+        hints: ImageHints | None = None,
     ) -> None:
         self._fleet = fleet
         self._host = host
         self._policy = policy
         self._metrics = metrics
         self._apps = apps or Apps(fleet, host)
+        self._hints = hints or ImageHints()
         self._claims = Claims(fleet, host)
         # By worker, so that a herd of orders does not choose the same one: what is being asked of it, and what it said
         # it had left, when. Hints of this moment; the worker decides.
@@ -134,10 +136,19 @@ class Orders:
         resources = wanted.config.guest.resources()
         auction = Auction(self._host.ulid(), wanted.app, region, resources, self._policy, seed)
         links = {link.name: link for link in self._fleet.in_region(region)}
-        asked = candidates(sorted(links), rng)
-        ask = Ask(app=wanted.app, region=region, image=wanted.config.image, resources=resources)
+        image, hints = wanted.config.image, self._hints
+        asked = candidates(sorted(links), rng, holders=hints.holders(region, image) if len(links) > FANOUT else ())
+        ask = Ask(
+            app=wanted.app,
+            region=region,
+            image=image,
+            resources=resources,
+            runtime=wanted.config.raw.get("runtime") or "",
+            parts=hints.parts(image),
+        )
         began = clock_s()
         answers = await book([links[name] for name in asked], ask)
+        hints.heard(image, [answer for answer in answers if isinstance(answer, Offer)])
         found = [self._counted(answer, began) for answer in answers]
         auction.answered(asked, found, rng, timed_ms(began))
         auction.app = newest_app(auction.offers, self._apps.known(wanted.app))
@@ -243,7 +254,7 @@ class Orders:
             return answer
         heard_at, left = self._last_left.get(answer.worker, (0.0, answer.free))
         free = smaller(answer.free, left) if heard_at > asked_at else answer.free
-        return replace(answer, free=free, in_flight=self._in_flight.get(answer.worker, Resources()))
+        return replace(answer, image_parts=None, free=free, in_flight=self._in_flight.get(answer.worker, Resources()))
 
     def _order(self, wanted: Wanted, key: str, region: str) -> Order:
         config = wanted.config
@@ -305,9 +316,11 @@ def no_capacity(wanted: Wanted, regions: list[str], refusals: list[Refusal]) -> 
     guest = wanted.config.guest
     if not refusals:
         text, hint = f"no worker is in region {where}", "hawker regions shows the ones there are"
-    elif all(r.reason is Reason.no_driver for r in refusals) and not is_host_image(wanted.config.image):
-        text = f'no worker in {where} runs container images such as "{wanted.config.image}": that is not built yet'
-        hint = 'use the image "host" and give the command line in config.init.exec'
+    elif all(r.reason is Reason.no_driver for r in refusals):
+        names = ", ".join(dict.fromkeys(r.driver for r in refusals if r.driver)) or "such"
+        reasons = "; ".join(r.sentence() for r in refusals)
+        text = f"no worker in {where} can run {names} machines ({reasons})"
+        hint = "hawker doctor, on a worker's host, tells what it lacks"
     else:
         asked = f"{guest.cpus} {guest.cpu_kind} cpus and {guest.memory_mb} MiB"
         reasons = "; ".join(r.sentence() for r in refusals)
