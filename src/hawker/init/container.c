@@ -1,12 +1,15 @@
 /* PID 1 of a container: starts the program, forwards signals to it, reaps orphans, tells how it ended.
  *
- *   container [--status-fd N] [--root DIR] [--cwd DIR] [--user UID:GID[,GID...]] -- PROGRAM [ARGUMENT...]
+ *   container [--status-fd N] [--go-fd N] [--root DIR] [--cwd DIR] [--user UID:GID[,GID...]] -- PROGRAM [ARGUMENT...]
  *
  * To descriptor N (never seen by the program) go lines of JSON, each written at once:
  *   {"started": PID}            the program runs (execve succeeded); PID as the init sees it
  *   {"error": "...", "code": C} it could not be started: 127 not found, 126 not executable, 125 the rest; the last line
  *   {"code": C} or {"signal": S}  how the program ended; the last line
  * Exit status: the program's code, or 128 + signal, or C of the error.
+ *
+ * With --go-fd the program is not started before a byte can be read from that descriptor: until then the machine is
+ * made ready. Where it is closed instead nothing is started; the exit status is 125.
  *
  * A PROGRAM without a slash is looked up in PATH. --root, --cwd and --user are for use without a container runtime,
  * which does all that itself; then the init is no PID 1 but a subreaper, and what outlives the program is left to
@@ -332,6 +335,19 @@ static int misused(const char *text)
 	return refuse(FAILED, text, strlen(text));
 }
 
+/* Whoever made the machine may end before it is ready; then the machine ends, too. */
+static int told_to_go(int fd)
+{
+	ssize_t got;
+	char byte;
+
+	do
+		got = read(fd, &byte, 1);
+	while (got < 0 && errno == EINTR);
+	close(fd);
+	return got == 1;
+}
+
 static int parse_user(const char *text)
 {
 	char *end;
@@ -349,7 +365,7 @@ int main(int argc, char **argv)
 	struct failure failure;
 	sigset_t all;
 	pid_t program;
-	int error_fd, at = 1;
+	int error_fd, go_fd = -1, at = 1;
 	ssize_t got;
 
 	for (; at < argc && strcmp(argv[at], "--") != 0; at += 2) {
@@ -357,6 +373,8 @@ int main(int argc, char **argv)
 			return misused("init: an option without its value");
 		if (strcmp(argv[at], "--status-fd") == 0)
 			status_fd = atoi(argv[at + 1]);
+		else if (strcmp(argv[at], "--go-fd") == 0)
+			go_fd = atoi(argv[at + 1]);
 		else if (strcmp(argv[at], "--root") == 0)
 			root = argv[at + 1];
 		else if (strcmp(argv[at], "--cwd") == 0)
@@ -380,6 +398,8 @@ int main(int argc, char **argv)
 	signal(SIGCHLD, SIG_DFL); /* inherited as ignored, children would leave no status */
 	give_up_terminal();
 
+	if (go_fd >= 0 && !told_to_go(go_fd))
+		return misused("init: it was not let go: whoever made this machine ended first");
 	program = start(argv, &error_fd);
 	if (program < 0)
 		return misused("init: the kernel made no process: too many processes, or no memory");
