@@ -133,7 +133,7 @@ class Orders:
         """Ask for offers, all at once with one deadline, and rank them."""
         seed = self._host.rng.getrandbits(32)
         rng = Random(seed)
-        resources = wanted.config.guest.resources()
+        resources = wanted.config.resources()
         auction = Auction(self._host.ulid(), wanted.app, region, resources, self._policy, seed)
         links = {link.name: link for link in self._fleet.in_region(region)}
         image, hints = wanted.config.image, self._hints
@@ -143,7 +143,7 @@ class Orders:
             region=region,
             image=image,
             resources=resources,
-            runtime=wanted.config.raw.get("runtime") or "",
+            runtime=wanted.config.runtime,
             parts=hints.parts(image),
         )
         began = clock_s()
@@ -264,7 +264,7 @@ class Orders:
             region=region,
             name=wanted.name,
             config=config.raw,
-            resources=config.guest.resources(),
+            resources=config.resources(),
             skip_launch=wanted.skip_launch,
             cordoned=wanted.cordoned,
             lease_ttl_s=wanted.lease_ttl_s,

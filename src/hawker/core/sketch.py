@@ -30,16 +30,7 @@ class Sketch(msgspec.Struct, frozen=True):
 def short(name: str) -> str:
     """Eight hexadecimal digits that stand for a digest or a reference. All ways to write one reference give the
     same."""
-    return blake2b(canonical(name).encode(), digest_size=4).hexdigest()
-
-
-def canonical(name: str) -> str:
-    """A reference in full, with Docker's defaults; a digest as it is."""
-    if name.startswith("sha256:"):
-        return name
-    ref = ImageRef(name)
-    end = f"@{ref.digest}" if ref.digest else f":{ref.tag}"
-    return f"{ref.registry}/{ref.repository}{end}"
+    return blake2b(str(ImageRef(name)).encode(), digest_size=4).hexdigest()
 
 
 def sketch(images: Iterable[tuple[Sequence[str], Image]]) -> Sketch:

@@ -255,6 +255,19 @@ class WorkerRow(Row, frozen=True, kw_only=True):
         return self.started_again_ms < self.stopping_since_ms or at_ms <= self.started_again_ms
 
 
+class SketchRow(Row, frozen=True, kw_only=True):
+    """What the fleet is told of the worker's images: `core.sketch.Sketch`."""
+
+    table: ClassVar[str] = "sketch"
+
+    names: tuple[str, ...]
+    layers: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        return "images"
+
+
 class RunRow(Row, frozen=True, kw_only=True):
     """One run of a flow, as its records leave it. `core.journal` is the only code that computes the next one.
 
@@ -359,6 +372,7 @@ ROWS: tuple[type[Row], ...] = (
     LeaseRow,
     AppRow,
     WorkerRow,
+    SketchRow,
     RunRow,
     PublishedRow,
     DueRow,

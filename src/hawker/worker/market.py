@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 from msgspec.structs import replace
@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from hawker.core import capacity
 from hawker.errors import Conflict, DiskFull, Unreachable
 from hawker.host import Host
+from hawker.model.config import CONTAINER, PROCESS, usual_runtime
 from hawker.model.guest import Resources
 from hawker.model.machine import State
 from hawker.model.market import Ask, Decision, Offer, Order, Reason, Refusal, Reservation
@@ -36,7 +37,6 @@ from hawker.model.rows import (
     VersionRow,
     WorkerRow,
 )
-from hawker.model.values import is_host_image
 from hawker.store.db import Store
 from hawker.store.tx import Reads, Tx
 from hawker.worker import leases, ledger
@@ -90,18 +90,18 @@ class Market:
             self.drivers = await self._driver.fingerprints()
         else:
             found = await self._driver.fingerprint()
-            self.drivers = {"container" if found.capabilities.images else "process": found}
+            self.drivers = {CONTAINER if found.capabilities.images else PROCESS: found}
 
     def hold_images(self) -> None:
         """At a start: keep the images of the reservations that are still there."""
         for row in self._store.read.select(ReservationRow):
-            self._hold_image(row.id, row.order["config"]["image"])
+            self._hold_image(row.id, row.order["config"])
 
     def offer(self, ask: Ask) -> Offer | Refusal:
         """What this worker has for an ask, now. Reads only; nothing is held."""
         reads = self._store.read
         held = ledger.held(reads)
-        if unfit := self._unfit(reads, ask.region, ask.image, ask.runtime):
+        if unfit := self._unfit(reads, ask.region, ask.runtime or usual_runtime(ask.image)):
             return unfit
         if ask.key and (fill := reads.get(FillRow, ask.key)) and fill.machine:
             return self._offered(ask, held, filled=fill.machine)
@@ -121,7 +121,7 @@ class Market:
             self._lapse(tx)
             if there:
                 return self._refusal(Reason.in_doubt)  # its time ran out: this order was given up
-            if unfit := self._unfit(tx, order.region, order.config["image"], order.config.get("runtime") or ""):
+            if unfit := self._unfit(tx, order.region, runtime_of(order.config)):
                 return unfit
             if order.machine and tx.get(MachineRow, order.machine):
                 return self._refusal(Reason.known_machine)
@@ -139,7 +139,7 @@ class Market:
             except ledger.Full as full:
                 raise _Refused(self._refusal(Reason.full, full.short)) from full
             tx.put(row)
-            tx.after_commit(lambda: self._hold_image(order.key, order.config["image"]))
+            tx.after_commit(lambda: self._hold_image(order.key, order.config))
             return self._reservation(tx, row)
 
         try:
@@ -277,9 +277,9 @@ class Market:
             ledger.adjust(tx, self._log.capacity, row.resources, Resources())
         return len(expired)
 
-    def _hold_image(self, key: str, image: str) -> None:
-        if self.stock:
-            self.stock.hold(f"reservation {key}", image)
+    def _hold_image(self, key: str, config: dict[str, Any]) -> None:
+        if self.stock and runtime_of(config) != PROCESS:
+            self.stock.hold(f"reservation {key}", config["image"])
 
     def _let_image_go(self, key: str) -> None:
         if self.stock:
@@ -288,22 +288,21 @@ class Market:
     def _hand_over(self, key: str, row: MachineRow, *, prefetch: bool) -> None:
         """What a reservation kept its machine keeps from now on. One that is not to be started yet is to start at once
         when it is."""
-        if self.stock:
+        if self.stock and runtime_of(row.config) != PROCESS:
             image = row.config["image"]
             self.stock.hold(row.id, image)
             self._let_image_go(key)
             if prefetch:
                 self.stock.prefetch(image)
 
-    def _unfit(self, reads: Reads, region: str, image: str, runtime: str) -> Refusal | None:
-        """Why this worker takes no order at all for this region, image and runtime, whatever its size."""
+    def _unfit(self, reads: Reads, region: str, runtime: str) -> Refusal | None:
+        """Why this worker takes no order at all for this region and runtime, whatever its size."""
         if region != self._region:
             return self._refusal(Reason.wrong_region)
-        name = runtime or ("process" if is_host_image(image) else "container")
-        driver = self.drivers.get(name)
+        driver = self.drivers.get(runtime)
         if driver is None or not driver.healthy:
             problem = driver.problem if driver else ""
-            return replace(self._refusal(Reason.no_driver), driver=name, problem=problem)
+            return replace(self._refusal(Reason.no_driver), driver=runtime, problem=problem)
         if self._store.full:
             return self._refusal(Reason.disk_full)
         me = reads.get(WorkerRow, "worker")
@@ -311,7 +310,9 @@ class Market:
 
     def _offered(self, ask: Ask, held: Resources, *, filled: str = "") -> Offer:
         reads = self._store.read
-        lack = self.stock.lack(ask.image, ask.parts) if self.stock else NOTHING
+        lack = NOTHING
+        if self.stock and (ask.runtime or usual_runtime(ask.image)) != PROCESS:
+            lack = self.stock.lack(ask.image, ask.parts)
         app = reads.get(AppRow, ask.app)
         tally = reads.get(TallyRow, ask.app)
         return Offer(
@@ -403,6 +404,11 @@ def private_ip(network: int, worker: str, machine: str) -> str:
     low = int(machine, 16) & 0xFFFFFFFF
     groups = (network >> 16, network & 0xFFFF, host >> 16, host & 0xFFFF, low >> 16, low & 0xFFFF)
     return ":".join(["fdaa", *(f"{g:x}" for g in groups), "2"])
+
+
+def runtime_of(config: Mapping[str, Any]) -> str:
+    """The driver that a configuration as it is kept names, or the one that is usual for its image."""
+    return config.get("runtime") or usual_runtime(config["image"])
 
 
 def _holds(row: ReservationRow, now_ms: int) -> bool:

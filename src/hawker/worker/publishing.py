@@ -1,13 +1,15 @@
 """What a worker tells the catalog: for each kind of its rows, the rows that the fleet sees of it.
 
 A projection is called with every changed row, inside the change that wrote it (`hawker.catalog.outbox`). Within the
-region go machines and coarse free capacity; to every region the worker itself, the apps it has, and what it knows of
-them. State that somebody waits for is urgent: it is published in the very commit. The rest may wait for others.
+region go machines, coarse free capacity and a sketch of the images; to every region the worker itself, the apps it has,
+and what it knows of them. State that somebody waits for is urgent: it is published in the very commit. The rest may
+wait for others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -17,7 +19,7 @@ from hawker.catalog.outbox import Projected, Projection
 from hawker.model.catalog import Change
 from hawker.model.guest import RESOURCES, Guest, Resources
 from hawker.model.machine import SETTLED, State
-from hawker.model.rows import AppRow, LedgerRow, MachineRow, Row, TallyRow, WorkerRow
+from hawker.model.rows import AppRow, LedgerRow, MachineRow, Row, SketchRow, TallyRow, WorkerRow
 from hawker.store.tx import Reads
 
 STEPS = 16
@@ -42,6 +44,7 @@ class Publishing:
             MachineRow: self._machine,
             TallyRow: self._app_region,
             AppRow: self._app,
+            SketchRow: self._images,
         }
 
     def _worker(self, reads: Reads, key: str, row: WorkerRow) -> list[Projected]:
@@ -52,7 +55,7 @@ class Publishing:
             "state": "cordoned" if row.cordoned else "active",
             "version": __version__,
             "driver": self._driver,
-            "capacity": msgspec.json.encode(self._capacity).decode(),
+            "capacity": _json(self._capacity),
             "since_ms": row.created_at_ms,
         }
         return [("global", Change("workers", row.name, values), True)]
@@ -94,6 +97,15 @@ class Publishing:
 
     def _app(self, reads: Reads, key: str, row: AppRow) -> list[Projected]:
         return [("global", Change("apps", row.name, apps.values(row)), True)]
+
+    def _images(self, reads: Reads, key: str, row: SketchRow | None) -> list[Projected]:
+        names, layers = (row.names, row.layers) if row else ((), ())
+        values = {"names": _json(names), "layers": _json(layers)} if names or layers else None
+        return [("region", Change("images", self._name, values), False)]
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def _sixteenths(total: int, held: int) -> int:
