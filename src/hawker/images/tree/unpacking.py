@@ -12,38 +12,137 @@ A settled tree depends on those below, so it belongs to the chain of layers and 
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import json
+import os
+import signal
+import sys
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from hawker.errors import DiskFull
+from hawker.images.tree import settling
 from hawker.images.tree.values import LayerRefused, TreeLimits, Unpacked
 
 __all__ = ["LayerRefused", "TreeLimits", "Unpacked", "remove", "settle", "sweep", "unpack"]
+
+UNFINISHED = ".unfinished-"
+_numbers = count()
 
 
 async def unpack(blob: Path, media_type: str, diff_id: str, into: Path, *, limits: TreeLimits) -> Unpacked:
     """Make the tree of a layer at `into`, which must not exist. It appears there whole and on disk, or not at all.
 
     The directory of `into` must be closed to other users (mode 0700): trees hold setuid programs and device nodes.
-    `media_type` tells the compression: `...tar`, `...tar+gzip`, `...tar+zstd`, or Docker's `...tar.gzip`. A kill
-    leaves at most a directory that `sweep` knows. Cancelling ends the process and removes what it made.
+    `media_type`: any of a layer that is a tar; how it is compressed is told by its first bytes. A kill leaves at most
+    a directory that `sweep` knows. Cancelling ends the process and removes what it made.
 
     Raises `LayerRefused`, and `errors.DiskFull` when there is no room.
     """
-    raise NotImplementedError
+    if "encrypted" in media_type or "tar" not in media_type:
+        raise LayerRefused(f"its media type is {media_type}, which is no tar that can be read here")
+    made = into.parent / f"{UNFINISHED}{os.getpid()}-{next(_numbers)}"
+    made.mkdir(mode=0o755)
+    try:
+        request = {
+            "do": "unpack",
+            "into": _absolute(made),
+            "diff_id": diff_id,
+            "limits": msgspec.to_builtins(limits),
+        }
+        with blob.open("rb") as opened:
+            done = await _ask(request, opened.fileno())
+        await asyncio.to_thread(_put_in_place, made, into)
+    except BaseException:
+        await asyncio.shield(remove(made))
+        raise
+    return msgspec.convert(done, Unpacked)
 
 
 async def settle(tree: Path, unpacked: Unpacked, lowers: Sequence[Path]) -> None:
     """Join a tree with the settled ones below it, the topmost first, so that overlayfs of all shows what unpacking
-    them over one another would give: whiteouts and opaque marks where there is something to hide, and directories the
-    layer only implied with the mode, owner, times and attributes they have below. May be repeated."""
-    raise NotImplementedError
+    them over one another would give: whiteouts and opaque marks where there is something to hide, directories the
+    layer only implied with the mode, owner, times and attributes they have below, and what it put below a link of a
+    lower layer where that link leads. May be repeated. Raises `LayerRefused` when layers do not go together."""
+    lists = {name: getattr(unpacked, name) for name in ("implied", "removed", "opaque")}
+    if os.geteuid() == 0:
+        await asyncio.to_thread(
+            settling.settle,
+            os.fsencode(tree),
+            [os.fsencode(lower) for lower in lowers],
+            **{name: [os.fsencode(path) for path in paths] for name, paths in lists.items()},
+            namespace=b"trusted.",
+        )
+        return
+    request = {"do": "settle", "tree": _absolute(tree), "lowers": [_absolute(lower) for lower in lowers]}
+    await _ask(request, None, json.dumps(lists).encode())
 
 
 async def remove(tree: Path) -> None:
     """Remove a tree, whoever its files belong to. What is not there is removed."""
-    raise NotImplementedError
+    if os.geteuid() == 0:
+        await asyncio.to_thread(settling.remove, str(tree))
+    else:
+        await _ask({"do": "remove", "tree": _absolute(tree)}, None)
 
 
 async def sweep(directory: Path) -> None:
     """Remove what killed processes left unfinished in a directory. To be called while nothing is unpacked there."""
-    raise NotImplementedError
+    for name in sorted(os.listdir(directory)):
+        if name.startswith(UNFINISHED):
+            await remove(directory / name)
+
+
+async def _ask(request: dict[str, Any], blob: int | None, more: bytes = b"") -> Any:
+    """Have a child do it. Nothing of it runs any more when this returns or raises."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "hawker.images.tree.child", json.dumps({**request, "parent": os.getpid()})),
+        stdin=asyncio.subprocess.PIPE if blob is None else blob,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        answer, complaint = await process.communicate(more if blob is None else None)
+    except BaseException:
+        if process.returncode is None:
+            process.kill()
+        await asyncio.shield(process.communicate())  # the end of its output: its own children have ended, too
+        raise
+    if not answer:
+        raise LayerRefused(_ended(process.returncode or 0, complaint))
+    told = json.loads(answer)
+    if "refused" in told:
+        raise LayerRefused(told["refused"])
+    if "failed" in told:
+        if told["errno"] in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull("there is no room to unpack a layer")
+        raise OSError(told["errno"], told["failed"])
+    return told["done"]
+
+
+def _ended(code: int, complaint: bytes) -> str:
+    number = -code if code < 0 else 256 - code
+    if 0 < number < signal.NSIG:
+        return f"the process that unpacked it was ended by {signal.Signals(number).name}: too much time or memory"
+    lines = complaint.decode(errors="replace").strip().splitlines()
+    return f"the process that unpacked it ended with status {code}: {lines[-1] if lines else 'it says nothing'}"
+
+
+def _put_in_place(made: Path, into: Path) -> None:
+    if os.path.lexists(into):
+        raise FileExistsError(errno.EEXIST, "there is a tree already", str(into))
+    made.rename(into)
+    fd = os.open(into.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _absolute(path: Path) -> str:
+    return os.path.abspath(path)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from hawker.images.tree.refused import LayerRefused
+
+__all__ = ["LayerRefused", "TreeLimits", "Unpacked"]
+
 MIB = 1 << 20
-
-
-class LayerRefused(Exception):
-    """A layer that must not be used. `reason` is a sentence that names the entry; nothing of the layer is left."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 class TreeLimits(msgspec.Struct, frozen=True, kw_only=True):
