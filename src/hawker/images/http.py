@@ -1,0 +1,339 @@
+"""One request to a registry: who may be asked in the clear, redirects, authorization, and what an answer means.
+
+- In the clear (plain HTTP) we talk to loopback and to hosts that the configuration allows by name. Nothing falls back
+  to it, and no redirect or token server leads to it, nor from elsewhere to this host's own services.
+- `Authorization` goes to the origin it was made for. A redirect to another, as registries give for blobs, goes without.
+- A 401 is answered once, with a token or a password. Tokens are kept until they expire.
+
+Nothing is repeated here: `Again` says that it may be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import httpx2
+import msgspec
+
+import hawker
+from hawker.errors import ImageError, ImageNotFound
+from hawker.host import Host
+from hawker.images.auth import Credentials, Tokens, credentials_for, read_challenges, read_token
+from hawker.images.settings import ImageSettings
+
+REDIRECTS_MAX = 5
+AFTER_S_MAX = 60.0
+"""A registry that asks for more patience (`Retry-After`) is not waited for."""
+_SAID_BYTES_MAX = 4096
+_TOKEN_BYTES_MAX = 1 << 20
+_CLIENT_ID = "hawker"
+
+Content = Callable[[], AsyncIterator[bytes]]
+"""Makes a body anew for each attempt."""
+
+
+class Again(Exception):
+    """It did not work and may work later, not before `after_s` seconds if that is given."""
+
+    def __init__(self, problem: str, after_s: float | None = None) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.after_s = after_s
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """A registry or mirror as it is reached: `origin` such as `https://ghcr.io`, `prefix` before each repository, and
+    the `host` that credentials are kept for."""
+
+    origin: str
+    host: str
+    prefix: str = ""
+
+    def path(self, repository: str, rest: str) -> str:
+        return f"/v2/{self.prefix}{repository}/{rest}"
+
+
+def is_loopback(host: str) -> bool:
+    """A name or address without port. Addresses count whole networks, names only those that RFC 6761 keeps there."""
+    host = host.strip("[]").rstrip(".").lower()
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def endpoint(settings: ImageSettings, host: str) -> Endpoint:
+    """Of `host`, `host:port` or, for mirrors, `host/prefix`."""
+    host, _, prefix = host.partition("/")
+    scheme = "http" if _may_be_plain(settings, host) else "https"
+    return Endpoint(_origin(httpx2.URL(f"{scheme}://{host}")), host, f"{prefix.strip('/')}/" if prefix else "")
+
+
+def _may_be_plain(settings: ImageSettings, host: str) -> bool:
+    said = settings.registry(host).insecure
+    return is_loopback(httpx2.URL(f"//{host}").host) if said is None else said
+
+
+def _host_of(url: httpx2.URL) -> str:
+    name = f"[{url.host}]" if ":" in url.host else url.host
+    return f"{name}:{url.port}" if url.port is not None else name
+
+
+def _origin(url: httpx2.URL) -> str:
+    return f"{url.scheme}://{_host_of(url)}"
+
+
+class Exchange:
+    """Requests to registries. `close` it."""
+
+    def __init__(self, settings: ImageSettings, host: Host) -> None:
+        self._settings = settings
+        self._host = host
+        self._tokens = Tokens()
+        self._granting: dict[tuple[str, str], asyncio.Lock] = {}
+        self._client: httpx2.AsyncClient | None = None
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+
+    def _opened(self) -> httpx2.AsyncClient:
+        """Made when it is needed: a host that never asks a registry does not load authorities (20 ms)."""
+        if self._client is None:
+            settings = self._settings
+            context = ssl.create_default_context()
+            for registry in settings.registries.values():
+                if registry.ca:
+                    context.load_verify_locations(registry.ca)
+            self._client = httpx2.AsyncClient(
+                verify=context,
+                timeout=httpx2.Timeout(settings.read_timeout_s, connect=settings.connect_timeout_s, pool=None),
+                limits=httpx2.Limits(max_connections=64, max_keepalive_connections=8, keepalive_expiry=30),
+                headers={"User-Agent": f"hawker/{hawker.__version__}", "Accept-Encoding": "identity"},
+                mounts={f"all://{name}": None for name in ("127.0.0.1", "localhost", "[::1]")},  # by no proxy
+            )
+        return self._client
+
+    @asynccontextmanager
+    async def send(
+        self,
+        image: str,
+        to: Endpoint,
+        method: str,
+        path: str,
+        scope: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        content: bytes | Content | None = None,
+        expected: tuple[int, ...] = (200,),
+    ) -> AsyncIterator[httpx2.Response]:
+        """The answer, its body yet to be read; `path` may be a whole URL that the registry gave. While it is read, too,
+        a broken connection is raised as `Again`.
+
+        Raises `Again`; `ImageNotFound` for 404 and `ImageError` for every other status that is not `expected`.
+        """
+        with _broken(to.host):
+            response = await self._authorized(image, to, method, path, scope, dict(headers or {}), content)
+            try:
+                if response.status_code not in expected:
+                    await self._refuse(image, to, response)
+                yield response
+            finally:
+                await response.aclose()
+
+    async def _authorized(
+        self,
+        image: str,
+        to: Endpoint,
+        method: str,
+        path: str,
+        scope: str,
+        headers: dict[str, str],
+        content: bytes | Content | None,
+    ) -> httpx2.Response:
+        held = self._tokens.get(to.origin, scope, self._now_s())
+        response = await self._redirected(image, to, method, path, headers, held, content)
+        if response.status_code != 401:
+            return response
+        challenge = response.headers.get("www-authenticate", "")
+        if _origin(response.request.url) != to.origin:
+            return response  # another host's question is none that we answer
+        await response.aclose()
+        if held is not None:
+            self._tokens.drop(to.origin, scope)
+        granted = await self._grant(image, to, scope, challenge, held)
+        return await self._redirected(image, to, method, path, headers, granted, content)
+
+    async def _redirected(
+        self,
+        image: str,
+        to: Endpoint,
+        method: str,
+        path: str,
+        headers: dict[str, str],
+        authorization: str | None,
+        content: bytes | Content | None,
+    ) -> httpx2.Response:
+        home = httpx2.URL(to.origin)
+        url = self._checked(image, to, home.join(path))
+        for _ in range(REDIRECTS_MAX + 1):
+            more = {"Authorization": authorization} if authorization and _origin(url) == to.origin else {}
+            body = content() if callable(content) else content
+            request = self._opened().build_request(method, url, headers={**headers, **more}, content=body)
+            response = await self._opened().send(request, stream=True)
+            location = response.headers.get("location")
+            if response.status_code not in (301, 302, 303, 307, 308) or not location or method not in ("GET", "HEAD"):
+                return response
+            await response.aclose()
+            url = self._checked(image, to, url.join(location))
+        raise ImageError(image, f"{to.host} redirects more than {REDIRECTS_MAX} times")
+
+    def _checked(self, image: str, to: Endpoint, url: httpx2.URL) -> httpx2.URL:
+        """Where a registry may send us."""
+        home = httpx2.URL(to.origin)
+        local = is_loopback(url.host)
+        if url.scheme not in ("http", "https"):
+            raise ImageError(image, f"{to.host} leads to {url.scheme or 'no'}://, which is not followed")
+        if local and not is_loopback(home.host):
+            raise ImageError(image, f"{to.host} leads to this host's own {_host_of(url)}, which is not followed")
+        if url.scheme == "http" and not local and not self._settings.registry(_host_of(url)).insecure:
+            raise ImageError(
+                image,
+                f"{to.host} leads to {_host_of(url)} by plain HTTP, which is not followed",
+                hint=f'to allow it, set insecure = true in [images.registries."{_host_of(url)}"]',
+            )
+        return url
+
+    async def _grant(self, image: str, to: Endpoint, scope: str, header: str, tried: str | None) -> str:
+        """An `Authorization` for this scope. Asked for once, however many need it."""
+        async with self._granting.setdefault((to.origin, scope), asyncio.Lock()):
+            now = self._now_s()
+            held = self._tokens.get(to.origin, scope, now)
+            if held is not None and held != tried:
+                return held
+            credentials = credentials_for(self._settings, to.host)
+            for challenge in read_challenges(header):
+                if challenge.scheme == "bearer":
+                    granted, lasts_s = await self._token(image, to, scope, challenge.values, credentials)
+                    self._tokens.put(to.origin, scope, granted, now + lasts_s)
+                    return granted
+                if challenge.scheme == "basic" and credentials.username:
+                    if credentials.basic == tried:
+                        break
+                    self._tokens.put(to.origin, scope, credentials.basic, now + 3600)
+                    return credentials.basic
+            raise _denied(image, to, "knows nobody without credentials" if not credentials else "refuses ours")
+
+    async def _token(
+        self, image: str, to: Endpoint, scope: str, given: Mapping[str, str], credentials: Credentials
+    ) -> tuple[str, float]:
+        realm = self._checked(image, to, httpx2.URL(to.origin).join(given.get("realm", "")))
+        client = self._opened()
+        asked = [("service", given["service"])] if given.get("service") else []
+        if credentials.token:
+            form = dict(asked) | {"grant_type": "refresh_token", "client_id": _CLIENT_ID, "scope": scope}
+            form["refresh_token"] = credentials.token
+            request = client.build_request("POST", realm, data=form)
+        else:
+            headers = {"Authorization": credentials.basic} if credentials.username else {}
+            query = [*realm.params.multi_items(), *asked, *(("scope", one) for one in scope.split(" "))]
+            request = client.build_request("GET", realm.copy_with(params=query), headers=headers)
+        response = await client.send(request, stream=True)  # no redirect: credentials stay
+        try:
+            if response.status_code in (400, 401, 403, 404):
+                raise _denied(image, to, f"has {realm.host} give tokens, which refuses one")
+            if response.status_code != 200:
+                raise _again(response, realm.host)
+            token = read_token(await body_of(response, _TOKEN_BYTES_MAX))
+        finally:
+            await response.aclose()
+        if token is None:
+            raise ImageError(image, f"{realm.host}, which gives tokens for {to.host}, answered without one")
+        return f"Bearer {token[0]}", token[1]
+
+    async def _refuse(self, image: str, to: Endpoint, response: httpx2.Response) -> None:
+        status = response.status_code
+        if status in (408, 425, 429) or status >= 500:
+            raise _again(response, to.host)
+        said = _said(await body_of(response, _SAID_BYTES_MAX, cut=True))
+        if status == 404:
+            raise ImageNotFound(image, f"{to.host} does not have it{said}")
+        if status in (401, 403):
+            raise _denied(image, to, f"denies access{said}")
+        raise ImageError(image, f"{to.host} answered {status}{said}")
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+async def body_of(response: httpx2.Response, bytes_max: int, *, cut: bool = False) -> bytes:
+    """The whole body. A longer one is an error, or `cut` off."""
+    body = b""
+    async for piece in response.aiter_raw():
+        body += piece
+        if len(body) > bytes_max:
+            if cut:
+                return body[:bytes_max]
+            raise Again(f"{response.request.url.host} sent more than {bytes_max} bytes")
+    return body
+
+
+@contextmanager
+def _broken(host: str) -> Iterator[None]:
+    try:
+        yield
+    except (httpx2.TransportError, httpx2.StreamError) as error:
+        raise Again(f"{host}: {str(error) or type(error).__name__}") from error
+    except httpx2.InvalidURL as error:
+        raise Again(f"{host} leads to an address that cannot be read: {error}") from error
+
+
+def _again(response: httpx2.Response, host: str) -> Again:
+    return Again(f"{host} answered {response.status_code}", _retry_after_s(response.headers))
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Of the two forms of `Retry-After` (RFC 9110, section 10.2.3) the date is measured by the sender's own clock."""
+    value = headers.get("retry-after", "").strip()
+    if value.isdigit():
+        return min(float(value), AFTER_S_MAX)
+    try:
+        at, now = parsedate_to_datetime(value), parsedate_to_datetime(headers.get("date", ""))
+        return min(max((at - now).total_seconds(), 0.0), AFTER_S_MAX)
+    except (ValueError, TypeError):
+        return None
+
+
+def _denied(image: str, to: Endpoint, why: str) -> ImageError:
+    return ImageError(
+        image,
+        f"{to.host} {why}",
+        hint=f'set username and password in [images.registries."{to.host}"], or `docker login {to.host}`',
+    )
+
+
+class _Problem(msgspec.Struct):
+    code: str = ""
+    message: str = ""
+
+
+class _Problems(msgspec.Struct):
+    errors: list[_Problem] = []
+
+
+def _said(body: bytes) -> str:
+    """The first of a registry's own words for an error (distribution-spec.md, "Error Codes")."""
+    try:
+        problems: Any = msgspec.json.decode(body, type=_Problems).errors
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
+    words = (problems[0].message or problems[0].code) if problems else ""
+    printable = "".join(character for character in words[:200] if character.isprintable())
+    return f": {printable}" if printable else ""
