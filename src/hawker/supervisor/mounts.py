@@ -174,7 +174,7 @@ def _overlay(lowers: Sequence[str], upper: str, work: str, target: str, volatile
             options += ",volatile"
         if len(options) >= os.sysconf("SC_PAGESIZE"):
             raise OSError(errno.E2BIG, f"{what} cannot be mounted at {target}: too many layers")
-        _mount(what, target, "overlay", MS_NODEV, options)
+        _mount("overlay", target, "overlay", MS_NODEV, options, what)
 
 
 def _shifted_overlay(lowers: Sequence[str], upper: str, work: str, target: str, volatile: bool, ids: IdMap) -> None:
@@ -232,7 +232,7 @@ def _move_mount(tree: int, target: str, what: str) -> None:
     _check(done, f"{what}: cannot be mounted at {target}")
 
 
-def _mount(source: str, target: str, kind: str | None, flags: int, options: str | None) -> None:
+def _mount(source: str, target: str, kind: str | None, flags: int, options: str | None, what: str = "") -> None:
     done = _libc.mount(
         source.encode(),
         os.fsencode(target),
@@ -240,7 +240,7 @@ def _mount(source: str, target: str, kind: str | None, flags: int, options: str 
         ctypes.c_ulong(flags),
         options.encode() if options else None,
     )
-    _check(done, f"{source} cannot be mounted at {target}" + (f" ({options})" if options else ""))
+    _check(done, f"{what or source} cannot be mounted at {target}" + (f" ({options})" if options else ""))
 
 
 def _mounted() -> Iterator[tuple[str, str]]:
