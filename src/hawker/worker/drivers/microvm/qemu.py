@@ -1,0 +1,264 @@
+"""QEMU: its command line, and a client of its control socket (QMP, docs/interop/qmp-spec.txt).
+
+The machine is `microvm`: no PCI, no firmware worth the name, devices on virtio-mmio. Where the processor is emulated
+the guest cannot measure its clock against a timer that this machine does not have, and is told its rate on the kernel's
+command line. Its directory is QEMU's working directory: the sockets `qmp` and `agent` are there.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import itertools
+import json
+import os
+import re
+import shutil
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from hawker.worker.drivers.microvm.agent import dial
+from hawker.worker.drivers.microvm.kernel import Kernel
+
+BINARY = "qemu-system-x86_64"
+PACKAGE = "qemu-system-x86"
+MIB = 1 << 20
+_CODE_CACHE_MIB = 64  # of an emulated processor; QEMU's own default is a gigabyte
+OVERHEAD_MIB = {"kvm": 64, "tcg": 96 + _CODE_CACHE_MIB}  # what QEMU takes beside the guest's memory
+
+
+class QemuError(Exception):
+    """What QEMU refused, in its words, or that it is gone."""
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the guest's memory is: in `file`, shared with it or a copy of it, or with "" nowhere but in memory."""
+
+    file: str = ""
+    shared: bool = False
+
+
+class Vm(msgspec.Struct, frozen=True, kw_only=True):
+    """A virtual machine. Two with the same `accelerator`, `cpus`, `memory_mib`, `kernel` and whether they have a network
+    can be restored from each other's state. `image`, `disk` are files, "" for a template, which has none. `tap` is the
+    network interface that QEMU makes, "-" for a card that is connected to nothing, "" for no card. `{status}` in the
+    command line is for the supervisor to fill in."""
+
+    binary: str
+    accelerator: Literal["kvm", "tcg"]
+    cpus: int
+    memory_mib: int
+    kernel: Kernel
+    tsc_khz: int = 0
+    image: str = ""
+    disk: str = ""
+    tap: str = ""
+    memory: Memory = Memory()
+    incoming: bool = False
+    output: bool = True
+
+
+def command(vm: Vm) -> list[str]:
+    """The command line."""
+    cpu, accel = ("host", "kvm") if vm.accelerator == "kvm" else ("max", f"tcg,tb-size={_CODE_CACHE_MIB}")
+    if vm.accelerator == "tcg":
+        accel += f",thread={'single' if vm.cpus == 1 else 'multi'}"
+    argv = [
+        vm.binary,
+        *("-machine", "microvm,x-option-roms=off,pit=on,pic=on,rtc=on,isa-serial=off,acpi=on,memory-backend=memory"),
+        *("-accel", accel, "-cpu", cpu, "-smp", str(vm.cpus), "-m", f"{vm.memory_mib}M"),
+        *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+        *("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny"),
+        *("-object", _memory(vm)),
+        *("-kernel", str(vm.kernel.vmlinux), "-initrd", str(vm.kernel.initrd), "-append", _append(vm)),
+        *("-global", "virtio-mmio.force-legacy=false"),
+        *("-chardev", "socket,id=qmp,path=qmp,server=on,wait=off", "-mon", "chardev=qmp,mode=control"),
+        *_disk("image", vm.image, read_only=True),
+        *_disk("machine", vm.disk, read_only=False),
+        *("-device", "virtio-serial-device,max_ports=8"),
+        *("-chardev", "socket,id=agent,path=agent,server=on,wait=off"),
+        *("-device", "virtserialport,chardev=agent,name=agent,nr=1"),
+    ]
+    targets = {"out": "/proc/self/fd/1", "err": "/proc/self/fd/2", "status": "/proc/self/fd/{status}"}
+    for number, (name, path) in enumerate(targets.items(), start=2):
+        backend = f"file,id={name},path={path},append=on" if vm.output else f"null,id={name}"
+        argv += ["-chardev", backend, "-device", f"virtserialport,chardev={name},name={name},nr={number}"]
+    if vm.tap == "-":
+        argv += ["-netdev", "hubport,id=net,hubid=0", "-device", "virtio-net-device,netdev=net"]
+    elif vm.tap:
+        argv += ["-netdev", f"tap,id=net,ifname={vm.tap},script=no,downscript=no"]
+        argv += ["-device", "virtio-net-device,netdev=net"]
+    if vm.incoming:
+        argv += ["-incoming", "defer"]
+    return argv
+
+
+def _memory(vm: Vm) -> str:
+    size = f"id=memory,size={vm.memory_mib}M"
+    if not vm.memory.file:
+        return f"memory-backend-ram,{size}"
+    return f"memory-backend-file,{size},mem-path={_escaped(vm.memory.file)},share={'on' if vm.memory.shared else 'off'}"
+
+
+def _disk(name: str, path: str, *, read_only: bool) -> Sequence[str]:
+    option = "on" if read_only else "off"
+    if path:
+        backend = f"file={_escaped(path)},format=raw,cache=writeback,discard=unmap,file.locking=off"
+    else:
+        backend = "file.driver=null-co,file.size=1M,format=raw"
+    drive = f"id={name},if=none,readonly={option},{backend}"
+    return ("-drive", drive, "-device", f"virtio-blk-device,drive={name},serial={name}")
+
+
+def _escaped(path: str) -> str:
+    return path.replace(",", ",,")
+
+
+def _append(vm: Vm) -> str:
+    words = ["quiet loglevel=0 reboot=t panic=-1 mitigations=off nokaslr cryptomgr.notests audit=0 rdinit=/init"]
+    if vm.accelerator == "tcg":
+        words.append(f"tsc_early_khz={vm.tsc_khz} tsc=reliable no_timer_check")
+    return " ".join(words)
+
+
+def host_tsc_khz(cpuinfo: str) -> int:
+    """The rate that an emulated processor's time stamp counter has, from /proc/cpuinfo."""
+    found = re.search(r"^cpu MHz\s*:\s*([\d.]+)", cpuinfo, re.MULTILINE)
+    return round(float(found.group(1)) * 1000) if found else 1_000_000
+
+
+def binary() -> str:
+    """QEMU's path, "" when it is not here."""
+    return shutil.which(BINARY) or ""
+
+
+class Qmp(asyncio.Protocol):
+    """The control socket. One client at a time: another waits until this one has closed."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._rest = b""
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._greeting: asyncio.Future[None] = loop.create_future()
+        self._gone: asyncio.Future[None] = loop.create_future()
+        self._states: asyncio.Queue[str] = asyncio.Queue()
+
+    @classmethod
+    async def connect(cls, path: Path) -> Qmp:
+        """Wait until QEMU listens. Only cancelling ends the wait, or its end."""
+        it = cls()
+        pause_s = 0.001
+        while not await dial(path, it):
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, 0.02)
+        try:
+            await asyncio.shield(it._greeting)
+            await it.run("qmp_capabilities")
+        except BaseException:
+            await it.close()
+            raise
+        return it
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if "QMP" in message and not self._greeting.done():
+                self._greeting.set_result(None)
+            elif message.get("event") == "MIGRATION":
+                self._states.put_nowait(message["data"]["status"])
+            elif (future := self._answers.pop(message.get("id"), None)) and not future.done():
+                if "error" in message:
+                    future.set_exception(QemuError(message["error"]["desc"]))
+                else:
+                    future.set_result(message["return"])
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._states.put_nowait("gone")
+        for future in (self._greeting, *self._answers.values()):
+            if not future.done():
+                future.set_exception(QemuError("QEMU is gone"))
+        self._greeting.exception()
+        if not self._gone.done():
+            self._gone.set_result(None)
+
+    async def close(self) -> None:
+        if self._transport:
+            self._transport.abort()
+            await asyncio.shield(self._gone)
+
+    async def run(self, name: str, **arguments: Any) -> Any:
+        """Raises `QemuError`."""
+        if self._transport is None or self._transport.is_closing():
+            raise QemuError("QEMU is gone")
+        number = next(self._numbers)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._answers[number] = future
+        self._transport.write(json.dumps({"execute": name, "arguments": arguments, "id": number}).encode() + b"\n")
+        try:
+            return await future
+        finally:
+            self._answers.pop(number, None)
+
+    async def quit(self) -> None:
+        """Returns once QEMU has closed its socket."""
+        try:
+            await self.run("quit")
+        except QemuError:
+            pass
+        await asyncio.shield(self._gone)
+
+    async def pass_file(self, fd: int) -> None:
+        """Give QEMU a descriptor, named `state`."""
+        assert self._transport is not None
+        number = next(self._numbers)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._answers[number] = future
+        text = json.dumps({"execute": "getfd", "arguments": {"fdname": "state"}, "id": number}).encode() + b"\n"
+        there = socket.socket(fileno=os.dup(self._transport.get_extra_info("socket").fileno()))
+        with there:
+            there.sendmsg([text], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+        await future
+
+    async def save(self, path: Path, *, memory: bool) -> None:
+        """Write the state of the stopped machine, with its memory unless that is in a file of its own. Raises
+        `QemuError`."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            await self._capabilities(memory=memory)
+            await self.run("migrate-set-parameters", **{"max-bandwidth": 1 << 40})
+            await self.pass_file(fd)
+        finally:
+            os.close(fd)
+        await self.run("migrate", uri="fd:state")
+        await self._migrated()
+
+    async def load(self, path: Path, *, memory: bool) -> None:
+        """The other way round, into a machine that was started to wait for it, and let it run."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            await self._capabilities(memory=memory)
+            await self.pass_file(fd)
+        finally:
+            os.close(fd)
+        await self.run("migrate-incoming", uri="fd:state")
+        await self._migrated()
+
+    async def _capabilities(self, *, memory: bool) -> None:
+        wanted = [{"capability": "events", "state": True}, {"capability": "x-ignore-shared", "state": not memory}]
+        await self.run("migrate-set-capabilities", capabilities=wanted)
+
+    async def _migrated(self) -> None:
+        while (state := await self._states.get()) != "completed":
+            if state in ("failed", "cancelled", "gone"):
+                raise QemuError(f"the machine's state could not be moved: {state}")
