@@ -149,16 +149,16 @@ class Extraction:
             if path in self.removed:
                 del self.removed[path]
                 self.opaque[path] = None
-            if not self._is_fresh(path):
+            elif not self._is_in_opaque(path):
                 self.implied[path] = None
 
-    def _is_fresh(self, path: bytes) -> bool:
-        """Whether nothing below this layer shows through here, as of now."""
-        if not self.opaque:
-            return False
-        if path in self.opaque:
-            return True
-        return any(path[:at] in self.opaque for at in range(len(path)) if path[at] == 0x2F) or b"" in self.opaque
+    def _is_in_opaque(self, path: bytes) -> bool:
+        """Whether a directory above is opaque by now, so that nothing below this layer shows through."""
+        while self.opaque and path:
+            path = path.rpartition(b"/")[0]
+            if path in self.opaque:
+                return True
+        return False
 
     def _directory(self, path: bytes, entry: Entry) -> None:
         kind = self._kinds.get(path)

@@ -142,8 +142,9 @@ class _Joining:
             target = self._below.resolve(path)
             if target == path or target.startswith(path + b"/"):
                 raise LayerRefused(f"{shown(path)} is a link to itself in the layers below")
-            self._make_directories(target)
-            self._move(path, target)
+            if lstat(self._at(path)) is not None:  # it is not when this is a second time
+                self._make_directories(target)
+                self._move(path, target)
             self._implied, self._removed, self._opaque = (
                 {_rebased(each, path, target) for each in paths}
                 for paths in (self._implied - {path}, self._removed, self._opaque)
