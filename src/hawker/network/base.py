@@ -38,11 +38,27 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     publish: tuple[tuple[str, int, int], ...] = ()
 
 
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operator says of a worker's network. Networks are CIDRs of either family.
+
+    Machines reach the internet, but no private network of the host's surroundings: `allowed` are exceptions, `denied`
+    what they must not reach besides. `publish_on` are the host's addresses that published ports answer on, empty: all
+    it has, loopback too. `pool4` is where machines' IPv4 addresses come from, known to their host only.
+    """
+
+    publish_on: tuple[str, ...] = ()
+    allowed: tuple[str, ...] = ()
+    denied: tuple[str, ...] = ()
+    pool4: str = "100.64.0.0/10"
+    mtu: int = 1500
+
+
 class HostNetwork(Protocol):
     """A host's network as drivers see it. Every call may be repeated."""
 
     def plan(self, wanted: Wanted) -> Attachment:
-        """The names and addresses a machine gets. Pure: the same for the same machine, also before it is attached."""
+        """The names and addresses a machine gets: the same from the first call until `detach`, also before it is
+        attached, and after a restart of the agent as long as it is. After `detach` the IPv4 address may be another."""
 
     async def attach_namespace(self, wanted: Wanted, pid: int) -> Attachment:
         """Give the network namespace of a process (made, not yet running its program) its interface `eth0`, configured,
@@ -56,7 +72,8 @@ class HostNetwork(Protocol):
         """Remove filters, routes, ports, and the interface where it is still there. Unknown machine: success."""
 
     async def reconcile(self, machines: Mapping[str, Wanted]) -> None:
-        """Make filters, routes and ports what these machines need and remove those of all others."""
+        """Make filters, routes and ports what these machines need and remove those of all others. A machine whose
+        interface is gone is not attached any more; to attach it again is its driver's business."""
 
 
 class NetworkError(Exception):

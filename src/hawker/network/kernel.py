@@ -1,0 +1,330 @@
+"""A worker's part of this host's network as the kernel has it: read as a `State`, and changed by operations.
+
+Everything blocks, for some tens of microseconds; one thread at a time uses a `Kernel`.
+"""
+
+from __future__ import annotations
+
+import errno
+from contextlib import closing, suppress
+from ipaddress import IPv4Network, ip_address
+from pathlib import Path
+from typing import Any
+
+from hawker.network import addresses
+from hawker.network import netlink as nl
+from hawker.network.base import Attachment, NetworkError, Settings
+from hawker.network.nft import Library, Tables
+from hawker.network.plan import (
+    Add,
+    Address,
+    Configure,
+    Elements,
+    Link,
+    Neighbour,
+    Operation,
+    Remove,
+    RemoveLink,
+    Route,
+    Rules,
+    State,
+)
+
+SYSCTL = Path("/proc/sys/net")
+INSIDE = "eth0"
+MAIN_TABLE = 254
+Item = Address | Neighbour | Route
+
+
+class AddressTaken(NetworkError):
+    """Another worker of this host gave `address` to a machine of its own meanwhile."""
+
+    def __init__(self, device: str, address: str) -> None:
+        super().__init__(f"{device}: this host has a route to {address} already")
+        self.address = address
+
+
+class Kernel:
+    """Raises `NetworkError` with what the kernel refused. `OSError` from the constructor: no netlink or libnftables."""
+
+    def __init__(self, worker: str, settings: Settings) -> None:
+        self._prefix = addresses.device_prefix(worker)
+        self._own = addresses.worker_address(worker)
+        self._pool = IPv4Network(settings.pool4)
+        self._mtu = settings.mtu
+        self._library = Library()
+        self._tables = Tables(worker, settings, self._library)
+        self._netlink = nl.Socket()
+        self._index: dict[str, int] = {}
+        self.mark = self._tables.mark
+
+    def close(self) -> None:
+        self._netlink.close()
+        self._library.close()
+
+    def read(self) -> tuple[State, frozenset[str]]:
+        """What is there of this worker, and the IPv4 addresses of the pool that others have routes to."""
+        mark, elements = self._tables.read()
+        links = self._links()
+        names = {index: name for name, index in self._index.items()}
+        routes, taken = self._routes(names)
+        state = State(
+            rules=mark,
+            elements=elements,
+            links=links,
+            addresses=self._addresses(names),
+            neighbours=self._neighbours(names),
+            routes=routes,
+        )
+        return state, taken
+
+    def apply(self, operation: Operation) -> None:
+        match operation:
+            case Rules(mark):
+                self._tables.make(mark)
+            case Elements(gone, new):
+                self._tables.change(gone, new)
+            case RemoveLink(name):
+                self._remove_link(name)
+            case Configure(link):
+                self._configure(link)
+            case Remove(it):
+                self._remove(it)
+            case Add(it):
+                self._add(it)
+
+    def connect(self, namespace: int, attached: Attachment) -> None:
+        """Give a network namespace its end of a pair, whose other end is `interface` here, and its loopback. What is
+        there from an earlier time is kept when it is this very pair."""
+        with _named("the machine's namespace"), closing(nl.Socket(namespace)) as inside:
+            if not self._is_pair(inside, attached):
+                self._remove_link(attached.interface)
+                made = nl.veth(attached.interface, attached.gateway_mac, INSIDE, attached.mac, namespace, attached.mtu)
+                self._netlink.ask(nl.NEWLINK, nl.ACK | nl.CREATE | nl.EXCL, made)
+            _furnish(inside, attached)
+
+    def index(self, name: str) -> int:
+        """The number of the link that has this name now, 0 if there is none."""
+        self._index.pop(name, None)
+        try:
+            return self._look_up(name)
+        except OSError as error:
+            if nl.is_gone(error):
+                return 0
+            raise NetworkError(f"{name}: {error.strerror}") from error
+
+    def let_forward(self) -> None:
+        """Let the host pass packets on. Interfaces that took their routes from router advertisements go on to."""
+        if _read(SYSCTL / "ipv4/ip_forward") != "1":
+            _write(SYSCTL / "ipv4/ip_forward", "1")
+        if _read(SYSCTL / "ipv6/conf/all/forwarding") != "1":
+            for conf in sorted((SYSCTL / "ipv6/conf").iterdir()):
+                if conf.name not in ("all", "lo") and _read(conf / "accept_ra") == "1":
+                    with suppress(FileNotFoundError):  # it has just gone
+                        (conf / "accept_ra").write_text("2")
+            _write(SYSCTL / "ipv6/conf/all/forwarding", "1")
+
+    def _is_pair(self, inside: nl.Socket, attached: Attachment) -> bool:
+        index = self.index(attached.interface)
+        if not index:
+            return False
+        try:
+            (there,) = inside.ask(nl.GETLINK, 0, nl.link(IFNAME=INSIDE))
+        except OSError as error:
+            if nl.is_gone(error):
+                return False
+            raise
+        return bool(there.get_attr("IFLA_LINK") == index and there.get_attr("IFLA_ADDRESS") == attached.mac)
+
+    def _look_up(self, name: str) -> int:
+        if name not in self._index:
+            (there,) = self._netlink.ask(nl.GETLINK, 0, nl.link(IFNAME=name))
+            self._index[name] = there["index"]
+        return self._index[name]
+
+    def _links(self) -> frozenset[Link]:
+        found = set()
+        self._index.clear()
+        for each in self._netlink.dump(nl.GETLINK, nl.link()):
+            name = each.get_attr("IFLA_IFNAME")
+            if name == "lo" or name.startswith(self._prefix):
+                self._index[name] = each["index"]
+            if name.startswith(self._prefix):
+                mode = each.get_nested("IFLA_AF_SPEC", "AF_INET6", "IFLA_INET6_ADDR_GEN_MODE")
+                up = bool(each["flags"] & nl.IFF_UP)
+                ready = up and mode == nl.NO_ADDRESSES and each.get_attr("IFLA_ADDRESS") == addresses.GATEWAY_MAC
+                found.add(Link(name, ready, _read(SYSCTL / f"ipv4/conf/{name}/route_localnet") == "1"))
+        return frozenset(found)
+
+    def _addresses(self, names: dict[int, str]) -> frozenset[Address]:
+        found = set()
+        for each in self._netlink.dump(nl.GETADDR, nl.address()):
+            name = names.get(each["index"])
+            address = each.get_attr("IFA_LOCAL") or each.get_attr("IFA_ADDRESS")
+            if name and (name != "lo" or address == self._own):
+                found.add(Address(name, str(ip_address(address))))
+        return frozenset(found)
+
+    def _neighbours(self, names: dict[int, str]) -> frozenset[Neighbour]:
+        return frozenset(
+            Neighbour(names[each["ifindex"]], str(ip_address(each.get_attr("NDA_DST"))), each.get_attr("NDA_LLADDR"))
+            for each in self._netlink.dump(nl.GETNEIGH, nl.neighbour())
+            if each["ifindex"] in names and each["state"] & nl.PERMANENT and names[each["ifindex"]] != "lo"
+        )
+
+    def _routes(self, names: dict[int, str]) -> tuple[frozenset[Route], frozenset[str]]:
+        found, taken = set(), set()
+        for family in (nl.family("::"), nl.family("")):
+            for each in self._netlink.dump(nl.GETROUTE, nl.route(family=family)):
+                address, name = each.get_attr("RTA_DST"), names.get(each.get_attr("RTA_OIF"))
+                if address is None or each["table"] != MAIN_TABLE or each["dst_len"] != nl.length(address):
+                    continue
+                if name and name != "lo" and addresses.is_machine(address, self._pool):
+                    source = each.get_attr("RTA_PREFSRC")
+                    found.add(Route(name, str(ip_address(address)), str(ip_address(source)) if source else ""))
+                elif family == nl.family("") and ip_address(address) in self._pool:
+                    taken.add(address)
+        return frozenset(found), frozenset(taken)
+
+    def _remove_link(self, name: str) -> None:
+        self._index.pop(name, None)
+        with _named(name), _gone_is_fine():
+            self._netlink.ask(nl.DELLINK, nl.ACK, nl.link(IFNAME=name))
+
+    def _configure(self, link: Link) -> None:
+        with _named(link.name):
+            index = self._look_up(link.name)
+            self._netlink.ask(nl.SETLINK, nl.ACK, nl.without_addresses(index))
+            (there,) = self._netlink.ask(nl.GETLINK, 0, nl.link(index=index))
+            if there.get_attr("IFLA_ADDRESS") != addresses.GATEWAY_MAC:
+                self._netlink.ask(nl.SETLINK, nl.ACK, nl.link(index=index, ADDRESS=addresses.GATEWAY_MAC))
+            self._netlink.ask(nl.SETLINK, nl.ACK, nl.link(index=index, flags=nl.IFF_UP, change=nl.IFF_UP))
+            local = SYSCTL / f"ipv4/conf/{link.name}/route_localnet"
+            if (_read(local) == "1") != link.loopback:
+                _write(local, "1" if link.loopback else "0")
+
+    def _add(self, it: Item) -> None:
+        with _named(f"{it.device}: {it.address}"):
+            match it:
+                case Address():
+                    self._netlink.ask(nl.NEWADDR, nl.ACK | nl.CREATE | nl.REPLACE, self._address(it))
+                case Neighbour():
+                    self._netlink.ask(nl.NEWNEIGH, nl.ACK | nl.CREATE | nl.REPLACE, self._neighbour(it))
+                case Route():
+                    self._add_route(it)
+
+    def _add_route(self, it: Route) -> None:
+        try:
+            self._netlink.ask(nl.NEWROUTE, nl.ACK | nl.CREATE | nl.EXCL, self._route(it))
+        except OSError as error:
+            if error.errno != errno.EEXIST:
+                raise
+            raise AddressTaken(it.device, it.address) from error
+
+    def _remove(self, it: Item) -> None:
+        with _named(f"{it.device}: {it.address}"), _gone_is_fine():
+            match it:
+                case Address():
+                    self._netlink.ask(nl.DELADDR, nl.ACK, self._address(it))
+                case Neighbour():
+                    self._netlink.ask(nl.DELNEIGH, nl.ACK, self._neighbour(it))
+                case Route():
+                    self._netlink.ask(nl.DELROUTE, nl.ACK, self._route(it))
+
+    def _address(self, it: Address) -> Any:
+        return _address(self._look_up(it.device), it.address)
+
+    def _neighbour(self, it: Neighbour) -> Any:
+        return _neighbour(self._look_up(it.device), it.address, it.mac)
+
+    def _route(self, it: Route) -> Any:
+        more = {"PREFSRC": it.source} if it.source else {}
+        return nl.route(
+            family=nl.family(it.address),
+            dst_len=nl.length(it.address),
+            table=MAIN_TABLE,
+            proto=4,
+            type=1,
+            scope=0 if ":" in it.address else nl.LINK_SCOPE,
+            DST=it.address,
+            OIF=self._look_up(it.device),
+            **more,
+        )
+
+
+def _furnish(inside: nl.Socket, attached: Attachment) -> None:
+    """Everything in a machine's namespace. May be repeated."""
+    replaced = nl.ACK | nl.CREATE | nl.REPLACE
+    inside.ask(nl.SETLINK, nl.ACK, nl.link(IFNAME="lo", flags=nl.IFF_UP, change=nl.IFF_UP))
+    (there,) = inside.ask(nl.GETLINK, 0, nl.link(IFNAME=INSIDE))
+    index = there["index"]
+    inside.ask(nl.SETLINK, nl.ACK, nl.without_addresses(index))
+    inside.ask(nl.SETLINK, nl.ACK, nl.link(index=index, flags=nl.IFF_UP, change=nl.IFF_UP))
+    for address in (attached.address6, attached.address4):
+        inside.ask(nl.NEWADDR, replaced, _address(index, address))
+    for gateway in (attached.gateway6, attached.gateway4):
+        inside.ask(nl.NEWNEIGH, replaced, _neighbour(index, gateway, attached.gateway_mac))
+        default = nl.route(
+            family=nl.family(gateway),
+            table=MAIN_TABLE,
+            proto=4,
+            type=1,
+            flags=nl.RTNH_F_ONLINK,
+            GATEWAY=gateway,
+            OIF=index,
+        )
+        inside.ask(nl.NEWROUTE, replaced, default)
+
+
+def _address(index: int, address: str) -> Any:
+    more = {"LOCAL": address} if ":" not in address else {}
+    scope = nl.LINK_SCOPE if address in (addresses.GATEWAY4, addresses.GATEWAY6) else 0
+    return nl.address(
+        family=nl.family(address),
+        prefixlen=nl.length(address),
+        index=index,
+        scope=scope,
+        ADDRESS=address,
+        FLAGS=nl.IFA_F_NODAD if ":" in address else 0,
+        **more,
+    )
+
+
+def _neighbour(index: int, address: str, mac: str) -> Any:
+    return nl.neighbour(family=nl.family(address), ifindex=index, state=nl.PERMANENT, DST=address, LLADDR=mac)
+
+
+class _named:
+    """Says of an error what it was about."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, OSError):
+            raise NetworkError(f"{self._what}: {error.strerror}") from error
+
+
+class _gone_is_fine:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        return isinstance(error, OSError) and nl.is_gone(error)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _write(path: Path, value: str) -> None:
+    try:
+        path.write_text(value)
+    except OSError as error:
+        raise NetworkError(f"{path} cannot be set to {value}: {error.strerror}") from error

@@ -1,0 +1,170 @@
+"""The network of a worker's machines on this host.
+
+One thread changes it, one change after the other. Nothing is made on a host before its first machine is attached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import TypeVar
+
+from hawker.network import addresses, nft, plan
+from hawker.network.base import Attachment, NetworkError, Settings, Wanted
+from hawker.network.keeper import Keeper
+from hawker.network.kernel import SYSCTL, AddressTaken, Kernel
+
+NET_ADMIN, SYS_ADMIN = 12, 21
+R = TypeVar("R")
+
+
+class Manager:
+    """The `HostNetwork` of one worker. `worker` names it among all that share the host: two managers of one name cannot
+    be open at once. Everything raises `NetworkError`."""
+
+    def __init__(
+        self, worker: str, settings: Settings | None = None, *, kernel: Callable[[str, Settings], Kernel] = Kernel
+    ) -> None:
+        self._worker = worker
+        self._settings = settings or Settings()
+        self._pool = IPv4Network(self._settings.pool4)
+        self._make = kernel
+        self._keeper: Keeper | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._lock: socket.socket | None = None
+        self._four: dict[str, str] = {}  # IPv4 addresses given, by host end
+        self._planned: set[str] = set()  # host ends that somebody asked about since this opened
+        self._taken: set[str] = set()  # by others
+
+    @staticmethod
+    def problem() -> str:
+        """What this host lacks for machines to have a network, or ""."""
+        return problem()
+
+    async def open(self) -> None:
+        """Look at what is there. Changes nothing."""
+        if self._keeper is not None:
+            return
+        if found := problem():
+            raise NetworkError(found)
+        self._lock = _lock(self._worker)
+        self._thread = ThreadPoolExecutor(1, "hawker-network")
+        try:
+            self._keeper = await self._run(lambda: Keeper(self._worker, self._opened()))
+        except BaseException:
+            await self.close()
+            raise
+        self._four = dict(self._keeper.given)
+        self._taken = set(self._keeper.taken)
+
+    async def close(self, *, remove: bool = False) -> None:
+        """Let go. Machines keep their network; with `remove` nothing of it is left but that the host forwards."""
+        keeper, self._keeper = self._keeper, None
+        try:
+            if keeper is not None:
+                await self._run(lambda: keeper.close(remove))
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
+                self._thread = None
+            if self._lock is not None:
+                self._lock.close()
+
+    def plan(self, wanted: Wanted) -> Attachment:
+        device = addresses.device(self._worker, wanted.machine)
+        if device not in self._four:
+            taken = self._taken | set(self._four.values())
+            try:
+                self._four[device] = addresses.pick4(self._worker, wanted.machine, self._pool, taken)
+            except LookupError as error:
+                raise NetworkError(str(error)) from error
+        self._planned.add(device)
+        return plan.attachment(self._worker, wanted, self._four[device], self._settings.mtu)
+
+    async def attach_namespace(self, wanted: Wanted, pid: int) -> Attachment:
+        while True:
+            attached = self.plan(wanted)
+            try:
+                await self._run(partial(self._open_keeper.attach_namespace, wanted, attached, pid))
+                return attached
+            except AddressTaken as taken:  # by another worker, since this one looked
+                if taken.address != attached.address4:
+                    raise
+                self._give_up(attached)
+
+    async def attach_tap(self, wanted: Wanted) -> Attachment:
+        attached = self.plan(wanted)
+        try:
+            await self._run(lambda: self._open_keeper.attach(wanted, attached))
+        except AddressTaken as taken:
+            if taken.address == attached.address4:
+                self._give_up(attached)  # its guest has this one; the next start gets another
+            raise
+        return attached
+
+    async def detach(self, machine: str) -> None:
+        device = addresses.device(self._worker, machine)
+        await self._run(lambda: self._open_keeper.detach(device))
+        self._planned.discard(device)
+        self._four.pop(device, None)
+
+    async def reconcile(self, machines: Mapping[str, Wanted]) -> None:
+        planned = [(wanted, self.plan(wanted)) for wanted in machines.values()]
+        its = {attached.interface: (wanted, attached) for wanted, attached in planned}
+        await self._run(lambda: self._open_keeper.reconcile(its, frozenset(self._planned)))
+        self._four = {device: address for device, address in self._four.items() if device in self._planned}
+
+    @property
+    def _open_keeper(self) -> Keeper:
+        if self._keeper is None:
+            raise NetworkError("the network is not open")
+        return self._keeper
+
+    def _opened(self) -> Kernel:
+        try:
+            return self._make(self._worker, self._settings)
+        except OSError as error:
+            raise NetworkError(f"netlink cannot be used: {error.strerror}") from error
+
+    def _give_up(self, attached: Attachment) -> None:
+        self._taken.add(attached.address4)
+        del self._four[attached.interface]
+
+    async def _run(self, change: Callable[[], R]) -> R:
+        """In the one thread. A caller that is cancelled meanwhile does not stop the change half-way."""
+        if self._thread is None:
+            raise NetworkError("the network is not open")
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, change))
+
+
+def problem() -> str:
+    """What this host lacks for machines to have a network, or ""."""
+    missing = _missing_capabilities()
+    if missing:
+        return f"this needs root: the process lacks {' and '.join(missing)}"
+    if not (SYSCTL / "ipv6").is_dir():
+        return "the kernel has no IPv6 (it was started with ipv6.disable=1, or built without)"
+    return nft.problem()
+
+
+def _missing_capabilities() -> list[str]:
+    status = Path("/proc/self/status").read_text()
+    effective = int(next(line for line in status.splitlines() if line.startswith("CapEff:")).split()[1], 16)
+    wanted = {"CAP_NET_ADMIN": NET_ADMIN, "CAP_SYS_ADMIN": SYS_ADMIN}
+    return [name for name, bit in wanted.items() if not effective >> bit & 1]
+
+
+def _lock(worker: str) -> socket.socket:
+    """Held until it is closed or its process ends. Abstract names belong to a network namespace, as what they guard."""
+    lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        lock.bind(f"\0hawker-network-{addresses.tag(worker)}")
+    except OSError as error:
+        lock.close()
+        raise NetworkError(f"another process has the network of worker {worker} on this host") from error
+    return lock

@@ -1,0 +1,215 @@
+"""The kernel's interfaces, addresses, neighbours and routes, by rtnetlink. pyroute2 writes and reads the messages.
+
+Requests go over a plain socket and wait for the kernel's answer: each takes some tens of microseconds. A socket belongs
+to the network namespace that its thread was in when it was made, and works on that namespace for good.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
+from pyroute2.netlink.rtnl.ndmsg import ndmsg
+from pyroute2.netlink.rtnl.rtmsg import rtmsg
+
+NEWLINK, DELLINK, GETLINK, SETLINK = 16, 17, 18, 19
+NEWADDR, DELADDR, GETADDR = 20, 21, 22
+NEWROUTE, DELROUTE, GETROUTE = 24, 25, 26
+NEWNEIGH, DELNEIGH, GETNEIGH = 28, 29, 30
+REQUEST, ACK, ROOT, MATCH = 0x1, 0x4, 0x100, 0x200
+DUMP = ROOT | MATCH
+REPLACE, EXCL, CREATE = 0x100, 0x200, 0x400
+NLMSG_ERROR, NLMSG_DONE = 2, 3
+F_INTERRUPTED = 0x10
+F_ACK_TLVS = 0x200
+SOL_NETLINK, CAP_ACK, EXT_ACK, STRICT_CHECK = 270, 10, 11, 12
+IFF_UP = 0x1
+PERMANENT = 0x80
+IFA_F_NODAD = 0x02
+RTNH_F_ONLINK = 4
+CLONE_NEWNET = 0x4000_0000
+NO_ADDRESSES = 1
+"""IN6_ADDR_GEN_MODE_NONE: the kernel makes no link-local address."""
+LINK_SCOPE = 253
+_HEADER = struct.Struct("=IHHII")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Socket:
+    """One rtnetlink socket in this thread's network namespace, or in the one that a descriptor stands for. Raises
+    `OSError`."""
+
+    def __init__(self, namespace: int | None = None) -> None:
+        self._socket = _opened() if namespace is None else _in_namespace(namespace)
+        self._sequence = 0
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def ask(self, kind: int, flags: int, message: Any) -> list[Any]:
+        """Returns the messages of the answer. Raises `OSError` with the kernel's reason."""
+        self._sequence += 1
+        message["header"]["type"] = kind
+        message["header"]["flags"] = REQUEST | flags
+        message["header"]["sequence_number"] = self._sequence
+        message.encode()
+        self._socket.send(message.data)
+        return list(self._answers(type(message)))
+
+    def dump(self, kind: int, message: Any) -> list[Any]:
+        """Everything of a kind; asked again when it changed meanwhile."""
+        while True:
+            message.reset() if message["header"].get("length") else None
+            found = self.ask(kind, DUMP, message)
+            if not any(each["header"]["flags"] & F_INTERRUPTED for each in found):
+                return found
+
+    def _answers(self, form: Any) -> Iterator[Any]:
+        while True:
+            data = self._socket.recv(1 << 17)
+            at, many = 0, False
+            while at < len(data):
+                length, kind, flags, sequence, _ = _HEADER.unpack_from(data, at)
+                part, at = data[at : at + length], at + (length + 3 & ~3)
+                if sequence != self._sequence:
+                    continue  # of a request that was given up
+                many = bool(flags & 2)
+                if kind == NLMSG_DONE:
+                    _check(part)
+                    return
+                if kind == NLMSG_ERROR:
+                    _check(part)
+                    return
+                message = form(part)
+                message.decode()
+                yield message
+            if not many:
+                return
+
+
+def link(**attributes: Any) -> Any:
+    return _message(ifinfmsg, "IFLA_", attributes)
+
+
+def address(**attributes: Any) -> Any:
+    return _message(ifaddrmsg, "IFA_", attributes)
+
+
+def neighbour(**attributes: Any) -> Any:
+    return _message(ndmsg, "NDA_", attributes)
+
+
+def route(**attributes: Any) -> Any:
+    return _message(rtmsg, "RTA_", attributes)
+
+
+def without_addresses(index: int) -> Any:
+    """Lets the kernel make no addresses of its own on a link."""
+    inner = {"attrs": [["IFLA_INET6_ADDR_GEN_MODE", NO_ADDRESSES]]}
+    return link(index=index, AF_SPEC={"attrs": [["AF_INET6", inner]]})
+
+
+def veth(name: str, mac: str, peer_name: str, peer_mac: str, peer_namespace: int, mtu: int) -> Any:
+    """A pair of which the other end is made in a namespace."""
+    peer = {
+        "attrs": [
+            ["IFLA_IFNAME", peer_name],
+            ["IFLA_ADDRESS", peer_mac],
+            ["IFLA_MTU", mtu],
+            ["IFLA_NET_NS_FD", peer_namespace],
+        ]
+    }
+    kind = {"attrs": [["IFLA_INFO_KIND", "veth"], ["IFLA_INFO_DATA", {"attrs": [["VETH_INFO_PEER", peer]]}]]}
+    return link(IFNAME=name, ADDRESS=mac, MTU=mtu, LINKINFO=kind)
+
+
+def family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def length(address: str) -> int:
+    """Bits of an address."""
+    return 128 if ":" in address else 32
+
+
+def own_namespace() -> int:
+    """A descriptor of this thread's network namespace."""
+    return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _message(form: Any, prefix: str, attributes: dict[str, Any]) -> Any:
+    """Small names are fields of the header, capitals attributes."""
+    message = form()
+    for name, value in attributes.items():
+        if name.islower():
+            message[name] = value
+    message["attrs"] = [[prefix + name, value] for name, value in attributes.items() if not name.islower()]
+    return message
+
+
+def _opened() -> socket.socket:
+    made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
+    made.bind((0, 0))
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+    for option in (CAP_ACK, EXT_ACK, STRICT_CHECK):
+        made.setsockopt(SOL_NETLINK, option, 1)
+    return made
+
+
+def _in_namespace(namespace: int) -> socket.socket:
+    """In a thread of its own, which ends in that namespace: nobody has to find the way back."""
+    results: list[socket.socket | OSError] = []
+
+    def run() -> None:
+        try:
+            if _libc.setns(namespace, CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            results.append(_opened())
+        except OSError as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run, name="hawker-setns")
+    thread.start()
+    thread.join()
+    if isinstance(results[0], OSError):
+        raise results[0]
+    return results[0]
+
+
+def _check(part: bytes) -> None:
+    """Raise what an acknowledgement or the end of a list says."""
+    if len(part) < 20:
+        return
+    status, flags = struct.unpack_from("=i", part, 16)[0], struct.unpack_from("=H", part, 6)[0]
+    if status == 0:
+        return
+    text = os.strerror(-status)
+    if flags & F_ACK_TLVS:
+        text = _said(part) or text
+    raise OSError(-status, text)
+
+
+def _said(part: bytes) -> str:
+    """The kernel's own words, attribute 1 behind the header of the request."""
+    at = 20 + _HEADER.size
+    while at + 4 <= len(part):
+        size, kind = struct.unpack_from("=HH", part, at)
+        if size < 4:
+            return ""
+        if kind == 1:
+            return part[at + 4 : at + size].rstrip(b"\0").decode(errors="replace")
+        at += size + 3 & ~3
+    return ""
+
+
+def is_gone(error: OSError) -> bool:
+    """That what was to be removed or changed is not there."""
+    return error.errno in (errno.ENODEV, errno.ESRCH, errno.EADDRNOTAVAIL, errno.ENOENT, errno.ENXIO)
