@@ -221,7 +221,7 @@ async def test_a_machine_at_rest_can_be_destroyed_on_a_full_worker(tmp_path: Pat
     ("config", "why"),
     [
         (machine_config(guest={"cpu_kind": "performance", "cpus": 16}), "insufficient CPUs"),
-        ({**machine_config(), "image": "nginx"}, 'use the image "host"'),
+        ({**machine_config(), "image": "nginx", "runtime": "elsewhere"}, "it has no such driver"),
     ],
 )
 @virtual_time

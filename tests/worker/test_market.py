@@ -195,8 +195,8 @@ async def test_offers_tell_what_is_free_and_refusals_what_is_short(tmp_path: Pat
 async def test_what_does_not_fit_at_all_is_refused_with_the_reason(tmp_path: Path) -> None:
     async with a_worker(tmp_path) as worker:
         elsewhere = Ask(app=APP.name, region="mad", image="host", resources=Resources())
-        an_image = Ask(app=APP.name, region=REGION, image="nginx", resources=Resources())
-        for unfit, reason in ((elsewhere, Reason.wrong_region), (an_image, Reason.no_driver)):
+        odd = Ask(app=APP.name, region=REGION, image="nginx", runtime="odd", resources=Resources())
+        for unfit, reason in ((elsewhere, Reason.wrong_region), (odd, Reason.no_driver)):
             refusal = worker.market.offer(unfit)
             assert isinstance(refusal, Refusal)
             assert refusal.reason is reason

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from hawker.catalog.node import Node
     from hawker.catalog.publisher import Publisher
     from hawker.worker.daemon import Worker
-    from hawker.worker.drivers.base import Driver
+    from hawker.worker.drivers.several import Runtimes
 
-MakeDriver = Callable[[AgentSettings, WorkerRole], "Driver"]
+MakeDriver = Callable[[AgentSettings, WorkerRole], "Runtimes"]
 Bound = socket.socket | tuple[str, int]
 Bind = Callable[[str], Bound]
 JOIN_S = 3.0
@@ -222,10 +222,11 @@ class Front:
         await self._app(scope, receive, send)
 
 
-def process_driver(settings: AgentSettings, role: WorkerRole) -> Driver:
+def process_driver(settings: AgentSettings, role: WorkerRole) -> Runtimes:
     from hawker.worker.drivers.process import ProcessDriver
+    from hawker.worker.drivers.several import Several
 
-    return ProcessDriver(settings.directory / "process", cgroups=role.cgroups)
+    return Several({"process": ProcessDriver(settings.directory / "process", cgroups=role.cgroups)})
 
 
 def listen(address: str) -> socket.socket:

@@ -13,6 +13,7 @@ import msgspec
 from hawker.model.catalog import Position, Tier
 from hawker.model.guest import Resources
 from hawker.model.machine import HOLDS_ALL, State
+from hawker.model.services import Port
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +31,9 @@ class MachineRow(Row, frozen=True, kw_only=True):
 
     `desired` is what the last request asked for, `state` what is. `instance` is the key of the program's present run at
     the driver, empty when there is none. `cause` is the request or local rule behind the last change. `generation`
-    counts the workers that this id was ordered on, one after the other: the highest has it.
+    counts the workers that this id was ordered on, one after the other: the highest has it. `driver` is its
+    configuration's runtime. `image_digest` names the image that its reference meant when it was first made ready here
+    in this version: every start until the next update runs those bytes; "" before. `ports` is what its worker publishes.
     """
 
     table: ClassVar[str] = "machine"
@@ -55,6 +58,8 @@ class MachineRow(Row, frozen=True, kw_only=True):
     driver: str = "process"
     started_at_ms: int = 0
     restarts: int = 0
+    image_digest: str = ""
+    ports: tuple[Port, ...] = ()
 
     @property
     def key(self) -> str:
@@ -162,6 +167,19 @@ class ClaimRow(Row, frozen=True, kw_only=True):
     @property
     def key(self) -> str:
         return self.id
+
+
+class PortRow(Row, frozen=True, kw_only=True):
+    """A port of the host that was given to a machine."""
+
+    table: ClassVar[str] = "port"
+
+    number: int
+    machine: str
+
+    @property
+    def key(self) -> str:
+        return str(self.number)
 
 
 class LedgerRow(Row, frozen=True, kw_only=True):
@@ -367,6 +385,7 @@ ROWS: tuple[type[Row], ...] = (
     ReservationRow,
     FillRow,
     ClaimRow,
+    PortRow,
     LedgerRow,
     TallyRow,
     LeaseRow,

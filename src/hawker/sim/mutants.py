@@ -18,7 +18,7 @@ from hawker.catalog.outbox import Outbox
 from hawker.core import capacity
 from hawker.model.catalog import Change as CatalogChange
 from hawker.model.catalog import Version
-from hawker.model.market import Reason
+from hawker.model.market import Reason, Refusal
 from hawker.model.rows import LogHeadRow, MachineRow
 from hawker.store import db
 from hawker.store.connection import prepare
@@ -91,10 +91,10 @@ def _resumes_nothing(runner: Runner) -> int:
     return 0
 
 
-def _takes_orders_while_cordoned(unfit: Callable[..., Reason | None]) -> Callable[..., Reason | None]:
-    def look(market: Market, *args: Any) -> Reason | None:
-        reason = unfit(market, *args)
-        return None if reason is Reason.cordoned else reason
+def _takes_orders_while_cordoned(unfit: Callable[..., Refusal | None]) -> Callable[..., Refusal | None]:
+    def look(market: Market, *args: Any) -> Refusal | None:
+        refusal = unfit(market, *args)
+        return None if refusal and refusal.reason is Reason.cordoned else refusal
 
     return look
 

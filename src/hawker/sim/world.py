@@ -16,13 +16,19 @@ import contextvars
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
 from signal import SIGKILL, SIGTERM
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from hawker.host import Host
+from hawker.images.base import Missing
+from hawker.model.image import Image, ImageConfig, Layer, Platform
+from hawker.model.values import ImageRef, pinned
 from hawker.sim.loop import PROCESS
 from hawker.worker.drivers.base import (
     Capabilities,
+    Driver,
     ExecResult,
     Exit,
     Fingerprint,
@@ -33,13 +39,18 @@ from hawker.worker.drivers.base import (
     LogLine,
     NotSupported,
     Process,
+    Refused,
     StartFailed,
     Stats,
     Terminal,
     UnknownInstance,
 )
+from hawker.worker.drivers.several import OnLate
 
 T = TypeVar("T")
+
+RUNTIMES = ("process", "container", "microvm")
+"""What a fake driver runs: a program of the world is the same in each."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +58,7 @@ class Program:
     """How a program behaves. It runs for `runs_s` (None: until it is ended) and ends with `code` or `signal`.
 
     `fails`: it cannot be started, and why. `stops_in_s`: how long it takes to end once signalled (None: it ignores
-    signals and must be killed).
+    signals and must be killed). `least_mib`: the memory it needs.
     """
 
     runs_s: float | None = None
@@ -56,6 +67,7 @@ class Program:
     oom_killed: bool = False
     fails: str = ""
     stops_in_s: float | None = 0.0
+    least_mib: int = 0
 
 
 @dataclass
@@ -95,6 +107,9 @@ class World:
         self.programs = dict(programs)
         self.instances: dict[str, Placed] = {}
         self.directories: set[str] = set()  # by machine; gone with `purge`
+        self.images: dict[str, Image] = {}  # that are here, by what they were asked for
+        self.meanings: dict[str, str] = {}  # digests that references mean at their registry, where it is not always one
+        self.limits: dict[str, Limits] = {}  # as they were last set of an instance that runs, by key
         self.starts: list[InstanceSpec] = []
         self.stops: list[str] = []
         self.calls: Counter[str] = Counter()
@@ -141,12 +156,25 @@ class World:
     def running(self, machine: str) -> list[Placed]:
         return [p for p in self.instances.values() if p.spec.machine == machine and p.exit is None]
 
+    # --- images ------------------------------------------------------------------------------------------------------
+
+    def fetch(self, reference: str) -> Image:
+        """As a registry has it: a tag that is here keeps what it meant."""
+        if there := self.images.get(reference):
+            return there
+        ref = ImageRef(reference)
+        digest = ref.digest or self.meanings.get(reference) or f"sha256:{sha256(reference.encode()).hexdigest()}"
+        layer = Layer(media_type="layer", digest=digest, size=IMAGE_BYTES, diff_id=digest)
+        image = Image(digest=digest, platform=Platform(), config=ImageConfig(), layers=(layer,))
+        self.images[reference] = self.images[pinned(reference, digest)] = image
+        return image
+
     # --- the effects -------------------------------------------------------------------------------------------------
 
     def start(self, spec: InstanceSpec) -> Instance:
         if there := self.instances.get(spec.key):
             return there.shown()
-        program = self.programs[spec.argv[0]]
+        program = self.programs[(spec.argv or [*spec.entrypoint, *spec.cmd])[0]]
         if program.fails:
             raise StartFailed(program.fails)
         if others := self.running(spec.machine):
@@ -155,6 +183,7 @@ class World:
         self.instances[spec.key] = placed
         self.directories.add(spec.machine)
         self.starts.append(spec)
+        self.limits[spec.key] = spec.limits
         self.on_event("started", spec)
         if program.runs_s is not None:
             self._ends_in(placed, program.runs_s, program.code, program.signal, program.oom_killed)
@@ -180,6 +209,7 @@ class World:
                 raise InstanceRunning(key)
             self.end(key, signal=SIGKILL)
         self.instances.pop(key, None)
+        self.limits.pop(key, None)
 
     def purge(self, machine: str) -> None:
         if not any(p.spec.machine == machine for p in self.instances.values()):
@@ -190,6 +220,15 @@ class World:
         if placed.exit:
             raise UnknownInstance(key)
         placed.suspended = suspended
+
+    def resize(self, key: str, limits: Limits) -> None:
+        """Refused below what the program was said to need, in `least_mib`."""
+        placed = self.known(key)
+        if placed.exit:
+            raise UnknownInstance(key)
+        if limits.memory_mib < placed.program.least_mib:
+            raise Refused(f"{placed.program.least_mib} MiB are in use")
+        self.limits[key] = limits
 
     def known(self, key: str) -> Placed:
         placed = self.instances.get(key)
@@ -222,15 +261,86 @@ class World:
         asyncio.get_running_loop().call_later(seconds, call, context=self._nobody)
 
 
+IMAGE_BYTES = 50 << 20
+
+
+class FakeImages:
+    """The images of a world, as one daemon sees them. `holds`: by who holds them."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.holds: dict[str, str] = {}
+
+    async def ensure(self, reference: str) -> Image:
+        await asyncio.sleep(self._world.delays.get("prepare", 0.0))
+        return self._world.fetch(reference)
+
+    def find(self, reference: str) -> Image | None:
+        return self._world.images.get(reference)
+
+    def layers(self, image: Image) -> Sequence[Path]:
+        return ()
+
+    def missing(self, reference: str) -> Missing:
+        return Missing(known=self.find(reference) is not None)
+
+    def hold(self, holder: str, digest: str) -> None:
+        self.holds[holder] = digest
+
+    def release(self, holder: str) -> None:
+        self.holds.pop(holder, None)
+
+
+class _Echo:
+    """A terminal's other end."""
+
+    def __init__(self) -> None:
+        self._said: asyncio.Queue[bytes] = asyncio.Queue()
+        self._ended = asyncio.Event()
+
+    async def read(self) -> tuple[Literal["stdout", "stderr"], bytes] | None:
+        data = await self._said.get()
+        if not data:
+            self._said.put_nowait(b"")
+            return None
+        return "stdout", data
+
+    async def write(self, data: bytes) -> None:
+        if data and not self._ended.is_set():
+            self._said.put_nowait(data)
+
+    async def end_input(self) -> None:
+        self._ended.set()
+        self._said.put_nowait(b"")
+
+    async def resize(self, columns: int, rows: int) -> None:
+        pass
+
+    async def wait(self) -> tuple[int, int | None]:
+        await self._ended.wait()
+        return 0, None
+
+    async def close(self) -> None:
+        await self.end_input()
+
+
+async def _never(name: str, instances: Sequence[Instance]) -> None:
+    """A fake driver is there from the beginning."""
+
+
 class FakeDriver:
-    """One daemon's hold on a world. `can_suspend` False leaves suspending out of its capabilities."""
+    """One daemon's hold on a world. `can_suspend` False leaves suspending out of its capabilities, `can_resize` False
+    resizing. `images` is the worker's image source over the same world."""
 
     name = "fake"
 
-    def __init__(self, world: World, *, can_suspend: bool = True) -> None:
+    def __init__(self, world: World, *, can_suspend: bool = True, can_resize: bool = True) -> None:
         self._world = world
         self._can_suspend = can_suspend
+        self._can_resize = can_resize
+        self.images = FakeImages(world)
         self._dead = False
+        self.on_late: OnLate = _never
 
     def die(self) -> None:
         """The daemon is killed: nothing it asked for has an effect from now on, and nobody answers it."""
@@ -249,8 +359,18 @@ class FakeDriver:
             self._world.listener = None
 
     async def fingerprint(self) -> Fingerprint:
-        can = Capabilities(suspend=self._can_suspend, exec=True)
+        can = Capabilities(suspend=self._can_suspend, exec=True, terminal=True, resize=self._can_resize)
         return Fingerprint(driver=self.name, healthy=True, capabilities=can)
+
+    async def fingerprints(self) -> Mapping[str, Fingerprint]:
+        found = await self.fingerprint()
+        return dict.fromkeys(RUNTIMES, found)
+
+    def of(self, runtime: str) -> Driver:
+        return self
+
+    def opened(self) -> frozenset[str]:
+        return frozenset(RUNTIMES)
 
     async def start(self, spec: InstanceSpec) -> Instance:
         return await self._effect("start", spec.key, lambda: self._world.start(spec))
@@ -315,7 +435,7 @@ class FakeDriver:
         return ExecResult(code=0, signal=None, stdout=stdin, stderr=b"")
 
     async def prepare(self, image: str) -> None:
-        """Programs of the host need nothing."""
+        await self._effect("prepare", image, lambda: self._world.fetch(image))
 
     async def terminal(
         self,
@@ -327,10 +447,16 @@ class FakeDriver:
         columns: int = 80,
         rows: int = 24,
     ) -> Terminal:
-        raise NotSupported("terminals")
+        """Every command says back what it hears, and ends with its input."""
+        await self._call("terminal")
+        if self._world.known(key).exit:
+            raise UnknownInstance(key)
+        return _Echo()
 
     async def resize(self, key: str, limits: Limits) -> None:
-        raise NotSupported("resizing")
+        if not self._can_resize:
+            raise NotSupported("resizing")
+        await self._effect("resize", key, lambda: self._world.resize(key, limits))
 
     async def stats(self, key: str) -> Stats:
         await self._call("stats")

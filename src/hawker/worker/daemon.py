@@ -25,6 +25,7 @@ from hawker.errors import Refused, StoreError
 from hawker.host import Host
 from hawker.http.app import Handler, Serving, Tokens
 from hawker.http.call import Call
+from hawker.images.base import ImageSource
 from hawker.model.endpoints import ENDPOINTS
 from hawker.model.guest import RESOURCES, Resources
 from hawker.model.rows import WorkerRow
@@ -33,7 +34,7 @@ from hawker.store.tx import Tx
 from hawker.telemetry import METRICS_CONTENT_TYPE, Metrics, get_logger
 from hawker.worker import ledger
 from hawker.worker.adopting import Adopting
-from hawker.worker.drivers.base import Driver
+from hawker.worker.drivers.several import Runtimes
 from hawker.worker.exits import Exits
 from hawker.worker.flows import MachineFlows
 from hawker.worker.machine_api import MachineApi
@@ -41,6 +42,7 @@ from hawker.worker.machine_log import MachineLog
 from hawker.worker.machines import Machines
 from hawker.worker.market import Market
 from hawker.worker.market_api import MarketApi
+from hawker.worker.ports import PORTS
 from hawker.worker.publishing import Publishing
 from hawker.worker.runner import Runner
 from hawker.worker.runs_api import RunsApi
@@ -59,16 +61,25 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     capacity: Resources
     host: str = "127.0.0.1"
     port: int = 0
+    ports: range = PORTS  # of the host, for what machines publish
 
 
 class Worker:
     """One worker in this process. `open_store`, `open`, then serve the application, then `close`."""
 
-    def __init__(self, settings: WorkerSettings, host: Host, driver: Driver, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        host: Host,
+        driver: Runtimes,
+        metrics: Metrics,
+        images: ImageSource | None = None,
+    ) -> None:
         self.settings = settings
         self.metrics = metrics
         self._host = host
         self._driver = driver
+        self._images = images
         self._path = settings.directory / "worker.db"
         self._sweeper: asyncio.Task[None] | None = None
         self.failed = (
@@ -103,9 +114,9 @@ class Worker:
         """The rest, up to serving. `catalog` tells which machines have gone to other workers; `routes` are served
         beside the worker's own, to agents; `reading` is the catalog for everybody."""
         settings, host, driver, store, me = self.settings, self._host, self._driver, self.store, self.me
-        log = MachineLog(host, settings.capacity)
+        log = MachineLog(host, settings.capacity, settings.ports)
         self.superseding = superseding = Superseding(settings.name, catalog)
-        flows = MachineFlows(store, host, driver, log, superseding.by)
+        flows = MachineFlows(store, host, driver, log, superseding.by, self._images)
         self.runner = runner = Runner(store, host, flows.all(), self.metrics)
         self.exits = exits = Exits(store, host, driver, log, runner)
         runner.on_end = exits.on_end

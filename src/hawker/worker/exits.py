@@ -7,6 +7,7 @@ policy with its verdict, or the start of the worker.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 from hawker.core import restart
@@ -18,7 +19,9 @@ from hawker.model.rows import MachineRow, RunRow, WorkerRow
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.telemetry import get_logger
-from hawker.worker.drivers.base import Driver, Exit, UnknownInstance
+from hawker.worker.drivers.base import Exit, Instance, UnknownInstance
+from hawker.worker.drivers.several import Runtimes
+from hawker.worker.flows import launching
 from hawker.worker.machine_log import MachineLog
 from hawker.worker.runner import STORE_RETRY_S, Busy, Runner, active_run
 
@@ -30,7 +33,7 @@ class Exits:
     itself.
     """
 
-    def __init__(self, store: Store, host: Host, driver: Driver, log: MachineLog, runner: Runner) -> None:
+    def __init__(self, store: Store, host: Host, driver: Runtimes, log: MachineLog, runner: Runner) -> None:
         self._store = store
         self._host = host
         self._driver = driver
@@ -40,6 +43,7 @@ class Exits:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._recovered = False
         self._closed = False
+        driver.on_late = self.recover_late
 
     def on_exit(self, ended: Exit) -> None:
         """The driver's callback."""
@@ -63,21 +67,35 @@ class Exits:
         and a program is frozen, or not, as its machine says.
         """
         # Nothing goes on meanwhile: exits that the driver tells of wait.
-        instances = {i.key: i for i in await self._driver.recover()}
+        instances = await self._driver.recover()
+        await self._remove_orphans(instances)
+        self._recovered = True
+        for machine in list(self._waiting):
+            self.on_end(machine)
+        await self._correct(instances, self._driver.opened())
+
+    async def recover_late(self, name: str, instances: Sequence[Instance]) -> None:
+        """The same for a driver that could not be opened then and is there only now. Nothing can be asked of it before
+        this has returned."""
+        await self._remove_orphans(instances)
+        await self._correct(instances, {name})
+
+    async def _remove_orphans(self, instances: Sequence[Instance]) -> None:
         rows = self._store.read.select(MachineRow, "instance <> ''")
         active = self._store.read.select(RunRow, "status in ('active', 'parked')")
         known = {row.instance for row in rows} | {run.args.get("instance", "") for run in active}
         begun = {run.id for run in active}
-        for key in sorted(instances.keys() - known):
-            if key.partition("/")[0] not in begun:
-                _logger.warning("orphan.removed", resource=instances[key].machine, instance=key, cause=ORPHAN)
-                await self._driver.destroy(key, force=True)
-        self._recovered = True
-        for machine in list(self._waiting):
-            self.on_end(machine)
-        for row in rows:
-            instance = instances.get(row.instance)
-            if row.state not in (State.started, State.suspended):
+        for instance in sorted(instances, key=lambda instance: instance.key):
+            if instance.key not in known and instance.key.partition("/")[0] not in begun:
+                _logger.warning("orphan.removed", resource=instance.machine, instance=instance.key, cause=ORPHAN)
+                await self._driver.destroy(instance.key, force=True)
+
+    async def _correct(self, instances: Sequence[Instance], drivers: Collection[str]) -> None:
+        """Of machines of these drivers only: about the others' nothing is known."""
+        there = {instance.key: instance for instance in instances}
+        for row in self._store.read.select(MachineRow, "instance <> ''"):
+            instance = there.get(row.instance)
+            if row.state not in (State.started, State.suspended) or row.driver not in drivers:
                 continue
             if instance is None:
                 self.on_exit(Exit(key=row.instance, machine=row.id, error=LOST, at_ms=self._host.now_ms()))
@@ -113,10 +131,11 @@ class Exits:
         if row is None or row.instance != ended.key or row.state not in (State.started, State.suspended):
             return
         verdict = self._verdict(tx, row, ended)
+        config = check_config(row.config)
         steps, path, desired = ["clear"], State.stopped, "stopped"
         if verdict.again:
-            steps, path, desired = ["clear", "backoff", "launch"], State.starting, "started"
-        elif check_config(row.config).auto_destroy:
+            steps, path, desired = ["clear", "backoff", *launching(config)], State.starting, "started"
+        elif config.auto_destroy:
             steps, path, desired = ["purge"], State.destroying, "destroyed"
 
         def writes(tx: Tx, run: RunRow) -> None:

@@ -2,18 +2,21 @@
 
 | flow            | steps before `settle`                                | begun by                       |
 |-----------------|------------------------------------------------------|--------------------------------|
-| machine.create  | launch (none with skip_launch)                       | a confirmed reservation        |
-| machine.start   | launch; resume when suspended                        | a request                      |
+| machine.create  | prepare, launch (none with skip_launch)              | a confirmed reservation        |
+| machine.start   | prepare, launch; resume when suspended               | a request                      |
 | machine.stop    | stop, clear                                          | a request                      |
-| machine.restart | stop, clear, launch                                  | a request                      |
-| machine.update  | stop, clear, launch when it runs; none when at rest  | a request                      |
+| machine.restart | stop, clear, prepare, launch                         | a request                      |
+| machine.update  | prepare; stop, clear, launch when it runs            | a request                      |
 | machine.suspend | suspend                                              | a request                      |
+| machine.resize  | resize                                               | a request                      |
 | machine.destroy | stop, purge                                          | a request                      |
-| machine.exit    | clear; backoff, launch to start again; or purge      | the program's end, a lost host |
+| machine.exit    | clear; backoff, prepare, launch to start again;      | the program's end, a lost host |
+|                 | or purge                                             |                                |
 
-The outside effects are calls of the driver, keyed `run/step`; every one may be repeated. `settle` is the final
-step: it writes the resting state, and after a failure or a cancel first removes what a launch may have left. Which
-runs begin when is decided in `hawker.worker.machines` and `hawker.worker.exits`.
+The outside effects are calls of the driver, keyed `run/step`; every one may be repeated. `prepare`, of machines that
+have an image, makes it ready and keeps what its reference meant: an update prepares before it stops anything. `settle`
+is the final step: it writes the resting state, and after a failure or a cancel first removes what a launch may have
+left. Which runs begin when is decided in `hawker.worker.machines` and `hawker.worker.exits`.
 """
 
 from __future__ import annotations
@@ -23,19 +26,34 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+
 from hawker.core.journal import effect_key
-from hawker.errors import Abort
+from hawker.errors import Abort, DiskFull, ImageError, Retry, Unreachable
 from hawker.host import Host
-from hawker.model.config import check_config
+from hawker.images.base import ImageSource
+from hawker.model.config import PROCESS, Config, check_config
+from hawker.model.guest import Guest
 from hawker.model.machine import State
 from hawker.model.rows import LeaseRow, MachineRow, RunRow
+from hawker.network.base import NetworkError
 from hawker.store.db import Store
 from hawker.store.tx import Tx
-from hawker.worker.drivers.base import Driver, Exit, InstanceSpec, Limits, StartFailed, UnknownInstance
-from hawker.worker.flow import Done, Flow, Step, StepContext
+from hawker.worker import ports
+from hawker.worker.drivers.base import Driver, Exit, NotSupported, Refused, StartFailed, UnknownInstance
+from hawker.worker.drivers.several import Runtimes
+from hawker.worker.flow import Act, Done, Flow, Step, StepContext
+from hawker.worker.instance_spec import instance_spec, limits_of, reference_of
 from hawker.worker.machine_log import MachineLog, exit_request, get_machine
 
-SHARED_CPU_MILLIS = 62  # a sixteenth of a core, the share that upstream documents for one shared cpu
+STARTS_TRIED = 24
+"""How often an image, or a driver, that may be had later is asked for: for a minute and a half, and as long as each
+try takes. Then the machine has failed."""
+
+
+def launching(config: Config) -> list[str]:
+    """The steps that start a machine."""
+    return ["launch"] if config.runtime == PROCESS else ["prepare", "launch"]
 
 
 class MachineFlows:
@@ -45,11 +63,13 @@ class MachineFlows:
         self,
         store: Store,
         host: Host,
-        driver: Driver,
+        driver: Runtimes,
         log: MachineLog,
         superseded: Callable[[MachineRow], str] = lambda machine: "",
+        images: ImageSource | None = None,
     ) -> None:
         """`superseded` says why a machine must not be started here any more, or ""."""
+        self._images = images
         self._store = store
         self._host = host
         self._driver = driver
@@ -57,33 +77,69 @@ class MachineFlows:
         self._superseded = superseded
 
     def all(self) -> list[Flow]:
+        prepare = Step("prepare", act=self._prepare)
         launch = Step("launch", act=self._launch)
-        stop = Step("stop", act=self._stop)
-        clear = Step("clear", act=self._clear)
-        purge = Step("purge", act=self._purge)
-        resting = Step("settle", act=self._undo, commit=self._settle)
-        gone = Step("settle", act=self._undo, commit=self._settle_destroyed)
+        stop = Step("stop", act=patient(self._stop))
+        clear = Step("clear", act=patient(self._clear))
+        purge = Step("purge", act=patient(self._purge))
+        resting = Step("settle", act=patient(self._undo), commit=self._settle)
+        gone = Step("settle", act=patient(self._undo), commit=self._settle_destroyed)
+        backoff = Step("backoff", act=self._backoff)
         return [
-            Flow("machine.create", 1, resting, [launch]),
-            Flow("machine.start", 1, resting, [launch, Step("resume", act=self._resume)]),
+            Flow("machine.create", 1, resting, [prepare, launch]),
+            Flow("machine.start", 1, resting, [prepare, launch, Step("resume", act=patient(self._resume))]),
             Flow("machine.stop", 1, resting, [stop, clear]),
-            Flow("machine.restart", 1, resting, [stop, clear, launch]),
-            Flow("machine.update", 1, resting, [stop, clear, launch]),
-            Flow("machine.suspend", 1, resting, [Step("suspend", act=self._suspend)]),
+            Flow("machine.restart", 1, resting, [stop, clear, prepare, launch]),
+            Flow("machine.update", 1, resting, [prepare, stop, clear, launch]),
+            Flow("machine.suspend", 1, resting, [Step("suspend", act=patient(self._suspend))]),
+            Flow("machine.resize", 1, resting, [Step("resize", act=patient(self._resize))]),
             Flow("machine.destroy", 1, gone, [stop, purge]),
-            Flow("machine.exit", 1, resting, [clear, Step("backoff", act=self._backoff), launch, purge]),
+            Flow("machine.exit", 1, resting, [clear, backoff, prepare, launch, purge]),
         ]
+
+    def _had(self, run: RunRow) -> Driver:
+        """The driver that has the instance a run began with: an update may have named another one for the next."""
+        runtime: str = run.args.get("driver") or get_machine(self._store.read, run.resource).driver
+        return self._driver.of(runtime)
 
     # --- acts --------------------------------------------------------------------------------------------------------
 
-    async def _launch(self, context: StepContext) -> Done:
-        machine = get_machine(self._store.read, context.run.resource)
+    async def _prepare(self, context: StepContext) -> Done:
+        """The image, as far as a driver can make it ready before there is an instance. The first time in a version it
+        is found out which bytes the reference means."""
+        machine = self._not_superseded(context.run)
+        reference = reference_of(machine)
+        try:
+            await self._driver.of(machine.driver).prepare(reference)
+        except ImageError as error:
+            raise Abort(error.message) from error
+        except (Unreachable, DiskFull) as error:
+            raise _tried(context, error.message) from error
+        found = self._images.find(reference) if self._images else None
+        if found and self._images:
+            self._images.hold(machine.id, found.digest)
+
+        def commit(tx: Tx, run: RunRow) -> None:
+            row = get_machine(tx, run.resource)
+            if found and not row.image_digest:
+                self._log.move(tx, row, cause=run.cause, image_digest=found.digest)
+
+        return Done(commit)
+
+    def _not_superseded(self, run: RunRow) -> MachineRow:
+        machine = get_machine(self._store.read, run.resource)
         if why := self._superseded(machine):
             raise Abort(f"not started: {why}")
+        return machine
+
+    async def _launch(self, context: StepContext) -> Done:
+        machine = self._not_superseded(context.run)
         try:
-            instance = await self._driver.start(instance_spec(machine, context.key))
-        except StartFailed as error:
+            instance = await self._driver.of(machine.driver).start(instance_spec(machine, context.key))
+        except (StartFailed, NotSupported, ImageError) as error:
             raise Abort(str(error)) from error
+        except (Unreachable, DiskFull, NetworkError) as error:
+            raise _tried(context, str(error)) from error
 
         def commit(tx: Tx, run: RunRow) -> None:
             row = get_machine(tx, run.resource)
@@ -108,7 +164,7 @@ class MachineFlows:
         if not key:
             return Done()
         try:
-            ended = await self._driver.stop(key, signal=args["signal"], grace_s=args["grace_s"])
+            ended = await self._had(context.run).stop(key, signal=args["signal"], grace_s=args["grace_s"])
         except UnknownInstance:
             ended = Exit(
                 key=key,
@@ -128,7 +184,7 @@ class MachineFlows:
 
     async def _clear(self, context: StepContext) -> Done:
         if key := context.run.args["instance"]:
-            await self._driver.destroy(key, force=True)
+            await self._had(context.run).destroy(key, force=True)
         return Done()
 
     async def _purge(self, context: StepContext) -> Done:
@@ -139,7 +195,7 @@ class MachineFlows:
     async def _suspend(self, context: StepContext) -> Done:
         key: str = context.run.args["instance"]
         try:
-            await self._driver.suspend(key)
+            await self._had(context.run).suspend(key)
         except UnknownInstance as error:
             raise Abort("the program ended before it could be suspended") from error
 
@@ -152,13 +208,28 @@ class MachineFlows:
     async def _resume(self, context: StepContext) -> Done:
         key: str = context.run.args["instance"]
         try:
-            await self._driver.resume(key)
+            await self._had(context.run).resume(key)
         except UnknownInstance as error:
             raise Abort("the suspended program is gone") from error
 
         def commit(tx: Tx, run: RunRow) -> None:
             row = self._log.move(tx, get_machine(tx, run.resource), State.started, cause=run.cause)
             self._log.event(tx, row, "start", "started", run)
+
+        return Done(commit)
+
+    async def _resize(self, context: StepContext) -> Done:
+        guest = msgspec.convert(context.run.args["guest"], Guest)
+        try:
+            await self._had(context.run).resize(context.run.args["instance"], limits_of(guest))
+        except UnknownInstance as error:
+            raise Abort("the program ended before it could be resized") from error
+        except (Refused, NotSupported) as error:
+            raise Abort(str(error)) from error
+
+        def commit(tx: Tx, run: RunRow) -> None:
+            row = get_machine(tx, run.resource)
+            self._log.move(tx, row, cause=run.cause, config=resized(row.config, guest))
 
         return Done(commit)
 
@@ -180,12 +251,18 @@ class MachineFlows:
         key: str = run.args.get("instance", "")
         if run.flow == "machine.suspend":
             with suppress(UnknownInstance):  # it has ended: its exit is waiting for this run
-                await self._driver.resume(key)
+                await self._had(run).resume(key)
+            return Done(self._settle)
+        if run.flow == "machine.resize":
+            row = get_machine(self._store.read, run.resource)
+            with suppress(UnknownInstance, NotSupported, Refused):  # as it was: what it had it may have
+                await self._had(run).resize(key, limits_of(check_config(row.config).guest))
             return Done(self._settle)
         if "launch" in run.steps:
-            await self._driver.destroy(effect_key(run.id, "launch"), force=True)
+            row = get_machine(self._store.read, run.resource)
+            await self._driver.of(row.driver).destroy(effect_key(run.id, "launch"), force=True)
         if key:
-            await self._driver.destroy(key, force=True)
+            await self._had(run).destroy(key, force=True)
         if "purge" in run.steps:
             await self._driver.purge(run.resource)
             return Done(self._settle_destroyed)
@@ -201,8 +278,11 @@ class MachineFlows:
         elif run.flow == "machine.stop":
             row = self._log.move(tx, row, State.stopped, cause=run.cause)
             self._log.event(tx, row, "stop", "stopped", run)
+        elif run.flow == "machine.resize":
+            row = self._log.move(tx, row, cause=run.cause, resources=check_config(row.config).resources())
+            self._log.event(tx, row, "resize", row.state, run)
         elif run.flow == "machine.update":
-            changes = {"resources": check_config(row.config).guest.resources()}
+            changes = {"resources": check_config(row.config).resources()}
             self._log.move(
                 tx, row, *([State.stopped] if row.state is State.updating else []), cause=run.cause, **changes
             )
@@ -212,6 +292,10 @@ class MachineFlows:
     def _settle_undone(self, tx: Tx, run: RunRow, row: MachineRow) -> None:
         """The state after an abort or a cancel: still running where nothing was stopped, failed or stopped
         otherwise."""
+        if run.flow == "machine.resize":
+            row = self._log.move(tx, row, cause=run.cause, resources=check_config(row.config).resources())
+            self._log.event(tx, row, "resize", "failed", run, request=_why(tx, row, run))
+            return
         if row.state is State.suspending:
             row = self._log.move(tx, row, State.started, cause=run.cause, desired="started")
             self._log.event(tx, row, "suspend", "failed", run, request=_why(tx, row, run))
@@ -224,14 +308,18 @@ class MachineFlows:
             State.restarting: [State.failed],
             State.updating: [target],
         }.get(row.state, [])
-        changes = {"resources": check_config(row.config).guest.resources()}
+        changes = {"resources": check_config(row.config).resources()}
         row = self._log.move(tx, row, *path, cause=run.cause, instance="", desired="stopped", **changes)
         self._log.event(tx, row, "start", row.state, run, request=_why(tx, row, run))
 
     def _settle_destroyed(self, tx: Tx, run: RunRow) -> None:
         row = get_machine(tx, run.resource)
         tx.delete(LeaseRow, row.id)
-        row = self._log.move(tx, row, State.destroyed, cause=run.cause, desired="destroyed", instance="")
+        if row.ports:
+            ports.release(tx, row.id)
+        if images := self._images:
+            tx.after_commit(lambda: images.release(row.id))
+        row = self._log.move(tx, row, State.destroyed, cause=run.cause, desired="destroyed", instance="", ports=())
         self._log.event(tx, row, "destroy", "destroyed", run)
 
 
@@ -241,27 +329,23 @@ def _why(tx: Tx, row: MachineRow, run: RunRow) -> dict[str, Any]:
     return exit_request(row, ended, requested=run.ending == "cancelled", restarting=False)
 
 
-def instance_spec(machine: MachineRow, key: str) -> InstanceSpec:
-    """What the driver is asked to run: the machine's command line, its environment with ours on top, its limits."""
-    config = check_config(machine.config)
-    dedicated = config.guest.cpu_kind == "performance"
-    env = {
-        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        **config.env,
-        "FLY_APP_NAME": machine.app,
-        "FLY_MACHINE_ID": machine.id,
-        "FLY_ALLOC_ID": machine.id,
-        "FLY_REGION": machine.region,
-        "FLY_IMAGE_REF": config.image,
-        "FLY_MACHINE_VERSION": machine.version,
-        "FLY_PRIVATE_IP": machine.private_ip,
-        "FLY_PROCESS_GROUP": config.metadata.get("fly_process_group", "app"),
-        "FLY_VM_MEMORY_MB": str(config.guest.memory_mb),
-        "PRIMARY_REGION": config.env.get("PRIMARY_REGION", machine.region),
-    }
-    limits = Limits(
-        cpu_millis=config.guest.cpus * (1000 if dedicated else SHARED_CPU_MILLIS),
-        memory_mib=config.guest.memory_mb,
-        dedicated=dedicated,
-    )
-    return InstanceSpec(key=key, machine=machine.id, image=config.image, argv=config.argv, env=env, limits=limits)
+def patient(act: Act) -> Act:
+    """A step that waits for its driver as long as it takes: nothing may be said about an instance whose driver is not
+    there."""
+
+    async def patiently(context: StepContext) -> Done:
+        try:
+            return await act(context)
+        except Unreachable as error:
+            raise Retry(error.message) from error
+
+    return patiently
+
+
+def _tried(context: StepContext, why: str) -> Abort | Retry:
+    return Abort(why) if context.attempt + 1 >= STARTS_TRIED else Retry(why)
+
+
+def resized(config: dict[str, Any], guest: Guest) -> dict[str, Any]:
+    """A machine's configuration with another size; nothing else of it changes."""
+    return {**config, "guest": {**(config.get("guest") or {}), **msgspec.to_builtins(guest)}}

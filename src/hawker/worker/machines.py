@@ -24,11 +24,12 @@ from hawker.model.config import Config, check_config
 from hawker.model.guest import Resources, larger
 from hawker.model.machine import State
 from hawker.model.rows import LeaseRow, MachineRow, RunRow, VersionRow
-from hawker.model.values import is_host_image
 from hawker.store.db import Store
 from hawker.store.tx import Tx
-from hawker.worker import leases, ledger
-from hawker.worker.drivers.base import Driver
+from hawker.worker import leases, ledger, ports
+from hawker.worker.drivers.base import Capabilities
+from hawker.worker.drivers.several import Runtimes
+from hawker.worker.flows import launching
 from hawker.worker.machine_log import MachineLog, get_machine
 from hawker.worker.runner import Busy, Runner, active_run
 
@@ -64,7 +65,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class Machines:
     """The operations on machines that exist. Creating one is the market's: `hawker.worker.market`."""
 
-    def __init__(self, store: Store, host: Host, driver: Driver, log: MachineLog, runner: Runner) -> None:
+    def __init__(self, store: Store, host: Host, driver: Runtimes, log: MachineLog, runner: Runner) -> None:
         self._store = store
         self._host = host
         self._driver = driver
@@ -89,7 +90,7 @@ class Machines:
                 after = self._log.move(tx, row, State.starting, cause=run.cause, desired="started", restarts=0)
                 self._log.event(tx, after, "start", "starting", run)
 
-            steps = ["resume"] if asleep else ["launch"]
+            steps = ["resume"] if asleep else launching(check_config(row.config))
             run = self._begin(tx, "machine.start", row, steps, request, writes, {"instance": row.instance})
             return row.state, run.id
 
@@ -138,7 +139,7 @@ class Machines:
                 after = self._log.move(tx, row, *path, cause=run.cause, desired="started", restarts=0)
                 self._log.event(tx, after, "restart", after.state, run)
 
-            steps = ["launch"] if waiting else ["stop", "clear", "launch"]
+            steps = [*([] if waiting else ["stop", "clear"]), *launching(check_config(row.config))]
             args = _stop_args(row, signal, 0.0 if force else timeout_s)
             return self._begin(tx, "machine.restart", row, steps, request, writes, args).id
 
@@ -146,11 +147,9 @@ class Machines:
 
     async def suspend(self, app: str, machine_id: str, request: Request) -> str:
         """Freeze a running machine, memory kept. Raises `NotBuilt` where the driver cannot."""
-        fingerprint = await self._driver.fingerprint()
-        if not fingerprint.capabilities.suspend:
-            raise NotBuilt(
-                "suspend", machine_id, f"the {self._driver.name} driver cannot suspend on this host; use stop"
-            )
+        runtime = get_machine(self._store.read, machine_id, app).driver
+        if not (await self._can(runtime)).suspend:
+            raise NotBuilt("suspend", machine_id, f"the {runtime} driver cannot suspend on this host; use stop")
 
         def change(tx: Tx) -> str:
             row = self._free(tx, app, machine_id, request)
@@ -185,10 +184,10 @@ class Machines:
         Raises `Conflict` when `current_version` is not the present one, `ledger.Full` when a larger guest has no room,
         also when it never will have, `NotBuilt` for an image that this worker's driver does not run.
         """
-        runs_images = (await self._driver.fingerprint()).capabilities.images
-        if is_host_image(config.image) == runs_images:
-            remedy = "this worker runs container images only" if runs_images else 'use the image "host"'
-            raise NotBuilt("config.image", config.image, remedy)
+        found = (await self._driver.fingerprints()).get(config.runtime)
+        if found is None or not found.healthy:
+            why = found.problem if found else "it has no such driver"
+            raise NotBuilt("config.runtime", config.runtime, f"this worker cannot run it: {why}")
 
         def change(tx: Tx) -> tuple[MachineRow, LeaseRow | None]:
             row = self._free(tx, app, machine_id, request, takes_over=True)
@@ -202,7 +201,7 @@ class Machines:
             resting = row.state in at_rest
             waiting = row.state is IN_BACKOFF
             version = self._host.ulid()
-            wanted = config.guest.resources()
+            wanted = config.resources()
             if short := capacity.shortfall(self._log.capacity, Resources(), wanted):
                 raise ledger.Full(short)
             launch = (row.state is State.started or waiting) and not skip_launch
@@ -211,6 +210,8 @@ class Machines:
                 "config": config.raw,
                 "resources": wanted if resting or waiting else larger(row.resources, wanted),
                 "desired": "started" if launch else "stopped",
+                "driver": config.runtime,
+                "image_digest": "",
             }
             if waiting:
                 changes["restarts"] = 0
@@ -219,13 +220,16 @@ class Machines:
 
             def writes(tx: Tx, run: RunRow) -> None:
                 tx.put(VersionRow(id=version, machine=row.id, config=config.raw, created_at_ms=tx.now_ms))
+                changes["ports"] = ports.assign(tx, self._log.ports, row.id, config, row.ports)
                 path = [State.updating, State.stopped] if resting else [State.updating]
                 if waiting:
                     path = [] if launch else [State.stopping, State.stopped]
                 after = self._log.move(tx, row, *path, cause=run.cause, **changes)
                 self._log.event(tx, after, "update", after.state, run)
 
-            steps = ([] if resting or waiting else ["stop", "clear"]) + (["launch"] if launch else [])
+            # What is new is made ready while the old one runs.
+            first, last = ([], []) if not launch else (launching(config)[:-1], launching(config)[-1:])
+            steps = [*first, *([] if resting or waiting else ["stop", "clear"]), *last]
             self._begin(tx, "machine.update", row, steps, request, writes, _stop_args(row, None, None))
             after = get_machine(tx, machine_id)
             lease = leases.acquire(tx, self._host, after, request, lease_ttl_s) if lease_ttl_s else None
@@ -298,6 +302,10 @@ class Machines:
             self._log.move(tx, row, cause=request.cause, config={**row.config, "metadata": metadata})
 
         await self._store.submit(change)
+
+    async def _can(self, runtime: str) -> Capabilities:
+        found = (await self._driver.fingerprints()).get(runtime)
+        return found.capabilities if found else Capabilities()
 
     async def wait_ended(self, run_id: str) -> RunRow | None:
         """The run's end; None for the empty run of a request that had nothing to do."""
@@ -417,4 +425,4 @@ def _stop_args(row: MachineRow, signal: int | None, timeout_s: float | None) -> 
         signal=stop.signal if signal is None else signal,
         timeout_s=stop.timeout_s if timeout_s is None else timeout_s,
     )
-    return {"instance": row.instance, "signal": stop.signal, "grace_s": stop.timeout_s}
+    return {"instance": row.instance, "driver": row.driver, "signal": stop.signal, "grace_s": stop.timeout_s}

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from hawker.core import capacity
 from hawker.errors import Conflict, DiskFull, Unreachable
 from hawker.host import Host
-from hawker.model.config import CONTAINER, PROCESS, usual_runtime
+from hawker.model.config import CONTAINER, PROCESS, check_config, usual_runtime
 from hawker.model.guest import Resources
 from hawker.model.machine import State
 from hawker.model.market import Ask, Decision, Offer, Order, Reason, Refusal, Reservation
@@ -39,8 +39,9 @@ from hawker.model.rows import (
 )
 from hawker.store.db import Store
 from hawker.store.tx import Reads, Tx
-from hawker.worker import leases, ledger
+from hawker.worker import leases, ledger, ports
 from hawker.worker.drivers.base import Driver, Fingerprint
+from hawker.worker.flows import launching
 from hawker.worker.machine_log import MachineLog, get_machine
 from hawker.worker.machines import Request
 from hawker.worker.runner import Runner
@@ -184,10 +185,13 @@ class Market:
                     tx.put(DecisionRow(machine=row.id, decision=msgspec.to_builtins(decision)))
                 ledger.count(tx, row.app, 1)
                 tx.after_commit(lambda: self._hand_over(key, row, prefetch=order.skip_launch))
-                tx.put(row)  # it takes over what the reservation held: the ledger stays as it is
-                self._log.event(tx, row, "launch", "created", run)
+                placed = replace(row, ports=ports.assign(tx, self._log.ports, row.id, check_config(row.config)))
+                tx.put(placed)  # it takes over what the reservation held: the ledger stays as it is
+                self._log.event(tx, placed, "launch", "created", run)
 
-            steps = [] if order.skip_launch else ["launch"]
+            steps = launching(check_config(order.config))
+            if order.skip_launch:
+                steps.pop()  # the last one launches
             run = self._runner.begin(
                 tx, "machine.create", row.id, steps=steps, cause=request.cause, trace=order.trace, writes=writes
             )
@@ -375,7 +379,7 @@ class Market:
             order=order.key,
             generation=order.generation,
             cordoned=order.cordoned,
-            driver=self._driver.name,
+            driver=runtime_of(order.config),
         )
 
 

@@ -2,8 +2,8 @@
 
 A driver that cannot be opened keeps none of the others from working. It is tried again in the background, and until
 then nothing is said about its instances: calls for them raise `DriverDown`, so that whoever asked asks again, and
-nobody takes a machine for lost because its driver is. Once such a driver is there, `on_late` is told what it has, before
-anything can be asked of it.
+nobody takes a machine for lost because its driver is. Once such a driver is there, `on_late` is told what it has,
+before anything can be asked of it.
 """
 
 from __future__ import annotations
@@ -58,9 +58,8 @@ class Runtimes(Driver, Protocol):
 class Several:
     """See `hawker.worker.drivers.base.Driver`, `Runtimes`, and the module's text. `drivers` by their names."""
 
-    name = "several"
-
     def __init__(self, drivers: Mapping[str, Driver]) -> None:
+        self.name = ",".join(sorted(drivers))
         self._drivers = dict(drivers)
         self._opened: set[str] = set()
         self._problems: dict[str, str] = {}  # of those that could not be opened

@@ -1,0 +1,95 @@
+"""What a driver is asked to run: a machine's row and configuration in the words of the driver contract."""
+
+from __future__ import annotations
+
+from hawker.model.config import PROCESS, Config, check_config
+from hawker.model.guest import Guest
+from hawker.model.rows import MachineRow
+from hawker.model.values import pinned
+from hawker.worker.drivers.base import Dns, File, InstanceSpec, Limits, Network, Publish, Root, Tmpfs
+
+SHARED_CPU_MILLIS = 62  # a sixteenth of a core, the share that upstream documents for one shared cpu
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def reference_of(machine: MachineRow) -> str:
+    """The image: once it is known which bytes the reference means, those."""
+    return pinned(str(machine.config["image"]), machine.image_digest)
+
+
+def limits_of(guest: Guest) -> Limits:
+    dedicated = guest.cpu_kind == "performance"
+    return Limits(
+        cpu_millis=guest.cpus * (1000 if dedicated else SHARED_CPU_MILLIS),
+        memory_mib=guest.memory_mb,
+        dedicated=dedicated,
+    )
+
+
+def instance_spec(machine: MachineRow, key: str) -> InstanceSpec:
+    """The machine's command line, its environment with ours on top, its limits, and what is put into it."""
+    config = check_config(machine.config)
+    isolated = config.runtime != PROCESS
+    return InstanceSpec(
+        key=key,
+        machine=machine.id,
+        driver=machine.driver,
+        image=reference_of(machine),
+        argv=config.command.exec if isolated else config.argv,
+        entrypoint=config.command.entrypoint if isolated else (),
+        cmd=config.command.cmd if isolated else (),
+        env=_environment(machine, config),
+        limits=limits_of(config.guest),
+        user=config.user,
+        tty=config.tty,
+        hostname=config.dns.hostname or machine.id,
+        root=Root(size_mib=config.rootfs.size_gb * 1024, persist=config.rootfs.persist),
+        files=[File(path=file.path, content=file.content, mode=file.mode) for file in config.files],
+        tmpfs=[Tmpfs(path=each.path, size_mib=each.size_mib) for each in config.tmpfs],
+        network=_network(machine) if isolated else None,
+        dns=Dns(nameservers=config.dns.nameservers, searches=config.dns.searches, options=config.dns.options),
+    )
+
+
+def _network(machine: MachineRow) -> Network:
+    return Network(
+        number=network_number(machine.private_ip),
+        address=machine.private_ip,
+        publish=[
+            Publish(protocol=port.protocol, internal_port=port.internal_port, host_port=port.host_port)
+            for port in machine.ports
+        ],
+    )
+
+
+def network_number(address: str) -> int:
+    """The app's network in a private address: 32 bits after `fdaa` (see `worker.market.private_ip`)."""
+    _, high, low, *_ = address.split(":")
+    return int(high, 16) << 16 | int(low, 16)
+
+
+def _environment(machine: MachineRow, config: Config) -> dict[str, str]:
+    fields = {
+        "id": machine.id,
+        "version": machine.version,
+        "app_name": machine.app,
+        "private_ip": machine.private_ip,
+        "region": machine.region,
+        "image": config.image,
+    }
+    # A process has no image that names a path to look in.
+    return {
+        **({"PATH": PATH} if config.runtime == PROCESS else {}),
+        **config.env,
+        **{variable: fields[of] for variable, of in config.env_from},
+        "FLY_APP_NAME": machine.app,
+        "FLY_MACHINE_ID": machine.id,
+        "FLY_ALLOC_ID": machine.id,
+        "FLY_REGION": machine.region,
+        "FLY_IMAGE_REF": reference_of(machine),
+        "FLY_MACHINE_VERSION": machine.version,
+        "FLY_PRIVATE_IP": machine.private_ip,
+        "FLY_PROCESS_GROUP": config.metadata.get("fly_process_group", "app"),
+        "FLY_VM_MEMORY_MB": str(config.guest.memory_mb),
+        "PRIMARY_REGION": config.env.get("PRIMARY_REGION", machine.region),
+    }

@@ -1,0 +1,85 @@
+"""The ports of the host on which a worker publishes its machines' services.
+
+They are given out in the commit that makes or updates a machine, from the worker's own range, and given back in the
+commit that destroys it. A port that nobody gave out is never published: two workers of one host have ranges of their
+own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hawker.errors import Conflict
+from hawker.model.config import PROCESS, Config
+from hawker.model.rows import PortRow
+from hawker.model.services import Port, published
+from hawker.store.tx import Tx
+
+PORTS = range(20000, 30000)
+"""What a worker gives out when its settings say nothing."""
+
+
+class NoPort(Conflict):
+    """Every port of the worker's range is given out."""
+
+    code = "insufficient_capacity"
+
+    def __init__(self, wanted: int, free: int) -> None:
+        super().__init__(
+            f"aborted: could not reserve resource for machine: insufficient ports available to fulfill request "
+            f"(ports: {wanted} wanted, {free} free)",
+            details={"resource": "ports", "wanted": wanted, "free": free},
+            hint="give the worker a larger range: [worker] ports",
+        )
+
+
+def assign(tx: Tx, ports: range, machine: str, config: Config, kept: Sequence[Port] = ()) -> tuple[Port, ...]:
+    """What a machine with this configuration publishes, in the order of its services. What it had it keeps; what it
+    does not need any more is given back. Raises `NoPort`; nothing is written then.
+
+    A process listens on the host's own ports: it is found where it listens, and nothing is given out.
+    """
+    wanted = published(config.services)
+    if config.runtime == PROCESS:
+        found = [Port(protocol=protocol, internal_port=port, host_port=port) for protocol, port in wanted]
+    else:
+        given = {(p.protocol, p.internal_port): p for p in kept if _has(tx, machine, p)}
+        new = [service for service in wanted if service not in given]
+        for service, number in zip(new, _free(tx, ports, machine, len(new)), strict=True):
+            given[service] = Port(protocol=service[0], internal_port=service[1], host_port=number)
+            tx.put(PortRow(number=number, machine=machine))
+        found = [given[service] for service in wanted]
+    used = {port.host_port for port in found} if config.runtime != PROCESS else set()
+    for port in kept:
+        if port.host_port not in used and _has(tx, machine, port):
+            tx.delete(PortRow, str(port.host_port))
+    return tuple(found)
+
+
+def release(tx: Tx, machine: str) -> None:
+    """Give back all that a machine has. May be repeated."""
+    for row in tx.select(PortRow, "machine = ?", (machine,)):
+        tx.delete(PortRow, row.key)
+
+
+def _has(tx: Tx, machine: str, port: Port) -> bool:
+    """Whether it was given out: a process has ports that nobody gave it."""
+    row = tx.get(PortRow, str(port.host_port))
+    return row is not None and row.machine == machine
+
+
+def _free(tx: Tx, ports: range, machine: str, count: int) -> list[int]:
+    """From a place in the range that depends on the machine: a port that was given back is seldom the next one to be
+    given out, when its last machine may still be on its way out."""
+    if not count:
+        return []
+    taken = {int(key) for (key,) in tx.query("select id from port")}
+    start = int(machine, 16) % len(ports) if len(ports) else 0
+    found: list[int] = []
+    for offset in range(len(ports)):
+        number = ports[(start + offset) % len(ports)]
+        if number not in taken:
+            found.append(number)
+            if len(found) == count:
+                return found
+    raise NoPort(count, len(found))
