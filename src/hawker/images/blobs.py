@@ -142,6 +142,7 @@ class Blobs:
     """The blobs of one host. One process at a time."""
 
     def __init__(self, directory: Path) -> None:
+        self.directory = directory
         self._whole = directory / "sha256"
         self._partial = directory / "partial"
         try:

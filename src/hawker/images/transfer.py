@@ -10,16 +10,15 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 
-import structlog
-
 from hawker.errors import HawkerError, ImageError, StoreError, Unreachable
 from hawker.images.blobs import PIECE_BYTES, Blobs, CorruptBlob, Partial
 from hawker.images.http import Again, Endpoint
 from hawker.images.registry import Body, Patience, RangeRefused, Registries
 from hawker.model.image import Descriptor
 from hawker.model.values import ImageRef
+from hawker.telemetry import get_logger
 
-log = structlog.get_logger(__name__)
+_logger = get_logger()
 
 Peer = Callable[[str, int, int], Awaitable[AsyncIterator[bytes] | None]]
 """Somebody who may have a blob: `(digest, size, offset)` gives its bytes from `offset` on, or None. `size` 0: unknown,
@@ -35,20 +34,24 @@ Moved = Callable[[int], None]
 
 
 class Rate:
-    """Bytes per second of recent transfers, however many run side by side: an exponentially weighted mean."""
+    """Bytes per second of recent transfers, however many run side by side: an exponentially weighted mean. 0 before
+    the first; `expected` has a guess for that."""
 
-    GUESS = 12.5e6
-    """Before anything was measured: 100 Mbit/s."""
+    _GUESS = 12.5e6
+    """100 Mbit/s."""
     _WEIGHT = 0.3
     _SAMPLE_S = 0.5
     _SAMPLE_BYTES = 256 << 10
 
     def __init__(self) -> None:
-        self.bytes_per_s = self.GUESS
+        self.bytes_per_s = 0.0
         self._active = 0
         self._since = 0.0
         self._bytes = 0
-        self._measured = False
+
+    @property
+    def expected(self) -> float:
+        return self.bytes_per_s or self._GUESS
 
     def begin(self, now_s: float) -> None:
         if self._active == 0:
@@ -69,8 +72,7 @@ class Rate:
         took_s = now_s - self._since
         if self._bytes >= self._SAMPLE_BYTES and took_s > 0:
             rate = self._bytes / took_s
-            self.bytes_per_s += (rate - self.bytes_per_s) * (self._WEIGHT if self._measured else 1.0)
-            self._measured = True
+            self.bytes_per_s += (rate - self.bytes_per_s) * (self._WEIGHT if self.bytes_per_s else 1.0)
         self._since, self._bytes = now_s, 0
 
 
@@ -120,7 +122,7 @@ class Transfers:
             except HawkerError as error:
                 if last:
                     raise
-                log.info("image.mirror_failed", mirror=to.host, blob=blob.digest, problem=str(error))
+                _logger.info("image.mirror_failed", mirror=to.host, blob=blob.digest, problem=str(error))
 
     async def _from_peer(self, peer: Peer, blob: Descriptor, partial: Partial, moved: Moved) -> bool:
         """Whether a peer brought all that was missing. No patience: there is a registry."""
@@ -137,10 +139,10 @@ class Transfers:
         except (StoreError, asyncio.CancelledError):
             raise
         except CorruptBlob as error:
-            log.warning("image.peer_corrupt", blob=blob.digest, found=error.found)
+            _logger.warning("image.peer_corrupt", blob=blob.digest, found=error.found)
             await partial.open()
         except Exception as error:  # a peer is a convenience: whatever is wrong with it, there are others to ask
-            log.info("image.peer_failed", blob=blob.digest, problem=repr(error))
+            _logger.info("image.peer_failed", blob=blob.digest, problem=repr(error))
         return False
 
     async def _from_registry(

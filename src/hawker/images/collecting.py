@@ -1,0 +1,133 @@
+"""Which images, blobs and trees go when room is needed, and which never do.
+
+Never: what somebody holds, what is being fetched, what was used within the last minute (whoever just asked for it is
+about to hold it). What no image needs, left by fetches that broke, is kept for a day so that they can go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from hawker.host import Host
+from hawker.images.blobs import Blobs
+from hawker.images.known import Known, Names
+from hawker.images.obtaining import Obtaining
+from hawker.images.settings import MIB, ImageSettings
+from hawker.images.trees import Trees
+from hawker.telemetry import get_logger
+
+GRACE_MS = 60_000
+ORPHANS_MS = 24 * 3600 * 1000
+
+_logger = get_logger()
+
+
+class Collected(msgspec.Struct, frozen=True):
+    """Digests of images that are gone, and the bytes that came free."""
+
+    images: tuple[str, ...]
+    bytes: int
+
+
+class Collecting:
+    """One host's. `held` is the digests that are held, by holder."""
+
+    def __init__(
+        self,
+        settings: ImageSettings,
+        host: Host,
+        blobs: Blobs,
+        trees: Trees,
+        names: Names,
+        obtaining: Obtaining,
+        held: Mapping[str, str],
+    ) -> None:
+        self._settings = settings
+        self._host = host
+        self._blobs = blobs
+        self._trees = trees
+        self._names = names
+        self._obtaining = obtaining
+        self._held = held
+        self._lock = asyncio.Lock()
+
+    @property
+    def total(self) -> int:
+        """Bytes of everything here that is whole."""
+        return self._blobs.total + self._trees.total
+
+    def is_over(self) -> bool:
+        return self.total > self._settings.keep_mib_max * MIB
+
+    async def collect(self, room: int = 0) -> Collected:
+        """Down to the lower limit if the upper one is passed; besides, free at least `room` bytes if that can be."""
+        async with self._lock:
+            before = self.total
+            await self._orphans(ORPHANS_MS)
+            least = self._settings.keep_mib_least * MIB if self.is_over() else before
+            most = min(least, before - room)
+            if self.total > most:
+                await self._orphans(GRACE_MS)
+            gone = []
+            for known in reversed(self._names.all()):
+                if self.total <= most:
+                    break
+                if self._may_go(known):
+                    gone.append(known.image.digest)
+                    await self._drop(known)
+            collected = Collected(tuple(gone), before - self.total)
+            if gone:
+                _logger.info("image.collected", images=gone, bytes=collected.bytes)
+            return collected
+
+    async def drop(self, known: Known) -> None:
+        """Remove an image, and of what it is made of that which nobody else needs."""
+        async with self._lock:
+            await self._drop(known)
+
+    async def clean(self, known: Known) -> None:
+        """Remove what an image that was refused has brought."""
+        async with self._lock:
+            if self._names.get(known.image.digest) is None:
+                await self._remove(known.blobs, known.chain)
+
+    async def _drop(self, known: Known) -> None:
+        self._names.drop(known.image.digest)
+        await self._remove(known.blobs, known.chain)
+
+    def _may_go(self, known: Known) -> bool:
+        digest = known.image.digest
+        fresh = self._host.now_ms() - known.record.used_ms < GRACE_MS
+        return not fresh and digest not in self._held.values() and digest not in self._obtaining.wanted_blobs()
+
+    async def _orphans(self, age_ms: int) -> None:
+        """What no image needs and nothing was done with for so long."""
+        before_s = (self._host.now_ms() - age_ms) / 1000
+        for digest, (_, written_s) in (await asyncio.to_thread(self._blobs.partials)).items():
+            if written_s < before_s and not self._obtaining.is_fetched(digest):
+                self._blobs.discard_partial(digest)
+                self._obtaining.moved.pop(digest, None)
+        needed = self._needed_blobs()
+        blobs = [digest for digest in self._blobs if digest not in needed]
+        old = [digest for digest in blobs if self._blobs.path(digest).stat().st_mtime < before_s]
+        trees = [chain_id for chain_id in self._trees.all() if self._trees.changed_s(chain_id) < before_s]
+        await self._remove(old, trees)
+
+    async def _remove(self, blobs: Collection[str], trees: Collection[str]) -> None:
+        """What of these nobody needs. Asked anew before each, as time passes."""
+        for chain_id in trees:
+            if chain_id not in self._needed_trees():
+                await self._trees.remove(chain_id)
+        needed = self._needed_blobs()
+        for digest in blobs:
+            if digest not in needed and not self._obtaining.is_fetched(digest):
+                self._blobs.remove(digest)
+
+    def _needed_blobs(self) -> set[str]:
+        return self._obtaining.wanted_blobs().union(*(known.blobs for known in self._names.all()))
+
+    def _needed_trees(self) -> set[str]:
+        return self._obtaining.wanted_trees().union(*(known.chain for known in self._names.all()))

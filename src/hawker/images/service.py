@@ -1,0 +1,342 @@
+"""A host's images: fetched when they are asked for, kept while they are needed, let go when room is.
+
+`Images` is what drivers and the market ask (`hawker.images.base.ImageSource`) and what the API offers besides. How an
+image is had is in `obtaining`, what is kept where in `blobs`, `trees` and `known`, what goes first in `collecting`.
+
+A name is a full reference (`registry-1.docker.io/library/nginx:1.27`); short ones are completed as Docker does. It
+means the image that it meant when it was fetched, until `pull` asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from hawker.errors import Conflict, HawkerError, ImageError, ImageNotFound, StoreError
+from hawker.host import Host
+from hawker.images.base import Missing
+from hawker.images.blobs import Blobs
+from hawker.images.collecting import Collected, Collecting
+from hawker.images.flights import Flights
+from hawker.images.known import Known, Names
+from hawker.images.manifest import chain_ids
+from hawker.images.obtaining import Obtaining, key_of
+from hawker.images.progress import Watcher
+from hawker.images.settings import ImageSettings, host_platform
+from hawker.images.transfer import Peer
+from hawker.images.tree.values import TreeLimits
+from hawker.images.trees import Trees
+from hawker.model.image import Image, Platform
+from hawker.model.values import ImageRef, is_digest
+from hawker.telemetry import get_logger
+
+_DESCRIBED_MAX = 1000
+"""Images that are known and not here: a few kilobytes each."""
+_logger = get_logger()
+
+OnRemoved = Callable[[str], None]
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """An image of this host. `size`: bytes of its blobs, as they travel; `unpacked`: of its trees, shared ones
+    counted too. `held` names who needs it. Times are Unix ms."""
+
+    image: Image
+    names: tuple[str, ...]
+    size: int
+    unpacked: int
+    fetched_ms: int
+    used_ms: int
+    held: tuple[str, ...]
+    complete: bool
+
+
+class Images:
+    """Open with `await Images.open(...)`; one process at a time has a directory.
+
+    `fetchers` are asked for blobs before any registry (`transfer.Peer`). `on_change` is called whenever the set of
+    images or names has changed, `on_removed` with the digest of each image that is gone.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: ImageSettings,
+        host: Host,
+        *,
+        platform: Platform | None = None,
+        limits: TreeLimits | None = None,
+    ) -> None:
+        settings.check()
+        self.directory = directory
+        self.settings = settings
+        self.platform = platform or host_platform()
+        self.fetchers: list[Peer] = []
+        self.on_change: list[Callable[[], None]] = []
+        self.on_removed: list[OnRemoved] = []
+        self._host = host
+        self._limits = limits or TreeLimits()
+        self._held: dict[str, str] = {}
+        self._described: dict[str, Known] = {}
+        self._flights: Flights[Image] = Flights()
+        self._background: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def open(
+        cls,
+        directory: Path,
+        settings: ImageSettings,
+        host: Host,
+        *,
+        platform: Platform | None = None,
+        limits: TreeLimits | None = None,
+    ) -> Images:
+        """Take over what is there: an image whose files are damaged is let go, what a killed process left undone is
+        removed or gone on with. Raises `StoreError`, `Invalid`."""
+        images = cls(directory, settings, host, platform=platform, limits=limits)
+        await images._open()
+        return images
+
+    async def _open(self) -> None:
+        self._blobs = await asyncio.to_thread(Blobs, self.directory / "blobs")
+        self._trees = Trees(self.directory)
+        await self._trees.open()
+        self._names = await asyncio.to_thread(Names, self.directory, self._blobs, self.platform)
+        self._obtaining = Obtaining(
+            self.settings,
+            self._host,
+            self.platform,
+            self._limits,
+            self._blobs,
+            self._trees,
+            self._names,
+            self.fetchers,
+        )
+        self._collecting = Collecting(
+            self.settings, self._host, self._blobs, self._trees, self._names, self._obtaining, self._held
+        )
+
+    async def close(self) -> None:
+        """End what runs; what it fetched is gone on with another time."""
+        for task in self._background:
+            task.cancel()
+        if self._background:
+            await asyncio.wait(self._background)
+        await self._flights.close()
+        await self._obtaining.close()
+
+    # What drivers ask
+
+    async def ensure(self, reference: str) -> Image:
+        """As `ImageSource.ensure` says. Raises `Invalid` for what is no reference."""
+        found = self.find(reference)
+        if found is not None:
+            self._names.used(found.digest, self._host.now_ms())
+            return found
+        name = _name_of(reference)
+        return await self._flights.join(name, lambda: self._obtain(reference, name))
+
+    def find(self, reference: str) -> Image | None:
+        known = self._known(reference)
+        return known.image if known is not None and self._is_complete(known) else None
+
+    def layers(self, image: Image) -> Sequence[Path]:
+        known = self._names.get(image.digest)
+        chain = known.chain if known else chain_ids([layer.diff_id for layer in image.layers])
+        return [self._trees.path(chain_id) for chain_id in reversed(chain)]
+
+    def missing(self, reference: str) -> Missing:
+        known = self._known(reference) or self._described.get(_name_of(reference))
+        if known is None:
+            return Missing(known=False)
+        lacking = self._obtaining.lacking(known)
+        return Missing(known=True, bytes=lacking, transfer_ms=int(lacking * 1000 / self._obtaining.rate.expected))
+
+    def hold(self, holder: str, digest: str) -> None:
+        self._held[holder] = digest
+        self._names.used(digest, self._host.now_ms())
+
+    def release(self, holder: str) -> None:
+        digest = self._held.pop(holder, None)
+        if digest is not None:
+            self._names.used(digest, self._host.now_ms())
+
+    # What the market and other workers ask
+
+    def all(self) -> Iterable[tuple[Sequence[str], Image]]:
+        """Every image whose layers are all here with its names, the one used last first."""
+        return [(tuple(known.record.names), known.image) for known in self._names.all() if self._is_complete(known)]
+
+    def has_blob(self, digest: str) -> bool:
+        return digest in self._blobs
+
+    @property
+    def bytes_per_s(self) -> float:
+        """As transfers have been of late; 0 before the first."""
+        return self._obtaining.rate.bytes_per_s
+
+    def blob_size(self, digest: str) -> int | None:
+        """Of a manifest, configuration or layer; None: it is not here."""
+        return self._blobs.size(digest)
+
+    def blob(self, digest: str, offset: int = 0) -> AsyncIterator[bytes]:
+        """The bytes of one from `offset` on, for another worker. Raises `StoreError` when it is not here."""
+        return self._blobs.stream(digest, offset)
+
+    # What the API offers
+
+    async def describe(self, reference: str) -> Image:
+        """What an image is made of, fetching no layer of it; the registry is asked when it is not known here. From then
+        on `missing` knows it."""
+        known = self._known(reference)
+        if known is None:
+            known = await self._resolve(reference, fresh=False)
+            self._described[_name_of(reference)] = known
+            while len(self._described) > _DESCRIBED_MAX:
+                del self._described[next(iter(self._described))]
+        return known.image
+
+    async def pull(self, reference: str, progress: Watcher | None = None) -> Image:
+        """Have what the registry now means by it. Raises as `ensure` does; `progress` is called as layers move."""
+        name = _name_of(reference)
+        end = self._obtaining.watchers.add(name, progress) if progress else None
+        try:
+            return await self._flights.join(f"pull {name}", lambda: self._obtain(reference, name, fresh=True))
+        finally:
+            if end:
+                end()
+
+    def watch(self, reference: str, watcher: Watcher) -> Callable[[], None]:
+        """Be told of every step of this image's layers, whoever has it fetched. Returns what ends that."""
+        return self._obtaining.watchers.add(_name_of(reference), watcher)
+
+    def prefetch(self, reference: str) -> None:
+        """Fetch it in the background. That it fails is for whoever needs it to find out."""
+        _name_of(reference)
+        task = asyncio.get_running_loop().create_task(self._prefetch(reference), name=f"prefetch {reference}")
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _prefetch(self, reference: str) -> None:
+        try:
+            await self.ensure(reference)
+        except HawkerError as error:
+            _logger.warning("image.prefetch_failed", image=reference, problem=error.message)
+
+    def list(self) -> list[Listed]:
+        """The one used last first."""
+        return [self._listed(known) for known in self._names.all()]
+
+    async def remove(self, reference: str) -> None:
+        """Let a name go, and the image with its last name; by digest, the image with all its names.
+
+        Raises `ImageNotFound`, and `Conflict` when it is needed.
+        """
+        known = self._known(reference)
+        if known is None:
+            raise ImageNotFound(reference, "this worker does not have it")
+        name = "" if is_digest(reference) else _name_of(reference)
+        if name in known.record.names and len(known.record.names) > 1:
+            self._names.unname(name)
+            self._changed()
+            return
+        if holders := self._holders(known.image.digest):
+            raise Conflict(f"image {reference} is needed by {', '.join(holders[:5])}")
+        await self._collecting.drop(known)
+        self._gone([known.image.digest])
+
+    async def collect(self) -> Collected:
+        """Remove what nobody needs: what broken fetches left a day ago, and, above the upper limit, images that nobody
+        holds, those first whose last use is the longest ago."""
+        collected = await self._collecting.collect()
+        if collected.images:
+            self._gone(collected.images)
+        return collected
+
+    # How
+
+    def _known(self, reference: str) -> Known | None:
+        if is_digest(reference):
+            return self._names.get(reference)
+        ref = ImageRef(reference)
+        found = self._names.named(key_of(ref))
+        return found or (self._names.get(ref.digest) if ref.digest else None)
+
+    def _is_complete(self, known: Known) -> bool:
+        return all(chain_id in self._trees for chain_id in known.chain)
+
+    async def _resolve(self, reference: str, *, fresh: bool) -> Known:
+        if is_digest(reference):
+            known = self._names.get(reference)
+            return known or await self._obtaining.resolve(None, reference)
+        known = None if fresh else self._known(reference)
+        return known or await self._obtaining.resolve(ImageRef.checked(reference))
+
+    async def _obtain(self, reference: str, name: str, *, fresh: bool = False) -> Image:
+        known = await self._resolve(reference, fresh=fresh)
+        ref = None if is_digest(reference) else ImageRef.checked(reference)
+        if ref is None and known.record.names:
+            ref = ImageRef(next(iter(known.record.names)))
+        try:
+            with self._obtaining.wanting(known):
+                if not self._obtaining.has_room(known):
+                    await self._collecting.collect(self._obtaining.lacking(known))
+                    self._obtaining.check_room(known)
+                await self._obtaining.complete(ref, known, name)
+                await self.keep(known, [] if is_digest(name) else [name])
+        except ImageError:
+            await self._collecting.clean(known)
+            raise
+        if self._collecting.is_over():
+            self._collect_later()
+        return known.image
+
+    async def keep(self, known: Known, names: Sequence[str]) -> None:
+        """Know an image, all of which is here, under these names."""
+        await asyncio.to_thread(self._names.put, known, list(names), self._host.now_ms())
+        self._described = {name: other for name, other in self._described.items() if name not in names}
+        self._changed()
+
+    def _collect_later(self) -> None:
+        async def collect() -> None:
+            with suppress(StoreError):
+                await self.collect()
+
+        task = asyncio.get_running_loop().create_task(collect(), name="collect images")
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _listed(self, known: Known) -> Listed:
+        trees = self._trees.all()
+        return Listed(
+            image=known.image,
+            names=tuple(sorted(known.record.names)),
+            size=sum(self._blobs.size(digest) or 0 for digest in known.blobs),
+            unpacked=sum(trees.get(chain_id, 0) for chain_id in known.chain),
+            fetched_ms=known.record.fetched_ms,
+            used_ms=known.record.used_ms,
+            held=tuple(self._holders(known.image.digest)),
+            complete=self._is_complete(known),
+        )
+
+    def _holders(self, digest: str) -> Sequence[str]:
+        return sorted(holder for holder, held in self._held.items() if held == digest)
+
+    def _gone(self, digests: Iterable[str]) -> None:
+        for digest in digests:
+            for call in self.on_removed:
+                call(digest)
+        self._changed()
+
+    def _changed(self) -> None:
+        for call in self.on_change:
+            call()
+
+
+def _name_of(reference: str) -> str:
+    """Raises `Invalid`."""
+    return reference if is_digest(reference) else key_of(ImageRef.checked(reference))
