@@ -88,11 +88,10 @@ class Collecting:
         async with self._lock:
             await self._drop(known)
 
-    async def clean(self, known: Known) -> None:
-        """Remove what an image that was refused has brought."""
+    async def clean_up(self, blobs: Collection[str], trees: Collection[str] = ()) -> None:
+        """Remove what an image that was refused has brought and nobody needs."""
         async with self._lock:
-            if self._names.get(known.image.digest) is None:
-                await self._remove(known.blobs, known.chain)
+            await self._remove(blobs, trees)
 
     async def _drop(self, known: Known) -> None:
         self._names.drop(known.image.digest)

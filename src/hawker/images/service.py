@@ -10,7 +10,7 @@ means the image that it meant when it was fetched, until `pull` asks again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,11 +19,11 @@ import msgspec
 from hawker.errors import Conflict, HawkerError, ImageError, ImageNotFound, StoreError
 from hawker.host import Host
 from hawker.images.base import Missing
-from hawker.images.blobs import Blobs
+from hawker.images.blobs import Blobs, translated
 from hawker.images.collecting import Collected, Collecting
 from hawker.images.flights import Flights
 from hawker.images.known import Known, Names
-from hawker.images.manifest import chain_ids
+from hawker.images.manifest import chain_ids, digest_of
 from hawker.images.obtaining import Obtaining, key_of
 from hawker.images.progress import Watcher
 from hawker.images.settings import ImageSettings, host_platform
@@ -210,6 +210,32 @@ class Images:
             if end:
                 end()
 
+    async def add(self, name: str, manifest: bytes, blobs: Mapping[str, bytes | Path]) -> Image:
+        """Have an image that is at hand, under a name: `blobs` are its configuration and those of its layers that are
+        not here, each as bytes or as a file of the same file system, which is taken over. Raises `Invalid`,
+        `ImageError`, `DiskFull`, `StoreError`."""
+        name = _name_of(name)
+        try:
+            for digest, data in blobs.items():
+                await self._put(name, digest, data)
+            known = await self._obtaining.resolve(None, await self._blobs.put(manifest))
+            with self._obtaining.wanting(known):
+                await self._obtaining.complete(None, known, name)
+                await self.keep(known, [] if is_digest(name) else [name])
+        except HawkerError:
+            await self._collecting.clean_up([*blobs, digest_of(manifest)])
+            raise
+        return known.image
+
+    async def _put(self, name: str, digest: str, data: bytes | Path) -> None:
+        if isinstance(data, Path):
+            try:
+                await asyncio.to_thread(self._blobs.take, data, digest)
+            except OSError as error:
+                raise translated(error, data) from error
+        elif await self._blobs.put(data) != digest:
+            raise ImageError(name, f"what was given for {digest} has other bytes")
+
     def watch(self, reference: str, watcher: Watcher) -> Callable[[], None]:
         """Be told of every step of this image's layers, whoever has it fetched. Returns what ends that."""
         return self._obtaining.watchers.add(_name_of(reference), watcher)
@@ -289,7 +315,7 @@ class Images:
                 await self._obtaining.complete(ref, known, name)
                 await self.keep(known, [] if is_digest(name) else [name])
         except ImageError:
-            await self._collecting.clean(known)
+            await self._collecting.clean_up(known.blobs, known.chain)
             raise
         if self._collecting.is_over():
             self._collect_later()
