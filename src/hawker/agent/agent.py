@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
+from hawker.agent.outfit import MakeOutfit, live_outfit
 from hawker.agent.settings import AgentSettings, BrokerRole, WorkerRole, host_capacity, host_port
 from hawker.errors import HawkerError
 from hawker.host import Host
@@ -27,9 +28,7 @@ if TYPE_CHECKING:
     from hawker.catalog.node import Node
     from hawker.catalog.publisher import Publisher
     from hawker.worker.daemon import Worker
-    from hawker.worker.drivers.several import Runtimes
 
-MakeDriver = Callable[[AgentSettings, WorkerRole], "Runtimes"]
 Bound = socket.socket | tuple[str, int]
 Bind = Callable[[str], Bound]
 JOIN_S = 3.0
@@ -46,14 +45,14 @@ class Agent:
         settings: AgentSettings,
         host: Host,
         *,
-        make_driver: MakeDriver | None = None,
+        make_outfit: MakeOutfit | None = None,
         bind: Bind | None = None,
     ) -> None:
         self.settings = settings
         self.metrics = Metrics()
         self.failed = asyncio.Event()
         self._host = host
-        self._make_driver = make_driver or process_driver
+        self._make_outfit = make_outfit or live_outfit
         self._bind = bind or listen
         self.worker: Worker | None = None  # from the moment its database is open
         self.broker: Broker | None = None
@@ -116,8 +115,11 @@ class Agent:
             capacity=role.capacity or host_capacity(),
             host=host,
             port=port,
+            ports=role.port_range(),
         )
-        worker = Worker(worker_settings, self._host, self._make_driver(settings, role), self.metrics)
+        outfit = await self._make_outfit(settings, role, self._host)
+        stack.push_async_callback(outfit.close)
+        worker = Worker(worker_settings, self._host, outfit.driver, self.metrics, outfit.images, outfit.network)
         self._publisher = await worker.open_store()
         self.worker = worker
         stack.push_async_callback(worker.store.close)  # last of all: the node publishes what the worker writes
@@ -163,7 +165,7 @@ class Agent:
         async def close() -> None:
             await worker.close(stop_machines=settings.stop_machines_on_exit and not worker.failed.is_set())
 
-        app = await worker.open(self._tokens, node.replica, node.routes(), self.reading)
+        app = await worker.open(self._tokens, node.replica, node.routes(), self.reading, settings.tokens.cluster)
         stack.push_async_callback(close)
         watching = asyncio.get_running_loop().create_task(self._watch(worker.failed), name="failed")
         stack.callback(watching.cancel)
@@ -220,13 +222,6 @@ class Front:
         await self._opened.wait()
         assert self._app is not None  # set before the event
         await self._app(scope, receive, send)
-
-
-def process_driver(settings: AgentSettings, role: WorkerRole) -> Runtimes:
-    from hawker.worker.drivers.process import ProcessDriver
-    from hawker.worker.drivers.several import Several
-
-    return Several({"process": ProcessDriver(settings.directory / "process", cgroups=role.cgroups)})
 
 
 def listen(address: str) -> socket.socket:

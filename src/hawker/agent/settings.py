@@ -14,6 +14,17 @@ alice = "..."
 [worker]
 listen = "0.0.0.0:4281"
 capacity = { cpus_shared = 16, cpus_dedicated = 1, memory_mib = 2048, disk_mib = 20480, machines = 100 }
+ports = "20000-29999"     # of the host, for what machines publish; workers of one host need ranges of their own
+# drivers = ["process", "container", "microvm"]   # by default all that this host can run
+
+[worker.container]        # each driver's own
+runtime = "crun"          # or a path; by default what is there
+
+[worker.network]
+publish_on = ["203.0.113.7"]    # addresses of the host that published ports answer on; by default all it has
+
+[images]
+keep_mib_max = 40960      # see hawker.images.settings
 
 [broker]
 listen = "0.0.0.0:4280"
@@ -42,7 +53,9 @@ from typing import Any
 import msgspec
 
 from hawker.errors import Invalid
+from hawker.images.settings import ImageSettings
 from hawker.model.guest import Resources
+from hawker.network.base import Settings as Network
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """Of agents and regions: they go into addresses of the API, headers and packets."""
@@ -54,9 +67,22 @@ class TokenSettings(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class WorkerRole(msgspec.Struct, forbid_unknown_fields=True):
+    """`drivers`: which to run, empty for all that this host can run. `settings` are the drivers' own, by driver."""
+
     listen: str
     capacity: Resources | None = None
     cgroups: bool = True
+    ports: str = "20000-29999"
+    drivers: list[str] = []
+    network: Network = msgspec.field(default_factory=Network)
+    settings: dict[str, dict[str, Any]] = {}
+
+    def port_range(self) -> range:
+        """Raises `Invalid`."""
+        first, _, last = self.ports.partition("-")
+        if not (first.isdecimal() and last.isdecimal() and 1024 <= int(first) <= int(last) <= 65535):
+            raise Invalid("worker.ports", self.ports, 'write a range of ports from 1024 on, such as "20000-29999"')
+        return range(int(first), int(last) + 1)
 
 
 class BrokerRole(msgspec.Struct, forbid_unknown_fields=True):
@@ -84,6 +110,7 @@ class AgentSettings(msgspec.Struct, forbid_unknown_fields=True):
     worker: WorkerRole | None = None
     broker: BrokerRole | None = None
     catalog: CatalogSettings = msgspec.field(default_factory=CatalogSettings)
+    images: ImageSettings = msgspec.field(default_factory=ImageSettings)
     stop_machines_on_exit: bool = False
     log_level: str = "info"
 
@@ -134,7 +161,7 @@ def host_port(field: str, text: str) -> tuple[str, int]:
 def read_settings(path: Path) -> AgentSettings:
     """Raises `Invalid` naming the file and the field."""
     try:
-        settings = msgspec.convert(tomllib.loads(path.read_text()), AgentSettings, dec_hook=_path)
+        settings = msgspec.convert(_by_driver(tomllib.loads(path.read_text())), AgentSettings, dec_hook=_path)
     except FileNotFoundError:
         raise Invalid("config", str(path), "there is no such file") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
@@ -145,9 +172,23 @@ def read_settings(path: Path) -> AgentSettings:
     for n, key in enumerate(settings.catalog.keys):
         if not key or key in settings.catalog.keys[:n]:
             raise Invalid("catalog.keys", key, "each key is a text of its own, and not empty")
+    settings.images.check()
+    if settings.worker:
+        settings.worker.port_range()
     if settings.worker is None and settings.broker is None:
         raise Invalid("config", settings.name, "enable a role: [worker], [broker] or both")
     return settings
+
+
+def _by_driver(raw: dict[str, Any]) -> dict[str, Any]:
+    """The tables of `[worker]` that are no fields of its own belong to drivers."""
+    worker = raw.get("worker")
+    if not isinstance(worker, dict):
+        return raw
+    own = {name: value for name, value in worker.items() if name in WorkerRole.__struct_fields__}
+    drivers = {name: value for name, value in worker.items() if name not in own and isinstance(value, dict)}
+    rest = {name: value for name, value in worker.items() if name not in own and name not in drivers}
+    return {**raw, "worker": {**own, **rest, **({"settings": drivers} if drivers else {})}}
 
 
 def _path(kind: type, value: Any) -> Path:

@@ -200,44 +200,18 @@ class ImageRef:
         }
 
 
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_REGISTRY = re.compile(
-    r"([A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.|(?=:|$)))+(:[0-9]{1,5})?|\[[0-9a-f:]+\](:[0-9]{1,5})?"
-)
-_REPOSITORY = re.compile(r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*")
-_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
-_REFERENCE_MOST = 1024
-
-
 def check_image(field: str, value: Any) -> str:
-    """A reference to an image, as the OCI distribution specification 1.1 writes names, tags and digests, or a digest
-    alone. Raises `Invalid`."""
+    """A reference to an image of a registry, or `host`. Raises `Invalid`."""
     if not isinstance(value, str) or not value or any(c.isspace() or c == "\0" for c in value):
         raise Invalid(field, value, 'name an image, or "host" for a program of the host itself')
-    if is_host_image(value) or _DIGEST.fullmatch(value):
-        return value
-    ref = ImageRef(value)
-    for wrong, remedy in (
-        (len(value) > _REFERENCE_MOST, f"a reference has at most {_REFERENCE_MOST} characters"),
-        ("@" in value and not _DIGEST.fullmatch(ref.digest), "a digest is sha256: and 64 hexadecimal digits"),
-        (not _REGISTRY.fullmatch(ref.registry), "a registry is a host and, if need be, a port, such as ghcr.io"),
-        (
-            not _REPOSITORY.fullmatch(ref.repository),
-            "a repository has lower-case letters and digits, with single dots, dashes and underscores between them",
-        ),
-        (
-            (ref.tag or not ref.digest) and not _TAG.fullmatch(ref.tag),
-            "a tag has at most 128 letters, digits, dots, dashes and underscores",
-        ),
-    ):
-        if wrong:
-            raise Invalid(field, value, remedy)
+    if not is_host_image(value):
+        ImageRef.checked(value, field)
     return value
 
 
 def pinned(image: str, digest: str) -> str:
     """The reference that means these bytes and no others, whatever becomes of the tag."""
-    if not digest or is_host_image(image) or _DIGEST.fullmatch(image):
+    if not digest or is_host_image(image):
         return image
     return f"{image.partition('@')[0]}@{digest}"
 

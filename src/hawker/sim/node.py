@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hawker.agent.agent import Agent
-from hawker.agent.settings import AgentSettings, host_port
+from hawker.agent.outfit import Outfit
+from hawker.agent.settings import AgentSettings, WorkerRole, host_port
 from hawker.errors import HawkerError
 from hawker.host import Host
 from hawker.sim.disk import CrashDisk
@@ -167,10 +168,15 @@ class Node:
 
 def the_agent(settings: AgentSettings, host: Host, node: Node) -> Agent:
     """The live agent over a simulated host."""
+
+    async def outfit(settings: AgentSettings, role: WorkerRole, host: Host) -> Outfit:
+        driver = FakeDriver(node.world)
+        return Outfit(driver, driver.images)
+
     return Agent(
         settings,
         host,
-        make_driver=lambda settings, role: FakeDriver(node.world),
+        make_outfit=outfit,
         bind=lambda address: host_port("listen", address),
     )
 

@@ -28,7 +28,8 @@ from hawker.http.call import Call
 from hawker.images.base import ImageSource
 from hawker.model.endpoints import ENDPOINTS
 from hawker.model.guest import RESOURCES, Resources
-from hawker.model.rows import WorkerRow
+from hawker.model.rows import MachineRow, WorkerRow
+from hawker.network.base import HostNetwork, NetworkError, Wanted
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.telemetry import METRICS_CONTENT_TYPE, Metrics, get_logger
@@ -37,6 +38,7 @@ from hawker.worker.adopting import Adopting
 from hawker.worker.drivers.several import Runtimes
 from hawker.worker.exits import Exits
 from hawker.worker.flows import MachineFlows
+from hawker.worker.instance_spec import instance_spec
 from hawker.worker.machine_api import MachineApi
 from hawker.worker.machine_log import MachineLog
 from hawker.worker.machines import Machines
@@ -74,12 +76,14 @@ class Worker:
         driver: Runtimes,
         metrics: Metrics,
         images: ImageSource | None = None,
+        network: HostNetwork | None = None,
     ) -> None:
         self.settings = settings
         self.metrics = metrics
         self._host = host
         self._driver = driver
         self._images = images
+        self._network = network
         self._path = settings.directory / "worker.db"
         self._sweeper: asyncio.Task[None] | None = None
         self.failed = (
@@ -112,7 +116,8 @@ class Worker:
         reading: CatalogApi | None = None,
     ) -> ASGIApp:
         """The rest, up to serving. `catalog` tells which machines have gone to other workers; `routes` are served
-        beside the worker's own, to agents; `reading` is the catalog for everybody."""
+        beside the worker's own, to agents; `reading` is the catalog for everybody; `token` is what agents know each
+        other by."""
         settings, host, driver, store, me = self.settings, self._host, self._driver, self.store, self.me
         log = MachineLog(host, settings.capacity, settings.ports)
         self.superseding = superseding = Superseding(settings.name, catalog)
@@ -124,6 +129,8 @@ class Worker:
         self.market = market = Market(store, host, driver, log, runner, me)
         await market.look()
         await exits.recover()  # first: a run must not start a program beside one that nobody knows
+        await self._bring_network_up_to_date()
+        self._hold_images()
         resumed = runner.resume()
         machines = Machines(store, host, driver, log, runner)
         superseding.watch(store, machines)
@@ -147,9 +154,14 @@ class Worker:
         served = [
             e
             for e in ENDPOINTS
-            if e.served == "worker" or e.op in ("Machines_list", "Health") or (e.served == "any" and reading)
+            if e.op in handlers
+            and (e.served == "worker" or e.op in ("Machines_list", "Health") or (e.served == "any" and reading))
         ]
-        agent_routes = {**market_api.routes(), **(routes or {}), ("GET", "/metrics"): self._metrics}
+        agent_routes = {
+            **market_api.routes(),
+            **(routes or {}),
+            ("GET", "/metrics"): self._metrics,
+        }
         return serving.app(served, handlers, agent_routes=agent_routes)
 
     async def close(self, *, stop_machines: bool = False) -> None:
@@ -169,6 +181,29 @@ class Worker:
             await self._driver.stop_all(grace_s=STOP_GRACE_S)
         await self._driver.close()
         _logger.info("worker.closed", worker=self.settings.name, cause="worker stop")
+
+    async def _bring_network_up_to_date(self) -> None:
+        """Filters, routes and ports for the machines that run, and for no others."""
+        if self._network is None:
+            return
+        wanted: dict[str, Wanted] = {}
+        for row in self.store.read.select(MachineRow, "instance <> ''"):
+            network = instance_spec(row, row.instance).network
+            if network:
+                publish = tuple((p.protocol, p.internal_port, p.host_port) for p in network.publish)
+                wanted[row.id] = Wanted(machine=row.id, number=network.number, address=network.address, publish=publish)
+        try:
+            await self._network.reconcile(wanted)
+        except NetworkError as error:
+            _logger.error("network.not_reconciled", worker=self.settings.name, why=str(error), cause="worker start")
+
+    def _hold_images(self) -> None:
+        """Keep what machines run, or will run when they are started."""
+        if self._images is None:
+            return
+        for row in self.store.read.select(MachineRow, "state <> 'destroyed'"):
+            if row.image_digest:
+                self._images.hold(row.id, row.image_digest)
 
     def _identify(self, tx: Tx) -> WorkerRow:
         """The worker's own row, made at its first start. Also notes the end of a shutdown of the host."""

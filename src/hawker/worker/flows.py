@@ -189,8 +189,12 @@ class MachineFlows:
 
     async def _purge(self, context: StepContext) -> Done:
         await self._clear(context)
-        await self._driver.purge(context.run.resource)
+        await self._purged(context.run.resource)
         return Done()
+
+    async def _purged(self, machine: str) -> None:
+        self._driver.of(get_machine(self._store.read, machine).driver)  # it must be there: it has the directory
+        await self._driver.purge(machine)
 
     async def _suspend(self, context: StepContext) -> Done:
         key: str = context.run.args["instance"]
@@ -264,7 +268,7 @@ class MachineFlows:
         if key:
             await self._had(run).destroy(key, force=True)
         if "purge" in run.steps:
-            await self._driver.purge(run.resource)
+            await self._purged(run.resource)
             return Done(self._settle_destroyed)
         return Done(self._settle)
 

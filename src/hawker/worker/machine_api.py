@@ -25,7 +25,8 @@ from hawker.model.values import parse_duration_s, rfc3339
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.worker import leases
-from hawker.worker.drivers.base import Driver, StartFailed, UnknownInstance
+from hawker.worker.drivers.base import StartFailed, UnknownInstance
+from hawker.worker.drivers.several import Runtimes
 from hawker.worker.following import until_destroyed
 from hawker.worker.machine_log import MachineLog, get_machine
 from hawker.worker.machines import Machines, Parked, Request
@@ -44,7 +45,7 @@ class MachineApi:
         self,
         store: Store,
         host: Host,
-        driver: Driver,
+        driver: Runtimes,
         log: MachineLog,
         machines: Machines,
         name: str,
@@ -131,7 +132,7 @@ class MachineApi:
     async def processes(self, call: Call) -> Any:
         row = self._running(call)
         try:
-            found = await self._driver.processes(row.instance)
+            found = await self._driver.of(row.driver).processes(row.instance)
         except UnknownInstance:
             raise PreconditionFailed(f"failed_precondition: machine {row.id} has just ended") from None
         now = self._host.now_ms()
@@ -170,7 +171,7 @@ class MachineApi:
     async def logs(self, call: Call) -> Any:
         row = self._row(call)
         follow = call.flag("follow")
-        lines = self._driver.logs(row.id, tail=call.number("tail", 100, 0, 10_000), follow=follow)
+        lines = self._driver.of(row.driver).logs(row.id, tail=call.number("tail", 100, 0, 10_000), follow=follow)
         if follow:
             lines = until_destroyed(lines, self._store, self._log, row.id)
 
@@ -254,7 +255,7 @@ class MachineApi:
         number = parse_signal("signal", body.signal)
         row = self._running(call)
         try:
-            await self._driver.signal(row.instance, number)
+            await self._driver.of(row.driver).signal(row.instance, number)
         except UnknownInstance:
             raise PreconditionFailed(f"failed_precondition: machine {row.id} has just ended") from None
         return api.Ok()
@@ -269,7 +270,8 @@ class MachineApi:
             raise Invalid("timeout", timeout_s, f"at most {EXEC_S_MAX} s")
         row = self._running(call)
         try:
-            result = await self._driver.exec(row.instance, argv, stdin=(body.stdin or "").encode(), timeout_s=timeout_s)
+            stdin = (body.stdin or "").encode()
+            result = await self._driver.of(row.driver).exec(row.instance, argv, stdin=stdin, timeout_s=timeout_s)
         except UnknownInstance:
             raise PreconditionFailed(f"failed_precondition: machine {row.id} has just ended") from None
         except StartFailed as error:

@@ -1,0 +1,194 @@
+"""What a worker runs machines with: its drivers, the images and the network that they share.
+
+A driver that this host cannot run is there all the same, not healthy, and says why: `hawker doctor` and a refused order
+repeat it. What is imported for containers is imported only where containers can run.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from hawker.agent.settings import AgentSettings, WorkerRole
+from hawker.errors import HawkerError, Invalid, Unreachable
+from hawker.host import Host
+from hawker.network.base import NetworkError
+from hawker.telemetry import get_logger
+
+if TYPE_CHECKING:
+    from hawker.images.base import ImageSource
+    from hawker.network.base import HostNetwork
+    from hawker.worker.drivers.base import Driver, Exit
+    from hawker.worker.drivers.several import Runtimes
+
+GROUP = "hawker.drivers"
+_RUNTIMES = ("crun", "runc")
+_VMMS = ("qemu-system-x86_64", "qemu-system-aarch64", "firecracker")
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a driver is made of. Third parties' drivers are found under the entry point group `hawker.drivers`: a
+    callable that takes a `Site` and returns a driver. `directory` is the driver's own, `settings` its table of the
+    configuration."""
+
+    worker: str
+    directory: Path
+    settings: Mapping[str, Any]
+    host: Host
+    images: ImageSource | None = None
+    network: HostNetwork | None = None
+    cgroups: bool = True
+
+
+@dataclass
+class Outfit:
+    """`close` it after the worker, which opens and closes the driver itself."""
+
+    driver: Runtimes
+    images: ImageSource | None = None
+    network: HostNetwork | None = None
+    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    async def close(self) -> None:
+        await self.stack.aclose()
+
+
+MakeOutfit = Callable[[AgentSettings, WorkerRole, Host], Awaitable[Outfit]]
+
+
+async def live_outfit(settings: AgentSettings, role: WorkerRole, host: Host) -> Outfit:
+    """The real ones. Raises `Invalid` for a driver that does not exist or does not take its settings."""
+    from hawker.worker.drivers.several import Several
+
+    names = _chosen(role)
+    async with AsyncExitStack() as stack:
+        images, network, problem = None, None, ""
+        if any(name != "process" and not _lacks(name) for name in names):
+            images, problem = await _images(stack, settings, host)
+            network = await _network(stack, settings, role)
+        drivers: dict[str, Driver] = {}
+        for name in names:
+            if why := _lacks(name) or (problem if name != "process" else ""):
+                drivers[name] = cast("Driver", Absent(name, why))
+                continue
+            site = Site(
+                worker=settings.name,
+                directory=settings.directory / name,
+                settings=role.settings.get(name, {}),
+                host=host,
+                images=images,
+                network=network,
+                cgroups=role.cgroups,
+            )
+            drivers[name] = _make(name, site)
+        return Outfit(Several(drivers), images, network, stack.pop_all())
+    raise AssertionError("an exit stack lets nothing through")
+
+
+def _chosen(role: WorkerRole) -> Sequence[str]:
+    """The drivers that are wanted; with no word about it, those that this host has and others' that are installed."""
+    known = [*_OURS, *(name for name in _entry_points() if name not in _OURS)]
+    for name in [*role.drivers, *role.settings]:
+        if name not in known:
+            raise Invalid("worker.drivers", name, f"there is no such driver; there are {', '.join(known)}")
+    return role.drivers or known
+
+
+def _lacks(name: str) -> str:
+    """Why a driver of ours cannot run here at all, or "". Looks at nothing but the programs it needs."""
+    if name == "container" and not any(shutil.which(program) for program in _RUNTIMES):
+        return f"neither {' nor '.join(_RUNTIMES)} is installed"
+    if name == "microvm" and not any(shutil.which(program) for program in _VMMS):
+        return f"neither {_VMMS[0]} nor {_VMMS[-1]} is installed"
+    return ""
+
+
+async def _images(stack: AsyncExitStack, settings: AgentSettings, host: Host) -> tuple[ImageSource | None, str]:
+    from hawker.images.service import Images
+
+    try:
+        images = await Images.open(settings.directory / "images", settings.images, host)
+    except (HawkerError, OSError) as error:
+        _logger.error("images.not_opened", worker=settings.name, why=str(error), cause="agent start")
+        return None, f"the worker's images cannot be opened: {error}"
+    stack.push_async_callback(images.close)
+    return images, ""
+
+
+async def _network(stack: AsyncExitStack, settings: AgentSettings, role: WorkerRole) -> HostNetwork | None:
+    """Without it machines that need none still run, and the others say why they do not."""
+    from hawker.network.manager import Manager
+
+    network = Manager(str(settings.directory), role.network)
+    try:
+        await network.open()
+    except NetworkError as error:
+        _logger.warning("network.not_opened", worker=settings.name, why=str(error), cause="agent start")
+        return None
+    stack.push_async_callback(network.close)
+    return network
+
+
+def _make(name: str, site: Site) -> Driver:
+    try:
+        if make := _OURS.get(name):
+            return make(site)
+        return cast("Driver", _entry_points()[name].load()(site))
+    except ImportError as error:
+        return cast("Driver", Absent(name, f"it cannot be loaded: {error}"))
+    except TypeError as error:
+        raise Invalid(
+            f"worker.{name}", dict(site.settings), f"the {name} driver does not take this: {error}"
+        ) from error
+
+
+def _entry_points() -> Mapping[str, Any]:
+    from importlib.metadata import entry_points
+
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def process(site: Site) -> Driver:
+    from hawker.worker.drivers.process import ProcessDriver
+
+    return ProcessDriver(site.directory, cgroups=site.cgroups)
+
+
+def container(site: Site) -> Driver:
+    return _isolating("hawker.worker.drivers.container.driver", "ContainerDriver", site)
+
+
+def microvm(site: Site) -> Driver:
+    return _isolating("hawker.worker.drivers.microvm.driver", "MicrovmDriver", site)
+
+
+def _isolating(module: str, name: str, site: Site) -> Driver:
+    from importlib import import_module
+
+    driver: Driver = getattr(import_module(module), name)(site.directory, site.images, site.network, **site.settings)
+    return driver
+
+
+_OURS: Mapping[str, Callable[[Site], Driver]] = {"process": process, "container": container, "microvm": microvm}
+
+
+class Absent:
+    """A driver that this host cannot run. It does not open: whether it left machines running, nobody knows."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        self.name = name
+        self._problem = problem
+
+    async def open(self, on_exit: Callable[[Exit], None]) -> None:
+        raise Unreachable(self._problem)
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
+_logger = get_logger()
