@@ -97,6 +97,25 @@ CALLS: list[tuple[str, Callable[[Client], Any], str, dict[str, str], Any]] = [
     ("Hawker_subscribe", lambda c: list(c.subscribe("select 1", since="S/7", seconds=5)), "/v1/hawker/subscribe",
      {"query": "select 1", "from": "S/7", "seconds": "5"}, None),
     ("Hawker_members", lambda c: c.members(), "/v1/hawker/members", {}, None),
+    ("Images_list", lambda c: c.images(worker="w", region="mad"), "/v1/hawker/images",
+     {"worker": "w", "region": "mad"}, None),
+    ("Images_show", lambda c: c.image("a/b:1"), "/v1/hawker/images/show", {"image": "a/b:1"}, None),
+    ("Images_remove", lambda c: c.remove_image("a/b:1", region="mad"), "/v1/hawker/images",
+     {"image": "a/b:1", "region": "mad"}, None),
+    ("Images_pull", lambda c: list(c.pull_image("a/b:1", worker="w")), "/v1/hawker/images/pull", {},
+     {"image": "a/b:1", "worker": "w"}),
+    ("Images_prefetch", lambda c: list(c.prefetch_image("a/b:1", region="mad", count=2)),
+     "/v1/hawker/images/prefetch", {}, {"image": "a/b:1", "region": "mad", "count": 2}),
+    ("Images_push", lambda c: list(c.push_image("a/b:1", "r/b:1", username="u", password="p")),
+     "/v1/hawker/images/push", {}, {"image": "a/b:1", "to": "r/b:1", "username": "u", "password": "p"}),
+    ("Images_begin_upload", lambda c: c.begin_upload(9, worker="w"), "/v1/hawker/images/uploads", {},
+     {"size": 9, "worker": "w"}),
+    ("Images_upload", lambda c: c.upload(APP, "w", 4, b"5"), "/v1/hawker/images/uploads/{app}",
+     {"offset": "4", "worker": "w"}, 5),
+    ("Images_drop_upload", lambda c: c.drop_upload(APP, "w"), "/v1/hawker/images/uploads/{app}", {"worker": "w"}, None),
+    ("Images_import", lambda c: list(c.import_image("u", "w", "b:1", kind="files", config={"cmd": ["a"]})),
+     "/v1/hawker/images/import", {},
+     {"upload": "u", "worker": "w", "image": "b:1", "kind": "files", "config": {"cmd": ["a"]}}),
 ]  # fmt: skip
 BY_OP = {endpoint.op: endpoint for endpoint in ENDPOINTS}
 NOT_WRAPPED = {"Article_start", "Article_stop", "Health", "Machines_show_metadata_key", "OpenAPI"}  # for other clients
@@ -149,7 +168,7 @@ async def test_a_method_makes_the_call_that_the_api_describes(
     assert set(sent) <= {parameter.name for parameter in endpoint.query}
     (raw,) = server.bodies
     assert (msgspec.json.decode(raw) if raw else None) == body
-    if raw:
+    if raw and not endpoint.raw_body:
         msgspec.json.decode(raw, type=endpoint.body)  # raises when the API would refuse it
 
 

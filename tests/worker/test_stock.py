@@ -155,22 +155,6 @@ async def test_after_a_start_what_is_reserved_is_kept_anew(tmp_path: Path) -> No
 
 
 @virtual_time
-async def test_an_order_without_a_start_fetches_the_image_and_is_not_kept_waiting(tmp_path: Path) -> None:
-    async with a_worker(tmp_path, sweeping=False) as worker:
-        shelf = shelved(worker, **{SHOP: IMAGE})
-        shelf.gate.clear()
-        for key in "ab":
-            await worker.market.reserve(ordered(key, skip_launch=True))
-            await worker.market.confirm(key, APP, None)
-        assert lacks(offered(worker)) == (False, 0, 0)
-        await asyncio.sleep(0)
-        shelf.gate.set()
-        await asyncio.sleep(0.01)
-        assert lacks(offered(worker)) == (True, 0, 0)
-        assert shelf.asked == [SHOP]
-
-
-@virtual_time
 async def test_the_sketch_is_written_on_change_and_at_most_every_few_seconds(tmp_path: Path) -> None:
     async with a_worker(tmp_path, sweeping=False) as worker:
         shelf = MemoryShelf()

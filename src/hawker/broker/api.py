@@ -17,6 +17,7 @@ from hawker.broker.apps import Apps
 from hawker.broker.directory import Directory
 from hawker.broker.fleet import Fleet, PeerError, gather_named, unreachable
 from hawker.broker.hints import ImageHints
+from hawker.broker.images import ImageRelay
 from hawker.broker.names import machine_name
 from hawker.broker.orders import Orders, Wanted
 from hawker.broker.passing import Located, Passing, query_of, target_of
@@ -65,6 +66,7 @@ class Broker:
         self._apps = Apps(fleet, host, directory)
         self._orders = Orders(fleet, host, policy, metrics, self._apps, ImageHints(directory))
         self._passing = Passing(fleet, directory)
+        self._images = ImageRelay(fleet, self._passing, host, policy)
         self._reading = reading
         self._replacing = Replacing(fleet)
         self._openapi = msgspec.json.encode(document())
@@ -88,6 +90,7 @@ class Broker:
             **dict.fromkeys(("Hawker_run", "Hawker_retry_run", "Hawker_cancel_run"), self._passing.run_call),
             **(self._reading.handlers() if self._reading else dict.fromkeys(CatalogApi.OPS, no_catalog)),
             "Hawker_sql": self.sql,
+            **self._images.handlers(),
             "Health": self.health,
             "OpenAPI": self.openapi,
         }

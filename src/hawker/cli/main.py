@@ -28,6 +28,7 @@ COMMANDS = {
     "dev": ("hawker.cli.dev:dev_command", "Run a market on this machine: three regions, two workers each, one broker."),
     "apps": ("hawker.cli.apps:apps", "Create, list and destroy apps."),
     "machine": ("hawker.cli.machines:machine", "Order machines and look after them."),
+    "image": ("hawker.cli.images:image", "Bring images to workers, list and remove them."),
     "regions": ("hawker.cli.fleet:regions", "List regions and the room they have."),
     "workers": ("hawker.cli.fleet:workers", "List workers and what is free, cordon one, look after parked runs."),
     "explain": ("hawker.cli.explain:explain", "Explain why a machine was placed where it is."),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle
 from typing import Any, TextIO
@@ -165,3 +165,31 @@ def _spin(text: str, done: threading.Event) -> None:
             break
     sys.stderr.write("\r\x1b[2K")
     sys.stderr.flush()
+
+
+@contextmanager
+def bars() -> Iterator[Callable[[str, int, int, str], None]]:
+    """Progress bars on standard error, one for each name, while the block runs: call what it gives with a name, how
+    many bytes of how many are done, and what goes on. Only on a terminal."""
+    if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+        yield lambda name, done, total, doing: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TextColumn("{task.fields[doing]}", markup=False),
+    )
+    tasks: dict[str, TaskID] = {}
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
+
+        def show(name: str, done: int, total: int, doing: str) -> None:
+            if name not in tasks:
+                tasks[name] = progress.add_task(_plain(name), total=None, doing="")
+            progress.update(tasks[name], completed=done, total=total or None, doing=_plain(doing))
+
+        yield show

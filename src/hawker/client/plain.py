@@ -184,18 +184,19 @@ class Transport:
         *,
         query: Mapping[str, Any] | None = None,
         json: Any = None,
+        data: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Any:
         """The decoded answer, None when it is empty. `path` begins with /v1; see `path_of` for names of others'.
 
         Of `query`, None is left out, lists repeat their name and booleans are written true and false. `json` None
-        sends no body. `timeout_s` takes the place of the client's for this call.
+        sends no body, `data` sends bytes in its place. `timeout_s` takes the place of the client's for this call.
         """
         what = f"{method} {path}"
         target = self._target(path, query)
-        body = None if json is None else msgspec.json.encode(json)
-        sent = {**self._headers, **({} if body is None else {"content-type": "application/json"}), **(headers or {})}
+        body, kind = _body(json, data)
+        sent = {**self._headers, **kind, **(headers or {})}
         response = self._answer(method, target, body, sent, self._timeout_s if timeout_s is None else timeout_s)
         self.answer_headers = {name.lower(): value for name, value in response.getheaders()}
         raw = self._read(response, what)
@@ -217,21 +218,24 @@ class Transport:
         path: str,
         *,
         query: Mapping[str, Any] | None = None,
+        json: Any = None,
         timeout_s: float | None = None,
         quiet_s: float | None = None,
     ) -> Lines:
-        """A streamed answer, line by line, over a connection of its own: `logs -f`.
+        """A streamed answer, line by line, over a connection of its own: `logs -f`. With `json` the call is a POST.
 
         Errors of the call are raised here, before the first line. `timeout_s` is for the head. With `quiet_s` a server
         that sends nothing for so long counts as gone; without, lines may be as far apart as they are, and a server that
         vanished is noticed by TCP keep-alive.
         """
-        what = f"GET {path}"
+        body, kind = _body(json, None)
+        method = "GET" if body is None else "POST"
+        what = f"{method} {path}"
         connection = self._connect(self._timeout_s if timeout_s is None else timeout_s)
         try:
-            response = self._ask(connection, "GET", self._target(path, query), None, self._headers)
+            response = self._ask(connection, method, self._target(path, query), body, {**self._headers, **kind})
             if not 200 <= response.status < 300:
-                raise _api_error(response, self._read(response, what), "GET", path)
+                raise _api_error(response, self._read(response, what), method, path)
             if connection.sock is not None:  # None: the answer ends with the connection, and `response` holds it
                 connection.sock.settimeout(quiet_s)
                 connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -348,6 +352,15 @@ class _ClosedBeforeAnswer(Unreachable):
     def __init__(self, message: str, sent: bool) -> None:
         super().__init__(message)
         self.sent = sent
+
+
+def _body(json: Any, data: bytes | None) -> tuple[bytes | None, dict[str, str]]:
+    """A request's bytes and the header that says of what kind they are."""
+    if data is not None:
+        return data, {"content-type": "application/octet-stream"}
+    if json is None:
+        return None, {}
+    return msgspec.json.encode(json), {"content-type": "application/json"}
 
 
 def path_of(*parts: str) -> str:

@@ -87,7 +87,7 @@ class Serving:
         }
         routes = [Route(path, serve, methods=[method]) for (method, path), serve in between_agents.items()]
         routes += [
-            Route(e.path, self._endpoint(e.op, handlers[e.op], success=e.success), methods=[e.method])
+            Route(e.path, self._endpoint(e.op, handlers[e.op], success=e.success, raw=e.raw_body), methods=[e.method])
             for e in endpoints
         ]
         app = Starlette(
@@ -97,7 +97,9 @@ class Serving:
         )
         return _Direct(app, {key: serve for key, serve in between_agents.items() if "{" not in key[1]})
 
-    def _endpoint(self, op: str, handler: Handler, *, success: int = 200, agents_only: bool = False) -> Serve:
+    def _endpoint(
+        self, op: str, handler: Handler, *, success: int = 200, agents_only: bool = False, raw: bool = False
+    ) -> Serve:
         async def serve(request: Request) -> Response:
             request_id = self._host.ulid() + "-" + self._region
             try:
@@ -111,8 +113,8 @@ class Serving:
                     owner = request.headers.get(OWNER, owner)
                 if self._worker and (meant := request.headers.get(WORKER, self._worker)) != self._worker:
                     raise Misdirected(f"this is worker {self._worker}, not {meant}")
-                body = await _read_body(request, BATCH_BYTES_MAX if agents_only else BODY_BYTES_MAX)
-                if not agents_only:
+                body = await _read_body(request, BATCH_BYTES_MAX if agents_only or raw else BODY_BYTES_MAX)
+                if not agents_only and not raw:
                     _check_text(body)
                     check_levels(body)
                 call = Call(request, body, id=request_id, owner=owner, agent=agent)

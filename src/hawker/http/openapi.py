@@ -77,6 +77,8 @@ def _operation(endpoint: Endpoint, body: Any, answer: Any) -> dict[str, Any]:
             "required": endpoint.body_required,
             "content": {"application/json": {"schema": body}},
         }
+    if endpoint.raw_body:
+        operation["requestBody"] = {"required": True, "content": {"application/octet-stream": {"schema": {}}}}
     if endpoint.extension:
         operation["x-hawker-extension"] = True
     if endpoint.path in ("/health", "/openapi.json"):
@@ -88,7 +90,7 @@ def _refusals(endpoint: Endpoint) -> list[int]:
     statuses = {400, 401, *endpoint.statuses}
     if "{" in endpoint.path:
         statuses.add(404)
-    if endpoint.body is not None:
+    if endpoint.body is not None or endpoint.raw_body:
         statuses.add(413)
     return sorted(statuses - {endpoint.success})
 

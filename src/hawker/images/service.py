@@ -10,7 +10,7 @@ means the image that it meant when it was fetched, until `pull` asks again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,6 +39,8 @@ _DESCRIBED_MAX = 1000
 _logger = get_logger()
 
 OnRemoved = Callable[[str], None]
+Namer = Callable[[str], Awaitable[str | None]]
+"""Somebody who may know what a name means: the digest of its manifest, or None."""
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,8 +60,8 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
 class Images:
     """Open with `await Images.open(...)`; one process at a time has a directory.
 
-    `fetchers` are asked for blobs before any registry (`transfer.Peer`). `on_change` is called whenever the set of
-    images or names has changed, `on_removed` with the digest of each image that is gone.
+    `fetchers` are asked for blobs before any registry (`transfer.Peer`), `namers` what a name means. `on_change` is
+    called whenever the set of images or names has changed, `on_removed` with the digest of each image that is gone.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Images:
         self.settings = settings
         self.platform = platform or host_platform()
         self.fetchers: list[Peer] = []
+        self.namers: list[Namer] = []
         self.on_change: list[Callable[[], None]] = []
         self.on_removed: list[OnRemoved] = []
         self._host = host
@@ -299,8 +302,21 @@ class Images:
         if is_digest(reference):
             known = self._names.get(reference)
             return known or await self._obtaining.resolve(None, reference)
-        known = None if fresh else self._known(reference)
+        known = None if fresh else self._known(reference) or await self._named(reference)
         return known or await self._obtaining.resolve(ImageRef.checked(reference))
+
+    async def _named(self, reference: str) -> Known | None:
+        """What another worker knows by this name: a region needs no registry, and a name means the same all over it."""
+        ref = ImageRef.checked(reference)
+        if ref.digest:
+            return None  # that says it all
+        for namer in list(self.namers):
+            try:
+                if (digest := await namer(_name_of(reference))) is not None:
+                    return await self._obtaining.resolve(ref, digest)
+            except HawkerError as error:
+                _logger.info("image.name_not_followed", image=reference, problem=error.message)
+        return None
 
     async def _obtain(self, reference: str, name: str, *, fresh: bool = False) -> Image:
         known = await self._resolve(reference, fresh=fresh)

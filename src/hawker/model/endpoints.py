@@ -7,43 +7,13 @@ on as it came; or any agent for itself. What Hawker adds to the public API is ma
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
-import msgspec
+from typing import Any
 
 from hawker.model import api
+from hawker.model.endpoint import Endpoint, Query
+from hawker.model.image_endpoints import IMAGE_ENDPOINTS
 
-Served = Literal["broker", "worker", "any"]
-
-
-class Query(msgspec.Struct, frozen=True):
-    """A query parameter: its JSON schema type and meaning."""
-
-    name: str
-    schema: dict[str, Any]
-    doc: str = ""
-    required: bool = False
-    extension: bool = False
-
-
-class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One operation. `statuses` are the refusals it may answer beside 401; 400 and 404 are added where they apply."""
-
-    op: str
-    method: str
-    path: str
-    summary: str
-    served: Served
-    body: Any = None
-    body_required: bool = True
-    reply: Any = None
-    also: Any = None  # another form of the reply, for the article's paths where a machine's id stands for an app
-    success: int = 200
-    query: tuple[Query, ...] = ()
-    statuses: tuple[int, ...] = ()
-    extension: bool = False
-    media: str = "application/json"
-
+__all__ = ["ENDPOINTS", "Endpoint", "Query"]
 
 _STRING = {"type": "string"}
 _BOOL = {"type": "boolean"}
@@ -543,6 +513,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         extension=True,
         statuses=(412,),
     ),
+    *IMAGE_ENDPOINTS,
     Endpoint(
         op="OpenAPI",
         method="GET",

@@ -48,6 +48,7 @@ from hawker.worker.ports import PORTS
 from hawker.worker.publishing import Publishing
 from hawker.worker.runner import Runner
 from hawker.worker.runs_api import RunsApi
+from hawker.worker.shelving import Shelving
 from hawker.worker.superseding import Superseding
 
 SWEEP_S = 5.0
@@ -114,6 +115,7 @@ class Worker:
         catalog: View | None = None,
         routes: Mapping[tuple[str, str], Handler] | None = None,
         reading: CatalogApi | None = None,
+        token: str = "",
     ) -> ASGIApp:
         """The rest, up to serving. `catalog` tells which machines have gone to other workers; `routes` are served
         beside the worker's own, to agents; `reading` is the catalog for everybody; `token` is what agents know each
@@ -127,6 +129,9 @@ class Worker:
         runner.on_end = exits.on_end
         await driver.open(exits.on_exit)
         self.market = market = Market(store, host, driver, log, runner, me)
+        self.shelving = Shelving(settings, host, store, self._images, catalog, token)
+        market.stock = self.shelving.stock
+        market.hold_images()
         await market.look()
         await exits.recover()  # first: a run must not start a program beside one that nobody knows
         await self._bring_network_up_to_date()
@@ -148,6 +153,7 @@ class Worker:
         handlers = {
             **machine_api.handlers(),
             **runs_api.handlers(),
+            **self.shelving.handlers(),
             **(reading.handlers() if reading else {}),
             "Health": self._health,
         }
@@ -159,6 +165,7 @@ class Worker:
         ]
         agent_routes = {
             **market_api.routes(),
+            **self.shelving.routes(),
             **(routes or {}),
             ("GET", "/metrics"): self._metrics,
         }
@@ -173,6 +180,7 @@ class Worker:
         await self.superseding.close()
         if self.adopting:
             await self.adopting.close()
+        await self.shelving.close()
         if stop_machines:
             await self.store.submit(self._mark_stopping)
         await self.runner.close()

@@ -184,7 +184,7 @@ class Market:
                 if decision:
                     tx.put(DecisionRow(machine=row.id, decision=msgspec.to_builtins(decision)))
                 ledger.count(tx, row.app, 1)
-                tx.after_commit(lambda: self._hand_over(key, row, prefetch=order.skip_launch))
+                tx.after_commit(lambda: self._hand_over(key, row))
                 placed = replace(row, ports=ports.assign(tx, self._log.ports, row.id, check_config(row.config)))
                 tx.put(placed)  # it takes over what the reservation held: the ledger stays as it is
                 self._log.event(tx, placed, "launch", "created", run)
@@ -289,15 +289,12 @@ class Market:
         if self.stock:
             self.stock.release(f"reservation {key}")
 
-    def _hand_over(self, key: str, row: MachineRow, *, prefetch: bool) -> None:
-        """What a reservation kept its machine keeps from now on. One that is not to be started yet is to start at once
-        when it is."""
+    def _hand_over(self, key: str, row: MachineRow) -> None:
+        """What a reservation kept its machine keeps from now on. What is not there yet its first run fetches, also when
+        it is not to start."""
         if self.stock and runtime_of(row.config) != PROCESS:
-            image = row.config["image"]
-            self.stock.hold(row.id, image)
+            self.stock.hold(row.id, row.config["image"])
             self._let_image_go(key)
-            if prefetch:
-                self.stock.prefetch(image)
 
     def _unfit(self, reads: Reads, region: str, runtime: str) -> Refusal | None:
         """Why this worker takes no order at all for this region and runtime, whatever its size."""

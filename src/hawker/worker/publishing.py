@@ -36,6 +36,7 @@ class Publishing:
         self._port = port
         self._capacity = capacity
         self._driver = driver
+        self._services: dict[str, set[str]] = {}  # keys by machine that were published since the start, or more
 
     def projections(self) -> Mapping[type[Row], Projection]:
         return {
@@ -70,7 +71,7 @@ class Publishing:
     def _machine(self, reads: Reads, key: str, row: MachineRow | None) -> list[Projected]:
         if row is None or (row.state is State.destroyed and row.generation == 1):
             # A later generation is told of for ever: the worker of the one before it may come back.
-            return [("region", Change("machines", key, None), True)]
+            return [("region", Change("machines", key, None), True), *self._ports(key, row, True)]
         guest = row.config.get("guest") or {}
         values = {
             "app": row.app,
@@ -82,13 +83,35 @@ class Publishing:
             "version": row.version,
             "image": str(row.config.get("image", "")),
             "private_ip": row.private_ip,
+            "process_group": _group(row),
+            "hidden": bool((row.config.get("dns") or {}).get("skip_registration")),
             "cpu_kind": str(guest.get("cpu_kind") or Guest().cpu_kind),
             "cpus": row.resources.cpus_shared + row.resources.cpus_dedicated,
             "memory_mib": row.resources.memory_mib,
             "cordoned": row.cordoned,
             "created_at_ms": row.created_at_ms,
         }
-        return [("region", Change("machines", key, values), row.state in SETTLED)]
+        urgent = row.state in SETTLED
+        return [("region", Change("machines", key, values), urgent), *self._ports(key, row, urgent)]
+
+    def _ports(self, key: str, row: MachineRow | None, urgent: bool) -> list[Projected]:
+        """What the machine serves, and the end of what it served before."""
+        served = {}
+        if row is not None and row.state is not State.destroyed:
+            for port in row.ports:
+                served[f"{key}/{port.protocol}/{port.internal_port}"] = {
+                    "machine": key,
+                    "app": row.app,
+                    "process_group": _group(row),
+                    "protocol": port.protocol,
+                    "internal_port": port.internal_port,
+                    "host_port": port.host_port,
+                }
+        before = self._services.get(key)
+        if not served and not before:
+            return []
+        every = self._services[key] = (before or set()) | served.keys()
+        return [("region", Change("services", name, served.get(name)), urgent) for name in sorted(every)]
 
     def _app_region(self, reads: Reads, key: str, row: TallyRow) -> list[Projected]:
         """Whether an app has machines here, not how many: that would travel to every region with every machine."""
@@ -102,6 +125,11 @@ class Publishing:
         names, layers = (row.names, row.layers) if row else ((), ())
         values = {"names": _json(names), "layers": _json(layers)} if names or layers else None
         return [("region", Change("images", self._name, values), False)]
+
+
+def _group(row: MachineRow) -> str:
+    metadata = row.config.get("metadata") or {}
+    return str(metadata.get("fly_process_group", "app"))
 
 
 def _json(value: Any) -> str:

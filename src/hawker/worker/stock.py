@@ -7,18 +7,15 @@ the image is made of; else it says that it does not know (decision record 14).
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import msgspec
 
-from hawker.errors import HawkerError
 from hawker.images.base import ImageSource
 from hawker.model.image import Image
 from hawker.model.market import Parts
 from hawker.model.values import is_host_image
-from hawker.telemetry import get_logger
 
 BYTES_PER_S = 50e6
 """What a transfer is expected to bring before one was measured."""
@@ -52,11 +49,10 @@ class Shelf(ImageSource, Protocol):
 
 
 class Stock:
-    """One worker's images as its market sees them. `close` ends the fetching that nobody waits for."""
+    """One worker's images as its market sees them."""
 
     def __init__(self, images: Shelf) -> None:
         self._images = images
-        self._fetching: dict[str, asyncio.Task[None]] = {}
 
     def lack(self, image: str, parts: Parts | None) -> Lack:
         """What is missing of an order's image. `parts` is what the broker knows it to be made of."""
@@ -80,29 +76,6 @@ class Stock:
     def release(self, holder: str) -> None:
         self._images.release(holder)
 
-    def prefetch(self, image: str) -> None:
-        """Fetch it in the background, once however many ask. That it fails is for whoever needs it to find out."""
-        if is_host_image(image) or image in self._fetching:
-            return
-        task = asyncio.get_running_loop().create_task(self._fetch(image), name=f"prefetch {image}")
-        self._fetching[image] = task
-        task.add_done_callback(lambda done: self._fetching.pop(image, None))
-
-    async def close(self) -> None:
-        tasks = list(self._fetching.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _fetch(self, image: str) -> None:
-        try:
-            await self._images.ensure(image)
-        except HawkerError as error:
-            _logger.warning("prefetch.failed", image=image, error=error.message, cause="an order without a start")
-
 
 def parts_of(image: Image) -> Parts:
     return Parts(image.digest, tuple((layer.digest, layer.size) for layer in image.layers))
-
-
-_logger = get_logger()

@@ -1,0 +1,277 @@
+"""The broker's handlers for images: which workers a call is about, and their answers as one.
+
+Where nobody is named: `pull` goes to every worker that has the image, so that no old meaning of a name is left, and to
+one when none has it; `prefetch` to all, or to some of each region; `push` to one that has it; an upload to the worker
+that the market would choose. What a call's progress is, each worker tells for itself; the events are passed on as they
+come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+from starlette.responses import Response
+
+from hawker.broker.fleet import Fleet, PeerError, WorkerLink, check_meant, gather_named, unreachable
+from hawker.broker.orders import book
+from hawker.broker.passing import Passing, query_of
+from hawker.client.connection import Response as PeerResponse
+from hawker.core.ranking import Policy
+from hawker.errors import Conflict, HawkerError, Invalid, NotFound, PreconditionFailed, Unreachable
+from hawker.host import Host
+from hawker.http.app import OWNER, REQUEST_ID, Handler
+from hawker.http.call import Call
+from hawker.http.events import KEEP_ALIVE, EventStream, event
+from hawker.model import image_api
+from hawker.model.guest import Guest
+from hawker.model.market import Ask, Offer
+from hawker.telemetry import get_logger
+
+SILENT = "hawker-unreachable-workers"
+LOOK_S = 5.0
+HEAD_S = 30.0
+QUIET_S = 10.0
+WAITING_MOST = 64
+"""Events that wait for a slow client; its workers' streams wait with it."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ImageRelay:
+    """Handlers by operation in `handlers()`."""
+
+    def __init__(self, fleet: Fleet, passing: Passing, host: Host, policy: Policy) -> None:
+        self._fleet = fleet
+        self._passing = passing
+        self._host = host
+        self._policy = policy
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "Images_list": self.list_images,
+            "Images_show": self.show,
+            "Images_remove": self.remove,
+            "Images_pull": self.pull,
+            "Images_prefetch": self.prefetch,
+            "Images_push": self.push,
+            "Images_begin_upload": self.begin_upload,
+            "Images_upload": self.upload,
+            "Images_drop_upload": self.upload,
+            "Images_import": self.import_image,
+        }
+
+    async def list_images(self, call: Call) -> Any:
+        return await self._gathered(call, self._asked(call))
+
+    async def show(self, call: Call) -> Any:
+        return await self._gathered(call, self._asked(call))
+
+    async def remove(self, call: Call) -> Any:
+        return await self._gathered(call, self._asked(call))
+
+    async def pull(self, call: Call) -> Any:
+        body = call.read(image_api.PullImage)
+        links = self._scope(body.worker, body.region)
+        if body.worker is None:
+            having = await self._having(links, body.image)
+            links = having or [await self._chosen(links, body.image)]
+        return self._events(call, links, "/v1/hawker/images/pull", body)
+
+    async def prefetch(self, call: Call) -> Any:
+        body = call.read(image_api.PrefetchImage)
+        links = self._scope(body.worker, body.region)
+        if body.worker is None and body.count is None:
+            links = await self._keeping(links)
+        elif body.worker is None and body.count is not None:
+            regions = dict.fromkeys(link.region for link in links)
+            ranked = [await self._ranked([li for li in links if li.region == region], body.image) for region in regions]
+            links = [link for found in ranked for link in found[: body.count]]
+            if not links:
+                raise _nobody(body.image)
+        return self._events(call, links, "/v1/hawker/images/prefetch", body)
+
+    async def push(self, call: Call) -> Any:
+        body = call.read(image_api.PushImage)
+        links = self._scope(body.worker, None)
+        if body.worker is None:
+            links = (await self._having(links, body.image))[:1]
+            if not links:
+                raise NotFound(f"no worker has the image {body.image}", hint=f"hawker image pull {body.image}")
+        return self._events(call, links, "/v1/hawker/images/push", body)
+
+    async def begin_upload(self, call: Call) -> Any:
+        body = call.read(image_api.BeginUpload)
+        links = self._scope(body.worker, body.region)
+        link = links[0] if body.worker is not None else await self._chosen(links, "")
+        return await self._passing.send(link, call)
+
+    async def upload(self, call: Call) -> Any:
+        return await self._passing.send(self._link(call.query("worker")), call)
+
+    async def import_image(self, call: Call) -> Any:
+        body = call.read(image_api.ImportImage)
+        if not body.worker:
+            raise Invalid("worker", body.worker, "name the worker that the upload is at")
+        return self._events(call, [self._link(body.worker)], "/v1/hawker/images/import", body)
+
+    # --- which workers -----------------------------------------------------------------------------------------------
+
+    def _asked(self, call: Call) -> Sequence[WorkerLink]:
+        return self._scope(call.query("worker") or None, call.query("region") or None)
+
+    def _scope(self, worker: str | None, region: str | None) -> Sequence[WorkerLink]:
+        """Raises `NotFound`."""
+        if worker is not None:
+            return [self._link(worker)]
+        links = [link for name in self._fleet.regions() for link in self._fleet.in_region(name)]
+        if region is not None:
+            links = [link for link in links if link.region == region]
+            if not links:
+                raise NotFound(f"no worker is in region {region}", hint="hawker regions shows the ones there are")
+        if not links:
+            raise NotFound("there are no workers", hint="hawker workers")
+        return links
+
+    def _link(self, worker: str) -> WorkerLink:
+        link = self._fleet.links.get(worker)
+        if link is None:
+            raise NotFound(f"no worker is called {worker}", hint="hawker workers lists them")
+        return link
+
+    async def _named(self, links: Sequence[WorkerLink], image: str) -> dict[str, dict[str, Any]]:
+        """What a name means on each worker that keeps images and answers."""
+        path = f"/v1/images/names?image={quote(image, safe='')}"
+        calls = {link.name: link.ask("GET", path, dict[str, Any], timeout_s=LOOK_S) for link in links}
+        answers, errors = await gather_named(calls)
+        if not answers:
+            for error in errors.values():
+                raise error
+        return answers
+
+    async def _having(self, links: Sequence[WorkerLink], image: str) -> Sequence[WorkerLink]:
+        named = await self._named(links, image)
+        return [link for link in links if named.get(link.name, {}).get("digest")]
+
+    async def _keeping(self, links: Sequence[WorkerLink]) -> Sequence[WorkerLink]:
+        named = await self._named(links, "")
+        return [link for link in links if link.name in named]
+
+    async def _ranked(self, links: Sequence[WorkerLink], image: str) -> Sequence[WorkerLink]:
+        """Of one region, those that offer to run the image, as the market ranks them."""
+        if not links:
+            return []
+        wanted = Guest().resources()
+        ask = Ask(app="", region=links[0].region, image=image or "none", resources=wanted)
+        offers = [answer for answer in await book(list(links), ask) if isinstance(answer, Offer)]
+        by_name = {link.name: link for link in links}
+        return [by_name[scored.worker] for scored in self._policy.rank(offers, wanted, self._host.rng)]
+
+    async def _chosen(self, links: Sequence[WorkerLink], image: str) -> WorkerLink:
+        """The worker that the market would choose in the first region that has one; else any that keeps images."""
+        for region in dict.fromkeys(link.region for link in links):
+            if ranked := await self._ranked([link for link in links if link.region == region], image):
+                return ranked[0]
+        keeping = await self._keeping(links)
+        if not keeping:
+            raise _nobody(image)
+        return keeping[0]
+
+    # --- their answers -----------------------------------------------------------------------------------------------
+
+    async def _gathered(self, call: Call, links: Sequence[WorkerLink]) -> Response:
+        """Lists as one. What no worker could answer is raised; a worker without images is left out, but where it is the
+        only one."""
+        path = call.request.scope["path"] + query_of(call)
+        calls = {link.name: link.ask(call.request.method, path, list[msgspec.Raw]) for link in links}
+        answers, errors = await gather_named(calls)
+        if not answers:
+            for error in sorted(errors.values(), key=lambda error: error.status == PreconditionFailed.status):
+                raise error
+        response = Response(
+            _encode([entry for answer in answers.values() for entry in answer]), media_type="application/json"
+        )
+        refused = {n: e for n, e in errors.items() if isinstance(e, PeerError) and e.status == Conflict.status}
+        if refused and not any(answers.values()):
+            raise next(iter(refused.values()))
+        if silent := unreachable(errors):
+            response.headers[SILENT] = ", ".join(silent)
+        return response
+
+    def _events(self, call: Call, links: Sequence[WorkerLink], path: str, body: Any) -> EventStream:
+        headers = {REQUEST_ID: call.id, OWNER: call.owner, "content-type": "application/json"}
+        return EventStream(_merged(links, path, _encode(body), headers))
+
+
+async def _merged(
+    links: Sequence[WorkerLink], path: str, body: bytes, headers: dict[str, str]
+) -> AsyncGenerator[bytes, None]:
+    """The events of all workers as they come, until each has ended."""
+    waiting: asyncio.Queue[bytes | None] = asyncio.Queue(WAITING_MOST)
+    loop = asyncio.get_running_loop()
+    tasks = [
+        loop.create_task(_follow(link, path, body, headers, waiting), name=f"images {link.name}") for link in links
+    ]
+    left = len(tasks)
+    try:
+        while left:
+            try:
+                async with asyncio.timeout(QUIET_S):
+                    found = await waiting.get()
+            except TimeoutError:
+                yield KEEP_ALIVE
+                continue
+            if found is None:
+                left -= 1
+            else:
+                yield found
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _follow(
+    link: WorkerLink, path: str, body: bytes, headers: dict[str, str], to: asyncio.Queue[bytes | None]
+) -> None:
+    ended = False
+    try:
+        async with link.peer.stream("POST", path, body=body, headers=headers, timeout_s=HEAD_S) as stream:
+            if stream.status != 200:
+                whole = b"".join([chunk async for chunk in stream.chunks])
+                answer = PeerResponse(stream.status, stream.headers, whole)
+                check_meant(link.name, answer)
+                raise PeerError(answer)
+            rest = b""
+            async for chunk in stream.chunks:
+                *whole_events, rest = (rest + chunk).split(b"\n\n")
+                for each in whole_events:
+                    if not each.startswith(b":"):  # the worker's own signs of life end here
+                        await to.put(each + b"\n\n")
+                        ended = ended or not each.startswith(b"event: progress")
+        if not ended:
+            raise Unreachable(f"{link.name} broke off before the end", hint="what it was about may go on there")
+    except HawkerError as error:
+        if not ended:
+            await to.put(event("error", failed(link.name, error)))
+    except Exception as error:
+        _logger.exception("images.relay_failed", worker=link.name)
+        await to.put(event("error", failed(link.name, HawkerError(f"internal error: {type(error).__name__}"))))
+    await to.put(None)
+
+
+def failed(worker: str, error: HawkerError) -> image_api.ImageFailed:
+    details = error.details
+    hint = error.hint or (details.get("hint", "") if isinstance(details, dict) else "")
+    return image_api.ImageFailed(worker=worker, error=error.message, status=error.code, hint=hint)
+
+
+def _nobody(image: str) -> PreconditionFailed:
+    what = f"image {image}" if image else "images"
+    return PreconditionFailed(f"no worker that answers can take {what}", hint="hawker doctor, on a worker's host")
+
+
+_logger = get_logger()

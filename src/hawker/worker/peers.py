@@ -1,0 +1,174 @@
+"""Other workers as a source of images: blobs by digest, and what a name means, before a registry is asked.
+
+Who may have something the catalog's sketches say; they are asked first, the fastest of late before the others.
+Sketches are some seconds old and do not tell everything, so when nobody in them has it a few of the region are asked at
+once, all within a second. Whoever takes the bytes checks them against their digest, so a peer is trusted with nothing
+but time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from urllib.parse import quote
+
+import msgspec
+
+from hawker.catalog.view import View
+from hawker.client.connection import Peer, Response
+from hawker.core.sketch import short
+from hawker.errors import Unreachable
+from hawker.host import Host
+from hawker.http.app import WORKER
+
+ASKED_MOST = 6
+"""Of those that no sketch names."""
+TRIED_MOST = 3
+"""Of those that a sketch names: with more that fail, the registry is nearer."""
+ASK_S = 1.0
+HEAD_S = 3.0
+"""For a stream's head: a worker that serves as many as it can answers at once that it does not."""
+NAMES_BYTES_MAX = 64 << 10
+
+
+class Named(msgspec.Struct, frozen=True):
+    """What an image's name means on a worker: the digest of its manifest, or "" when it means nothing there."""
+
+    digest: str = ""
+
+
+class _Place(msgspec.Struct, frozen=True):
+    name: str
+    host: str
+    port: int
+
+
+class Peers:
+    """The other workers of one worker's region, as `view` tells of them. As a function it is an image transfer's
+    `Peer`: `(digest, size, offset)` gives the blob's bytes from `offset` on, or None."""
+
+    def __init__(self, name: str, region: str, view: View, token: str, host: Host) -> None:
+        self._name = name
+        self._region = region
+        self._view = view
+        self._headers = {"authorization": f"Bearer {token}"}
+        self._host = host
+        self._peers: dict[_Place, Peer] = {}
+        self._bytes_per_s: dict[str, float] = {}
+
+    async def __call__(self, digest: str, size: int, offset: int) -> AsyncIterator[bytes] | None:
+        said, others = self._candidates(digest)
+        target = f"/v1/images/blobs/{quote(digest)}"
+        for place in said[:TRIED_MOST]:
+            if (pieces := await self._open(place, target, offset)) is not None:
+                return pieces
+        for place in await self._having(others, "HEAD", target):
+            if (pieces := await self._open(place, target, offset)) is not None:
+                return pieces
+        return None
+
+    async def resolve(self, reference: str) -> str | None:
+        """The digest that a name means to another worker of the region; None when none that answers knows it."""
+        said, others = self._candidates(reference)
+        target = f"/v1/images/names?image={quote(reference, safe='')}"
+        for group in (said[:ASKED_MOST], others):
+            for response in (await self._ask(group, "GET", target)).values():
+                try:
+                    named = msgspec.json.decode(response.body, type=Named)
+                except msgspec.DecodeError:
+                    continue
+                if named.digest:
+                    return named.digest
+        return None
+
+    async def close(self) -> None:
+        peers = list(self._peers.values())
+        self._peers.clear()
+        await asyncio.gather(*(peer.close() for peer in peers))
+
+    def _candidates(self, name: str) -> tuple[list[_Place], list[_Place]]:
+        """Those that a sketch says have it, the fastest first, and some of the others, in any order."""
+        rows = self._view.rows(
+            "select w.name, w.host, w.port, i.names, i.layers from workers w left join images i on i.id = w.name "
+            "and i.worker = w.name where w.region = ? and w.name <> ? order by w.name",
+            (self._region, self._name),
+        )
+        wanted = f'"{short(name)}"'
+        said: list[_Place] = []
+        others: list[_Place] = []
+        for worker, host, port, names, layers in rows:
+            has = wanted in (names or "") or wanted in (layers or "")
+            (said if has else others).append(_Place(worker, host, port))
+        self._host.rng.shuffle(said)
+        said.sort(key=lambda place: -self._bytes_per_s.get(place.name, float("inf")))  # who was never asked gets a turn
+        drawn = self._host.rng.sample(others, min(ASKED_MOST, len(others)))
+        self._forget_all_but({*said, *others})
+        return said, drawn
+
+    async def _having(self, places: Sequence[_Place], method: str, target: str) -> list[_Place]:
+        return list(await self._ask(places, method, target))
+
+    async def _ask(self, places: Sequence[_Place], method: str, target: str) -> Mapping[_Place, Response]:
+        """All at once; those that answered with 200, the first to answer first."""
+        answered: dict[_Place, Response] = {}
+
+        async def ask(place: _Place) -> None:
+            try:
+                response = await self._peer(place).request(
+                    method,
+                    target,
+                    headers={WORKER: place.name},
+                    timeout_s=ASK_S,
+                    body_bytes_max=NAMES_BYTES_MAX,
+                )
+            except Unreachable:
+                return
+            if response.status == 200:
+                answered[place] = response
+
+        await asyncio.gather(*(ask(place) for place in places))
+        return answered
+
+    async def _open(self, place: _Place, target: str, offset: int) -> AsyncIterator[bytes] | None:
+        stack = AsyncExitStack()
+        headers = {WORKER: place.name, **({"range": f"bytes={offset}-"} if offset else {})}
+        try:
+            status, _, chunks = await stack.enter_async_context(
+                self._peer(place).stream("GET", target, headers=headers, timeout_s=HEAD_S)
+            )
+        except Unreachable:
+            return None
+        if status != (206 if offset else 200):
+            await stack.aclose()
+            return None
+        return self._measured(place, stack, chunks)
+
+    async def _measured(
+        self, place: _Place, stack: AsyncExitStack, chunks: AsyncIterator[bytes]
+    ) -> AsyncGenerator[bytes, None]:
+        loop = asyncio.get_running_loop()
+        began, count = loop.time(), 0
+        async with stack:
+            try:
+                async for chunk in chunks:
+                    count += len(chunk)
+                    yield chunk
+            finally:
+                took_s = max(loop.time() - began, 0.001)
+                before = self._bytes_per_s.get(place.name, count / took_s)
+                self._bytes_per_s[place.name] = (before + count / took_s) / 2
+
+    def _peer(self, place: _Place) -> Peer:
+        peer = self._peers.get(place)
+        if peer is None:
+            peer = self._peers[place] = Peer(place.host, place.port, headers=self._headers)
+        return peer
+
+    def _forget_all_but(self, places: set[_Place]) -> None:
+        """Drop the connections to workers that have gone or moved. A call under way ends with them."""
+        for place in [place for place in self._peers if place not in places]:
+            peer = self._peers.pop(place)
+            asyncio.get_running_loop().create_task(peer.close(), name=f"close {place.name}")
+        for name in self._bytes_per_s.keys() - {place.name for place in places}:
+            del self._bytes_per_s[name]

@@ -1,0 +1,67 @@
+"""A worker's images put together with all that asks them: the market, the API, other workers, the catalog."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hawker.catalog.view import View
+from hawker.host import Host
+from hawker.http.app import Handler
+from hawker.images.base import ImageSource
+from hawker.images.service import Images
+from hawker.store.db import Store
+from hawker.worker.image_api import ImageApi, no_images
+from hawker.worker.peers import Peers
+from hawker.worker.sketching import Sketching
+from hawker.worker.stock import Stock
+from hawker.worker.uploads import Uploads
+
+if TYPE_CHECKING:
+    from hawker.worker.daemon import WorkerSettings
+
+
+class Shelving:
+    """Of a worker without images of its own everything is there and says so. `close` before the store."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        host: Host,
+        store: Store,
+        images: ImageSource | None,
+        catalog: View | None,
+        token: str,
+    ) -> None:
+        self.stock: Stock | None = None
+        self._api: ImageApi | None = None
+        self._peers: Peers | None = None
+        self._sketching: Sketching | None = None
+        if not isinstance(images, Images):
+            return
+        self._images = images
+        self.stock = Stock(images)
+        self._api = ImageApi(images, Uploads(images.directory / "uploads", host), settings.name, settings.region)
+        self._sketching = Sketching(store, images)
+        images.on_change.append(self._sketching.changed)
+        self._sketching.changed()
+        if catalog is not None:
+            self._peers = Peers(settings.name, settings.region, catalog, token, host)
+            images.fetchers.append(self._peers)
+            images.namers.append(self._peers.resolve)
+
+    def handlers(self) -> dict[str, Handler]:
+        return self._api.handlers() if self._api else no_images()
+
+    def routes(self) -> dict[tuple[str, str], Handler]:
+        return self._api.routes() if self._api else {}
+
+    async def close(self) -> None:
+        if self._sketching:
+            self._images.on_change.remove(self._sketching.changed)
+            await self._sketching.close()
+        if self._api:
+            await self._api.close()
+        if self._peers:
+            self._images.fetchers.remove(self._peers)
+            self._images.namers.remove(self._peers.resolve)
+            await self._peers.close()
