@@ -88,6 +88,7 @@ class Machine(Columns, frozen=True):
     cpus: Count | None = None
     memory_mib: Count | None = None
     cordoned: Flag | None = None
+    hidden: Flag | None = None  # no name that many machines share leads to it
     created_at_ms: Count | None = None
     updated_at_ms: Count | None = None
 
