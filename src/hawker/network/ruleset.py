@@ -179,6 +179,7 @@ def _body(worker: str, settings: Settings) -> str:
   chain received {{
     type filter hook input priority filter; policy accept;
     iifname "{mine}*" jump knocking;
+    ip6 daddr {ours} iifname != "lo" ct state new drop;
   }}
   chain knocking {{
     ct state established,related accept;
