@@ -3,8 +3,8 @@
  * The guest has four virtio ports. To `out` and `err` goes what the program writes; to `status` one line of JSON when it
  * has ended, {"code"}, {"signal"} or {"error"}, perhaps with "oom_killed"; then the machine is switched off. Over
  * `agent` the host's daemon asks for everything else; the frames are described in guest_wire.h, the requests below in
- * `handle`. Nothing is configured before `start` comes, so that a guest may be snapshotted, idle, and its copies each
- * become another machine: disks and network card are not even probed before.
+ * `handle`. Nothing is configured before `start` comes, and no disk is read, so that a guest may be snapshotted, idle,
+ * and its copies each become another machine, with other disks.
  *
  * Compiled static; everything is in one process with one loop.
  */
@@ -82,23 +82,18 @@ static void mount_kernel_files(void)
 	mkdir(GROUP, 0755);
 }
 
-/* /modules lists files in order. After a line "-" devices are no longer bound to their drivers. */
+/* /modules lists files in order. */
 static void load_modules(void)
 {
 	FILE *list = fopen("/modules", "re");
 	char line[256];
 	while (list && fgets(line, sizeof line, list)) {
 		line[strcspn(line, "\n")] = 0;
-		if (!strcmp(line, "-")) {
-			write_file("/sys/bus/virtio/drivers_autoprobe", "0", 1, O_WRONLY);
-			continue;
-		}
 		int fd = open(line, O_RDONLY | O_CLOEXEC);
-		if (fd >= 0) {
-			syscall(SYS_finit_module, fd, "", 0);
-			close(fd);
-			unlink(line); /* the memory is the machine's */
-		}
+		if (fd < 0) continue;
+		syscall(SYS_finit_module, fd, "", 0);
+		close(fd);
+		unlink(line); /* the memory is the machine's */
 	}
 	if (list) fclose(list);
 }

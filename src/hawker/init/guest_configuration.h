@@ -2,7 +2,7 @@
  *
  * `start` has pairs of fields, a word and a value, carried out in order:
  *   clock N      nanoseconds since 1970           seed BYTES     for the kernel's random numbers
- *   disks ""     probe disks and network card, and make the root from them
+ *   disks ""     make the root of the disks `image` and `machine`
  *   hostname T   write T      "path\0content", e.g. of /proc/sys
  *   netlink B    a message of NETLINK_ROUTE, its acknowledgement awaited
  *   file B       "octal mode path\0content", with the directories it needs
@@ -33,23 +33,6 @@ static void add_seed(struct field value)
 	close(fd);
 }
 
-static void bind_devices(void)
-{
-	char path[300], type[32];
-	DIR *directory = opendir("/sys/bus/virtio/devices");
-	struct dirent *entry;
-	while (directory && (entry = readdir(directory))) {
-		if (entry->d_name[0] == '.') continue;
-		snprintf(path, sizeof path, "/sys/bus/virtio/devices/%s/device", entry->d_name);
-		if (!read_text(path, type, sizeof type)) continue;
-		const char *driver = strtol(type, NULL, 16) == 1 ? "virtio_net" : strtol(type, NULL, 16) == 2 ? "virtio_blk" : NULL;
-		if (!driver) continue;
-		snprintf(path, sizeof path, "/sys/bus/virtio/drivers/%s/bind", driver);
-		write_file(path, entry->d_name, strlen(entry->d_name), O_WRONLY);
-	}
-	if (directory) closedir(directory);
-}
-
 static bool mount_disk(const char *serial, const char *type, const char *path, unsigned long flags)
 {
 	char name[300], found[64];
@@ -72,7 +55,6 @@ static void make_root(char *problem, size_t room)
 {
 	static const char *const MOVED[] = {"/dev", "/proc", "/sys"};
 	char path[64];
-	bind_devices();
 	if (!mount_disk("image", "erofs", "/image", MS_RDONLY | MS_NOATIME)) {
 		snprintf(problem, room, "the image's disk cannot be mounted: %s", strerror(errno));
 		return;

@@ -37,13 +37,13 @@ static void append_sockets(struct bytes *payload, const char *pid)
 	append_field(payload, text, strlen(text));
 }
 
-/* Fields: uptime, the four tables of sockets, then for each process its pid, stat, cmdline, directory, sockets. */
+/* Fields: uptime, the two tables of TCP sockets, then for each process its pid, stat, cmdline, directory, sockets. */
 static void send_processes(struct bytes *to_agent, uint32_t id)
 {
-	static const char *const TABLES[] = {"/proc/uptime", "/proc/net/tcp", "/proc/net/tcp6", "/proc/net/udp", "/proc/net/udp6"};
+	static const char *const TABLES[] = {"/proc/uptime", "/proc/net/tcp", "/proc/net/tcp6"};
 	struct bytes payload = {0};
 	char path[300], directory_of[4096];
-	for (size_t i = 0; i < 5; i++) append_file(&payload, TABLES[i]);
+	for (size_t i = 0; i < 3; i++) append_file(&payload, TABLES[i]);
 	DIR *directory = opendir("/proc");
 	struct dirent *entry;
 	while (directory && (entry = readdir(directory)) && payload.length < FRAME_MAX / 3) {

@@ -23,13 +23,13 @@ from pathlib import Path
 import msgspec
 import zstandard
 
-MODULES = ("virtio_mmio", "virtio_console", "erofs", "crc32c_intel", "overlay", "-", "virtio_blk", "virtio_net")
-"""In this order, each after what it depends on. After "-" devices wait to be bound; see `init/guest.c`."""
+MODULES = ("virtio_mmio", "virtio_console", "virtio_blk", "virtio_net", "crc32c_intel", "erofs", "overlay")
+"""In this order, each after what it depends on."""
 
 PACKAGE = "linux-image-cloud-amd64"
 ENVIRONMENT = "HAWKER_GUEST_KERNEL"
 PLACES = (Path("/var/lib/hawker/guest"), Path("/"))
-_FORMAT = 1  # of what is made; another number makes it anew
+_FORMAT = 3  # of what is made; another number makes it anew
 
 
 class NoKernel(Exception):
@@ -151,12 +151,10 @@ def initial_files(init: Path, modules: Path) -> Iterator[bytes]:
     """A cpio archive (format newc, Documentation/driver-api/early-userspace/buffer-format.rst). The same files give the
     same bytes."""
     chosen = in_order(MODULES, modules)
-    names = [f"/{path.name}" if path else "-" for path in chosen]
     yield entry("init", init.read_bytes(), 0o100755)
-    yield entry("modules", "".join(f"{name}\n" for name in names).encode())
+    yield entry("modules", "".join(f"/{path.name}\n" for path in chosen).encode())
     for path in chosen:
-        if path:
-            yield entry(path.name, path.read_bytes())
+        yield entry(path.name, unsigned(path.read_bytes()))
     yield entry("TRAILER!!!", b"", 0)
 
 
@@ -168,15 +166,25 @@ def entry(name: str, content: bytes, mode: int = 0o100644) -> bytes:
     return _padded(head) + _padded(content)
 
 
+def unsigned(module: bytes) -> bytes:
+    """A module without its signature (Documentation/admin-guide/module-signing.rst). Checking one takes an emulated
+    processor 50 ms, and here it proves nothing: whoever can change a module can change the kernel beside it."""
+    mark = b"~Module signature appended~\n"
+    if not module.endswith(mark):
+        return module
+    (length,) = struct.unpack_from(">I", module, len(module) - len(mark) - 4)
+    return module[: len(module) - len(mark) - 12 - length]
+
+
 def _padded(data: bytes) -> bytes:
     return data + b"\0" * (-len(data) % 4)
 
 
-def in_order(names: Sequence[str], modules: Path) -> list[Path | None]:
-    """The files of modules, each after those it depends on; None for "-". What is built into the kernel needs none."""
+def in_order(names: Sequence[str], modules: Path) -> list[Path]:
+    """The files of modules, each after those it depends on. What is built into the kernel needs none."""
     files = {_name(path): path for path in modules.rglob("*.ko")}
     builtin = {_name(Path(line)) for line in (modules / "modules.builtin").read_text().split()}
-    chosen: list[Path | None] = []
+    chosen: list[Path] = []
 
     def add(name: str) -> None:
         if name in builtin:
@@ -190,10 +198,7 @@ def in_order(names: Sequence[str], modules: Path) -> list[Path | None]:
             chosen.append(path)
 
     for name in names:
-        if name == "-":
-            chosen.append(None)
-        else:
-            add(name)
+        add(name)
     return chosen
 
 

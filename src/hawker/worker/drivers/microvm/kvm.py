@@ -1,8 +1,8 @@
 """Whether /dev/kvm runs guests on the processor.
 
 There are hosts where it opens, answers, and runs guests by emulating their instructions, without some of them and
-slower than QEMU's own emulator. So a guest is run: some instructions of SSE and a short loop in 64-bit mode, for which a
-processor takes a millisecond. That is done in a process of its own, which may hang or die.
+slower than QEMU's own emulator. So a guest is run: some instructions of SSE and a short loop in 64-bit mode, for which
+a processor takes a millisecond. That is done in a process of its own, which may hang or die.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def run_guest(device: str) -> None:
     fcntl.ioctl(kvm, _GET_CPUID, features)
     fcntl.ioctl(cpu, _SET_CPUID, features)
     _set_registers(cpu)
-    exits = []
+    exits: list[int] = []
     began_s = time.perf_counter()
     while len(exits) < 3 and exits[-1:] in ([], [_EXIT_IO]):
         fcntl.ioctl(cpu, _RUN, 0)

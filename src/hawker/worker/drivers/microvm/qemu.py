@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -22,6 +23,7 @@ from typing import Any, Literal
 import msgspec
 
 from hawker.worker.drivers.microvm.agent import dial
+from hawker.worker.drivers.microvm.disk import DEVICE_BYTES
 from hawker.worker.drivers.microvm.kernel import Kernel
 
 BINARY = "qemu-system-x86_64"
@@ -43,8 +45,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Vm(msgspec.Struct, frozen=True, kw_only=True):
-    """A virtual machine. Two with the same `accelerator`, `cpus`, `memory_mib`, `kernel` and whether they have a network
-    can be restored from each other's state. `image`, `disk` are files, "" for a template, which has none. `tap` is the
+    """A virtual machine. Two with the same `accelerator`, `cpus`, `memory_mib`, `kernel` and both or none with a card can
+    be restored from each other's state. `image`, `disk` are files, "" for a template, which has none. `tap` is the
     network interface that QEMU makes, "-" for a card that is connected to nothing, "" for no card. `{status}` in the
     command line is for the supervisor to fill in."""
 
@@ -109,7 +111,7 @@ def _disk(name: str, path: str, *, read_only: bool) -> Sequence[str]:
     if path:
         backend = f"file={_escaped(path)},format=raw,cache=writeback,discard=unmap,file.locking=off"
     else:
-        backend = "file.driver=null-co,file.size=1M,format=raw"
+        backend = f"file.driver=null-co,file.size={DEVICE_BYTES},format=raw"
     drive = f"id={name},if=none,readonly={option},{backend}"
     return ("-drive", drive, "-device", f"virtio-blk-device,drive={name},serial={name}")
 
@@ -119,7 +121,11 @@ def _escaped(path: str) -> str:
 
 
 def _append(vm: Vm) -> str:
-    words = ["quiet loglevel=0 reboot=t panic=-1 mitigations=off nokaslr cryptomgr.notests audit=0 rdinit=/init"]
+    words = [
+        "quiet loglevel=0 reboot=t panic=-1 mitigations=off nokaslr cryptomgr.notests audit=0 lsm= 8250.nr_uarts=0",
+        "rcupdate.rcu_expedited=1",  # mounting and probing wait for it again and again
+        "rdinit=/init",
+    ]
     if vm.accelerator == "tcg":
         words.append(f"tsc_early_khz={vm.tsc_khz} tsc=reliable no_timer_check")
     return " ".join(words)
@@ -212,10 +218,8 @@ class Qmp(asyncio.Protocol):
 
     async def quit(self) -> None:
         """Returns once QEMU has closed its socket."""
-        try:
+        with contextlib.suppress(QemuError):
             await self.run("quit")
-        except QemuError:
-            pass
         await asyncio.shield(self._gone)
 
     async def pass_file(self, fd: int) -> None:
@@ -244,7 +248,7 @@ class Qmp(asyncio.Protocol):
         await self._migrated()
 
     async def load(self, path: Path, *, memory: bool) -> None:
-        """The other way round, into a machine that was started to wait for it, and let it run."""
+        """The other way round, into a machine that was started to wait for it. It stands still then, as it did."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             await self._capabilities(memory=memory)

@@ -1,0 +1,86 @@
+"""What is kept of each machine on disk, so that it is found again by whoever comes after this daemon.
+
+`<directory>/vms/<key>/` holds `record`, the machine's disk, QEMU's sockets, and of a suspended machine its `state`. A
+record is written anew under another name and renamed. A machine without a hypervisor that is not suspended is gone: its
+host was rebooted, or its start was cut off.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from hawker.network.base import Wanted
+from hawker.worker.drivers.base import Exit, Limits, Stats
+from hawker.worker.drivers.microvm.qemu import Vm
+
+RECORD, STATE, DISK = "record", "state", "disk"
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """`vm` is what its hypervisor is started with. `suspended` has what it had used when its state was written: from
+    then on it is in the file `state` and nowhere else. `exit` is set where no supervisor knows of its end."""
+
+    key: str
+    machine: str
+    image: str
+    vm: Vm
+    limits: Limits
+    wanted: Wanted | None = None
+    started_at_ms: int = 0
+    suspended: Stats | None = None
+    exit: Exit | None = None
+
+
+class Records:
+    def __init__(self, directory: Path) -> None:
+        self._vms = directory / "vms"
+        self._roots = directory / "roots"
+
+    def open(self) -> list[Record]:
+        self._vms.mkdir(parents=True, exist_ok=True)
+        self._roots.mkdir(exist_ok=True)
+        return list(self._read())
+
+    def _read(self) -> Iterator[Record]:
+        for path in sorted(self._vms.iterdir()):
+            try:
+                yield msgspec.json.decode((path / RECORD).read_bytes(), type=Record)
+            except (FileNotFoundError, msgspec.DecodeError):
+                shutil.rmtree(path, ignore_errors=True)  # a start that was cut off
+
+    def directory(self, key: str) -> Path:
+        return self._vms / key.replace("/", ".")
+
+    def write(self, record: Record) -> None:
+        path = self.directory(record.key)
+        path.mkdir(mode=0o700, exist_ok=True)
+        making = path / f"{RECORD}.new"
+        fd = os.open(making, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, msgspec.json.encode(record))
+        finally:
+            os.close(fd)
+        os.rename(making, path / RECORD)
+
+    def remove(self, key: str) -> None:
+        """The record goes first: what is left of a removal that is cut off is removed at the next start."""
+        path = self.directory(key)
+        (path / RECORD).unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
+
+    def root(self, machine: str, image: str) -> Path:
+        """The disk of a machine that keeps it from one start to the next. It fits one image only."""
+        path = self._roots / f"{machine}-{image[-16:]}"
+        for other in self._roots.glob(f"{machine}-*"):
+            if other != path:
+                other.unlink()
+        return path
+
+    def purge(self, machine: str) -> None:
+        for path in self._roots.glob(f"{machine}-*"):
+            path.unlink()

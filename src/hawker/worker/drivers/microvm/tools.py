@@ -1,0 +1,84 @@
+"""What microVMs need of their host: QEMU, a kernel, the tools that make disks, a compiler for the guest's init."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from hawker.init.build import NoCompiler, program
+from hawker.worker.drivers.microvm import disk, kernel, kvm, qemu
+from hawker.worker.drivers.microvm.settings import Settings
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    binary: str
+    accelerator: Literal["kvm", "tcg"]
+    why_tcg: str
+    tsc_khz: int
+    kernel: kernel.Kernel
+
+
+class Missing(Exception):
+    """What this host lacks, and how to get it."""
+
+
+class Tools:
+    """Looked for once; what was missing is looked for again."""
+
+    def __init__(self, cache: Path, settings: Settings) -> None:
+        self._cache = cache
+        self._settings = settings
+        self._found: Found | None = None
+        self._lock = asyncio.Lock()
+
+    async def found(self) -> Found:
+        """Raises `Missing`."""
+        async with self._lock:
+            if self._found is None:
+                self._found = await asyncio.to_thread(self._look)
+            return self._found
+
+    async def problem(self) -> str:
+        """ "" when machines can run here."""
+        try:
+            await self.found()
+        except Missing as error:
+            return str(error)
+        return ""
+
+    async def attributes(self) -> dict[str, str]:
+        found = await self.found()
+        attributes = {"accelerator": found.accelerator, "kernel": found.kernel.version}
+        if found.why_tcg:
+            attributes["emulated"] = found.why_tcg
+        return attributes
+
+    def _look(self) -> Found:
+        binary = qemu.binary()
+        packages = [*([] if binary else [qemu.PACKAGE]), *disk.missing_tools()]
+        if packages:
+            raise Missing(f"microVMs need Debian's packages {' '.join(packages)}: apt install {' '.join(packages)}")
+        try:
+            source = kernel.find(self._settings.kernel)
+            made = kernel.prepare(source, program("guest", self._cache), self._cache)
+        except (kernel.NoKernel, NoCompiler) as error:
+            raise Missing(str(error)) from error
+        why = self._no_kvm()
+        return Found(
+            binary=binary,
+            accelerator="tcg" if why else "kvm",
+            why_tcg=why,
+            tsc_khz=qemu.host_tsc_khz(Path("/proc/cpuinfo").read_text()),
+            kernel=made,
+        )
+
+    def _no_kvm(self) -> str:
+        if self._settings.accelerator == "tcg":
+            return "so configured"
+        why = kvm.missing()
+        if why and self._settings.accelerator == "kvm":
+            raise Missing(f"the accelerator is set to kvm, and {why}")
+        return why
