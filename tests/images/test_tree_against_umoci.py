@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import struct
+import tarfile
 import tempfile
 import time
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 from tests.kit.oci import (
     Entry,
@@ -31,6 +32,7 @@ from tests.kit.oci import (
 )
 from tests.kit.trees import by_umoci, overlaid, picture
 
+from hawker.images.tree.settling import UNCLEAR
 from hawker.images.tree.unpacking import LayerRefused, TreeLimits, settle, unpack
 
 pytestmark = [
@@ -193,7 +195,9 @@ def some_layer(draw: st.DrawFn) -> list[Entry]:
         parts = path.split("/")
         if any(made.get("/".join(parts[:count])) == "file" for count in range(1, len(parts))):
             continue
-        kind = draw(st.sampled_from(["file", "file", "dir", "dir", "symlink", "hardlink", "fifo", "whiteout", "opaque"]))
+        kind = draw(
+            st.sampled_from(["file", "file", "dir", "dir", "symlink", "hardlink", "fifo", "whiteout", "opaque"])
+        )
         owner: dict[str, Any] = {"uid": draw(st.integers(0, 3)), "mtime": draw(st.integers(1, 99))}
         files = sorted(name for name, what in made.items() if what == "file" and name != path)
         match kind:
@@ -225,20 +229,36 @@ def some_layer(draw: st.DrawFn) -> list[Entry]:
     return chosen
 
 
+def goes_by_order(layers: list[list[Entry]]) -> bool:
+    """Whether a layer fills a directory before it says that there is one, where those below have a link. For umoci that
+    is a file behind the link and then an empty directory in its place; for us, as for Docker, a directory with a file.
+    """
+    for number, entries in enumerate(layers):
+        links = {entry.name for below in layers[:number] for entry in below if entry.kind == tarfile.SYMTYPE}
+        for at, entry in enumerate(entries):
+            before = entries[:at]
+            if entry.name in links and any(earlier.name.startswith(entry.name + "/") for earlier in before):
+                return True
+    return False
+
+
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(layers=st.lists(some_layer(), min_size=1, max_size=4))
 def test_any_image_is_what_umoci_makes_of_it(layers: list[list[Entry]]) -> None:
+    assume(not goes_by_order(layers))
     with tempfile.TemporaryDirectory() as made:
         work = Path(made)
         began_ns = time.time_ns() - 10**9
         umocis, complaint = flat_of(layers, work)
+        ours: dict[str, Any] = {}
+        refused = ""
         try:
             ours = asyncio.run(overlay_of(layers, work))
-        except LayerRefused as refused:
-            event(f"refused; umoci {'fails' if complaint else 'does not'}")
-            assert complaint, refused.reason
-            return
-        event(f"unpacked; umoci {'fails' if complaint else 'unpacks'}")
-        if not complaint:
+        except LayerRefused as error:
+            refused = error.reason
+        event(f"{'refused' if refused else 'unpacked'}; umoci {'fails' if complaint else 'unpacks'}")
+        if refused:
+            assert complaint or UNCLEAR in refused, refused
+        elif not complaint:
             assert_same(ours, umocis, began_ns)

@@ -15,4 +15,4 @@ def shown(name: bytes) -> str:
     """A name of unknown origin, fit for a sentence: one line, at most 120 characters."""
     text = name.decode("utf-8", "backslashreplace")
     text = "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text[:240])
-    return repr(text if len(text) <= 120 else f"{text[:80]}...{text[-37:]}")
+    return f"'{text}'" if len(text) <= 120 else f"'{text[:80]}...{text[-37:]}'"

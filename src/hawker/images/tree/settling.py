@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from hawker.images.tree.refused import LayerRefused, shown
 
 MAX_MOVED = 1000
+UNCLEAR = "the layer has something of its own there, and it is not clear which of them is meant"
 MAX_LINKS = 40
 """As many links as the kernel follows on one path."""
 
@@ -142,8 +143,10 @@ class _Joining:
             target = self._below.resolve(path)
             if target == path or target.startswith(path + b"/"):
                 raise LayerRefused(f"{shown(path)} is a link to itself in the layers below")
-            if lstat(self._at(path)) is not None:  # it is not when this is a second time
+            if _is_directory(self._at(path)):  # it is not when this is a second time
                 self._make_directories(target)
+                if not _is_directory(self._at(target)):
+                    raise LayerRefused(f"{shown(path)} leads to {shown(target)} below: {UNCLEAR}")
                 self._move(path, target)
             self._implied, self._removed, self._opaque = (
                 {_rebased(each, path, target) for each in paths}
@@ -172,7 +175,7 @@ class _Joining:
             elif stat.S_ISDIR(status.st_mode) and _is_directory(self._at(source)) and source in self._implied:
                 self._move(source, destination)
             else:
-                raise LayerRefused(f"{shown(source)} and {shown(destination)} are the same file below: which is it?")
+                raise LayerRefused(f"{shown(source)} leads to {shown(destination)} below: {UNCLEAR}")
         os.rmdir(self._at(path))
 
     def _is_hidden(self, path: bytes | None) -> bool:
