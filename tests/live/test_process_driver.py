@@ -18,7 +18,7 @@ from tests.live.driver_conformance import Conformance, Opened, alive, opened, sh
 
 from hawker.worker.drivers.base import StartFailed
 from hawker.worker.drivers.process import ProcessDriver
-from hawker.worker.drivers.supervised import SupervisorLost
+from hawker.worker.drivers.refusals import SupervisorLost
 
 
 class TestWithoutCgroups(Conformance):

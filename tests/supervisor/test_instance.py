@@ -13,7 +13,7 @@ from tests.kit.waiting import wait_until
 from hawker.supervisor import proc
 from hawker.supervisor.cgroups import Limits
 from hawker.supervisor.files import Files, RecordFile
-from hawker.supervisor.instance import CannotStart, Instance
+from hawker.supervisor.instance import CannotStart, Instance, Record
 
 KEY = "01JD/launch"
 LIMITS = Limits(cpu_millis=62, memory_mib=64, dedicated=False, pids=100)
@@ -35,10 +35,10 @@ def test_a_process_that_has_the_number_of_one_that_ended_is_left_alone(
     files: Files, stranger: subprocess.Popen[bytes]
 ) -> None:
     path = files.instance(KEY)
-    fields = {"pid": stranger.pid, "start_ticks": 1, "started_at_ms": 1, "group": ""}
-    RecordFile(path).write({"key": KEY, "machine": "m", **fields})
-    instance = Instance.recover(path, files, lambda machine, key: f"test:{machine}:{key}", None)
-    assert instance is not None
+    record = Record(key=KEY, machine="m", pid=stranger.pid, start_ticks=1, started_at_ms=1, group="")
+    instance = Instance(record, files, f"test:m:{KEY}", None)
+    instance.write_down()
+    instance.take_over(RecordFile(path).read())
     assert instance.main_ended
     assert instance.kill_tree()
     assert stranger.poll() is None

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 ROOT = Path("/sys/fs/cgroup")
 
@@ -25,6 +25,10 @@ class Limits:
     memory_mib: int
     dedicated: bool
     pids: int
+
+
+class CannotResize(Exception):
+    """The limits cannot be changed to these now; the text says why."""
 
 
 class Groups(Protocol):
@@ -50,6 +54,9 @@ class Groups(Protocol):
 
     def freeze(self, name: str, frozen: bool) -> None: ...
 
+    def resize(self, name: str, limits: Limits) -> None:
+        """Raises `CannotResize`, and then nothing was changed."""
+
     def oom_kills(self, name: str) -> int: ...
 
     def usage(self, name: str) -> tuple[float, int]:
@@ -69,7 +76,7 @@ def find(prefix: str, root: Path = ROOT) -> Groups | None:
     return None
 
 
-def usable(root: Path = ROOT) -> str:
+def usable(root: Path = ROOT) -> Literal["v1", "v2", ""]:
     """Which version `find` would take, "" for none. Changes nothing."""
     if (root / "cgroup.controllers").exists():
         there = {"cpu", "memory", "pids"} <= set((root / "cgroup.controllers").read_text().split())
@@ -93,6 +100,9 @@ class V1:
                 raise LookupError(name)
             self._parents[name] = f"{root}/{name}/{prefix}"
             self._home[name] = f"{root}/{name}{own.get(name, '/').rstrip('/')}"
+        # A container runtime makes groups in all hierarchies.
+        others = [name for name in os.listdir(root) if name not in self._parents]
+        self._others = [f"{root}/{name}/{prefix}" for name in others if os.path.exists(f"{root}/{name}/cgroup.procs")]
         for parent in self._parents.values():
             os.makedirs(parent, exist_ok=True)
 
@@ -100,13 +110,36 @@ class V1:
         for parent in self._parents.values():
             with contextlib.suppress(FileExistsError):
                 os.mkdir(f"{parent}/{name}")
-        _write(f"{self._parents['memory']}/{name}/memory.limit_in_bytes", limits.memory_mib << 20)
-        with contextlib.suppress(OSError):  # without swap accounting the file is missing
-            _write(f"{self._parents['memory']}/{name}/memory.memsw.limit_in_bytes", limits.memory_mib << 20)
+        self._limit_memory(name, limits.memory_mib << 20)
+        self._limit_others(name, limits, quota=limits.dedicated)
+
+    def resize(self, name: str, limits: Limits) -> None:
+        wanted = limits.memory_mib << 20
+        group = f"{self._parents['memory']}/{name}"
+        before = int(_read(f"{group}/memory.limit_in_bytes") or 0)
+        try:
+            self._limit_memory(name, wanted, grow=wanted >= before)
+        except OSError as error:  # EBUSY: so much could not be freed
+            with contextlib.suppress(OSError):
+                self._limit_memory(name, before)
+            raise CannotResize(_too_much_used(limits, self.usage(name)[1])) from error
+        self._limit_others(name, limits)
+
+    def _limit_memory(self, name: str, wanted: int, *, grow: bool = False) -> None:
+        """The limit of memory and swap together may never be below that of memory."""
+        group = f"{self._parents['memory']}/{name}"
+        files = [f"{group}/memory.limit_in_bytes", f"{group}/memory.memsw.limit_in_bytes"]
+        if not os.path.exists(files[1]):  # without swap accounting
+            files.pop()
+        for file in reversed(files) if grow else files:
+            _write(file, wanted)
+
+    def _limit_others(self, name: str, limits: Limits, *, quota: bool = True) -> None:
         cpu = f"{self._parents['cpu']}/{name}"
         _write(f"{cpu}/cpu.shares", max(2, limits.cpu_millis * 1024 // 1000))
-        if limits.dedicated:
-            _write(f"{cpu}/cpu.cfs_quota_us", limits.cpu_millis * 100)  # of the period, 100 ms
+        if quota:
+            part = limits.cpu_millis * 100 if limits.dedicated else -1  # of the period, 100 ms
+            _write(f"{cpu}/cpu.cfs_quota_us", part)
         _write(f"{self._parents['pids']}/{name}/pids.max", limits.pids)
 
     @contextlib.contextmanager
@@ -155,12 +188,12 @@ class V1:
         return cpu, int(_read(f"{self._parents['memory']}/{name}/memory.usage_in_bytes") or 0)
 
     def remove(self, name: str) -> None:
-        for parent in self._parents.values():
+        for parent in (*self._parents.values(), *self._others):
             with contextlib.suppress(FileNotFoundError):
                 os.rmdir(f"{parent}/{name}")
 
     def close(self) -> None:
-        for parent in self._parents.values():
+        for parent in (*self._parents.values(), *self._others):
             with contextlib.suppress(OSError):
                 os.rmdir(parent)
 
@@ -184,12 +217,24 @@ class V2:
         group = f"{self._parent}/{name}"
         with contextlib.suppress(FileExistsError):
             os.mkdir(group)
-        _write(f"{group}/memory.max", limits.memory_mib << 20)
         with contextlib.suppress(OSError):  # without swap the file is missing
             _write(f"{group}/memory.swap.max", 0)
+        self._limit(group, limits, quota=limits.dedicated)
+
+    def resize(self, name: str, limits: Limits) -> None:
+        group = f"{self._parent}/{name}"
+        held = _read(f"{group}/memory.stat")
+        used = self.usage(name)[1] - _field(held, "inactive_file") - _field(held, "active_file")
+        if used > limits.memory_mib << 20:  # the kernel would kill to make room
+            raise CannotResize(_too_much_used(limits, used))
+        self._limit(group, limits)
+
+    def _limit(self, group: str, limits: Limits, *, quota: bool = True) -> None:
+        _write(f"{group}/memory.max", limits.memory_mib << 20)
         _write(f"{group}/cpu.weight", min(10_000, max(1, limits.cpu_millis // 10)))
-        if limits.dedicated:
-            _write(f"{group}/cpu.max", f"{limits.cpu_millis * 100} 100000")
+        if quota:
+            part = str(limits.cpu_millis * 100) if limits.dedicated else "max"
+            _write(f"{group}/cpu.max", f"{part} 100000")
         _write(f"{group}/pids.max", limits.pids)
 
     @contextlib.contextmanager
@@ -233,6 +278,10 @@ class V2:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             os.rmdir(self._parent)
+
+
+def _too_much_used(limits: Limits, used: int) -> str:
+    return f"memory cannot be limited to {limits.memory_mib} MiB: {-(-used >> 20)} MiB are in use"
 
 
 def _own_groups() -> dict[str, str]:

@@ -1,5 +1,5 @@
-"""A command run beside a program: same environment, directory and limits, its output collected, killed at its
-time-out."""
+"""Commands run beside a program, in its environment, directory and limits: to the end with their output collected, or
+with somebody who talks to them meanwhile."""
 
 from __future__ import annotations
 
@@ -7,65 +7,82 @@ import base64
 import contextlib
 import os
 import signal
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from hawker.supervisor import proc
-from hawker.supervisor.instance import Instance, which
+from hawker.supervisor.common import Common
+from hawker.supervisor.instance import CannotStart, Instance
+from hawker.supervisor.wire import Ask
 
 OUTPUT_BYTES_MAX = 1 << 20
 
 
-class Command:
-    """Started by the constructor, which raises `CannotStart` or OSError. `done` is told the result once it has
-    ended."""
+class _Beside:
+    """The processes of one command. It may be killed before they are known."""
 
-    def __init__(
-        self,
-        instance: Instance,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        stdin: bytes,
-        done: Callable[[dict[str, Any]], None],
-    ) -> None:
-        base = proc.environ(instance.record.pid)
-        full = {**base, **env, proc.MARKER: instance.mark}
-        program = which(argv[0], full.get("PATH", os.defpath))
+    def __init__(self, common: Common) -> None:
+        self._common = common
+        self._sessions: set[int] = set()
+        self._killed = False
+
+    def _watch(self, pids: Sequence[int]) -> None:
+        self._sessions = set(pids)
+        self._common.children.watch(pids[0], self._ended)
+        if self._killed:
+            self._kill()
+
+    def _kill(self) -> None:
+        """End it, and what it started in its session."""
+        self._killed = True
+        for pid, s in proc.everyone().items():
+            if self._sessions & {s.session, pid}:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _ended(self, status: int) -> None:
+        raise NotImplementedError
+
+
+class Command(_Beside):
+    """Answers with what it gave back. Killed at its time-out."""
+
+    def __init__(self, ask: Ask, instance: Instance, common: Common) -> None:
+        super().__init__(common)
+        self._ask = ask
+        self._output: dict[int, bytearray] = {}
+        self._over = False
         source = os.memfd_create("stdin")
-        os.write(source, stdin)
+        os.write(source, base64.b64decode(ask["stdin"]))
         os.lseek(source, 0, os.SEEK_SET)
-        pairs = [os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) for _ in range(2)]
+        pairs = [_pipe() for _ in range(2)]
+        for read, _ in pairs:
+            os.set_blocking(read, False)
+        self._output = {read: bytearray() for read, _ in pairs}
+        ends = {0: source, 1: pairs[0][1], 2: pairs[1][1]}
         try:
-            for _, end in pairs:
-                os.set_blocking(end, True)
-            child = subprocess.Popen(
-                argv,
-                executable=program,
-                env=full,
-                cwd=instance.work,
-                stdin=source,
-                stdout=pairs[0][1],
-                stderr=pairs[1][1],
-                start_new_session=True,
-            )
-        except BaseException:
-            for read_end, _ in pairs:
-                os.close(read_end)
-            raise
+            instance.run_beside(ask["argv"], ask["env"], ends, None, self._started)
+        except (CannotStart, OSError) as error:
+            self._refuse(str(error))
         finally:
-            os.close(source)
-            for _, end in pairs:
-                os.close(end)
-        child.returncode = 0  # reaped by the loop's waitid
-        instance.attach(child.pid)  # not by entering: the group may be at its memory limit
-        self.pid = child.pid
-        self.fds = [pairs[0][0], pairs[1][0]]
-        self.timed_out = False
-        self._done = done
-        self._output = {fd: bytearray() for fd in self.fds}
+            for fd in ends.values():
+                os.close(fd)
+        for fd in self._output:
+            common.loop.watch(fd, partial(self._ready, fd))
+        common.loop.later(ask["timeout_s"], self._late)
 
-    def read(self, fd: int) -> bool:
+    def _started(self, pids: list[int], master: int, why: str) -> None:
+        if pids:
+            self._watch(pids)
+        else:
+            self._refuse(why)
+
+    def _ready(self, fd: int, mask: int) -> None:
+        if not self._read(fd):
+            self._common.loop.forget(fd)
+
+    def _read(self, fd: int) -> bool:
         """Take what is there, up to the limit; the rest is read and dropped. False at the end of the stream."""
         while True:
             try:
@@ -77,27 +94,83 @@ class Command:
             kept = self._output[fd]
             kept += chunk[: OUTPUT_BYTES_MAX - len(kept)]
 
-    def kill(self) -> None:
-        """The time is up: end it and what it started in its session."""
-        self.timed_out = True
-        for pid, s in proc.everyone().items():
-            if s.session == self.pid or pid == self.pid:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+    def _late(self) -> None:
+        if not self._over:
+            self._kill()
 
-    def finish(self, status: int) -> None:
-        """Its main process ended with this status (minus a signal). What it left in the background goes on."""
-        for fd in self.fds:
-            self.read(fd)
-        stdout, stderr = (base64.b64encode(self._output[fd]).decode() for fd in self.fds)
-        for fd in self.fds:
+    def _ended(self, status: int) -> None:
+        """What it left in the background goes on."""
+        for fd in self._output:
+            self._read(fd)
+        stdout, stderr = (base64.b64encode(data).decode() for data in self._output.values())
+        self._close()
+        how = ended(status)
+        self._ask.answer({**how, "stdout": stdout, "stderr": stderr, "timed_out": self._killed})
+
+    def _refuse(self, why: str) -> None:
+        self._close()
+        self._ask.refuse("StartFailed", why)
+
+    def _close(self) -> None:
+        self._over = True
+        for fd in self._output:
+            self._common.loop.forget(fd)
             os.close(fd)
-        self._done(
-            {
-                "code": status if status >= 0 else 128 - status,
-                "signal": -status if status < 0 else None,
-                "stdout": stdout,
-                "stderr": stderr,
-                "timed_out": self.timed_out,
-            }
-        )
+        self._output = {}
+
+
+class Conversation(_Beside):
+    """Its connection is a command's alone: the other ends of its descriptors go over it with the answer, its end is
+    told on it, and it is killed when the connection closes."""
+
+    def __init__(self, ask: Ask, instance: Instance, common: Common) -> None:
+        super().__init__(common)
+        self._ask = ask
+        self._ours: list[int] = []
+        ask.connection.on_close = self._kill
+        theirs: dict[int, int] = {}
+        terminal = (ask["columns"], ask["rows"]) if ask["tty"] else None
+        if not terminal:
+            (theirs[0], stdin), (stdout, theirs[1]), (stderr, theirs[2]) = (_pipe() for _ in range(3))
+            self._ours = [stdin, stdout, stderr]
+            for fd in self._ours:
+                os.set_blocking(fd, False)
+        try:
+            instance.run_beside(ask["argv"], ask["env"], theirs, terminal, self._started)
+        except (CannotStart, OSError) as error:
+            self._refuse(str(error))
+        finally:
+            for fd in theirs.values():
+                os.close(fd)
+
+    def _started(self, pids: list[int], master: int, why: str) -> None:
+        if master >= 0:
+            self._ours = [master]
+        if not pids:
+            self._refuse(why)
+            return
+        self._watch(pids)
+        self._ask.answer_with(self._ours)
+        self._close()
+
+    def _ended(self, status: int) -> None:
+        self._ask.connection.send({"event": "ended", **ended(status)})
+
+    def _refuse(self, why: str) -> None:
+        self._ask.refuse("StartFailed", why)
+        self._close()
+
+    def _close(self) -> None:
+        for fd in self._ours:
+            os.close(fd)
+        self._ours = []
+
+
+def ended(status: int) -> dict[str, Any]:
+    """As `ExecResult` has it."""
+    return {"code": status if status >= 0 else 128 - status, "signal": -status if status < 0 else None}
+
+
+def _pipe() -> tuple[int, int]:
+    """For reading and for writing."""
+    return os.pipe2(os.O_CLOEXEC)

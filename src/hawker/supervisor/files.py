@@ -53,11 +53,16 @@ class Files:
         for name in _records(self._run):
             yield f"{self._run}/{name.removesuffix(RECORD)}"
 
+    def directories(self) -> list[str]:
+        """Of containers, whether they have a record or not."""
+        run = os.path.realpath(self._run)
+        return [f"{run}/{name}" for name in os.listdir(run) if name.endswith(DIRECTORY)]
+
     def remove_unrecorded(self) -> None:
         """Remove what is there of instances that have no record."""
         recorded = {os.path.basename(path) for path in self.recorded()}
         for name in os.listdir(self._run):
-            if name.rpartition(".")[0] not in recorded:
+            if name.rpartition(".")[0] not in recorded and not name.endswith(DIRECTORY):
                 os.unlink(f"{self._run}/{name}")
 
     def purge(self, machine: str) -> None:
@@ -127,6 +132,7 @@ def _copy_records(source: str, target: str) -> None:
 
 
 RECORD = ".record"
+DIRECTORY = ".d"
 
 
 class RecordFile:

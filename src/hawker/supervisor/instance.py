@@ -4,31 +4,39 @@ Everything a new supervisor needs to take over is in files: the record, appended
 pipes `out` and `err` (see `hawker.supervisor.files`).
 
 A program may itself know better than the kernel how it ended, or what ran inside it: one that is started with `status`
-gets a descriptor of a file beside its record and appends to it, a JSON object a line: `{"started": pid}` once what it is
-for runs, and last `{"code"}`, `{"signal"}` or `{"error"}`, perhaps with `"oom_killed": true`.
+gets a descriptor of a file beside its record and appends to it, a JSON object a line: `{"started": pid}` once what it
+is for runs, and last `{"code"}`, `{"signal"}` or `{"error"}`, perhaps with `"oom_killed": true`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
 import stat as stats
+import struct
 import subprocess
+import termios
 import time
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hawker.supervisor import proc
-from hawker.supervisor.cgroups import Groups, Limits
+from hawker.supervisor.cgroups import CannotResize, Groups, Limits
 from hawker.supervisor.files import Files, RecordFile
 from hawker.supervisor.output import MachineLog, Pipe
 
 STREAMS = ("out", "err")
 STATUS = ".status"
+
+
+Beside = Callable[[list[int], int, str], None]
+"""Is told of a command that was started: its pid and then further leaders of sessions it may be in, its terminal's
+other end or -1; or, without pids, why it was not."""
 
 
 class CannotStart(Exception):
@@ -46,6 +54,9 @@ class Record:
     started_at_ms: int
     group: str
     status: bool = False  # it tells itself how it ended
+    kind: str = "process"
+    note: dict[str, Any] = field(default_factory=dict)  # the daemon's own
+    made_of: dict[str, Any] = field(default_factory=dict)  # of its kind
 
 
 class Instance:
@@ -65,8 +76,8 @@ class Instance:
         self.status: int | None = None  # of waitid: the exit code, or minus the signal
         self.oom = False
         self.pipes: list[Pipe] = []
-        self._path = files.instance(record.key)
-        self._file = RecordFile(self._path)
+        self.path = files.instance(record.key)
+        self._file = RecordFile(self.path)
         self._groups = groups if record.group else None
 
     # --- starting and taking over ------------------------------------------------------------------------------------
@@ -141,7 +152,7 @@ class Instance:
                 status=status,
             )
             instance = cls(record, files, mark, groups)
-            instance._file.write(asdict(record))
+            instance.write_down()
         except OSError as error:  # nobody would know of it
             os.killpg(child.pid, signal.SIGKILL)
             for pipe in pipes:
@@ -152,24 +163,20 @@ class Instance:
         instance.pipes = pipes
         return instance
 
-    @classmethod
-    def recover(cls, path: str, files: Files, mark_of: Any, groups: Groups | None) -> Instance | None:
-        """Take over what an earlier supervisor recorded at `path`. None when it was killed before it had."""
-        known = RecordFile(path).read()
-        if not known:
-            return None
-        suspended, ended = known.pop("suspended", False), known.pop("exit", None)
-        record = Record(**known)
-        instance = cls(record, files, mark_of(record.machine, record.key), groups)
-        instance.exit = ended
-        if ended is None:
-            instance.suspended = suspended
-            instance.adopt()
-        return instance
+    def write_down(self) -> None:
+        """From now on it is taken over by the next supervisor. Raises OSError."""
+        self._file.write(asdict(self.record))
+
+    def take_over(self, known: Mapping[str, Any]) -> None:
+        """What else an earlier supervisor wrote down."""
+        self.exit = known.get("exit")
+        if self.exit is None:
+            self.suspended = known.get("suspended", False)
+            self.adopt()
 
     def adopt(self) -> None:
         """Watch a program whose parent is gone. One that ended meanwhile is found ended, its status lost."""
-        self.pipes = [Pipe(f"{self._path}.{stream}", stream[0], self.record.key) for stream in STREAMS]
+        self.pipes = [Pipe(f"{self.path}.{stream}", stream[0], self.record.key) for stream in STREAMS]
         self.adopted_fd = proc.open_pidfd(self.record.pid, self.record.start_ticks)
         if self.adopted_fd < 0:
             self.main_ended = True
@@ -214,10 +221,54 @@ class Instance:
         self.suspended = frozen
         self._file.write({"suspended": frozen})
 
-    def attach(self, pid: int) -> None:
-        """Bring a command run beside the program into its group."""
-        if self._groups:
-            self._groups.attach(self.record.group, pid)
+    def resize(self, limits: Limits) -> None:
+        """Raises `CannotResize`, and then nothing was changed."""
+        if not self._groups:
+            raise CannotResize("there are no control groups here")
+        self._groups.resize(self.record.group, limits)
+
+    def run_beside(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        descriptors: Mapping[int, int],
+        terminal: tuple[int, int] | None,
+        done: Beside,
+    ) -> None:
+        """Start a command with the program's environment and directory, in its group. `descriptors` are its standard
+        ones by number; with `terminal`, columns and rows, it gets one instead. Raises `CannotStart` or OSError."""
+        full = {**proc.environ(self.record.pid), **({"TERM": "xterm"} if terminal else {}), **env}
+        full[proc.MARKER] = self.mark
+        program = which(argv[0], full.get("PATH", os.defpath))
+        master, slave = _terminal(*terminal) if terminal else (-1, -1)
+        ends = [slave] * 3 if terminal else [descriptors[number] for number in range(3)]
+        try:
+            child = subprocess.Popen(
+                argv,
+                executable=program,
+                env=full,
+                cwd=self.work,
+                stdin=ends[0],
+                stdout=ends[1],
+                stderr=ends[2],
+                start_new_session=True,
+                preexec_fn=_take_terminal if terminal else None,
+            )
+        except BaseException:
+            if terminal:
+                os.close(master)
+            raise
+        finally:
+            if terminal:
+                os.close(slave)
+        child.returncode = 0  # reaped by the loop's waitid
+        if self._groups:  # not by entering: the group may be at its memory limit
+            self._groups.attach(self.record.group, child.pid)
+        done([child.pid], master, "")
+
+    def describe(self) -> list[dict[str, Any]]:
+        """What `ps` shows."""
+        return proc.describe(self.members())
 
     def stats(self) -> dict[str, Any]:
         pids = self.members()
@@ -257,8 +308,7 @@ class Instance:
             self._file.write({"exit": self.exit})
         except OSError:  # a full disk: it is told all the same
             traceback.print_exc()
-        _remove(self._path + STATUS)
-        self._remove_group()
+        self.clear()
         return self.exit
 
     def _told(self) -> dict[str, Any] | None:
@@ -266,7 +316,7 @@ class Instance:
         if not self.record.status:
             return None
         told = None
-        with contextlib.suppress(FileNotFoundError), open(self._path + STATUS, "rb") as file:
+        with contextlib.suppress(FileNotFoundError), open(self.path + STATUS, "rb") as file:
             for line in file:
                 with contextlib.suppress(ValueError):  # one that was cut off
                     said = json.loads(line)
@@ -311,15 +361,14 @@ class Instance:
         if self._groups:
             self.oom = self._groups.oom_kills(self.record.group) > 0
 
+    def clear(self) -> None:
+        """Remove what only a running one needs. May be repeated."""
+        _remove(self.path + STATUS)
+
     def destroy(self) -> None:
         """Forget it. Only once it has ended."""
-        self._remove_group()
+        self.clear()
         self._file.remove()
-
-    def _remove_group(self) -> None:
-        if self._groups:
-            with contextlib.suppress(OSError):  # a dying process may hold it a moment longer; destroy tries again
-                self._groups.remove(self.record.group)
 
     def shown(self) -> dict[str, Any]:
         """As the driver's `Instance`."""
@@ -330,7 +379,18 @@ class Instance:
             "started_at_ms": self.record.started_at_ms,
             "suspended": self.suspended,
             "exit": self.exit,
+            "note": self.record.note,
         }
+
+
+def _terminal(columns: int, rows: int) -> tuple[int, int]:
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    return master, slave
+
+
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def _remove(path: str) -> None:

@@ -36,6 +36,10 @@ class Stat(NamedTuple):
         return _boot_ms + self.start * 1000 // TICKS
 
 
+def now_ms() -> int:
+    return int(time.time() * 1000)
+
+
 def stat(pid: int) -> Stat | None:
     """None when there is no such process."""
     try:
@@ -126,17 +130,18 @@ def usage(pids: Iterable[int]) -> tuple[float, int, int]:
     return sum(s.cpu for s in stats) / TICKS, sum(s.rss_pages for s in stats) * PAGE, len(stats)
 
 
-def describe(pids: Iterable[int]) -> list[dict[str, Any]]:
-    """What `ps` shows of each, with the TCP sockets they listen on."""
-    listening = _listening()
+def describe(pids: Iterable[int], *, inside: int = 0) -> list[dict[str, Any]]:
+    """What `ps` shows of each, with the TCP sockets they listen on. `inside`: the first process of a pid namespace,
+    whose numbers and whose network are meant."""
+    listening = _listening(inside or "self")
     shown = []
     for s in filter(None, map(stat, pids)):
         if s.state == "Z":
             continue
         shown.append(
             {
-                "pid": s.pid,
-                "ppid": s.ppid,
+                "pid": _number_inside(s.pid) if inside else s.pid,
+                "ppid": (_number_inside(s.ppid) if s.pid != inside else 0) if inside else s.ppid,
                 "started_at_ms": s.started_at_ms,
                 "cpu_s": s.cpu / TICKS,
                 "rss_bytes": s.rss_pages * PAGE,
@@ -146,6 +151,18 @@ def describe(pids: Iterable[int]) -> list[dict[str, Any]]:
             }
         )
     return shown
+
+
+def _number_inside(pid: int) -> int:
+    """The process's number in its own pid namespace; 0 when it is gone."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"NSpid:"):
+                    return int(line.split()[-1])
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    return 0
 
 
 def _command(pid: int) -> str:
@@ -171,12 +188,12 @@ def _sockets(pid: int) -> list[str]:
     return [link[8:-1] for link in links if link.startswith("socket:[")]
 
 
-def _listening() -> dict[str, str]:
-    """Address by inode of every listening TCP socket."""
+def _listening(whose: int | str) -> dict[str, str]:
+    """Address by inode of every listening TCP socket in the network of a process."""
     found = {}
     for name in ("tcp", "tcp6"):
         try:
-            with open(f"/proc/net/{name}") as file:
+            with open(f"/proc/{whose}/net/{name}") as file:
                 lines = file.read().splitlines()[1:]
         except OSError:
             continue

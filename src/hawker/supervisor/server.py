@@ -5,31 +5,28 @@ It ends by itself when nothing runs and nobody is connected for a while.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import ctypes
 import fcntl
-import hashlib
 import os
 import resource
 import signal
 import socket
 import time
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from hawker.supervisor import proc
-from hawker.supervisor.cgroups import Groups, Limits, find
-from hawker.supervisor.command import Command
-from hawker.supervisor.files import Files, in_memory
-from hawker.supervisor.instance import CannotStart, Instance, group_of
-from hawker.supervisor.loop import Loop
+from hawker.supervisor.cgroups import CannotResize, Limits
+from hawker.supervisor.command import Command, Conversation
+from hawker.supervisor.common import KILL_AGAIN_S, Common
+from hawker.supervisor.files import RecordFile
+from hawker.supervisor.instance import CannotStart, Instance, Record, group_of
+from hawker.supervisor.kinds import Containers
 from hawker.supervisor.wire import Ask, Connection, Refused, listen
 
 IDLE_S = 5.0
-KILL_AGAIN_S = 0.002
 KILL_AGAIN_MOST_S = 0.25
 REAPED_S = 5.0  # how long the status of a program that is not our child may take: its parent must reap it first
 _PR_SET_CHILD_SUBREAPER = 36
@@ -38,16 +35,14 @@ _PR_SET_CHILD_SUBREAPER = 36
 class Server:
     """All instances of one worker."""
 
-    def __init__(self, directory: str, *, cgroups: bool) -> None:
+    def __init__(self, directory: str, *, cgroups: bool, mounts: bool) -> None:
         self._directory = directory
-        self._files = Files(directory, in_memory())
-        self._id = hashlib.blake2b(os.path.realpath(directory).encode(), digest_size=6).hexdigest()
-        self._groups: Groups | None = find(f"hawker-{self._id}") if cgroups else None
-        self._loop = Loop()
+        self._common = Common(directory, cgroups=cgroups)
+        self._files, self._groups, self._loop = self._common.files, self._common.groups, self._common.loop
+        self._children = self._common.children
+        self._containers = Containers(self._common, self._register) if mounts else None
         self._connections: list[Connection] = []
         self._instances: dict[str, Instance] = {}
-        self._by_pid: dict[int, Instance] = {}
-        self._commands: dict[int, Command] = {}
         self._waiting: dict[str, list[Callable[[dict[str, Any]], None]]] = {}
         self._idle_since = time.monotonic()
         self._stopping = False
@@ -57,7 +52,7 @@ class Server:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        self._loop.on_child(self._reap)
+        self._loop.on_child(self._children.reap)
         self._recover()
         listener = listen(self._directory)
         self._loop.watch(listener.fileno(), lambda mask: self._accept(listener))
@@ -71,6 +66,10 @@ class Server:
 
     def _done(self) -> bool:
         self._connections = [c for c in self._connections if c.open]
+        if self._containers:
+            self._containers.forsake()
+            if self._containers.busy:
+                return False
         busy = self._connections or any(i.exit is None for i in self._instances.values())
         if busy and not self._stopping:
             self._idle_since = time.monotonic()
@@ -119,19 +118,49 @@ class Server:
                     env=ask["env"],
                     limits=Limits(**ask["limits"]),
                     files=self._files,
-                    mark=self._mark(machine, key),
+                    mark=self._common.mark(machine, key),
                     groups=self._groups,
                     cwd=ask.get("cwd", ""),
                     status=ask.get("status", False),
                 )
             except CannotStart as error:
-                if self._groups:
-                    self._remove_group(self._groups, group_of(machine, key))
+                self._common.remove_group(group_of(machine, key))
                 raise Refused("StartFailed", str(error)) from error
-            self._instances[key] = instance
-            self._by_pid[instance.record.pid] = instance
-            self._watch_output(instance)
+            self._register(instance)
         return self._instances[key].shown()
+
+    def _op_make(self, ask: Ask) -> Any:
+        """Make a container and hold it: its first process's pid, or the instance where it is there already."""
+        if instance := self._instances.get(ask["key"]):
+            return {"instance": instance.shown()}
+        if self._stopping:
+            raise Refused("StartFailed", "the host is shutting down")
+        self._containers_here().make(ask)
+        return _LATER
+
+    def _op_go(self, ask: Ask) -> Any:
+        """Let a container's program start."""
+        self._containers_here().go(ask)
+        return _LATER
+
+    def _op_unmake(self, ask: Ask) -> Any:
+        """Remove a container that was not let go."""
+        self._containers_here().unmake(ask)
+        return _LATER
+
+    def _containers_here(self) -> Containers:
+        if self._containers is None or self._groups is None:
+            raise Refused("StartFailed", "containers need root and control groups for memory, cpu and processes")
+        return self._containers
+
+    def _register(self, instance: Instance) -> None:
+        """From now on it is one of ours."""
+        self._instances[instance.record.key] = instance
+        self._watch_output(instance)
+        if instance.status is None:
+            self._children.watch(instance.record.pid, partial(self._ended, instance))
+        else:
+            self._main_ended(instance)
 
     def _op_list(self, ask: Ask) -> Any:
         return [i.shown() for i in self._instances.values()]
@@ -164,24 +193,31 @@ class Server:
             return None
         if instance.exit is not None:
             del self._instances[instance.record.key]
-            instance.destroy()
+            self._forget(instance)
             return None
         if not ask["force"]:
             raise Refused("InstanceRunning", f"{instance.record.key} still runs")
 
         def ended(exit_: dict[str, Any]) -> None:
             self._instances.pop(instance.record.key, None)
-            instance.destroy()
+            self._forget(instance)
             ask.answer(None)
 
         self._waiting.setdefault(instance.record.key, []).append(ended)
         self._kill(instance)
         return _LATER
 
+    def _forget(self, instance: Instance) -> None:
+        instance.destroy()
+        if instance.record.group:
+            self._common.remove_group(instance.record.group)
+
     def _op_purge(self, ask: Ask) -> Any:
         machine = ask["machine"]
         if not any(i.record.machine == machine for i in self._instances.values()):
             self._files.purge(machine)
+            if self._containers:
+                self._containers.roots.purge(machine)
         return None
 
     def _op_signal(self, ask: Ask) -> Any:
@@ -200,25 +236,21 @@ class Server:
         return self._running(ask).stats()
 
     def _op_processes(self, ask: Ask) -> Any:
-        return proc.describe(self._running(ask).members())
+        return self._running(ask).describe()
+
+    def _op_resize(self, ask: Ask) -> Any:
+        try:
+            self._running(ask).resize(Limits(**ask["limits"]))
+        except CannotResize as error:
+            raise Refused("Refused", str(error)) from error
 
     def _op_exec(self, ask: Ask) -> Any:
-        instance = self._running(ask)
-        stdin = base64.b64decode(ask["stdin"])
-        try:
-            command = Command(instance, ask["argv"], ask["env"], stdin, ask.answer)
-        except (CannotStart, OSError) as error:
-            raise Refused("StartFailed", str(error)) from error
-        self._commands[command.pid] = command
-        for fd in command.fds:
-            self._loop.watch(fd, partial(self._read_command, command, fd))
-        self._loop.later(ask["timeout_s"], partial(self._time_out, command.pid, weakref.ref(command)))
+        Command(ask, self._running(ask), self._common)
         return _LATER
 
-    def _time_out(self, pid: int, command: weakref.ref[Command]) -> None:
-        """The pid may be another command's by now; the reference keeps no output of one that has ended."""
-        if (there := self._commands.get(pid)) and there is command():
-            there.kill()
+    def _op_converse(self, ask: Ask) -> Any:
+        Conversation(ask, self._running(ask), self._common)
+        return _LATER
 
     def _op_follow(self, ask: Ask) -> Any:
         ask.connection.following.add(ask["machine"])
@@ -229,6 +261,8 @@ class Server:
     def _op_shutdown(self, ask: Ask) -> Any:
         """Stop everything, answer, and end."""
         self._stopping = True
+        if self._containers:
+            self._containers.forsake(every=True)
         for instance in self._instances.values():
             if instance.exit is None:
                 if instance.suspended:
@@ -240,23 +274,9 @@ class Server:
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
-    def _reap(self) -> None:
-        """Collect every child that ended: programs, commands, and orphans that came to us as their subreaper."""
-        while True:
-            try:
-                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)
-            except ChildProcessError:
-                return
-            if found is None:
-                return
-            status = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-            if instance := self._by_pid.pop(found.si_pid, None):
-                instance.status = status
-                self._main_ended(instance)
-            elif command := self._commands.pop(found.si_pid, None):
-                for fd in command.fds:
-                    self._loop.forget(fd)
-                command.finish(status)
+    def _ended(self, instance: Instance, status: int) -> None:
+        instance.status = status
+        self._main_ended(instance)
 
     def _main_ended(self, instance: Instance) -> None:
         """The program's main process is gone. The rest of its tree goes with it."""
@@ -279,6 +299,8 @@ class Server:
         for pipe in instance.pipes:
             self._loop.forget(pipe.fd)
         ended = instance.finish()
+        if instance.record.group:
+            self._common.remove_group(instance.record.group)
         self._tell_log(instance.record.machine)
         for waiter in self._waiting.pop(instance.record.key, []):
             waiter(ended)
@@ -300,21 +322,31 @@ class Server:
             if machine in connection.following:
                 connection.send({"event": "log", "machine": machine})
 
-    def _read_command(self, command: Command, fd: int, ready: int) -> None:
-        if not command.read(fd):
-            self._loop.forget(fd)
-
     # --- taking over -------------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
         """Take over what an earlier supervisor started, also a program it had no time to write down."""
         for path in self._files.recorded():
-            if instance := Instance.recover(path, self._files, self._mark, self._groups):
+            if instance := self._recorded(path):
                 self._instances[instance.record.key] = instance
         self._clear_unrecorded()
         for instance in self._instances.values():
             if instance.exit is None:
                 self._watch_adopted(instance)
+
+    def _recorded(self, path: str) -> Instance | None:
+        """None when it was killed before it had written anything."""
+        known = RecordFile(path).read()
+        if not known:
+            return None
+        record = Record(**{name: value for name, value in known.items() if name not in ("suspended", "exit")})
+        mark = self._common.mark(record.machine, record.key)
+        if self._containers and record.kind == Containers.kind:
+            instance: Instance = self._containers.recorded(record, mark)
+        else:
+            instance = Instance(record, self._files, mark, self._groups)
+        instance.take_over(known)
+        return instance
 
     def _clear_unrecorded(self) -> None:
         """Remove what an earlier supervisor began to start and had no time to write down: processes, groups, files.
@@ -324,22 +356,17 @@ class Server:
         known = {i.mark for i in self._instances.values()}
         for pid in proc.everyone():
             mark = proc.marker(pid)
-            if mark.startswith(f"{self._id}:") and mark not in known:
+            if mark.startswith(f"{self._common.id}:") and mark not in known:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        self._files.remove_unrecorded()
         if self._groups:
             running = {i.record.group for i in self._instances.values() if i.exit is None}
             for name in self._groups.names():
                 if name not in running:
-                    self._remove_group(self._groups, name)
-
-    def _remove_group(self, groups: Groups, name: str) -> None:
-        with contextlib.suppress(OSError):  # a dying process may hold it a moment longer
-            if groups.kill(name):
-                groups.remove(name)
-                return
-        self._loop.later(KILL_AGAIN_S, partial(self._remove_group, groups, name))
+                    self._common.remove_group(name)
+        if self._containers:
+            self._containers.clear_unrecorded(self._instances.values())
+        self._files.remove_unrecorded()
 
     def _watch_adopted(self, instance: Instance) -> None:
         self._watch_output(instance)
@@ -367,20 +394,26 @@ class Server:
             raise Refused("UnknownInstance", f"{ask['key']} has ended")
         return instance
 
-    def _mark(self, machine: str, key: str) -> str:
-        return f"{self._id}:{machine}:{key}"
-
 
 _LATER = object()
 
 
-def main(directory: str, *, cgroups: bool) -> int:
-    """Run the supervisor of `directory`. Returns 1 when another one holds it already."""
+def main(directory: str, options: Sequence[str]) -> int:
+    """Run the supervisor of `directory`. Returns 1 when another one holds it already.
+
+    `--no-cgroups` does without control groups. `--mounts` lets it mount file systems, in a namespace of its own; it
+    needs root.
+    """
     os.makedirs(directory, mode=0o700, exist_ok=True)
     lock = os.open(f"{directory}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return 1
-    Server(directory, cgroups=cgroups).run()
+    mounts = "--mounts" in options
+    if mounts:
+        from hawker.supervisor.mounts import private_namespace
+
+        private_namespace()
+    Server(directory, cgroups="--no-cgroups" not in options, mounts=mounts).run()
     return 0

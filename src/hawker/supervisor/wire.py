@@ -42,6 +42,10 @@ class Ask:
     def answer(self, value: Any) -> None:
         self.connection.send({"id": self["id"], "ok": value})
 
+    def answer_with(self, fds: list[int]) -> None:
+        """With descriptors. Only as the first on its connection: nothing may be waiting to be sent."""
+        self.connection.send_with({"id": self["id"], "ok": len(fds)}, fds)
+
     def refuse(self, kind: str, message: str) -> None:
         self.connection.send({"id": self["id"], "error": kind, "message": message})
 
@@ -58,6 +62,7 @@ class Connection:
         self._watched = READ
         self.open = True
         self.following: set[str] = set()
+        self.on_close: Callable[[], None] = lambda: None
         loop.watch(sock.fileno(), self._ready)
 
     def send(self, message: dict[str, Any]) -> None:
@@ -70,11 +75,20 @@ class Connection:
         else:
             self._flush()
 
+    def send_with(self, message: dict[str, Any], fds: list[int]) -> None:
+        if not self.open:
+            return
+        try:
+            socket.send_fds(self._sock, [json.dumps(message).encode() + b"\n"], fds)
+        except OSError:
+            self.close()
+
     def close(self) -> None:
         if self.open:
             self.open = False
             self._loop.forget(self._sock.fileno())
             self._sock.close()
+            self.on_close()
 
     def _ready(self, mask: int) -> None:
         if mask & WRITE:

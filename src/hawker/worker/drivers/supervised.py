@@ -13,6 +13,7 @@ import base64
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -22,38 +23,23 @@ from typing import Any
 
 import msgspec
 
-from hawker.errors import Broken
 from hawker.telemetry import get_logger
 from hawker.worker.drivers.base import (
     ExecResult,
     Exit,
     Instance,
-    InstanceRunning,
     Limits,
     LogLine,
-    NotSupported,
     Process,
-    Refused,
-    StartFailed,
     Stats,
     Terminal,
-    UnknownInstance,
 )
 from hawker.worker.drivers.logs import follow_lines, tail_lines
+from hawker.worker.drivers.refusals import SupervisorLost, told
+from hawker.worker.drivers.terminal import converse
 
 CONNECT_S = 10.0
 RECONNECT_S = 1.0
-_ERRORS: dict[str, type[Exception]] = {
-    "UnknownInstance": UnknownInstance,
-    "InstanceRunning": InstanceRunning,
-    "StartFailed": StartFailed,
-    "NotSupported": NotSupported,
-    "Refused": Refused,
-}
-
-
-class SupervisorLost(Exception):
-    """The supervisor went away in the middle of a request. The request may be repeated: every one is idempotent."""
 
 
 class _Wire(asyncio.Protocol):
@@ -80,7 +66,7 @@ class _Wire(asyncio.Protocol):
                 self._on_event(message)
             elif (future := self._waiting.pop(message["id"], None)) and not future.done():
                 if "error" in message:
-                    future.set_exception(_ERRORS.get(message["error"], Broken)(message["message"]))
+                    future.set_exception(told(message))
                 else:
                     future.set_result(message["ok"])
 
@@ -162,6 +148,20 @@ class Supervisor:
                 if self._closed:
                     raise
                 await asyncio.sleep(0)  # a socket that closes in this turn is told to `_lost` in the next
+
+    async def dial(self) -> socket.socket:
+        """A connection of one's own, to be closed."""
+        await self._connected()
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        fd = os.open(self.directory, os.O_PATH | os.O_CLOEXEC)
+        try:
+            await asyncio.get_running_loop().sock_connect(sock, f"/proc/self/fd/{fd}/socket")
+        except OSError as error:
+            sock.close()
+            raise SupervisorLost() from error
+        finally:
+            os.close(fd)
+        return sock
 
     async def call_once(self, op: str, **fields: Any) -> Any:
         """Ask what may have effects that must not be repeated. Raises `SupervisorLost` when it dies in the middle."""
@@ -382,10 +382,11 @@ class SupervisedDriver:
         columns: int = 80,
         rows: int = 24,
     ) -> Terminal:
-        raise NotSupported("terminals")
+        fields = {"key": key, "argv": list(argv), "env": dict(env or {}), "tty": tty, "columns": columns, "rows": rows}
+        return await converse(self.supervisor, fields)
 
     async def resize(self, key: str, limits: Limits) -> None:
-        raise NotSupported("resizing")
+        await self.supervisor.call("resize", key=key, limits=msgspec.to_builtins(limits))
 
     async def stats(self, key: str) -> Stats:
         return msgspec.convert(await self.supervisor.call("stats", key=key), Stats)

@@ -172,7 +172,8 @@ def resources(limits: Limits, *, swap: bool = True) -> dict[str, Any]:
     Runtimes translate them for version 2 of cgroups."""
     size = limits.memory_mib << 20
     cpu: dict[str, int] = {"shares": max(2, limits.cpu_millis * 1024 // 1000), "period": CPU_PERIOD_US}
-    cpu["quota"] = limits.cpu_millis * CPU_PERIOD_US // 1000 if limits.dedicated else -1
+    if limits.dedicated:  # otherwise there is none; crun 1.8 fails on -1
+        cpu["quota"] = limits.cpu_millis * CPU_PERIOD_US // 1000
     memory = {"limit": size, "swap": size} if swap else {"limit": size}  # memory and swap together: no swap
     return {"cpu": cpu, "memory": memory, "pids": {"limit": limits.pids}}
 

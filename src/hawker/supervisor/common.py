@@ -1,0 +1,55 @@
+"""What all that a supervisor runs has in common: its loop, files, children and groups."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+from collections.abc import Callable
+from typing import Final
+
+from hawker.supervisor import proc
+from hawker.supervisor.cgroups import Groups, find
+from hawker.supervisor.children import Children
+from hawker.supervisor.files import Files, in_memory
+from hawker.supervisor.loop import Loop
+from hawker.supervisor.notify import Writes
+
+KILL_AGAIN_S: Final = 0.002
+
+
+class Common:
+    """Of the supervisor of one directory."""
+
+    def __init__(self, directory: str, *, cgroups: bool) -> None:
+        self.directory = directory
+        self.id = hashlib.blake2b(os.path.realpath(directory).encode(), digest_size=6).hexdigest()
+        self.files = Files(directory, in_memory())
+        self.group_prefix = f"hawker-{self.id}"
+        self.groups: Groups | None = find(self.group_prefix) if cgroups else None
+        self.loop = Loop()
+        self.children = Children(self.loop)
+        self.writes = Writes(self.loop)
+
+    def mark(self, machine: str, key: str) -> str:
+        """What the environment of an instance's processes holds, where it is ours to set."""
+        return f"{self.id}:{machine}:{key}"
+
+    def kill_marked(self, mark: str) -> None:
+        for pid in proc.everyone():
+            if proc.marker(pid) == mark:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def remove_group(self, name: str, then: Callable[[], None] = lambda: None) -> None:
+        """Kill what is in a group until nothing is, and remove it."""
+        if self.groups:
+            with contextlib.suppress(OSError):  # a dying process may hold it a moment longer
+                if self.groups.kill(name):
+                    self.groups.remove(name)
+                    then()
+                    return
+            self.loop.later(KILL_AGAIN_S, lambda: self.remove_group(name, then))
+        else:
+            then()

@@ -1,0 +1,180 @@
+"""A container: an instance whose first process was made by an OCI runtime, and is our child once the runtime has ended.
+
+What it needs as long as it runs is in `<instance>.d`, beside its record: `config.json`, `files/` shown inside, `state/`
+of the runtime. Its root file system is mounted in the supervisor's own mount namespace while the runtime works, and
+then in the container's alone. The runtime is not asked for anything later but to run commands in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import count
+from typing import Any, Final
+
+from hawker.supervisor import mounts, proc
+from hawker.supervisor.children import Children
+from hawker.supervisor.files import DIRECTORY
+from hawker.supervisor.instance import Beside, Instance, Record
+from hawker.supervisor.roots import Root, Roots
+
+ID: Final = "c"  # every container has a state directory of its own, so the runtime's name for it may be the same
+CONTAINER: Final = "container"
+_numbers = count()
+
+
+class Container(Instance):
+    """`record.made_of` has `runtime`, the program's path, and `root`, the fields of a `Root`."""
+
+    roots: Roots
+    children: Children
+
+    @property
+    def directory(self) -> str:
+        return directory_of(self.path)
+
+    @property
+    def root(self) -> Root:
+        return Root(**self.record.made_of["root"])
+
+    def describe(self) -> list[dict[str, Any]]:
+        return proc.describe(self.members(), inside=self.record.pid)
+
+    def clear(self) -> None:
+        super().clear()
+        clear_directory(self.directory)
+        self.roots.drop(self.root)
+
+    def run_beside(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        descriptors: Mapping[int, int],
+        terminal: tuple[int, int] | None,
+        done: Beside,
+    ) -> None:
+        with open(f"{self.directory}/config.json") as file:
+            process: dict[str, Any] = json.load(file)["process"]
+        process["args"] = list(argv)
+        process["env"] = merged(process.get("env", []), {"TERM": "xterm", **env} if terminal else env)
+        process["terminal"] = bool(terminal)
+        path = f"{self.directory}/beside-{next(_numbers)}"
+        command = ["exec", "--detach", "--process", f"{path}.json", "--pid-file", f"{path}.pid"]
+        listener = None
+        if terminal:
+            process["consoleSize"] = {"width": terminal[0], "height": terminal[1]}
+            command += ["--console-socket", f"{path}.sock"]
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+            listener.bind(f"{path}.sock")
+            listener.listen(1)
+        with open(f"{path}.json", "w") as file:
+            json.dump(process, file)
+
+        def ended(status: int) -> None:
+            pid = read_pid(f"{path}.pid")
+            master = _received(listener) if listener else -1
+            why = "" if status == 0 and pid else complaint(f"{path}.log") or f"the runtime ended with {status}"
+            for suffix in ("json", "pid", "log", "sock"):
+                with contextlib.suppress(OSError):
+                    os.unlink(f"{path}.{suffix}")
+            try:
+                done([] if why else [pid, runtime], master, why)
+            finally:
+                self.children.expect(False)
+
+        self.children.expect(True)
+        try:
+            runtime = self.children.spawn(
+                runtime_argv(self.record.made_of["runtime"], self.directory, f"{path}.log", *command, ID),
+                {"PATH": os.defpath, proc.MARKER: self.mark},
+                descriptors,
+                ended,
+            )
+        except OSError:
+            self.children.expect(False)
+            raise
+
+
+def new_record(key: str, machine: str, pid: int, group: str, note: dict[str, Any], runtime: str, root: Root) -> Record:
+    now = proc.stat(pid)
+    return Record(
+        key=key,
+        machine=machine,
+        pid=pid,
+        start_ticks=now.start if now else 0,
+        started_at_ms=proc.now_ms(),
+        group=group,
+        status=True,
+        kind=CONTAINER,
+        note=note,
+        made_of={"runtime": runtime, "root": asdict(root)},
+    )
+
+
+def directory_of(instance: str) -> str:
+    """Of an instance whose files' names begin so. Absolute: the runtime reads it from elsewhere."""
+    return f"{os.path.realpath(os.path.dirname(instance))}/{os.path.basename(instance)}{DIRECTORY}"
+
+
+def clear_directory(directory: str) -> None:
+    """Remove it. Nothing mounted in it is followed. Not there: success."""
+    try:
+        places = [f"{directory}/{name}" for name in ("rootfs", "disk")]
+        places += [entry.path for entry in os.scandir(directory) if entry.name.startswith("mount-")]
+    except FileNotFoundError:
+        return
+    for place in places:
+        with contextlib.suppress(FileNotFoundError):
+            mounts.unmount(place)
+            if os.path.isdir(place):
+                os.rmdir(place)  # fails where something is still mounted, and nothing below is touched then
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def runtime_argv(program: str, directory: str, log: str, *command: str) -> list[str]:
+    return [program, "--root", f"{directory}/state", "--log", log, "--log-format", "json", *command]
+
+
+def complaint(log: str) -> str:
+    """What a runtime gave as the reason of its failure in its log of JSON lines; "" for nothing."""
+    text = ""
+    with contextlib.suppress(FileNotFoundError), open(log, "rb") as file:
+        for line in file:
+            with contextlib.suppress(ValueError):
+                said = json.loads(line)
+                if said.get("level") in ("error", "fatal"):
+                    text = str(said.get("msg", ""))
+    return text
+
+
+def read_pid(path: str) -> int:
+    """0 when there is none."""
+    try:
+        with open(path) as file:
+            return int(file.read() or 0)
+    except FileNotFoundError:
+        return 0
+
+
+def merged(env: Sequence[str], more: Mapping[str, str]) -> list[str]:
+    pairs = dict(entry.split("=", 1) for entry in env)
+    return [f"{name}={value}" for name, value in {**pairs, **more}.items()]
+
+
+def _received(listener: socket.socket) -> int:
+    """The terminal that the runtime sent before it ended; -1 for none."""
+    with listener:
+        try:
+            sender, _ = listener.accept()
+        except BlockingIOError:
+            return -1
+        with sender:
+            _, fds, _, _ = socket.recv_fds(sender, 4096, 1)
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return fds[0] if fds else -1

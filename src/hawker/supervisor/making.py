@@ -1,0 +1,266 @@
+"""A container on its way: made by the runtime, held at its first instruction until it is let go.
+
+Nothing of it is written down before its program runs. Should the supervisor be killed before that, the container ends
+by itself, for the pipe it waits at closes, and what is left is removed by the next supervisor. Should the daemon be
+gone that ordered it, it is removed at once.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from hawker.supervisor import mounts, proc
+from hawker.supervisor.common import Common
+from hawker.supervisor.container import (
+    ID,
+    Container,
+    clear_directory,
+    complaint,
+    directory_of,
+    new_record,
+    read_pid,
+    runtime_argv,
+)
+from hawker.supervisor.instance import STATUS, STREAMS, group_of
+from hawker.supervisor.output import Pipe
+from hawker.supervisor.roots import Root, Roots
+from hawker.supervisor.wire import Ask
+
+PLACE: Final = "@directory@"  # in the configuration, for the container's own directory
+GROUP: Final = "@group@"  # and for its control group
+STATUS_FD, GO_FD = 3, 4
+MADE_S: Final = 60.0  # how long the runtime may take
+
+
+class Making:
+    """`failed` is told the kind of error and why, once nothing is left of it."""
+
+    def __init__(self, ask: Ask, common: Common, roots: Roots) -> None:
+        self.key: str = ask["key"]
+        self.machine: str = ask["machine"]
+        self.connection = ask.connection
+        self.common = common
+        self.pid = 0
+        self._ask = ask
+        self._roots = roots
+        self._path = common.files.instance(self.key)
+        self._directory = directory_of(self._path)
+        self._group = group_of(self.machine, self.key)
+        self._runtime: str = ask["runtime"]
+        wanted = ask["root"]
+        name = "kept" if wanted["persist"] else os.path.basename(self._path)
+        self._root = Root(self.machine, name, wanted["size_mib"])
+        self._ids = mounts.IdMap(ask["ids"]) if ask["ids"] is not None else None
+        self._pipes: list[Pipe] = []
+        self._go = -1
+        self._watch = -1
+        self._working = 0  # the runtime's pid while it works
+        self._failure: tuple[str, str] | None = None
+        self._over = False
+        self._status: int | None = None
+        self._made: Callable[[int], None] = lambda pid: None
+        self._started: Callable[[Container], None] | None = None
+        self._failed: Callable[[str, str], None] = lambda kind, why: None
+
+    # --- making ------------------------------------------------------------------------------------------------------
+
+    def begin(self, made: Callable[[int], None], failed: Callable[[str, str], None]) -> None:
+        """`made` is told the pid of the first process, whose namespaces are there."""
+        self._made, self._failed = made, failed
+        clear_directory(self._directory)
+        self._roots.drop(self._root)
+        self._roots.make(self._root, self._rooted)
+
+    def _rooted(self, why: str) -> None:
+        if why or self._failure:
+            self.fail("StartFailed", why)
+            return
+        try:
+            self._lay_out()
+            self._spawn()
+        except (OSError, ValueError) as error:
+            self.fail("StartFailed", f"the container cannot be made: {error}")
+
+    def _lay_out(self) -> None:
+        """The container's directory, with everything mounted that it is made of."""
+        ask, directory = self._ask, self._directory
+        for name in ("rootfs", "files", "state"):
+            os.makedirs(f"{directory}/{name}", mode=0o711)
+        for each in ask["files"]:
+            _write(f"{directory}/files/{each['name']}", base64.b64decode(each["content"]), each["mode"], each["owner"])
+        for number, (source, read_only) in enumerate(ask["mounts"]):
+            target = f"{directory}/mount-{number}"
+            if os.path.isdir(source):
+                os.mkdir(target)
+            else:
+                _write(target, b"", 0o600, 0)
+            mounts.bind(source, target, read_only=read_only, ids=self._ids)
+        group = f"/{self.common.group_prefix}/{self._group}"
+        config = ask["config"].replace(GROUP, group).replace(PLACE, directory)
+        _write(f"{directory}/config.json", config.encode(), 0o600, 0)
+        self._roots.mount(self._root, ask["layers"], f"{directory}/disk", f"{directory}/rootfs", self._ids)
+
+    def _spawn(self) -> None:
+        ends: list[int] = []
+        try:
+            for stream in STREAMS:
+                self._pipes.append(Pipe(f"{self._path}.{stream}", stream[0], self.key))
+                ends.append(self._pipes[-1].open_for_child())
+                os.fchown(ends[-1], self._ask["owner"], -1)  # so that it can be opened again as /dev/stdout
+            ends.append(os.open(self._path + STATUS, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            wait, self._go = os.pipe2(os.O_CLOEXEC)
+            ends.append(wait)
+            directory = self._directory
+            command = ["run", "--detach", "--bundle", directory, "--pid-file", f"{directory}/pid"]
+            argv = runtime_argv(self._runtime, directory, f"{directory}/log", *command, "--preserve-fds", "2", ID)
+            env = {"PATH": os.defpath, proc.MARKER: self.common.mark(self.machine, self.key)}
+            self.common.children.expect(True)
+            try:
+                self._working = self.common.children.spawn(
+                    argv, env, {1: ends[0], 2: ends[1], STATUS_FD: ends[2], GO_FD: ends[3]}, self._runtime_ended
+                )
+            except OSError:
+                self.common.children.expect(False)
+                raise
+            self.common.loop.later(MADE_S, self._late)
+        finally:
+            for fd in ends:
+                os.close(fd)
+
+    def _runtime_ended(self, status: int) -> None:
+        self._working = 0
+        self.pid = read_pid(f"{self._directory}/pid")
+        if self.pid and status == 0:
+            self.common.children.watch(self.pid, self._ended)
+        self.common.children.expect(False)
+        with contextlib.suppress(OSError):
+            mounts.unmount(f"{self._directory}/rootfs")  # the container has its own by now
+        if self._failure:
+            self._undo()
+        elif status < 0:
+            self.fail("RuntimeKilled", f"{os.path.basename(self._runtime)} was ended by signal {-status}")
+        elif status or not self.pid:
+            why = complaint(f"{self._directory}/log") or f"exit code {status}"
+            self.fail("StartFailed", f"{os.path.basename(self._runtime)}: {why}")
+        else:
+            self._made(self.pid)
+
+    def _late(self) -> None:
+        if self._working:
+            self.fail("StartFailed", f"{os.path.basename(self._runtime)} made no container within {MADE_S:.0f} s")
+
+    # --- letting go --------------------------------------------------------------------------------------------------
+
+    def go(self, started: Callable[[Container], None], failed: Callable[[str, str], None]) -> None:
+        """Let the program start. `started` is told once it runs, or has run."""
+        self._started, self._failed = started, failed
+        if self._status is not None:
+            self._look()
+            return
+        self._watch = self.common.writes.watch(self._path + STATUS, self._look)
+        with contextlib.suppress(BrokenPipeError):  # it has ended: we shall be told
+            os.write(self._go, b"g")
+
+    def _look(self) -> None:
+        """Whether the init has said that the program runs, or why it does not."""
+        if self._over or self._started is None:
+            return
+        for said in _lines(self._path + STATUS):
+            if "started" in said:
+                self._finish(self._started)
+                return
+            if "error" in said:
+                self.fail("StartFailed", str(said["error"]))
+                return
+        if self._status is not None:
+            self.fail("StartFailed", f"the container ended with {self._status} before its program was started")
+
+    def _finish(self, started: Callable[[Container], None]) -> None:
+        """Its program runs: from now on it is an instance like any other."""
+        self._end_waiting()
+        note = self._ask["note"]
+        record = new_record(self.key, self.machine, self.pid, self._group, note, self._runtime, self._root)
+        instance = Container(record, self.common.files, self.common.mark(self.machine, self.key), self.common.groups)
+        instance.roots, instance.children = self._roots, self.common.children
+        try:
+            instance.write_down()
+        except OSError as error:
+            self._over = False
+            self.fail("StartFailed", f"the container cannot be recorded: {error}")
+            return
+        instance.pipes = self._pipes
+        self.common.children.forget(self.pid)
+        instance.status = self._status
+        started(instance)
+
+    def _ended(self, status: int) -> None:
+        """Its first process ended before it was an instance."""
+        self._status = status
+        if self._failure is None:
+            self._look()
+
+    # --- undoing -----------------------------------------------------------------------------------------------------
+
+    def fail(self, kind: str, why: str) -> None:
+        """Remove all of it, then tell."""
+        if self._failure or self._over:
+            return
+        self._failure = kind, why
+        self._end_waiting()
+        if self._working:
+            self.common.kill_marked(self.common.mark(self.machine, self.key))  # `_runtime_ended` goes on
+        else:
+            self._undo()
+
+    def end(self, gone: Callable[[str, str], None]) -> None:
+        """Remove it, wanted no more. May be repeated; the last one is told."""
+        self._failed = gone
+        self.fail("UnknownInstance", f"{self.key} was given up")
+
+    def _undo(self) -> None:
+        self.common.remove_group(self._group, self._undone)
+
+    def _undone(self) -> None:
+        assert self._failure
+        for pipe in self._pipes:
+            pipe.remove()
+        self._pipes = []
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path + STATUS)
+        clear_directory(self._directory)
+        self._roots.drop(self._root)
+        self._failed(*self._failure)
+
+    def _end_waiting(self) -> None:
+        self._over = True
+        if self._go >= 0:
+            os.close(self._go)
+            self._go = -1
+        if self._watch >= 0:
+            self.common.writes.forget(self._watch)
+            self._watch = -1
+
+
+def _lines(path: str) -> list[Mapping[str, Any]]:
+    found = []
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        for line in file:
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+    return found
+
+
+def _write(path: str, content: bytes, mode: int, owner: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchown(fd, owner, owner)
+        os.fchmod(fd, mode)
+        while content:
+            content = content[os.write(fd, content) :]
+    finally:
+        os.close(fd)

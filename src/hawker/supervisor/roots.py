@@ -1,0 +1,199 @@
+"""What machines write over their image: a directory for each, or, where its size is bounded, a file system in a sparse
+file, mounted as long as the machine runs.
+
+Under the supervisor's directory, `roots/<machine>/kept` is kept from one start to the next and `roots/<machine>/<name>`
+belongs to one instance; with a size it is a file, `.ext4`, instead of a directory. A machine cannot fill the host's
+disk beyond its size, and what was written is removed at once with the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from hawker.supervisor import mounts
+from hawker.supervisor.children import Children
+
+KEPT: Final = "kept"
+_MKFS: Final = "mke2fs"
+
+# <linux/loop.h>
+_LOOP_CTL_GET_FREE, _LOOP_CONFIGURE = 0x4C82, 0x4C0A
+_LO_FLAGS_AUTOCLEAR = 4
+_LOOP_CONFIG = struct.Struct("=II QQQQQ IIII 64s64s32s QQ 64s")
+_MS_NOATIME = 0x400
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Root:
+    """A machine's own layer. `size_mib` 0 is without bound."""
+
+    machine: str
+    name: str
+    size_mib: int = 0
+
+    @property
+    def kept(self) -> bool:
+        return self.name == KEPT
+
+
+class Roots:
+    """All of one supervisor's. Only for root (CAP_SYS_ADMIN)."""
+
+    def __init__(self, directory: str, children: Children) -> None:
+        self._directory = f"{directory}/roots"
+        self._trash = f"{directory}/trash"
+        self._children = children
+        for path in (self._directory, self._trash):
+            os.makedirs(path, mode=0o700, exist_ok=True)
+        self._empty_trash()
+
+    def make(self, root: Root, done: Callable[[str], None]) -> None:
+        """Have it there, new or kept; `done` is told what went wrong, "" when nothing."""
+        path = self._path(root)
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        if not root.size_mib:
+            os.makedirs(path, mode=0o700, exist_ok=True)
+            done("")
+            return
+        if os.path.exists(path):
+            done(self._grown(path, root.size_mib))
+            return
+        program = shutil.which(_MKFS, path="/usr/sbin:/sbin:/usr/bin:/bin")
+        if not program:
+            done(f"a root file system of bounded size needs {_MKFS} (on Debian: apt install e2fsprogs)")
+            return
+        new = f"{path}.new"
+        try:
+            with open(new, "wb") as file:
+                os.truncate(file.fileno(), root.size_mib << 20)
+        except OSError as error:
+            done(str(error))
+            return
+
+        def formatted(status: int) -> None:
+            if status:
+                _unlink(new)
+                done(f"{_MKFS} ended with {status}")
+                return
+            os.rename(new, path)
+            done("")
+
+        features = "" if root.kept else "^has_journal,"
+        argv = [program, "-q", "-F", "-t", "ext4", "-m", "0", "-O", f"{features}^resize_inode"]
+        argv += ["-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard", new]
+        try:
+            self._children.spawn(argv, {}, {}, formatted)
+        except OSError as error:
+            _unlink(new)
+            done(f"{_MKFS}: {error}")
+
+    def mount(self, root: Root, layers: Iterable[str], place: str, target: str, ids: mounts.IdMap | None) -> None:
+        """Mount the machine's tree at `target`. `place` is a directory for the way there. Raises OSError."""
+        path = self._path(root)
+        if root.size_mib:
+            os.makedirs(place, exist_ok=True)
+            _mount_file(path, place)
+            path = place
+        try:
+            mounts.mount_overlay(list(layers), f"{path}/upper", f"{path}/work", target, ids=ids, volatile=not root.kept)
+        finally:
+            if root.size_mib:  # the overlay holds it
+                mounts.unmount(place)
+
+    def drop(self, root: Root) -> None:
+        """Remove what one instance wrote, unless it is to be kept. Nothing there: success."""
+        if not root.kept:
+            self._discard(self._path(root))
+            with contextlib.suppress(OSError):  # what is kept may be there
+                os.rmdir(f"{self._directory}/{root.machine}")
+
+    def purge(self, machine: str) -> None:
+        """Remove all that a machine wrote."""
+        self._discard(f"{self._directory}/{machine}")
+
+    def keep_only(self, roots: Iterable[Root]) -> None:
+        """Remove what earlier supervisors left of instances that are no more."""
+        known = {self._path(root) for root in roots}
+        for machine in os.listdir(self._directory):
+            for name in os.listdir(f"{self._directory}/{machine}"):
+                path = f"{self._directory}/{machine}/{name}"
+                if path not in known and name not in (KEPT, f"{KEPT}.ext4"):
+                    self._discard(path)
+            with contextlib.suppress(OSError):
+                os.rmdir(f"{self._directory}/{machine}")
+
+    def _path(self, root: Root) -> str:
+        return f"{self._directory}/{root.machine}/{root.name}" + (".ext4" if root.size_mib else "")
+
+    def _grown(self, path: str, size_mib: int) -> str:
+        """A kept one may have been made for another size. It is not made smaller."""
+        there = os.path.getsize(path) >> 20
+        if there >= size_mib:
+            return ""
+        return f"the machine's root file system was made for {there} MiB and cannot grow to {size_mib} MiB"
+
+    def _discard(self, path: str) -> None:
+        """At once as others see it; the work is done aside, for there may be many files."""
+        if os.path.isfile(path):
+            _unlink(path)
+            return
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(path, f"{self._trash}/{os.stat(path).st_ino}")
+            self._empty_trash()
+
+    def _empty_trash(self) -> None:
+        names = os.listdir(self._trash)
+        if names and (program := shutil.which("rm", path="/usr/bin:/bin")):
+            argv = [program, "-rf", "--", *(f"{self._trash}/{name}" for name in names)]
+            self._children.spawn(argv, {}, {}, lambda status: None)
+
+
+def _mount_file(path: str, target: str) -> None:
+    """Mount the ext4 file system in a file. The loop device goes with the mount."""
+    backing = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        loop, device = _attached(control, backing, path)
+        try:
+            flags = ctypes.c_ulong(mounts.MS_NODEV | _MS_NOATIME)
+            done = _libc.mount(device.encode(), os.fsencode(target), b"ext4", flags, b"errors=remount-ro")
+            if done < 0:
+                number = ctypes.get_errno()
+                raise OSError(number, f"{path} cannot be mounted: {os.strerror(number)}")
+        finally:
+            os.close(loop)
+    finally:
+        os.close(control)
+        os.close(backing)
+
+
+def _attached(control: int, backing: int, path: str) -> tuple[int, str]:
+    """A free loop device, made ours: another process may take the one we were told of first."""
+    for _ in range(100):
+        device = f"/dev/loop{fcntl.ioctl(control, _LOOP_CTL_GET_FREE)}"
+        loop = os.open(device, os.O_RDWR | os.O_CLOEXEC)
+        flags = (0, 0, 0, _LO_FLAGS_AUTOCLEAR)
+        config = _LOOP_CONFIG.pack(backing, 0, *[0] * 5, *flags, os.fsencode(path)[-63:], b"", b"", 0, 0, b"")
+        try:
+            fcntl.ioctl(loop, _LOOP_CONFIGURE, config)
+            return loop, device
+        except OSError as error:
+            os.close(loop)
+            if error.errno != errno.EBUSY:
+                raise
+    raise OSError(errno.EBUSY, "no loop device is free")
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)

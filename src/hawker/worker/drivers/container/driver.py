@@ -1,0 +1,297 @@
+"""The container driver: machines from OCI images, run by crun or runc.
+
+The containers belong to a supervisor of their own that outlives this daemon (`hawker.supervisor.container`). A start
+makes the container, gives its network namespace an interface, and lets the program go; killed in between, nothing of it
+is left. What is in the container's configuration is in `spec`, what it may do in `seccomp` and `CAPABILITIES`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import resource
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from hawker.images.base import ImageSource
+from hawker.model.image import Image
+from hawker.network.base import HostNetwork, NetworkError, Wanted
+from hawker.supervisor.making import GO_FD, GROUP, PLACE
+from hawker.supervisor.mounts import IdMap
+from hawker.worker.drivers.base import (
+    Capabilities,
+    Dns,
+    Exit,
+    Fingerprint,
+    Instance,
+    InstanceSpec,
+    Network,
+    StartFailed,
+    UnknownInstance,
+)
+from hawker.worker.drivers.container.command import Command, NoCommand, resolve
+from hawker.worker.drivers.container.runtimes import PROBE, Host, Runtime, look
+from hawker.worker.drivers.container.spec import BadSpec, Place, runtime_spec
+from hawker.worker.drivers.container.users import UnknownUser, User, resolve_user
+from hawker.worker.drivers.refusals import RuntimeKilled, SupervisorLost
+from hawker.worker.drivers.supervised import SupervisedDriver, Supervisor
+
+TRIES: Final = 3  # at making a container whose runtime was killed
+IDS_FIRST: Final = 1 << 20  # of the host's users; 65,536 for each machine from here on
+IDS_MACHINES: Final = 30_000
+
+
+class ContainerDriver(SupervisedDriver):
+    """See `hawker.worker.drivers.base.Driver`. `directory` is kept between runs.
+
+    `runtime` is "crun", "runc", or "auto": crun where it really runs a container, else runc. `user_namespaces` False
+    lets a machine's root be the host's. Without `network` machines get no interface but their loopback.
+    """
+
+    name = "container"
+
+    def __init__(
+        self,
+        directory: Path,
+        images: ImageSource,
+        network: HostNetwork | None = None,
+        *,
+        runtime: str = "auto",
+        user_namespaces: bool = True,
+    ) -> None:
+        super().__init__(Supervisor(directory, "--mounts"))
+        self._images = images
+        self._network = network
+        self._wanted_runtime = runtime
+        self._wants_ids = user_namespaces
+        self._host: Host | None = None
+        self._looking = asyncio.Lock()
+        self._starting: dict[str, tuple[asyncio.Lock, list[None]]] = {}  # the lock of a key, and who is at it
+
+    async def open(self, on_exit: Callable[[Exit], None]) -> None:
+        self._host = None  # something may have been installed
+        await super().open(lambda ended: None if ended.machine == PROBE else on_exit(ended))
+
+    async def recover(self) -> Sequence[Instance]:
+        return [instance for instance in await super().recover() if instance.machine != PROBE]
+
+    async def fingerprint(self) -> Fingerprint:
+        host = await self._looked()
+        if host.runtime is None:
+            return Fingerprint(driver=self.name, healthy=False, problem=host.problem)
+        return Fingerprint(
+            driver=self.name,
+            healthy=True,
+            capabilities=Capabilities(
+                suspend=True,
+                exec=True,
+                limits=True,
+                images=True,
+                terminal=True,
+                resize=True,
+                network=self._network is not None,
+            ),
+            attributes={
+                "runtime": host.runtime.name,
+                "cgroups": host.cgroups,
+                "user namespaces": "yes" if host.runtime.ids else "no",
+            },
+        )
+
+    async def prepare(self, image: str) -> None:
+        await self._images.ensure(image)
+
+    async def start(self, spec: InstanceSpec) -> Instance:
+        async with self._alone(spec.key):
+            return await self._start(spec)
+
+    async def destroy(self, key: str, *, force: bool = False) -> None:
+        try:
+            instance = await self.inspect(key) if not self.supervisor.unused else None
+        except UnknownInstance:
+            instance = None
+        await super().destroy(key, force=force)
+        if instance and self._network:
+            await self._network.detach(instance.machine)
+
+    # --- starting ----------------------------------------------------------------------------------------------------
+
+    async def _start(self, spec: InstanceSpec) -> Instance:
+        if not self.supervisor.unused:
+            try:
+                return await self.inspect(spec.key)
+            except UnknownInstance:
+                pass
+        host = await self._looked()
+        if host.runtime is None:
+            raise StartFailed(host.problem)
+        image = await self._images.ensure(spec.image)
+        fields = self._order(spec, image, host, host.runtime)
+        for attempt in range(1, TRIES + 1):
+            try:
+                return await self._make_and_go(spec, fields)
+            except RuntimeKilled as error:
+                if attempt == TRIES:
+                    raise StartFailed(str(error)) from error
+            except (SupervisorLost, UnknownInstance):
+                if attempt == TRIES:
+                    raise
+        raise AssertionError
+
+    async def _make_and_go(self, spec: InstanceSpec, fields: Mapping[str, Any]) -> Instance:
+        made = await self.supervisor.call_once("make", **fields)
+        if "instance" in made:
+            return msgspec.convert(made["instance"], Instance)
+        try:
+            if self._network and spec.network:
+                await self._network.attach_namespace(wanted(spec.machine, spec.network), made["pid"])
+            return msgspec.convert(await self.supervisor.call_once("go", key=spec.key), Instance)
+        except BaseException as error:
+            await asyncio.shield(self._give_up(spec))
+            if isinstance(error, NetworkError):
+                raise StartFailed(f"the machine's network: {error}") from error
+            raise
+
+    async def _give_up(self, spec: InstanceSpec) -> None:
+        with suppress(UnknownInstance, SupervisorLost):  # it is gone already, or goes with its supervisor
+            await self.supervisor.call_once("unmake", key=spec.key)
+        if self._network and spec.network:
+            await self._network.detach(spec.machine)
+
+    def _order(self, spec: InstanceSpec, image: Image, host: Host, runtime: Runtime) -> dict[str, Any]:
+        """What the supervisor is asked to make."""
+        layers = self._images.layers(image)
+        ids = ids_of(spec.machine) if runtime.ids else None
+        files = self._files(spec)
+        try:
+            user = resolve_user(layers, spec.user or image.config.user)
+            command = resolve(spec, image.config, home=user.home)
+            config = self._config(spec, command, user, list(files), host, runtime, ids)
+        except (UnknownUser, NoCommand, BadSpec) as error:
+            raise StartFailed(str(error)) from error
+        outside = ids.outside if ids else int
+        return {
+            "key": spec.key,
+            "machine": spec.machine,
+            "runtime": runtime.path,
+            "config": msgspec.json.encode(config).decode(),
+            "layers": [str(path) for path in layers],
+            "root": {"persist": spec.root.persist, "size_mib": spec.root.size_mib},
+            "ids": ids.base if ids else None,
+            "mounts": [(mount.source, mount.read_only) for mount in spec.mounts],
+            "files": [
+                {
+                    "name": str(number),
+                    "content": base64.b64encode(content).decode(),
+                    "mode": mode,
+                    "owner": outside(0),
+                }
+                for number, (content, mode) in enumerate(files.values())
+            ],
+            "owner": outside(user.uid),
+            "limits": msgspec.to_builtins(spec.limits),
+            "note": {},
+        }
+
+    def _config(
+        self,
+        spec: InstanceSpec,
+        command: Command,
+        user: User,
+        files: Sequence[str],
+        host: Host,
+        runtime: Runtime,
+        ids: IdMap | None,
+    ) -> dict[str, Any]:
+        place = Place(
+            rootfs=f"{PLACE}/rootfs",
+            init=host.init,
+            cgroup=GROUP,
+            files={path: f"{PLACE}/files/{number}" for number, path in enumerate(files)},
+            mounts={mount.source: f"{PLACE}/mount-{number}" for number, mount in enumerate(spec.mounts)},
+        )
+        config = runtime_spec(
+            spec,
+            command,
+            user,
+            place,
+            ids=ids,
+            hard_limits={"RLIMIT_NOFILE": resource.getrlimit(resource.RLIMIT_NOFILE)[1]},
+            runtime=runtime.name,
+            cgroups=host.cgroups,
+            architecture=os.uname().machine,
+            swap=host.swap,
+        )
+        config["process"]["args"][1:1] = ["--go-fd", str(GO_FD)]
+        return config
+
+    def _files(self, spec: InstanceSpec) -> dict[str, tuple[bytes, int]]:
+        """Content and mode by path inside."""
+        name = spec.hostname or spec.machine
+        address = spec.network.address if spec.network else ""
+        files = {
+            "/etc/hostname": (f"{name}\n".encode(), 0o644),
+            "/etc/hosts": (hosts(name, address).encode(), 0o644),
+        }
+        resolver = ""
+        if self._network and spec.network:
+            resolver = self._network.plan(wanted(spec.machine, spec.network)).resolver
+        if text := resolv_conf(spec.dns, resolver):
+            files["/etc/resolv.conf"] = (text.encode(), 0o644)
+        return files | {file.path: (file.content, file.mode) for file in spec.files}
+
+    @asynccontextmanager
+    async def _alone(self, key: str) -> AsyncIterator[None]:
+        """One start of a key at a time."""
+        lock, there = self._starting.setdefault(key, (asyncio.Lock(), []))
+        there.append(None)
+        try:
+            async with lock:
+                yield
+        finally:
+            there.pop()
+            if not there:
+                del self._starting[key]
+
+    async def _looked(self) -> Host:
+        async with self._looking:
+            if self._host is None:
+                self._host = await look(self.supervisor, self._wanted_runtime, user_namespaces=self._wants_ids)
+            return self._host
+
+
+def ids_of(machine: str) -> IdMap:
+    """A machine's users on the host: always the same, so that what it wrote stays its own. Two machines of a host may
+    share them, rarely; they are apart by everything else."""
+    number = int.from_bytes(blake2b(machine.encode(), digest_size=8).digest(), "big") % IDS_MACHINES
+    return IdMap(IDS_FIRST + number * 65536)
+
+
+def wanted(machine: str, network: Network) -> Wanted:
+    ports = tuple((port.protocol, port.internal_port, port.host_port) for port in network.publish)
+    return Wanted(machine=machine, number=network.number, address=network.address, publish=ports)
+
+
+def hosts(name: str, address: str) -> str:
+    lines = ["127.0.0.1\tlocalhost", "::1\tlocalhost ip6-localhost ip6-loopback"]
+    lines.append(f"{address or '127.0.1.1'}\t{name}")
+    return "\n".join(lines) + "\n"
+
+
+def resolv_conf(dns: Dns, resolver: str) -> str:
+    """ "" when there is no name server to name: the image's own is left then."""
+    servers = list(dns.nameservers) or ([resolver] if resolver else [])
+    if not servers:
+        return ""
+    lines = [f"nameserver {server}" for server in servers]
+    if dns.searches:
+        lines.append(f"search {' '.join(dns.searches)}")
+    if dns.options:
+        lines.append(f"options {' '.join(dns.options)}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,132 @@
+"""Which container runtime this host has, found out by running a container with it.
+
+What a kernel, its control groups and a runtime can do together is not to be read off their versions: crun 1.8 refuses
+hosts with both versions of control groups, user namespaces may be switched off, idmapped mounts not be there. So an
+empty container is run in each way, the best first, and the first that works is taken until the next boot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import shutil
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from hawker.init.build import NoCompiler, program
+from hawker.model.image import ImageConfig
+from hawker.supervisor import cgroups
+from hawker.supervisor.making import GO_FD, GROUP, PLACE
+from hawker.supervisor.mounts import IdMap
+from hawker.worker.drivers.base import InstanceSpec, Limits, StartFailed
+from hawker.worker.drivers.container.command import resolve
+from hawker.worker.drivers.container.spec import INIT, Place, runtime_spec
+from hawker.worker.drivers.container.users import User
+from hawker.worker.drivers.refusals import RuntimeKilled
+from hawker.worker.drivers.supervised import Supervisor
+
+Name = Literal["crun", "runc"]
+NAMES: Final[tuple[Name, ...]] = ("crun", "runc")
+PROBE: Final = "probe"
+_PROBE_IDS: Final = 1 << 20
+
+
+class Runtime(msgspec.Struct, frozen=True, kw_only=True):
+    """`ids`: in user namespaces."""
+
+    name: Name
+    path: str
+    ids: bool
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True):
+    """What this host has for containers. `runtime` None: they cannot be run, `problem` says why and what helps. `init`
+    is the path of the program that is process 1, `swap` whether the kernel can limit it."""
+
+    runtime: Runtime | None = None
+    problem: str = ""
+    init: str = ""
+    cgroups: Literal["v1", "v2", ""] = ""
+    swap: bool = True
+
+
+async def look(supervisor: Supervisor, wanted: str, *, user_namespaces: bool) -> Host:
+    """`wanted`: a runtime's name, or "auto"."""
+    if wanted not in (*NAMES, "auto"):
+        return Host(problem=f"runtime {wanted!r}: must be auto, {' or '.join(NAMES)}")
+    if os.geteuid() != 0:
+        return Host(problem="containers need root: run the worker as root")
+    kind = cgroups.usable()
+    if not kind:
+        return Host(problem="control groups for memory, cpu and processes are not there, or may not be written to")
+    names = NAMES if wanted == "auto" else [name for name in NAMES if name == wanted]
+    found = {name: path for name in names if (path := shutil.which(name))}
+    if not found:
+        return Host(problem=f"no container runtime: apt install {' or '.join(names)}")
+    if not shutil.which("mke2fs", path="/usr/sbin:/sbin:/usr/bin:/bin"):
+        return Host(problem="root file systems of bounded size need mke2fs: apt install e2fsprogs")
+    try:
+        init = await asyncio.to_thread(program, "container", supervisor.directory / "init")
+    except NoCompiler as error:
+        return Host(problem=str(error))
+    host = Host(init=str(init), cgroups=kind, swap=_counts_swap(kind))
+    problems = []
+    for name, path in found.items():
+        for ids in (True, False) if user_namespaces else (False,):
+            runtime = Runtime(name=name, path=path, ids=ids)
+            problem = await _try(supervisor, host, runtime)
+            if not problem:
+                return msgspec.structs.replace(host, runtime=runtime)
+            problems.append(f"{name}{' in a user namespace' if ids else ''}: {problem}")
+    return msgspec.structs.replace(host, problem="no container can be run here: " + "; ".join(problems))
+
+
+async def _try(supervisor: Supervisor, host: Host, runtime: Runtime) -> str:
+    """Run a container of nothing but our init. Gives what kept it from running."""
+    key = f"{PROBE}/{runtime.name}{'-ids' if runtime.ids else ''}"
+    ids = IdMap(_PROBE_IDS) if runtime.ids else None
+    limits = Limits(cpu_millis=1000, memory_mib=64)
+    spec = InstanceSpec(key=key, machine=PROBE, image="", argv=[INIT, "--", INIT], env={}, limits=limits)
+    config = runtime_spec(
+        spec,
+        resolve(spec, ImageConfig()),
+        User(),
+        Place(rootfs=f"{PLACE}/rootfs", init=host.init, cgroup=GROUP),
+        ids=ids,
+        hard_limits={"RLIMIT_NOFILE": resource.getrlimit(resource.RLIMIT_NOFILE)[1]},
+        runtime=runtime.name,
+        cgroups=host.cgroups,
+        architecture=os.uname().machine,
+        swap=host.swap,
+    )
+    config["process"]["args"][1:1] = ["--go-fd", str(GO_FD)]
+    fields: dict[str, Any] = {
+        "key": key,
+        "machine": PROBE,
+        "runtime": runtime.path,
+        "config": msgspec.json.encode(config).decode(),
+        "layers": [],
+        "root": {"persist": False, "size_mib": 0},
+        "ids": ids.base if ids else None,
+        "mounts": [],
+        "files": [],
+        "owner": ids.base if ids else 0,
+        "limits": msgspec.to_builtins(limits),
+        "note": {},
+    }
+    await supervisor.call("destroy", key=key, force=True)  # one that a killed daemon left
+    try:
+        await supervisor.call_once("make", **fields)
+        await supervisor.call_once("go", key=key)
+    except (StartFailed, RuntimeKilled) as error:
+        return str(error)
+    await supervisor.call("destroy", key=key, force=True)
+    await supervisor.call("purge", machine=PROBE)
+    return ""
+
+
+def _counts_swap(kind: str) -> bool:
+    return kind == "v2" or Path("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes").exists()
