@@ -89,6 +89,7 @@ class Publishing:
             "cpus": row.resources.cpus_shared + row.resources.cpus_dedicated,
             "memory_mib": row.resources.memory_mib,
             "cordoned": row.cordoned,
+            "hidden": True if (row.config.get("dns") or {}).get("skip_registration") else None,
             "created_at_ms": row.created_at_ms,
         }
         urgent = row.state in SETTLED
