@@ -55,6 +55,10 @@ class Partial:
         self._lock = threading.RLock()  # a cancelled caller closes while its thread writes; the number is used again
         self._hash = hashlib.sha256()
 
+    @property
+    def is_open(self) -> bool:
+        return self._file is not None
+
     async def open(self) -> None:
         """Take up what an earlier fetch left."""
         await asyncio.to_thread(self._open)
@@ -63,6 +67,8 @@ class Partial:
         try:
             self._path.touch(0o600)
             self._file = self._path.open("r+b", 0)
+            self._hash = hashlib.sha256()
+            self.offset = 0
             while piece := self._file.read(PIECE_BYTES):
                 self._hash.update(piece)
                 self.offset += len(piece)

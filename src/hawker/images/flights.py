@@ -1,7 +1,7 @@
 """One run of the same work, however many ask for it.
 
 Whoever asks while it runs waits for that run. A waiter that is cancelled leaves the others to it; when the last has
-left, the work is cancelled. What it raises, all of them get.
+left, the work is cancelled and its end waited for. What it raises, all of them get.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Flights(Generic[T]):
             flight.waiting -= 1
             if flight.waiting == 0 and not flight.task.done():
                 flight.task.cancel()
+                await asyncio.wait([flight.task])  # it undoes what is half done
 
     def _landed(self, key: str, task: asyncio.Task[T]) -> None:
         flight = self._flights.get(key)

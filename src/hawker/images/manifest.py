@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -98,7 +98,7 @@ class _Document(msgspec.Struct, frozen=True, rename="camel"):
     manifests: list[_Entry] | None = None
     config: _Descriptor | None = None
     layers: list[_Descriptor] | None = None
-    fs_layers: msgspec.Raw | None = None
+    fs_layers: Any = None
 
 
 class _Program(msgspec.Struct, frozen=True, rename="pascal"):

@@ -115,6 +115,8 @@ class Transfers:
         endpoints = self._registries.endpoints(ref)
         for number, to in enumerate(endpoints):
             last = number == len(endpoints) - 1
+            if not partial.is_open:
+                await partial.open()
             try:
                 return await self._from_registry(ref, to, blob, partial, moved, self._registries.patience(last))
             except StoreError:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -83,6 +84,9 @@ class Trees:
             return into, await unpack(blob, layer.media_type, layer.diff_id, into, limits=limits)
         except OSError as error:
             raise translated(error, into) from error
+        except BaseException:
+            await self.discard(into)  # a cancel may come as it is put in its place
+            raise
 
     async def discard(self, tree: Path) -> None:
         await asyncio.shield(remove(tree))
@@ -92,7 +96,7 @@ class Trees:
         final = self.path(chain_id)
         about = _About(unpacked.bytes, unpacked.left_out, unpacked.collapsed)
         try:
-            await settle(tree, unpacked, [self.path(lower) for lower in lowers])
+            await _to_its_end(settle(tree, unpacked, [self.path(lower) for lower in lowers]))
             await asyncio.to_thread(write_durably, final.with_name(final.name + ".json"), msgspec.json.encode(about))
             os.rename(tree, final)
             self._sizes[chain_id] = unpacked.bytes
@@ -109,6 +113,16 @@ class Trees:
         path.rename(going)
         path.with_name(path.name + ".json").unlink(missing_ok=True)
         await asyncio.shield(remove(going))
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Cancelled or not: nobody may remove a tree under a thread that works on it."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 def _about(path: Path) -> _About:

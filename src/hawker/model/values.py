@@ -180,7 +180,7 @@ class ImageRef:
         if not _REPOSITORY.fullmatch(ref.repository) or len(ref.repository) > _REPOSITORY_MOST:
             remedy = "write a repository of lower-case letters and digits, parted by one of / . _ -"
             raise Invalid(field, text, f"{remedy}, at most {_REPOSITORY_MOST} characters")
-        if ref.tag and not _TAG.fullmatch(ref.tag):
+        if text.partition("@")[0].endswith(":") or (ref.tag and not _TAG.fullmatch(ref.tag)):
             raise Invalid(field, text, "write a tag of letters, digits, _ . -, at most 128, not starting with . or -")
         if "@" in text and not is_digest(ref.digest):
             raise Invalid(field, text, "write the digest as sha256: and 64 lower-case hexadecimal digits")

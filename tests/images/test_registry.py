@@ -1,0 +1,602 @@
+"""Images from registries: what Debian's docker-registry serves, what it takes, and what goes wrong on the way.
+
+Each ends in the right tree, or in a clear refusal with nothing left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.kit.images import opened, settings
+from tests.kit.oci import Made, directory, file, image, index, layer, opaque, tree_of, whiteout
+from tests.kit.registry import (
+    HTPASSWD,
+    PASSWORD,
+    USER,
+    DockerRegistry,
+    Front,
+    TokenServer,
+    corrupt,
+    cut,
+    hold,
+    put,
+    redirect,
+    registry,
+    replace,
+    shorten,
+    status,
+)
+
+from hawker.errors import ImageError, ImageNotFound, Unreachable
+from hawker.images.http import endpoint
+from hawker.images.service import Images
+from hawker.images.settings import RegistrySettings
+from hawker.model.image import Platform
+
+__all__ = ["registry"]
+
+NOISE = bytes(range(256)) * 4096  # 1 MiB; a tar of it is not compressed here
+
+
+def plain_image(data: bytes = NOISE) -> Made:
+    return image([layer([file("noise", data)], compression="")])
+
+
+def left(images: Images) -> list[str]:
+    """Files of a store that belong to an image, to no matter which part of it."""
+    return sorted(path.name for path in images.directory.rglob("*") if path.is_file() or path.parent.name == "trees")
+
+
+@pytest.fixture
+async def front(registry: DockerRegistry) -> AsyncIterator[Front]:
+    async with Front(registry.port) as found:
+        yield found
+
+
+@pytest.fixture
+async def images(tmp_path: Path) -> AsyncIterator[Images]:
+    async with opened(tmp_path / "images") as found:
+        yield found
+
+
+# What there is
+
+
+async def test_layers_of_every_compression_with_whiteouts_become_trees(
+    registry: DockerRegistry, images: Images
+) -> None:
+    made = image(
+        [
+            layer([directory("etc"), file("etc/a", b"1"), file("etc/b", b"2"), directory("d"), file("d/old")], "gzip"),
+            layer([whiteout("etc/a"), file("etc/c", b"3")], "zstd"),
+            layer([opaque("d"), file("d/new", b"4")], ""),
+        ],
+        {
+            "Cmd": ["/bin/x"],
+            "Env": ["A=1", "broken"],
+            "User": "1000",
+            "StopSignal": "SIGINT",
+            "ExposedPorts": {"80/tcp": {}},
+        },
+    )
+    reference = await put(registry.host, "layers:1", made)
+    kept = await images.ensure(reference)
+    assert kept.digest == made.digest
+    assert kept.config.cmd == ("/bin/x",)
+    assert kept.config.env == ("A=1",)
+    assert (kept.config.user, kept.config.stop_signal, kept.config.exposed) == ("1000", "SIGINT", ("80/tcp",))
+    top, middle, bottom = (tree_of(tree) for tree in images.layers(kept))
+    assert bottom == {"etc": "d755", "etc/a": "f644 1", "etc/b": "f644 2", "d": "d755", "d/old": "f644 "}
+    assert middle == {"etc": "d755", "etc/a": "20000 0 0", "etc/c": "f644 3"}
+    assert top == {"d": "d755", "d/new": "f644 4"}
+
+
+async def test_docker_s_own_media_types_are_the_same_to_us(registry: DockerRegistry, images: Images) -> None:
+    made = image([layer([file("a", b"1")], docker=True)], docker=True)
+    listed = index([(made, {"os": "linux", "architecture": "amd64"})], docker=True)
+    reference = await put(registry.host, "docker:1", listed)
+    assert (await images.ensure(reference)).digest == made.digest
+
+
+@pytest.mark.parametrize(
+    ("platform", "expected"),
+    [
+        (Platform(architecture="amd64"), "amd64"),
+        (Platform(architecture="arm64", variant="v8"), "arm64"),
+        (Platform(architecture="arm", variant="v7"), "armv6"),
+    ],
+)
+async def test_of_an_index_the_image_for_this_platform_is_fetched(
+    registry: DockerRegistry, tmp_path: Path, platform: Platform, expected: str
+) -> None:
+    def of(name: str, architecture: str, variant: str = "") -> tuple[Made, dict[str, str]]:
+        made = image([layer([file("which", name.encode())])], architecture=architecture, variant=variant)
+        return made, {"os": "linux", "architecture": architecture, **({"variant": variant} if variant else {})}
+
+    attestation = image([layer([file("x")])], architecture="unknown", os="unknown")
+    made = index(
+        [
+            (attestation, {"os": "unknown", "architecture": "unknown"}),
+            of("armv6", "arm", "v6"),
+            of("armv8", "arm", "v8"),
+            of("arm64", "arm64", "v8"),
+            of("amd64", "amd64"),
+        ]
+    )
+    reference = await put(registry.host, "platforms:1", made)
+    async with opened(tmp_path / "images", platform=platform) as images:
+        kept = await images.ensure(reference)
+        assert (images.layers(kept)[0] / "which").read_text() == expected
+        assert images.find(f"{reference.rpartition(':')[0]}@{made.digest}") is None  # asked for by tag alone
+        assert await images.ensure(f"{reference.rpartition(':')[0]}@{made.digest}") == kept
+
+
+async def test_an_image_for_other_platforms_alone_is_refused_and_they_are_named(
+    registry: DockerRegistry, images: Images
+) -> None:
+    made = image([layer([file("a")])], architecture="arm64", variant="v8")
+    reference = await put(registry.host, "foreign:1", index([(made, {"os": "linux", "architecture": "arm64"})]))
+    with pytest.raises(ImageError, match="not there for linux/amd64; its platforms: linux/arm64"):
+        await images.ensure(reference)
+    reference = await put(registry.host, "foreign:2", made)
+    with pytest.raises(ImageError, match="made for linux/arm64/v8, and this worker is linux/amd64"):
+        await images.ensure(reference)
+    assert left(images) == []
+
+
+async def test_an_image_that_is_not_there_is_not_found(registry: DockerRegistry, images: Images) -> None:
+    with pytest.raises(ImageNotFound, match="manifest unknown"):
+        await images.ensure(f"{registry.host}/nothing:1")
+
+
+async def test_a_tag_means_what_it_meant_until_pull_asks_again(front: Front, images: Images) -> None:
+    old, new = image([layer([file("a", b"1")])]), image([layer([file("a", b"2")])])
+    reference = await put(front.host, "moving:1", old)
+    assert (await images.ensure(reference)).digest == old.digest
+    await put(front.host, "moving:1", new)
+    asked = len(front.requests)
+    assert (await images.ensure(reference)).digest == old.digest
+    assert len(front.requests) == asked
+    assert (await images.pull(reference)).digest == new.digest
+    assert (await images.ensure(reference)).digest == new.digest
+    assert images.find(old.digest) is not None
+
+
+async def test_an_image_may_be_described_without_fetching_its_layers(front: Front, images: Images) -> None:
+    made = plain_image()
+    reference = await put(front.host, "described:1", made)
+    assert not images.missing(reference).known
+    assert (await images.describe(reference)).digest == made.digest
+    missing = images.missing(reference)
+    assert (missing.known, missing.bytes) == (True, len(made.layers[0].blob))
+    assert missing.transfer_ms > 0
+    assert front.asked(made.layers[0].digest) == []
+    await images.ensure(reference)
+    assert images.missing(reference).bytes == 0
+
+
+# Who may
+
+
+async def test_a_token_is_asked_for_once_and_only_with_the_credentials_given(tmp_path: Path) -> None:
+    async with TokenServer(tmp_path) as tokens:
+        registry = DockerRegistry(tmp_path / "registry", tokens.auth)
+        registry.start()
+        try:
+            made = image([layer([file("a", b"1")]), layer([file("b", b"2")])])
+            pushed = {"Authorization": f"Bearer {tokens.token(['repository:private/app:pull,push'])}"}
+            reference = await put(registry.host, "private/app:1", made, pushed)
+            async with opened(tmp_path / "none") as images:
+                with pytest.raises(ImageError, match="which refuses one"):
+                    await images.ensure(reference)
+                assert left(images) == []
+            credentials = {registry.host: RegistrySettings(username=USER, password=PASSWORD)}
+            async with opened(tmp_path / "some", registries=credentials) as images:
+                assert (await images.ensure(reference)).digest == made.digest
+            assert tokens.granted == 1
+            assert tokens.asked[-1] == {"service": ["registry.test"], "scope": ["repository:private/app:pull"]}
+        finally:
+            registry.stop()
+
+
+async def test_a_token_that_has_expired_for_the_registry_is_asked_for_anew(tmp_path: Path) -> None:
+    async with TokenServer(tmp_path, lasts_s=300) as tokens:
+        registry = DockerRegistry(tmp_path / "registry", tokens.auth)
+        registry.start()
+        try:
+            made = plain_image()
+            pushed = {"Authorization": f"Bearer {tokens.token(['repository:app:pull,push'])}"}
+            async with Front(registry.port) as front:
+                reference = await put(front.host, "app:1", made, pushed)
+                challenge = f'Bearer realm="{tokens.realm}",service="registry.test",scope="repository:app:pull"'
+                front.spoil(made.layers[0].digest, status(401, {"WWW-Authenticate": challenge}), times=1)
+                credentials = {front.host: RegistrySettings(username=USER, password=PASSWORD)}
+                async with opened(tmp_path / "images", registries=credentials) as images:
+                    await images.ensure(reference)
+            assert tokens.granted == 2
+        finally:
+            registry.stop()
+
+
+async def test_a_password_is_given_to_who_asks_for_it_and_docker_s_file_may_have_it(tmp_path: Path) -> None:
+    (tmp_path / "htpasswd").write_text(HTPASSWD)
+    auth = {"htpasswd": {"realm": "here", "path": str(tmp_path / "htpasswd")}}
+    registry = DockerRegistry(tmp_path / "registry", auth)
+    registry.start()
+    try:
+        secret = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+        made = image([layer([file("a", b"1")])])
+        reference = await put(registry.host, "app:1", made, {"Authorization": f"Basic {secret}"})
+        docker = tmp_path / "config.json"
+        async with opened(tmp_path / "images", docker_config=str(docker)) as images:
+            with pytest.raises(ImageError, match="knows nobody without credentials") as refused:
+                await images.ensure(reference)
+            assert registry.host in refused.value.hint
+            docker.write_text(json.dumps({"auths": {f"http://{registry.host}/v1/": {"auth": secret}}}))
+            assert (await images.ensure(reference)).digest == made.digest
+        wrong = {registry.host: RegistrySettings(username=USER, password="wrong")}
+        async with opened(tmp_path / "wrong", registries=wrong) as images:
+            with pytest.raises(ImageError, match="denies access: authentication required"):
+                await images.ensure(reference)
+    finally:
+        registry.stop()
+
+
+async def test_credentials_do_not_follow_a_redirect_to_another_host(registry: DockerRegistry, tmp_path: Path) -> None:
+    made = plain_image()
+    async with Front(registry.port, basic=(USER, PASSWORD)) as front, Front(registry.port) as storage:
+        await put(storage.host, "redirected:1", made)
+        front.spoil("blobs/", redirect(lambda asked: f"http://{storage.host}{asked.target}"))
+        credentials = {front.host: RegistrySettings(username=USER, password=PASSWORD)}
+        async with opened(tmp_path / "images", registries=credentials) as images:
+            assert (await images.ensure(f"{front.host}/redirected:1")).digest == made.digest
+        assert all("authorization" not in asked.headers for asked in storage.requests)
+        assert len(storage.asked("blobs/")) == 2  # the configuration and the layer
+
+
+# In the clear
+
+
+@pytest.mark.parametrize(
+    ("host", "origin"),
+    [
+        ("127.0.0.1:5000", "http://127.0.0.1:5000"),
+        ("127.9.9.9", "http://127.9.9.9"),
+        ("[::1]:5000", "http://[::1]:5000"),
+        ("localhost", "http://localhost"),
+        ("registry.localhost:5000", "http://registry.localhost:5000"),
+        ("allowed.example:5000", "http://allowed.example:5000"),
+        ("registry.example", "https://registry.example"),
+        ("registry.example:443", "https://registry.example"),
+        ("localhost.example", "https://localhost.example"),
+        ("10.0.0.1:5000", "https://10.0.0.1:5000"),
+        ("[2001:db8::1]:5000", "https://[2001:db8::1]:5000"),
+        ("strict.localhost", "https://strict.localhost"),
+    ],
+)
+def test_plain_http_is_for_loopback_and_who_is_allowed_by_name(host: str, origin: str) -> None:
+    said = {
+        "allowed.example:5000": RegistrySettings(insecure=True),
+        "strict.localhost": RegistrySettings(insecure=False),
+    }
+    assert endpoint(settings(registries=said), host).origin == origin
+
+
+async def test_a_registry_that_must_use_tls_and_does_not_is_not_asked_in_the_clear(
+    front: Front, tmp_path: Path
+) -> None:
+    reference = await put(front.host, "clear:1", image([layer([file("a")])]))
+    front.requests.clear()
+    said = {front.host: RegistrySettings(insecure=False)}
+    async with opened(tmp_path / "images", registries=said, attempts=1, connect_timeout_s=0.2) as strict:
+        with pytest.raises(Unreachable):
+            await strict.ensure(reference)
+    assert front.requests == []
+
+
+async def test_no_redirect_leads_to_plain_http_or_to_another_scheme(front: Front, images: Images) -> None:
+    made = plain_image()
+    reference = await put(front.host, "leads:1", made)
+    for location, problem in (
+        ("http://storage.example/blob", "leads to storage.example by plain HTTP"),
+        ("file:///etc/passwd", "leads to file://"),
+    ):
+        front.heal()
+        front.spoil("blobs/", redirect(lambda asked, location=location: location))  # type: ignore[misc]
+        with pytest.raises(ImageError, match=problem):
+            await images.ensure(reference)
+    front.heal()
+    front.spoil("blobs/", redirect(lambda asked: asked.target))
+    with pytest.raises(ImageError, match="redirects more than 5 times"):
+        await images.ensure(reference)
+    assert left(images) == []
+
+
+# What goes wrong
+
+
+async def test_a_corrupt_blob_is_asked_for_once_more_and_then_refused(front: Front, images: Images) -> None:
+    made = plain_image()
+    reference = await put(front.host, "corrupt:1", made)
+    front.spoil(made.layers[0].digest, corrupt(at=70_000), times=1)
+    assert (await images.ensure(reference)).digest == made.digest
+    await images.remove(reference)
+    front.spoil(made.layers[0].digest, corrupt(at=70_000))
+    with pytest.raises(ImageError, match=f"sends {made.layers[0].digest} with other bytes"):
+        await images.ensure(reference)
+    assert left(images) == []
+
+
+async def test_a_blob_that_is_too_short_or_too_long_is_refused(front: Front, images: Images) -> None:
+    made = plain_image()
+    reference = await put(front.host, "short:1", made)
+    size = len(made.layers[0].blob)
+    front.spoil(made.layers[0].digest, shorten(size - 1))
+    with pytest.raises(ImageError, match=f"has {size - 1} bytes of .*, which has {size}"):
+        await images.ensure(reference)
+    front.heal()
+    front.spoil(made.layers[0].digest, replace(made.layers[0].blob + b"x"))
+    with pytest.raises(ImageError, match=f"has {size + 1} bytes of .*, which has {size}"):
+        await images.ensure(reference)
+    assert left(images) == []
+
+
+async def test_a_layer_with_another_content_than_the_configuration_says_is_refused(
+    registry: DockerRegistry, images: Images
+) -> None:
+    good, other = layer([file("a", b"1")]), layer([file("a", b"2")])
+    reference = await put(registry.host, "liar:1", image([good, good], diff_ids=[good.diff_id, other.diff_id]))
+    with pytest.raises(ImageError, match="layer 1: "):
+        await images.ensure(reference)
+    assert left(images) == []
+
+
+async def test_a_registry_that_dies_midway_is_asked_for_the_rest_alone(front: Front, images: Images) -> None:
+    made = plain_image()
+    digest, size = made.layers[0].digest, len(made.layers[0].blob)
+    reference = await put(front.host, "dies:1", made)
+    front.spoil(digest, cut(after=300_000), times=1)
+    front.spoil(digest, cut(after=200_000), times=1)
+    kept = await images.ensure(reference)
+    assert (images.layers(kept)[0] / "noise").read_bytes() == NOISE
+    assert [asked.headers.get("range") for asked in front.asked(digest)] == [None, "bytes=300000-", "bytes=500000-"]
+    assert size > 500_000
+
+
+async def test_a_registry_that_knows_no_ranges_sends_the_whole_and_what_is_here_is_skipped(
+    registry: DockerRegistry, images: Images
+) -> None:
+    made = plain_image()
+    async with Front(registry.port, ranges=False) as front:
+        reference = await put(front.host, "ranges:1", made)
+        front.spoil(made.layers[0].digest, cut(after=300_000), times=1)
+        kept = await images.ensure(reference)
+        assert (images.layers(kept)[0] / "noise").read_bytes() == NOISE
+        assert len(front.asked(made.layers[0].digest)) == 2
+
+
+async def test_a_range_that_the_registry_does_not_have_begins_anew(front: Front, images: Images) -> None:
+    made = plain_image()
+    digest = made.layers[0].digest
+    reference = await put(front.host, "range:1", made)
+    front.spoil(digest, cut(after=300_000), times=1)
+    front.spoil(digest, status(416, {"Content-Range": "bytes */*"}), times=1)
+    await images.ensure(reference)
+    assert [asked.headers.get("range") for asked in front.asked(digest)] == [None, "bytes=300000-", None]
+
+
+async def test_a_fetch_goes_on_after_a_restart_of_the_daemon(front: Front, tmp_path: Path) -> None:
+    made = plain_image()
+    digest = made.layers[0].digest
+    reference = await put(front.host, "restart:1", made)
+    front.spoil(digest, cut(after=400_000))
+    async with opened(tmp_path / "images", attempts=1) as images:
+        with pytest.raises(Unreachable):
+            await images.ensure(reference)
+    front.heal()
+    async with opened(tmp_path / "images") as images:
+        kept = await images.ensure(reference)
+        assert (images.layers(kept)[0] / "noise").read_bytes() == NOISE
+    assert [asked.headers.get("range") for asked in front.asked(digest)] == [None, "bytes=400000-"]
+
+
+async def test_what_an_earlier_fetch_left_wrong_is_thrown_away(front: Front, tmp_path: Path) -> None:
+    made = plain_image()
+    reference = await put(front.host, "torn:1", made)
+    partial = tmp_path / "images" / "blobs" / "partial" / made.layers[0].digest.removeprefix("sha256:")
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(bytes(4096))
+    async with opened(tmp_path / "images") as images:
+        kept = await images.ensure(reference)
+        assert (images.layers(kept)[0] / "noise").read_bytes() == NOISE
+    assert not partial.exists()
+
+
+async def test_a_busy_registry_is_asked_again_and_not_for_ever(front: Front, images: Images) -> None:
+    made = image([layer([file("a")])])
+    reference = await put(front.host, "busy:1", made)
+    front.spoil("manifests/", status(429, {"Retry-After": "0"}), times=1)
+    front.spoil("manifests/", status(503), times=1)
+    await images.ensure(reference)
+    assert len(front.asked("manifests/")) == 3
+    front.spoil("manifests/", status(502))
+    with pytest.raises(Unreachable, match="answered 502"):
+        await images.pull(reference)
+    assert len(front.asked("manifests/")) == 6
+    assert images.find(reference) is not None
+
+
+async def test_a_registry_that_trickles_is_given_up(front: Front, tmp_path: Path) -> None:
+    made = plain_image()
+    reference = await put(front.host, "stuck:1", made)
+    gate = asyncio.Event()
+    front.spoil(made.layers[0].digest, hold(gate, after=1000))
+    async with opened(tmp_path / "images", attempts=2, read_timeout_s=0.1) as images:
+        with pytest.raises(Unreachable, match="nothing came for"):
+            await images.ensure(reference)
+    gate.set()
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b"{", "its manifest cannot be read"),
+        (b"x" * ((4 << 20) + 1), "more than"),
+        (b'{"schemaVersion":1,"fsLayers":[]}', "manifest of schema 1"),
+    ],
+)
+async def test_a_manifest_that_makes_no_sense_is_refused(
+    front: Front, images: Images, body: bytes, problem: str
+) -> None:
+    reference = await put(front.host, "nonsense:1", image([layer([file("a")])]))
+    front.spoil("manifests/", replace(body))
+    with pytest.raises((ImageError, Unreachable), match=problem):
+        await images.ensure(reference)
+    assert left(images) == []
+
+
+async def test_a_manifest_asked_for_by_digest_has_that_digest(front: Front, images: Images) -> None:
+    made, other = image([layer([file("a", b"1")])]), image([layer([file("a", b"2")])])
+    reference = await put(front.host, "digest", made)
+    front.spoil("manifests/", replace(other.manifest), times=1)
+    with pytest.raises(ImageError, match="its manifest is corrupt"):
+        await images.ensure(reference)
+    assert (await images.ensure(reference)).digest == made.digest
+
+
+# Mirrors
+
+
+async def test_mirrors_are_asked_first_and_the_registry_for_what_they_do_not_have(
+    registry: DockerRegistry, tmp_path: Path
+) -> None:
+    made = plain_image()
+    async with Front(registry.port) as origin, Front(registry.port) as mirror:
+        reference = await put(origin.host, "mirrored:1", made)
+        await put(registry.host, "cache/mirrored:1", made)
+        origin.requests.clear()
+        said = {origin.host: RegistrySettings(mirrors=("127.0.0.1:1", f"{mirror.host}/cache"))}
+        async with opened(tmp_path / "one", registries=said) as images:
+            assert (await images.ensure(reference)).digest == made.digest
+        assert origin.requests == []
+        mirror.spoil(made.layers[0].digest, corrupt(5))
+        async with opened(tmp_path / "two", registries=said) as images:
+            kept = await images.ensure(reference)
+            assert (images.layers(kept)[0] / "noise").read_bytes() == NOISE
+        assert len(origin.requests) == 1
+        mirror.spoil("manifests/", status(404))
+        async with opened(tmp_path / "three", registries=said) as images:
+            assert (await images.ensure(reference)).digest == made.digest
+        assert len(origin.asked("manifests/")) == 1
+
+
+# Many at once
+
+
+async def test_twenty_who_ask_cause_one_transfer_of_each_blob(front: Front, images: Images) -> None:
+    shared = layer([file("shared", NOISE)])
+    one, two = image([shared, layer([file("a", b"1")])]), image([shared, layer([file("b", b"2")])])
+    first, second = await put(front.host, "many:1", one), await put(front.host, "many:2", two)
+    got = await asyncio.gather(*(images.ensure(first if n % 2 else second) for n in range(20)))
+    assert {image.digest for image in got} == {one.digest, two.digest}
+    for digest in {*one.blobs, *two.blobs}:
+        assert len(front.asked(digest)) == 1, digest
+    assert len(front.asked("manifests/")) == 2
+
+
+async def test_a_caller_who_leaves_does_not_take_the_others_transfer_along(front: Front, images: Images) -> None:
+    made = plain_image()
+    reference = await put(front.host, "leaver:1", made)
+    gate = asyncio.Event()
+    front.spoil(made.layers[0].digest, hold(gate, after=1000), times=1)
+    leaver, stayer = (asyncio.ensure_future(images.ensure(reference)) for _ in range(2))
+    while not front.asked(made.layers[0].digest):
+        await asyncio.wait([leaver], timeout=0.01)
+    leaver.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaver
+    gate.set()
+    assert (await stayer).digest == made.digest
+    assert len(front.asked(made.layers[0].digest)) == 1
+
+
+async def test_when_the_last_caller_leaves_the_transfer_stops_and_can_be_gone_on_with(
+    front: Front, images: Images
+) -> None:
+    made = plain_image()
+    digest = made.layers[0].digest
+    reference = await put(front.host, "last:1", made)
+    gate = asyncio.Event()
+    front.spoil(digest, hold(gate, after=200_000), times=1)
+    leaver = asyncio.ensure_future(images.ensure(reference))
+    while not front.asked(digest):
+        await asyncio.wait([leaver], timeout=0.01)
+    leaver.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaver
+    gate.set()
+    assert (await images.ensure(reference)).digest == made.digest
+    assert len(front.asked(digest)) == 2
+
+
+# Other workers
+
+
+async def test_other_workers_are_asked_before_the_registry(front: Front, tmp_path: Path) -> None:
+    made = image([layer([file("noise", NOISE)]), layer([file("a", b"1")])])
+    reference = await put(front.host, "peers:1", made)
+    async with opened(tmp_path / "one") as there, opened(tmp_path / "two") as here:
+        await there.ensure(reference)
+        front.requests.clear()
+        asked: list[tuple[str, int]] = []
+
+        async def peer(digest: str, size: int, offset: int) -> AsyncIterator[bytes] | None:
+            asked.append((digest, offset))
+            return there.blob(digest, offset) if there.has_blob(digest) else None
+
+        here.fetchers.append(peer)
+        assert (await here.ensure(reference)).digest == made.digest
+        assert len(front.requests) == 1  # what the tag means
+        assert {digest for digest, _ in asked} == set(made.blobs)
+        by_digest = f"nowhere.test/peers@{made.digest}"
+        async with opened(tmp_path / "three", offline=True) as third:
+            third.fetchers.append(peer)
+            assert (await third.ensure(by_digest)).digest == made.digest
+            assert third.find(made.digest) is not None
+
+
+async def test_where_another_worker_breaks_off_or_lies_the_registry_goes_on(front: Front, images: Images) -> None:
+    made = plain_image()
+    digest = made.layers[0].digest
+    reference = await put(front.host, "breaks:1", made)
+
+    async def half(wanted: str, size: int, offset: int) -> AsyncIterator[bytes] | None:
+        async def pieces() -> AsyncIterator[bytes]:
+            yield made.blobs[wanted][: size // 2]
+            raise ConnectionError("gone")
+
+        return pieces()
+
+    async def broken(wanted: str, size: int, offset: int) -> AsyncIterator[bytes] | None:
+        raise OSError("no")
+
+    images.fetchers += [broken, half]
+    assert (await images.ensure(reference)).digest == made.digest
+    assert [asked.headers.get("range") for asked in front.asked(digest)] == [f"bytes={len(made.layers[0].blob) // 2}-"]
+    await images.remove(reference)
+    front.requests.clear()
+
+    async def liar(wanted: str, size: int, offset: int) -> AsyncIterator[bytes] | None:
+        async def pieces() -> AsyncIterator[bytes]:
+            yield bytes(size - offset)
+
+        return pieces()
+
+    images.fetchers[:] = [liar]
+    assert (await images.ensure(reference)).digest == made.digest
+    assert [asked.headers.get("range") for asked in front.asked(digest)] == [None]
