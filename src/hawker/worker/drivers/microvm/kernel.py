@@ -45,10 +45,10 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kernel(msgspec.Struct, frozen=True, kw_only=True):
-    """What the hypervisor loads. `digest` changes with the kernel, the init, and how they are put together."""
+    """What the hypervisor loads: two files. `digest` changes with the kernel, the init, and how they are put together."""
 
-    vmlinux: Path
-    initrd: Path
+    vmlinux: str
+    initrd: str
     version: str
     digest: str
 
@@ -83,17 +83,12 @@ def prepare(source: Source, init: Path, cache: Path) -> Kernel:
     key = f"{source.version} {about.st_size} {about.st_mtime_ns} {parts[1:]}"
     digest = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
     cache.mkdir(parents=True, exist_ok=True)
-    kernel = Kernel(
-        vmlinux=cache / f"vmlinux-{source.version}-{digest}",
-        initrd=cache / f"initrd-{source.version}-{digest}",
-        version=source.version,
-        digest=digest,
-    )
-    if not kernel.vmlinux.exists():
-        _put(kernel.vmlinux, [vmlinux(source.image.read_bytes())])
-    if not kernel.initrd.exists():
-        _put(kernel.initrd, initial_files(init, source.modules))
-    return kernel
+    elf, initrd = (cache / f"{name}-{source.version}-{digest}" for name in ("vmlinux", "initrd"))
+    if not elf.exists():
+        _put(elf, [vmlinux(source.image.read_bytes())])
+    if not initrd.exists():
+        _put(initrd, initial_files(init, source.modules))
+    return Kernel(vmlinux=str(elf), initrd=str(initrd), version=source.version, digest=digest)
 
 
 def vmlinux(image: bytes) -> bytes:

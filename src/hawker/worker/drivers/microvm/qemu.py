@@ -76,7 +76,7 @@ def command(vm: Vm) -> list[str]:
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
         *("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny"),
         *("-object", _memory(vm)),
-        *("-kernel", str(vm.kernel.vmlinux), "-initrd", str(vm.kernel.initrd), "-append", _append(vm)),
+        *("-kernel", vm.kernel.vmlinux, "-initrd", vm.kernel.initrd, "-append", _append(vm)),
         *("-global", "virtio-mmio.force-legacy=false"),
         *("-chardev", "socket,id=qmp,path=qmp,server=on,wait=off", "-mon", "chardev=qmp,mode=control"),
         *_disk("image", vm.image, read_only=True),
