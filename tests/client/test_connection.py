@@ -84,6 +84,17 @@ async def test_every_form_of_a_reply_is_understood(method: str, raw: bytes, stat
     assert (reply.status, reply.body) == (status, body)
 
 
+async def test_after_a_head_with_a_length_the_next_call_reads_its_own_reply() -> None:
+    async def script(call: Call) -> None:
+        while request := await call.request():
+            body = b"" if request.startswith("HEAD") else b"hello"
+            await call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n" + body)
+
+    async with peer_of(script) as (peer, _):
+        replies = [await peer.request(method, "/x", timeout_s=LIMIT_S) for method in ("GET", "HEAD", "GET")]
+    assert [(reply.status, reply.body) for reply in replies] == [(200, b"hello"), (200, b""), (200, b"hello")]
+
+
 async def test_a_body_without_a_length_ends_with_the_connection() -> None:
     async def script(call: Call) -> None:
         await call.request()

@@ -287,3 +287,11 @@ def test_two_choices_takes_the_emptier_of_two_drawn() -> None:
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     with pytest.raises(Invalid, match="use one of curve, pack, random, spread, two-choices"):
         policy("cheapest")
+
+
+def test_how_much_an_image_counts_is_configured_for_the_policy_that_weighs_it() -> None:
+    offers = [an_offer("here", used=0.9), an_offer("empty", image_known=False)]
+    firsts = [policy("curve", weight).rank(offers, SMALL, random.Random(0))[0].worker for weight in (None, 0.0, 5.0)]
+    assert firsts == ["empty", "empty", "here"]
+    with pytest.raises(Invalid, match=r"image_weight.*takes no notice of images"):
+        policy("pack", 1.0)

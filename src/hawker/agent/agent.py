@@ -187,7 +187,7 @@ class Agent:
             settings.name,
             fleet,
             self._host,
-            policy(role.policy),
+            policy(role.policy, role.image_weight),
             self.metrics,
             settings.region,
             directory,

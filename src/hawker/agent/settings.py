@@ -29,6 +29,7 @@ keep_mib_max = 40960      # see hawker.images.settings
 [broker]
 listen = "0.0.0.0:4280"
 policy = "curve"
+# image_weight = 1.0       # how much it counts that a worker has the image, 0 for not at all
 # workers = ["ord-1@ord=10.0.0.1:4281"]   # a fixed list in the place of the catalog
 
 [catalog]                 # all of it may be left out
@@ -86,11 +87,13 @@ class WorkerRole(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BrokerRole(msgspec.Struct, forbid_unknown_fields=True):
-    """`workers`: a fixed list; without one the catalog tells which there are."""
+    """`workers`: a fixed list; without one the catalog tells which there are. `image_weight`: how much it counts in the
+    policy "curve" that a worker has the image; 1 is as much as half of its cpus and memory together."""
 
     listen: str
     workers: list[str] = []
     policy: str = "curve"
+    image_weight: float | None = None
 
 
 class CatalogSettings(msgspec.Struct, forbid_unknown_fields=True):

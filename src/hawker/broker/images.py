@@ -9,7 +9,8 @@ come.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 from urllib.parse import quote
 
@@ -25,7 +26,7 @@ from hawker.errors import Conflict, HawkerError, Invalid, NotFound, Precondition
 from hawker.host import Host
 from hawker.http.app import OWNER, REQUEST_ID, Handler
 from hawker.http.call import Call
-from hawker.http.events import KEEP_ALIVE, EventStream, event
+from hawker.http.events import EventStream, event
 from hawker.model import image_api
 from hawker.model.guest import Guest
 from hawker.model.market import Ask, Offer
@@ -34,7 +35,6 @@ from hawker.telemetry import get_logger
 SILENT = "hawker-unreachable-workers"
 LOOK_S = 5.0
 HEAD_S = 30.0
-QUIET_S = 10.0
 WAITING_MOST = 64
 """Events that wait for a slow client; its workers' streams wait with it."""
 
@@ -71,7 +71,18 @@ class ImageRelay:
         return await self._gathered(call, self._asked(call))
 
     async def remove(self, call: Call) -> Any:
-        return await self._gathered(call, self._asked(call))
+        """Refused when every worker that has it needs it; else each says what became of it there."""
+        answers, errors = await self._ask(call, self._asked(call))
+        kept = {name: error for name, error in errors.items() if error.status == Conflict.status}
+        if not any(answers.values()):
+            for error in kept.values():
+                raise error
+        told = [entry for answer in answers.values() for entry in answer]
+        told += [
+            msgspec.Raw(_encode(image_api.ImageRemoved(worker=name, removed=False, error=error.message)))
+            for name, error in kept.items()
+        ]
+        return _listed(told, errors)
 
     async def pull(self, call: Call) -> Any:
         body = call.read(image_api.PullImage)
@@ -79,7 +90,7 @@ class ImageRelay:
         if body.worker is None:
             having = await self._having(links, body.image)
             links = having or [await self._chosen(links, body.image)]
-        return self._events(call, links, "/v1/hawker/images/pull", body)
+        return await self._events(call, links, "/v1/hawker/images/pull", body)
 
     async def prefetch(self, call: Call) -> Any:
         body = call.read(image_api.PrefetchImage)
@@ -92,7 +103,7 @@ class ImageRelay:
             links = [link for found in ranked for link in found[: body.count]]
             if not links:
                 raise _nobody(body.image)
-        return self._events(call, links, "/v1/hawker/images/prefetch", body)
+        return await self._events(call, links, "/v1/hawker/images/prefetch", body)
 
     async def push(self, call: Call) -> Any:
         body = call.read(image_api.PushImage)
@@ -101,7 +112,7 @@ class ImageRelay:
             links = (await self._having(links, body.image))[:1]
             if not links:
                 raise NotFound(f"no worker has the image {body.image}", hint=f"hawker image pull {body.image}")
-        return self._events(call, links, "/v1/hawker/images/push", body)
+        return await self._events(call, links, "/v1/hawker/images/push", body)
 
     async def begin_upload(self, call: Call) -> Any:
         body = call.read(image_api.BeginUpload)
@@ -116,7 +127,7 @@ class ImageRelay:
         body = call.read(image_api.ImportImage)
         if not body.worker:
             raise Invalid("worker", body.worker, "name the worker that the upload is at")
-        return self._events(call, [self._link(body.worker)], "/v1/hawker/images/import", body)
+        return await self._events(call, [self._link(body.worker)], "/v1/hawker/images/import", body)
 
     # --- which workers -----------------------------------------------------------------------------------------------
 
@@ -183,27 +194,78 @@ class ImageRelay:
     # --- their answers -----------------------------------------------------------------------------------------------
 
     async def _gathered(self, call: Call, links: Sequence[WorkerLink]) -> Response:
-        """Lists as one. What no worker could answer is raised; a worker without images is left out, but where it is the
-        only one."""
+        """Lists as one."""
+        answers, errors = await self._ask(call, links)
+        return _listed([entry for answer in answers.values() for entry in answer], errors)
+
+    async def _ask(
+        self, call: Call, links: Sequence[WorkerLink]
+    ) -> tuple[dict[str, list[msgspec.Raw]], dict[str, HawkerError]]:
+        """The call at each. What no worker could answer is raised; a worker without images is left out, but where it is
+        the only one."""
         path = call.request.scope["path"] + query_of(call)
         calls = {link.name: link.ask(call.request.method, path, list[msgspec.Raw]) for link in links}
         answers, errors = await gather_named(calls)
         if not answers:
             for error in sorted(errors.values(), key=lambda error: error.status == PreconditionFailed.status):
                 raise error
-        response = Response(
-            _encode([entry for answer in answers.values() for entry in answer]), media_type="application/json"
-        )
-        refused = {n: e for n, e in errors.items() if isinstance(e, PeerError) and e.status == Conflict.status}
-        if refused and not any(answers.values()):
-            raise next(iter(refused.values()))
-        if silent := unreachable(errors):
-            response.headers[SILENT] = ", ".join(silent)
-        return response
+        return answers, errors
 
-    def _events(self, call: Call, links: Sequence[WorkerLink], path: str, body: Any) -> EventStream:
+    async def _events(self, call: Call, links: Sequence[WorkerLink], path: str, body: Any) -> EventStream:
+        """What the workers tell. What a single one refuses is refused here; of several each has its say."""
         headers = {REQUEST_ID: call.id, OWNER: call.owner, "content-type": "application/json"}
-        return EventStream(_merged(links, path, _encode(body), headers))
+        if len(links) > 1:
+            return EventStream(_merged(links, path, _encode(body), headers))
+        stack = AsyncExitStack()
+        try:
+            chunks = await stack.enter_async_context(_opened(links[0], path, _encode(body), headers))
+        except BaseException:
+            await stack.aclose()
+            raise
+        return EventStream(_alone(links[0], stack, chunks))
+
+
+def _listed(entries: Sequence[msgspec.Raw], errors: dict[str, HawkerError]) -> Response:
+    response = Response(_encode(entries), media_type="application/json")
+    if silent := unreachable(errors):
+        response.headers[SILENT] = ", ".join(silent)
+    return response
+
+
+@asynccontextmanager
+async def _opened(
+    link: WorkerLink, path: str, body: bytes, headers: dict[str, str]
+) -> AsyncIterator[AsyncIterator[bytes]]:
+    """A worker's stream of events. Raises what it refuses."""
+    async with link.peer.stream("POST", path, body=body, headers=headers, timeout_s=HEAD_S) as stream:
+        if stream.status != 200:
+            whole = b"".join([chunk async for chunk in stream.chunks])
+            answer = PeerResponse(stream.status, stream.headers, whole)
+            check_meant(link.name, answer)
+            raise PeerError(answer)
+        yield stream.chunks
+
+
+async def _whole(link: WorkerLink, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """Events and signs of life, each whole. A worker that breaks off before its last word gets one."""
+    rest, ended = b"", False
+    try:
+        async for chunk in chunks:
+            *events, rest = (rest + chunk).split(b"\n\n")
+            for each in events:
+                ended = ended or each.startswith((b"event: done", b"event: error"))
+                yield each + b"\n\n"
+        if not ended:
+            raise Unreachable(f"{link.name} broke off before the end", hint="what it was about may go on there")
+    except HawkerError as error:
+        if not ended:
+            yield event("error", failed(link.name, error))
+
+
+async def _alone(link: WorkerLink, stack: AsyncExitStack, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    async with stack:
+        async for each in _whole(link, chunks):
+            yield each
 
 
 async def _merged(
@@ -212,18 +274,12 @@ async def _merged(
     """The events of all workers as they come, until each has ended."""
     waiting: asyncio.Queue[bytes | None] = asyncio.Queue(WAITING_MOST)
     loop = asyncio.get_running_loop()
-    tasks = [
-        loop.create_task(_follow(link, path, body, headers, waiting), name=f"images {link.name}") for link in links
-    ]
+    follow = {f"images {link.name}": _follow(link, path, body, headers, waiting) for link in links}
+    tasks = [loop.create_task(coroutine, name=name) for name, coroutine in follow.items()]
     left = len(tasks)
     try:
         while left:
-            try:
-                async with asyncio.timeout(QUIET_S):
-                    found = await waiting.get()
-            except TimeoutError:
-                yield KEEP_ALIVE
-                continue
+            found = await waiting.get()
             if found is None:
                 left -= 1
             else:
@@ -237,26 +293,12 @@ async def _merged(
 async def _follow(
     link: WorkerLink, path: str, body: bytes, headers: dict[str, str], to: asyncio.Queue[bytes | None]
 ) -> None:
-    ended = False
     try:
-        async with link.peer.stream("POST", path, body=body, headers=headers, timeout_s=HEAD_S) as stream:
-            if stream.status != 200:
-                whole = b"".join([chunk async for chunk in stream.chunks])
-                answer = PeerResponse(stream.status, stream.headers, whole)
-                check_meant(link.name, answer)
-                raise PeerError(answer)
-            rest = b""
-            async for chunk in stream.chunks:
-                *whole_events, rest = (rest + chunk).split(b"\n\n")
-                for each in whole_events:
-                    if not each.startswith(b":"):  # the worker's own signs of life end here
-                        await to.put(each + b"\n\n")
-                        ended = ended or not each.startswith(b"event: progress")
-        if not ended:
-            raise Unreachable(f"{link.name} broke off before the end", hint="what it was about may go on there")
+        async with _opened(link, path, body, headers) as chunks:
+            async for each in _whole(link, chunks):
+                await to.put(each)
     except HawkerError as error:
-        if not ended:
-            await to.put(event("error", failed(link.name, error)))
+        await to.put(event("error", failed(link.name, error)))
     except Exception as error:
         _logger.exception("images.relay_failed", worker=link.name)
         await to.put(event("error", failed(link.name, HawkerError(f"internal error: {type(error).__name__}"))))

@@ -186,12 +186,17 @@ POLICIES: dict[str, Policy] = {
 }
 
 
-def policy(name: str) -> Policy:
-    """A built-in policy by name. Raises `Invalid` naming the ones there are."""
-    try:
-        return POLICIES[name]
-    except KeyError:
-        raise Invalid("policy", name, f"use one of {', '.join(sorted(POLICIES))}") from None
+def policy(name: str, image_weight: float | None = None) -> Policy:
+    """A built-in policy by name; `image_weight` for the one that weighs images. Raises `Invalid` naming the ones there
+    are."""
+    found = POLICIES.get(name)
+    if found is None:
+        raise Invalid("policy", name, f"use one of {', '.join(sorted(POLICIES))}")
+    if image_weight is None:
+        return found
+    if not isinstance(found, CurvePolicy):
+        raise Invalid("image_weight", image_weight, f"the policy {name} takes no notice of images; use curve")
+    return msgspec.structs.replace(found, image_weight=image_weight)
 
 
 def _mean_use(offer: Offer, wanted: Resources, *, sign: float) -> list[Term]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from starlette.responses import Response, StreamingResponse
 
-from hawker.errors import Conflict, HawkerError, ImageNotFound, Invalid, NotFound, PreconditionFailed, TooManyRequests
+from hawker.errors import HawkerError, ImageNotFound, Invalid, NotFound, PreconditionFailed, TooManyRequests
 from hawker.http.app import Handler
 from hawker.http.call import Call
 from hawker.http.events import KEEP_ALIVE, EventStream, event
@@ -95,8 +95,6 @@ class ImageApi:
             await self._images.remove(checked(call.query("image")))
         except ImageNotFound:
             return []
-        except Conflict as error:
-            return [image_api.ImageRemoved(worker=self._worker, removed=False, error=error.message)]
         return [image_api.ImageRemoved(worker=self._worker, removed=True)]
 
     def _here(self, listed: Listed) -> dict[str, Any]:

@@ -1,0 +1,234 @@
+"""Images through a broker, over real workers of one region that ask no registry: where they go, how they get from one
+to another, who is preferred for an order, and what removing says."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kit.image_markets import CLUSTER, PROGRAM, ImageMarket, market
+from tests.kit.images import have
+from tests.kit.oci import file, image, layer
+from tests.kit.waiting import eventually
+
+from hawker.client.api import ApiError, Client
+from hawker.client.connection import Peer
+from hawker.client.events import Event
+from hawker.core.sketch import short
+
+SHOP = "registry.invalid/shop:1"
+BASE = layer([file("base", b"b" * 300_000)])
+MADE = image([BASE, layer([file("shop", b"s" * 1000)])], config={"Cmd": ["/shop"]})
+
+
+@pytest.fixture
+async def two(tmp_path: Path) -> AsyncIterator[ImageMarket]:
+    """Two workers of one region. They ask no registry at all."""
+    async with market(tmp_path, ["ord-1", "ord-2"], offline=True) as there:
+        yield there
+
+
+def last(events: Sequence[Event]) -> list[Event]:
+    return [event for event in events if event.name != "progress"]
+
+
+def machine(name: str, **config: Any) -> dict[str, Any]:
+    return {"name": name, "region": "ord", "config": {"image": SHOP, "init": {"exec": [PROGRAM]}, **config}}
+
+
+async def workers_of(there: ImageMarket, image: str = SHOP) -> list[str]:
+    found: list[dict[str, Any]] = await there.plain(lambda c: c.images())
+    return sorted(entry["worker"] for entry in found if image in entry["names"])
+
+
+async def test_an_image_of_one_worker_reaches_another_without_any_registry(two: ImageMarket) -> None:
+    await have(two.images["ord-1"], MADE, SHOP)
+    events = await two.plain(lambda c: list(c.prefetch_image(SHOP, worker="ord-2")))
+    (done,) = last(events)
+    assert (done.name, done.data["worker"], done.data["names"]) == ("done", "ord-2", [SHOP])
+    one, other = (two.images[name].find(SHOP) for name in ("ord-1", "ord-2"))
+    assert one is not None
+    assert one == other
+    top = two.images["ord-2"].layers(one)[0]
+    assert (top / "shop").read_bytes() == b"s" * 1000
+
+
+async def test_an_order_goes_to_the_worker_that_has_the_image(two: ImageMarket) -> None:
+    await have(two.images["ord-2"], MADE, SHOP)
+    async with two.client() as client:
+        await client.ok("POST", "/apps", {"app_name": "shop", "org_slug": "personal"})
+        made = await client.ok("POST", "/apps/shop/machines?wait=true", machine("a"))
+        assert (made["hawker"]["worker"], made["state"]) == ("ord-2", "started")
+        told = await client.ok("GET", f"/apps/shop/machines/{made['id']}/explain")
+    offers = {offer["worker"]: offer for offer in told["decision"]["offers"]}
+    assert (offers["ord-2"]["image_known"], offers["ord-2"]["image_missing_bytes"]) == (True, 0)
+    assert offers["ord-1"]["image_known"] is False
+    assert offers["ord-2"]["image_parts"] is None  # the broker keeps it; a decision need not
+
+
+async def test_once_a_worker_has_told_what_an_image_is_made_of_the_others_say_what_they_lack(two: ImageMarket) -> None:
+    await have(two.images["ord-2"], MADE, SHOP)
+    await have(two.images["ord-1"], image([BASE]), "registry.invalid/base:1")
+    async with two.client() as client:
+        await client.ok("POST", "/apps", {"app_name": "shop", "org_slug": "personal"})
+        await client.ok("POST", "/apps/shop/machines?wait=true", machine("a"))
+        made = await client.ok("POST", "/apps/shop/machines?wait=true", machine("b"))
+        told = await client.ok("GET", f"/apps/shop/machines/{made['id']}/explain")
+    offer = next(offer for offer in told["decision"]["offers"] if offer["worker"] == "ord-1")
+    found = two.images["ord-2"].find(SHOP)
+    assert found is not None
+    assert (offer["image_known"], offer["image_missing_bytes"]) == (True, found.layers[1].size)
+
+
+async def test_a_machine_on_a_worker_without_the_image_gets_it_from_the_other(two: ImageMarket) -> None:
+    await have(two.images["ord-2"], MADE, SHOP)
+    async with two.client() as client:
+        await client.ok("POST", "/apps", {"app_name": "shop", "org_slug": "personal"})
+        await client.ok("POST", "/hawker/workers/ord-2/cordon")
+        made = await client.ok("POST", "/apps/shop/machines?wait=true", machine("a"))
+        assert (made["hawker"]["worker"], made["state"]) == ("ord-1", "started")
+
+
+async def test_an_order_without_a_start_fetches_the_image(two: ImageMarket) -> None:
+    await have(two.images["ord-2"], MADE, SHOP)
+    async with two.client() as client:
+        await client.ok("POST", "/apps", {"app_name": "shop", "org_slug": "personal"})
+        await client.ok("POST", "/hawker/workers/ord-2/cordon")
+        await client.ok("POST", "/apps/shop/machines", {**machine("a"), "skip_launch": True})
+
+    async def fetched() -> bool:
+        return two.images["ord-1"].find(SHOP) is not None
+
+    await eventually(fetched, "the image is on the machine's worker")
+
+
+async def test_an_image_that_a_machine_needs_is_kept_and_goes_once_it_is_destroyed(two: ImageMarket) -> None:
+    await have(two.images["ord-1"], MADE, SHOP)
+    async with two.client() as client:
+        await client.ok("POST", "/apps", {"app_name": "shop", "org_slug": "personal"})
+        made = await client.ok("POST", "/apps/shop/machines?wait=true", machine("a"))
+        with pytest.raises(ApiError, match="needed by") as refused:
+            await two.plain(lambda c: c.remove_image(SHOP))
+        assert refused.value.status_code == 409
+        await client.ok("DELETE", f"/apps/shop/machines/{made['id']}?force=true")
+
+        async def removed() -> bool:
+            told = await client.call("DELETE", f"/hawker/images?image={SHOP}")
+            return bool(told.body == [{"worker": "ord-1", "removed": True}])
+
+        await eventually(removed, "it is removed once nothing needs it")
+    assert await workers_of(two) == []
+
+
+async def test_an_upload_becomes_an_image_on_one_worker_and_may_be_sent_twice(two: ImageMarket) -> None:
+    def upload(client: Client) -> list[Event]:
+        data = tar_of({"bin/shop": b"#!/bin/true\n" * 100})
+        begun = client.begin_upload(len(data))
+        name, worker = begun["upload"], begun["worker"]
+        half = len(data) // 2
+        assert client.upload(name, worker, 0, data[:half])["offset"] == half
+        assert client.upload(name, worker, 0, data[:half])["offset"] == half  # the answer was lost
+        with pytest.raises(ApiError, match="what comes next goes there") as gap:
+            client.upload(name, worker, half + 1, b"x")
+        assert gap.value.details == {"offset": half}
+        with pytest.raises(ApiError, match=r"bytes of upload .* are missing"):
+            list(client.import_image(name, worker, SHOP, kind="files"))
+        client.upload(name, worker, half, data[half:])
+        config = {"entrypoint": ["/bin/shop"], "env": ["A=b"], "exposed": ["80/tcp"]}
+        events = list(client.import_image(name, worker, SHOP, kind="files", config=config))
+        with pytest.raises(ApiError, match="no upload"):
+            client.upload(name, worker, 0, b"x")
+        return events
+
+    (done,) = last(await two.plain(upload))
+    assert done.name == "done", done
+    (shown,) = await two.plain(lambda c: c.image(SHOP))
+    assert shown["worker"] == done.data["worker"]
+    config = shown["image"]["config"]
+    assert (config["entrypoint"], config["env"], config["exposed"]) == (["/bin/shop"], ["A=b"], ["80/tcp"])
+
+
+def tar_of(files: dict[str, bytes]) -> bytes:
+    import tarfile
+
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(data), 0o755
+            tar.addfile(info, io.BytesIO(data))
+    return made.getvalue()
+
+
+async def test_prefetching_goes_to_every_worker_or_to_as_many_as_wanted(two: ImageMarket) -> None:
+    await have(two.images["ord-1"], MADE, SHOP)
+    await two.plain(lambda c: list(c.prefetch_image(SHOP, count=1)))
+    assert await workers_of(two) == ["ord-1"]
+    events = await two.plain(lambda c: list(c.prefetch_image(SHOP)))
+    assert sorted(event.data["worker"] for event in last(events)) == ["ord-1", "ord-2"]
+    assert await workers_of(two) == ["ord-1", "ord-2"]
+
+
+async def test_what_no_worker_can_have_is_told_by_each_in_a_sentence(two: ImageMarket) -> None:
+    events = await two.plain(lambda c: list(c.prefetch_image("registry.invalid/nothing:1")))
+    assert [event.name for event in last(events)] == ["error", "error"]
+    assert {event.data["worker"] for event in last(events)} == {"ord-1", "ord-2"}
+    assert all(event.data["status"] == "image_not_found" for event in last(events))
+
+
+async def test_what_cannot_be_is_refused_in_a_sentence(two: ImageMarket) -> None:
+    calls: list[tuple[Callable[[Client], Any], str]] = [
+        (lambda c: c.images(worker="nobody"), "no worker is called nobody"),
+        (lambda c: c.images(region="mad"), "no worker is in region mad"),
+        (lambda c: c.image("UPPER case"), "image: .* is not valid"),
+        (lambda c: c.pull_image("host"), "the host's own programs"),
+        (lambda c: c.push_image("registry.invalid/nothing:1"), "no worker has the image"),
+        (lambda c: c.begin_upload(1 << 50), "at most"),
+        (lambda c: c.upload("nothing", "ord-1", 0, b"x"), "no upload nothing"),
+        (lambda c: c.import_image("nothing", "ord-1", SHOP), "no upload nothing"),
+    ]
+    for call, problem in calls:
+        with pytest.raises(ApiError, match=problem) as refused:
+            await two.plain(partial(_listed, call))
+        assert 400 <= refused.value.status_code < 500
+
+
+def _listed(call: Callable[[Client], Any], client: Client) -> list[Any]:
+    return list(call(client))
+
+
+async def test_blobs_are_for_agents_only_and_come_from_any_offset(two: ImageMarket) -> None:
+    found = await have(two.images["ord-1"], MADE, SHOP)
+    agent = two.agents["ord-1"].settings
+    assert agent.worker is not None
+    digest = found.layers[0].digest
+    whole = b"".join([piece async for piece in two.images["ord-1"].blob(digest)])
+    host, _, port = agent.worker.listen.rpartition(":")
+    answers = []
+    for token in ("a user's token", CLUSTER):
+        peer = Peer(host, int(port), headers={"authorization": f"Bearer {token}"})
+        for headers in ({}, {"range": "bytes=100-"}, {"range": f"bytes={len(whole)}-"}, {"range": "bytes=-5"}):
+            path = f"/v1/images/blobs/{digest}"
+            answers.append(await peer.request("GET", path, headers=headers, timeout_s=5))
+        await peer.close()
+    assert [answer.status for answer in answers] == [404] * 4 + [200, 206, 416, 400]
+    assert answers[4].body == whole
+    assert answers[5].body == whole[100:]
+    assert answers[5].headers["content-range"] == f"bytes 100-{len(whole) - 1}/{len(whole)}"
+
+
+async def test_the_catalog_has_a_sketch_of_what_each_worker_has(two: ImageMarket) -> None:
+    await have(two.images["ord-1"], MADE, SHOP)
+    broker = two.agents["ord-broker"]
+    assert broker.node is not None
+    replica = broker.node.replica
+
+    async def told() -> bool:
+        rows = replica.rows("select id, names from images")
+        return any(worker == "ord-1" and short(SHOP) in names for worker, names in rows)
+
+    await eventually(told, "the sketch is in the broker's replica")

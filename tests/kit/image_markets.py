@@ -1,0 +1,126 @@
+"""A market in one process over loopback: real agents with real images, and a driver that runs nothing.
+
+```
+async with market(tmp_path, ["ord-1", "ord-2"]) as there:
+    async with there.client() as client: ...
+```
+
+Everything but the programs is real: brokers, offers, the catalog, HTTP between agents, image stores, unpacking. A
+machine has started when its image is ready. No registry is asked but those whose names a test gives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.kit.images import settings as image_settings
+from tests.kit.markets import Client
+from tests.kit.registry import free_port
+from tests.kit.waiting import eventually
+
+from hawker.agent.agent import Agent
+from hawker.agent.outfit import Outfit
+from hawker.agent.settings import AgentSettings, BrokerRole, CatalogSettings, TokenSettings, WorkerRole
+from hawker.client.api import Client as PlainClient
+from hawker.host import Host, live
+from hawker.images.service import Images
+from hawker.model.guest import Resources
+from hawker.sim.world import FakeDriver, Program, World
+
+PROGRAM = "run"
+CLUSTER, USER = "the agents' token", "a user's token"
+ROOM = Resources(cpus_shared=64, cpus_dedicated=8, memory_mib=65536, disk_mib=1 << 20, machines=64)
+
+
+class ImageDriver(FakeDriver):
+    """Makes images ready as a container driver does, and pretends to run them."""
+
+    def __init__(self, world: World, images: Images) -> None:
+        super().__init__(world)
+        self._images = images
+
+    async def prepare(self, image: str) -> None:
+        await self._images.ensure(image)
+
+
+class ImageMarket:
+    """`images` by worker; `endpoint` is the broker's."""
+
+    def __init__(self, endpoint: str, agents: dict[str, Agent], images: dict[str, Images]) -> None:
+        self.endpoint = endpoint
+        self.agents = agents
+        self.images = images
+
+    @asynccontextmanager
+    async def client(self, token: str = USER) -> AsyncIterator[Client]:
+        client = Client(self.endpoint, token)
+        try:
+            yield client
+        finally:
+            await client.close()
+
+    async def plain(self, call: Callable[[PlainClient], Any], token: str = USER) -> Any:
+        """A call of the blocking client, in a thread."""
+
+        def run() -> Any:
+            with PlainClient(self.endpoint, token) as client:
+                return call(client)
+
+        return await asyncio.to_thread(run)
+
+
+@asynccontextmanager
+async def market(
+    directory: Path, workers: Sequence[str], *, image_weight: float | None = None, **images: Any
+) -> AsyncIterator[ImageMarket]:
+    """Workers by name, `<region>-<number>`, and a broker in the first one's region. `images` goes into the settings of
+    their images."""
+    broker_port = free_port()
+    found: dict[str, Images] = {}
+
+    async def outfit(settings: AgentSettings, role: WorkerRole, host: Host) -> Outfit:
+        stack = AsyncExitStack()
+        opened = await Images.open(settings.directory / "images", settings.images, host)
+        stack.push_async_callback(opened.close)
+        found[settings.name] = opened
+        world = World(host, {PROGRAM: Program()})
+        return Outfit(ImageDriver(world, opened), opened, None, stack)
+
+    def settings(name: str, port: int, join: list[str], **roles: Any) -> AgentSettings:
+        return AgentSettings(
+            name=name,
+            region=name.rpartition("-")[0],
+            directory=directory / name,
+            tokens=TokenSettings(cluster=CLUSTER, users={"somebody": USER}),
+            catalog=CatalogSettings(join=join),
+            images=image_settings(**images),
+            **roles,
+        )
+
+    async with AsyncExitStack() as stack:
+        agents: dict[str, Agent] = {}
+        join = [f"127.0.0.1:{broker_port}"]
+        region = workers[0].rpartition("-")[0]
+        broker = BrokerRole(listen=f"127.0.0.1:{broker_port}", image_weight=image_weight)
+        todo = [settings(f"{region}-broker", broker_port, [], broker=broker)]
+        for name in workers:
+            port = free_port()
+            role = WorkerRole(listen=f"127.0.0.1:{port}", capacity=ROOM)
+            todo.append(settings(name, port, join, worker=role))
+        for each in todo:
+            agent = Agent(each, live(), make_outfit=outfit)
+            await agent.open()
+            agents[each.name] = agent
+            stack.push_async_callback(agent.close)
+        there = ImageMarket(f"http://127.0.0.1:{broker_port}", agents, found)
+        async with there.client() as client:
+
+            async def all_known() -> bool:
+                return len(await client.ok("GET", "/hawker/workers")) == len(workers)
+
+            await eventually(all_known, "the broker knows all workers", 20)
+        yield there
