@@ -10,9 +10,10 @@ import asyncio
 import selectors
 import socket
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from contextlib import ExitStack
 from types import TracebackType
+from typing import Any, TypeVar
 
 import msgspec
 from tests.kit.namespaces import Network
@@ -25,6 +26,7 @@ INTERNET4, INTERNET6 = "203.0.113.9", "2001:db8::9"
 PATIENCE_S = 0.6
 """How long a connection is waited for that should not come about. Those that should take a millisecond or two."""
 PORT = 8080
+T = TypeVar("T")
 
 
 class Try(msgspec.Struct, frozen=True):
@@ -73,9 +75,9 @@ class Site:
             ]
         return "".join(printed)
 
-    def run(self, call: object) -> object:
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
         with self.network.inside("host"):
-            return self._runner.run(call)  # type: ignore[arg-type]
+            return self._runner.run(call)
 
     def worker(self, name: str, settings: Settings | None = None) -> Manager:
         manager = self.managers[name] = Manager(name, settings)
@@ -99,7 +101,7 @@ class Site:
         address = f"fdaa:0:{network:x}:0:{len(worker):x}:0:{number:x}:2"
         self.wanted[name] = Wanted(machine=f"{number:014x}", number=network, address=address, publish=publish)
         attach = self.managers[worker].attach_namespace(self.wanted[name], self.process(name))
-        self.attached[name] = self.run(attach)  # type: ignore[assignment]
+        self.attached[name] = self.run(attach)
         self.listen(name)
         return address
 

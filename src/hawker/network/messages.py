@@ -34,7 +34,7 @@ PROXIED = dns.name.from_text(names.PROXIED)
 REVERSE = dns.name.from_text("a.a.d.f.ip6.arpa")
 IN = dns.rdataclass.IN
 TRANSFERS = (dns.rdatatype.AXFR, dns.rdatatype.IXFR)
-Query = dns.message.QueryMessage
+Query = dns.message.Message
 Way = Literal["udp", "tcp"]
 
 
@@ -44,7 +44,7 @@ def parse(wire: bytes) -> Query | None:
         message = dns.message.from_wire(wire, ignore_trailing=False)
     except Exception:  # whatever a parser makes of what a machine sent, it is dropped
         return None
-    if not isinstance(message, Query) or message.flags & dns.flags.QR:
+    if message.flags & dns.flags.QR:
         return None
     return message
 

@@ -138,19 +138,22 @@ class Resolver:
             return None
         return str(address) if self._rate.allows(str(address), asyncio.get_running_loop().time()) else None
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         source = str(writer.get_extra_info("peername")[0])
-        task = asyncio.current_task()
-        assert task is not None
         each = sum(1 for its in self._connections.values() if its == source)
-        if len(self._connections) < CONNECTIONS and each < CONNECTIONS_EACH:
-            self._connections[task] = source
+        if len(self._connections) >= CONNECTIONS or each >= CONNECTIONS_EACH:
+            writer.close()
+            return
+        task = asyncio.create_task(self._serve(reader, writer, source))
+        self._connections[task] = source
+        task.add_done_callback(lambda done: self._connections.pop(done, None))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, source: str) -> None:
+        try:
             with suppress(TimeoutError, OSError, asyncio.IncompleteReadError):
                 await self._converse(reader, writer, source)
-            self._connections.pop(task, None)
-        writer.close()
-        with suppress(OSError):
-            await writer.wait_closed()
+        finally:
+            writer.close()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, source: str) -> None:
         """One question after the other (RFC 7766)."""

@@ -33,11 +33,13 @@ class Zone:
         *,
         distance: Callable[[], Mapping[str, float]] = dict,
         api: tuple[str, ...] = (),
+        kept: int = KEPT,
     ) -> None:
         self._view = view
         self._region = region
         self._distance = distance
         self._api = api
+        self._kept = kept
         self._apps: dict[int, list[str]] | None = None
         self._regions: frozenset[str] | None = None
         self._networks: dict[int, Network] = {}
@@ -51,7 +53,7 @@ class Zone:
         """One without apps where there is none of this number."""
         found = self._networks.get(number)
         if found is None:
-            if len(self._networks) >= KEPT:
+            if len(self._networks) >= self._kept:
                 self._networks.clear()
             found = self._networks[number] = self._read(number)
         return found
