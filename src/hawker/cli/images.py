@@ -195,8 +195,8 @@ def build_from(
     No registry and no Docker is needed. It goes to one worker, the one that the market would choose, and others fetch
     it from there.
     """
-    from hawker.cli.packing import pack
     from hawker.cli.params import pairs
+    from hawker.images.tree.pack import pack_directory
 
     pairs("env", env)
     config = {
@@ -209,10 +209,12 @@ def build_from(
         "exposed": [port if "/" in port else f"{port}/tcp" for port in how["expose"]],
         "labels": pairs("label", labels),
     }
-    with tempfile.TemporaryFile(prefix="hawker-") as file:
+    with tempfile.TemporaryDirectory(prefix="hawker-") as place:
+        packed = Path(place) / "files"
         with output.working(f"packing {directory}"):
-            pack(directory, file, exclude)
-        _import(session, file, reference, "files", worker, region, config)
+            pack_directory(directory, packed, compression="zstd", exclude=exclude)
+        with packed.open("rb") as file:
+            _import(session, file, reference, "files", worker, region, config)
 
 
 # --- uploads and progress --------------------------------------------------------------------------------------------

@@ -113,9 +113,8 @@ class Connection(Wire):
         response = Response(self._status, self._headers, b"".join(self._body))
         self._body = []
         self._finish()
-        if (
-            reusable and self.usable and not self._head_only
-        ):  # after a HEAD the parser waits for a body that never comes
+        # After a HEAD the parser waits for a body that never comes.
+        if reusable and self.usable and not self._head_only:
             self.idle_since = self._loop.time()
             self._pool.released(self)
         else:
