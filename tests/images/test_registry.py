@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.kit.images import opened, settings
+from tests.kit.images import have, opened, settings
 from tests.kit.oci import Made, directory, file, image, index, layer, opaque, tree_of, whiteout
 from tests.kit.registry import (
     HTPASSWD,
@@ -24,6 +24,7 @@ from tests.kit.registry import (
     corrupt,
     cut,
     hold,
+    passed,
     put,
     redirect,
     registry,
@@ -34,6 +35,7 @@ from tests.kit.registry import (
 
 from hawker.errors import ImageError, ImageNotFound, Unreachable
 from hawker.images.http import endpoint
+from hawker.images.progress import Progress
 from hawker.images.service import Images
 from hawker.images.settings import RegistrySettings
 from hawker.model.image import Platform
@@ -493,6 +495,66 @@ async def test_mirrors_are_asked_first_and_the_registry_for_what_they_do_not_hav
         async with opened(tmp_path / "three", registries=said) as images:
             assert (await images.ensure(reference)).digest == made.digest
         assert len(origin.asked("manifests/")) == 1
+
+
+# Sending
+
+
+async def test_an_image_that_is_pushed_can_be_pulled_and_is_the_same(
+    registry: DockerRegistry, images: Images, tmp_path: Path
+) -> None:
+    made = image([layer([file("noise", NOISE)], ""), layer([file("a", b"1")], "zstd")], {"Cmd": ["x"]})
+    await have(images, made, "local/app:1")
+    seen: list[Progress] = []
+    async with Front(registry.port) as front:
+        target = f"{front.host}/pushed/app:2"
+        assert (await images.push("local/app:1", target, progress=seen.append)).digest == made.digest
+        assert {each.digest for each in seen if each.state == "sent"} == {one.digest for one in made.layers}
+        sent = len(front.asked("uploads/", "POST"))
+        assert sent == len(made.blobs)
+        await images.push("local/app:1", target)
+        assert len(front.asked("uploads/", "POST")) == sent  # it is there
+        async with opened(tmp_path / "other") as other:
+            assert (await other.ensure(target)).digest == made.digest
+            assert await other.ensure(target) == images.find("local/app:1")
+
+
+async def test_a_blob_of_the_same_registry_is_mounted_and_does_not_travel(front: Front, images: Images) -> None:
+    made = plain_image()
+    reference = await put(front.host, "mounted/from:1", made)
+    await images.ensure(reference)
+    front.requests.clear()
+    await images.push(reference, f"{front.host}/mounted/to:1")
+    assert {asked.headers.get("content-length") for asked in front.asked("uploads/", "POST")} == {None, "0"} - {None}
+    assert front.asked("uploads/", "PUT") == []
+
+
+async def test_a_push_that_broke_is_repeated_and_one_that_is_denied_says_so(
+    front: Front, images: Images, tmp_path: Path
+) -> None:
+    made = plain_image()
+    await have(images, made, "app:1")
+    front.spoil("uploads/", status(500), times=1, method="PUT")
+    front.spoil("manifests/", status(503), times=1, method="PUT")
+    await images.push("app:1", f"{front.host}/broken/app:1")
+    async with Front(front.to, basic=(USER, PASSWORD)) as private:
+        with pytest.raises(ImageError, match="knows nobody without credentials"):
+            await images.push("app:1", f"{private.host}/private/app:1")
+        await images.push("app:1", f"{private.host}/private/app:1", USER, PASSWORD)
+
+
+async def test_a_large_blob_is_sent_in_parts_and_goes_on_where_it_broke_off(front: Front, tmp_path: Path) -> None:
+    made = plain_image()
+    async with opened(tmp_path / "images", upload_chunk_bytes=300_000) as images:
+        await have(images, made, "app:1")
+        front.spoil("uploads/", passed(), times=1, method="PATCH")
+        front.spoil("uploads/", status(502), times=1, method="PATCH", arrives=False)
+        await images.push("app:1", f"{front.host}/parts/app:1")
+    parts = [asked.headers["content-range"] for asked in front.asked("uploads/", "PATCH")]
+    assert parts == ["0-299999", "300000-599999", "300000-599999", "600000-899999"]
+    assert len(front.asked("uploads/", "GET")) == 1
+    async with opened(tmp_path / "other") as other:
+        assert (await other.ensure(f"{front.host}/parts/app:1")).digest == made.digest
 
 
 # Many at once

@@ -288,6 +288,16 @@ def status(code: int, headers: Mapping[str, str] | None = None, body: bytes = b"
     return spoil
 
 
+def passed() -> Spoil:
+    """Not spoiled: for counting."""
+
+    async def spoil(asked: Asked, true: Answer, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(true.status, true.body, true.headers))
+        await writer.drain()
+
+    return spoil
+
+
 def redirect(to: Callable[[Asked], str]) -> Spoil:
     async def spoil(asked: Asked, true: Answer, writer: asyncio.StreamWriter) -> None:
         writer.write(answer(307, b"", {"Location": to(asked)}))
@@ -317,6 +327,7 @@ class _Rule:
     spoil: Spoil
     method: str
     times: int | None
+    arrives: bool
 
 
 @dataclass
@@ -349,9 +360,12 @@ class Front:
     def host(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def spoil(self, part: str, spoil: Spoil, *, times: int | None = None, method: str = "GET") -> None:
-        """Spoil the answers to requests whose target contains `part`, the next so many; None: all."""
-        self._rules.append(_Rule(part, spoil, method, times))
+    def spoil(
+        self, part: str, spoil: Spoil, *, times: int | None = None, method: str = "GET", arrives: bool = True
+    ) -> None:
+        """Spoil the answers to requests whose target contains `part`, the next so many; None: all. `arrives` False: the
+        registry behind never sees them."""
+        self._rules.append(_Rule(part, spoil, method, times, arrives))
 
     def heal(self) -> None:
         self._rules.clear()
@@ -381,12 +395,12 @@ class Front:
                 writer.write(answer(401, b"{}", {"WWW-Authenticate": 'Basic realm="front"'}))
                 await writer.drain()
                 return
-        true = await self._true(asked)
         for rule in self._rules:
             if rule.part in asked.target and rule.method == asked.method and rule.times != 0:
                 rule.times = None if rule.times is None else rule.times - 1
-                await rule.spoil(asked, true, writer)
+                await rule.spoil(asked, await self._true(asked) if rule.arrives else Answer(0, {}, b""), writer)
                 return
+        true = await self._true(asked)
         writer.write(answer(true.status, true.body, true.headers, head_only=asked.method == "HEAD"))
         await writer.drain()
 

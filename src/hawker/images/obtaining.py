@@ -163,7 +163,7 @@ class Obtaining:
                 for number, _ in _numbered(known):
                     group.create_task(self._tree(ref, known, number))
         except BaseExceptionGroup as errors:
-            raise _first(errors) from errors
+            raise first_of(errors) from errors
         finally:
             self.watchers.end(name)
 
@@ -269,10 +269,10 @@ def _numbered(known: Known) -> Iterable[tuple[int, Layer]]:
     return enumerate(known.image.layers)
 
 
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+def first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     """The reason among consequences. TaskGroup keeps them in the order in which they came."""
     first = errors.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+    return first_of(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 async def _nothing() -> AsyncIterator[bytes]:

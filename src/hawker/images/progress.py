@@ -7,11 +7,12 @@ from typing import Literal
 
 import msgspec
 
-State = Literal["waiting", "fetching", "fetched", "unpacking", "ready"]
+State = Literal["waiting", "fetching", "fetched", "unpacking", "ready", "sending", "sent"]
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """One layer. `bytes` of `total` are here, as they travel. `ready`: unpacked on top of those below."""
+    """One layer. `bytes` of `total` are here, as they travel. `ready`: unpacked on top of those below.
+    `sending` and `sent`: to a registry."""
 
     reference: str
     digest: str

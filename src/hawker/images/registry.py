@@ -28,7 +28,6 @@ from hawker.model.values import ImageRef
 BACKOFF_S_MAX = 15.0
 MIRROR_ATTEMPTS = 2
 """The registry behind it can be asked, so a mirror gets less patience."""
-UPLOAD_CHUNK_BYTES = 32 << 20
 MANIFEST_S = 60.0
 ANSWER_S = 120.0
 """For a registry to check a blob that it was sent."""
@@ -167,9 +166,11 @@ class Registries:
 
         return await self._patiently(ask)
 
-    async def upload(self, ref: ImageRef, blob: Descriptor, path: Path, mount_from: str = "") -> bool:
+    async def upload(
+        self, ref: ImageRef, blob: Descriptor, path: Path, moved: Callable[[int], None], mount_from: str = ""
+    ) -> bool:
         """Put a blob into the repository of `ref`. `mount_from`: another of the same registry that may have it.
-        Whether bytes travelled.
+        `moved` is told how many bytes have been sent. Whether bytes travelled.
 
         Raises `ImageError`, `Unreachable`.
         """
@@ -178,12 +179,20 @@ class Registries:
         patience = self.patience()
         while True:
             try:
-                return await self._upload(ref, to, scope, blob, path, mount_from, patience)
+                return await self._upload(ref, to, scope, blob, path, moved, mount_from, patience)
             except Again as error:
                 await patience.wait(error)
 
     async def _upload(
-        self, ref: ImageRef, to: Endpoint, scope: str, blob: Descriptor, path: Path, mount_from: str, patience: Patience
+        self,
+        ref: ImageRef,
+        to: Endpoint,
+        scope: str,
+        blob: Descriptor,
+        path: Path,
+        moved: Callable[[int], None],
+        mount_from: str,
+        patience: Patience,
     ) -> bool:
         begin = to.path(ref.repository, "blobs/uploads/")
         if mount_from:
@@ -193,9 +202,9 @@ class Registries:
                 return False
             location = _location(to, response)
         offset = 0
-        while blob.size - offset > UPLOAD_CHUNK_BYTES:
+        while blob.size - offset > self._settings.upload_chunk_bytes:
             try:
-                location, offset = await self._upload_chunk(ref, to, scope, location, path, offset)
+                location, offset = await self._upload_chunk(ref, to, scope, location, path, offset, moved)
                 patience.progress()
             except Again as error:
                 await patience.wait(error)
@@ -211,19 +220,26 @@ class Registries:
                 str(last),
                 scope,
                 headers=headers,
-                content=lambda: _read(path, offset, blob.size - offset),
+                content=lambda: _read(path, offset, blob.size - offset, moved),
                 expected=(201,),
             ),
         ):
             return True
 
     async def _upload_chunk(
-        self, ref: ImageRef, to: Endpoint, scope: str, location: str, path: Path, offset: int
+        self,
+        ref: ImageRef,
+        to: Endpoint,
+        scope: str,
+        location: str,
+        path: Path,
+        offset: int,
+        moved: Callable[[int], None],
     ) -> tuple[str, int]:
         headers = {
             "Content-Type": "application/octet-stream",
-            "Content-Length": str(UPLOAD_CHUNK_BYTES),
-            "Content-Range": f"{offset}-{offset + UPLOAD_CHUNK_BYTES - 1}",
+            "Content-Length": str(self._settings.upload_chunk_bytes),
+            "Content-Range": f"{offset}-{offset + self._settings.upload_chunk_bytes - 1}",
         }
         async with self._exchange.send(
             str(ref),
@@ -232,10 +248,10 @@ class Registries:
             location,
             scope,
             headers=headers,
-            content=lambda: _read(path, offset, UPLOAD_CHUNK_BYTES),
+            content=lambda: _read(path, offset, self._settings.upload_chunk_bytes, moved),
             expected=(202,),
         ) as response:
-            return _location(to, response), offset + UPLOAD_CHUNK_BYTES
+            return _location(to, response), offset + self._settings.upload_chunk_bytes
 
     async def _uploaded(self, ref: ImageRef, to: Endpoint, scope: str, location: str) -> tuple[str, int]:
         """How far an upload came that broke. Raises `Again` when the registry does not know it: it begins anew."""
@@ -296,12 +312,15 @@ def _range(response: httpx2.Response) -> tuple[int, int | None]:
     return int(first) if first.isdigit() else 0, int(total) if total.isdigit() else None
 
 
-async def _read(path: Path, offset: int, length: int) -> AsyncIterator[bytes]:
+async def _read(path: Path, offset: int, length: int, moved: Callable[[int], None]) -> AsyncIterator[bytes]:
+    """Part of a file. `moved` is told where in it we are when a piece has been taken."""
     with path.open("rb") as file:
         file.seek(offset)
-        while length > 0 and (piece := await asyncio.to_thread(file.read, min(length, PIECE_BYTES))):
-            length -= len(piece)
+        end = offset + length
+        while offset < end and (piece := await asyncio.to_thread(file.read, min(end - offset, PIECE_BYTES))):
             yield piece
+            offset += len(piece)
+            moved(offset)
 
 
 @asynccontextmanager

@@ -26,6 +26,7 @@ from hawker.images.known import Known, Names
 from hawker.images.manifest import chain_ids, digest_of
 from hawker.images.obtaining import Obtaining, key_of
 from hawker.images.progress import Watcher
+from hawker.images.pushing import push, with_credentials
 from hawker.images.settings import ImageSettings, host_platform
 from hawker.images.transfer import Peer
 from hawker.images.tree.values import TreeLimits
@@ -238,6 +239,22 @@ class Images:
                 raise translated(error, data) from error
         elif await self._blobs.put(data) != digest:
             raise ImageError(name, f"what was given for {digest} has other bytes")
+
+    async def push(
+        self, reference: str, to: str, username: str = "", password: str = "", progress: Watcher | None = None
+    ) -> Image:
+        """Copy an image that is here to a registry, under the name `to`. Without credentials those of the configuration
+        are used. Raises `ImageNotFound`, `ImageError`, `Unreachable`."""
+        target = ImageRef.checked(to, "to")
+        known = self._known(reference)
+        if known is None:
+            raise ImageNotFound(reference, "this worker does not have it")
+        settings = self.settings
+        if username:
+            settings = with_credentials(settings, target.registry, username, password)
+        with self._obtaining.wanting(known):
+            await push(settings, self._host, self._blobs, known, target, progress)
+        return known.image
 
     def watch(self, reference: str, watcher: Watcher) -> Callable[[], None]:
         """Be told of every step of this image's layers, whoever has it fetched. Returns what ends that."""

@@ -48,7 +48,8 @@ class RegistrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class ImageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`docker_config`: a file as `docker login` writes it, for credentials that are not here; None is where Docker has
-    it, "" is nowhere. `offline`: no registry is ever asked. `attempts` counts tries without a byte of progress."""
+    it, "" is nowhere. `offline`: no registry is ever asked. `attempts` counts tries without a byte of progress.
+    Blobs longer than `upload_chunk_bytes` are pushed in such parts."""
 
     registries: dict[str, RegistrySettings] = {}
     docker_config: str | None = None
@@ -58,6 +59,7 @@ class ImageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keep_mib_max: int = 40960
     keep_mib_least: int = 30720
     free_mib_least: int = 512
+    upload_chunk_bytes: int = 32 << 20
     attempts: int = 5
     backoff_s: float = 0.5
     connect_timeout_s: float = 10.0
@@ -76,6 +78,7 @@ class ImageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ("images.parallel", self.parallel, 1),
             ("images.unpack_parallel", self.unpack_parallel, 1),
             ("images.attempts", self.attempts, 1),
+            ("images.upload_chunk_bytes", self.upload_chunk_bytes, 1),
             ("images.keep_mib_least", self.keep_mib_least, 0),
             ("images.free_mib_least", self.free_mib_least, 0),
         ):
