@@ -1,7 +1,7 @@
 """MicroVM drivers for tests: a fixture that opens them over images of the test's own.
 
-The kernel and the templates that one test made are there for the next: booting takes a second or two where the processor
-is emulated, a restored template a fifth of one.
+The kernel and the templates that one test made are there for the next: booting takes a second or two where the
+processor is emulated, a restored template a fifth of one.
 """
 
 from __future__ import annotations

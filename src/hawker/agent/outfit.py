@@ -164,7 +164,12 @@ def container(site: Site) -> Driver:
 
 
 def microvm(site: Site) -> Driver:
-    return _isolating("hawker.worker.drivers.microvm.driver", "MicrovmDriver", site)
+    from hawker.worker.drivers.microvm.driver import MicrovmDriver
+    from hawker.worker.drivers.microvm.settings import Settings
+
+    assert site.images is not None
+    settings = Settings.of(site.settings, cgroups=site.cgroups)
+    return MicrovmDriver(site.directory, site.images, site.network, site.host, settings)
 
 
 def _isolating(module: str, name: str, site: Site) -> Driver:

@@ -45,7 +45,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kernel(msgspec.Struct, frozen=True, kw_only=True):
-    """What the hypervisor loads: two files. `digest` changes with the kernel, the init, and how they are put together."""
+    """What the hypervisor loads, two files. `digest` changes with the kernel, the init, and what is made of them."""
 
     vmlinux: str
     initrd: str

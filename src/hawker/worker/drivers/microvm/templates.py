@@ -23,8 +23,8 @@ MOST = 8  # each takes some 100 MB of disk
 
 MEMORY, STATE = "memory", "state"
 
-Run = Callable[[str, Vm, Path], Awaitable[None]]
-"""Start a hypervisor by a name in a directory."""
+Run = Callable[[Vm, Path], Awaitable[None]]
+"""Start a hypervisor in a directory."""
 
 
 class Templates:
@@ -63,7 +63,7 @@ class Templates:
         try:
             card = f"hkt{name[-10:]}" if vm.tap else ""
             empty = replace(vm, image="", disk="", tap=card, incoming=False, output=False)
-            await run(name, replace(empty, memory=Memory(file=str(making / MEMORY), shared=True)), making)
+            await run(replace(empty, memory=Memory(file=str(making / MEMORY), shared=True)), making)
             agent = await Agent.connect(making / "agent")
             await agent.close()
             qmp = await Qmp.connect(making / "qmp")

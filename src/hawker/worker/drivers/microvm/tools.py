@@ -41,28 +41,13 @@ class Tools:
                 self._found = await asyncio.to_thread(self._look)
             return self._found
 
-    async def problem(self) -> str:
-        """ "" when machines can run here."""
-        try:
-            await self.found()
-        except Missing as error:
-            return str(error)
-        return ""
-
-    async def attributes(self) -> dict[str, str]:
-        found = await self.found()
-        attributes = {"accelerator": found.accelerator, "kernel": found.kernel.version}
-        if found.why_tcg:
-            attributes["emulated"] = found.why_tcg
-        return attributes
-
     def _look(self) -> Found:
         binary = qemu.binary()
         packages = [*([] if binary else [qemu.PACKAGE]), *disk.missing_tools()]
         if packages:
             raise Missing(f"microVMs need Debian's packages {' '.join(packages)}: apt install {' '.join(packages)}")
         try:
-            source = kernel.find(self._settings.kernel)
+            source = kernel.find(Path(self._settings.kernel) if self._settings.kernel else None)
             made = kernel.prepare(source, program("guest", self._cache), self._cache)
         except (kernel.NoKernel, NoCompiler) as error:
             raise Missing(str(error)) from error

@@ -1,0 +1,154 @@
+"""Starting hypervisors, in a supervisor that outlives this daemon, and moving machines' state in and out of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from hawker.telemetry import get_logger
+from hawker.worker.drivers.base import Instance, Limits
+from hawker.worker.drivers.microvm import qemu, templates
+from hawker.worker.drivers.microvm.qemu import QemuError, Qmp, Vm
+from hawker.worker.drivers.supervised import Supervisor
+
+BOOT_S = 60.0  # of a busy host that emulates
+STATE_S = 60.0  # to write or read a machine's memory
+MAKING = "template"  # what the supervisor calls the machine of templates in the making
+
+
+class Hypervisors:
+    """Those of one driver, and its templates."""
+
+    def __init__(self, directory: Path, *, cgroups: bool, with_templates: bool) -> None:
+        self.supervisor = Supervisor(directory / "supervisor", *([] if cgroups else ["--no-cgroups"]))
+        self._templates = templates.Templates(directory / "templates")
+        self._with_templates = with_templates
+        self._making: dict[str, asyncio.Task[Path]] = {}
+
+    def open(self) -> None:
+        self._templates.open()
+
+    async def close(self) -> None:
+        making = list(self._making.values())
+        for task in making:
+            task.cancel()
+        await asyncio.gather(*making, return_exceptions=True)
+
+    async def instances(self) -> Mapping[str, Instance]:
+        """What the supervisor has, by key."""
+        if self.supervisor.unused:
+            return {}
+        return {i.key: i for i in msgspec.convert(await self.supervisor.call("list"), list[Instance])}
+
+    async def destroy(self, key: str) -> None:
+        if not self.supervisor.unused:
+            await self.supervisor.call("destroy", key=key, force=True)
+
+    async def start(self, key: str, machine: str, vm: Vm, limits: Limits, directory: Path) -> Instance:
+        """Start one, or find the one that was started by this key. Raises `StartFailed`."""
+        for socket in ("agent", "qmp"):
+            (directory / socket).unlink(missing_ok=True)
+        around = replace(limits, memory_mib=vm.memory_mib + qemu.OVERHEAD_MIB[vm.accelerator], pids=64 + vm.cpus)
+        shown = await self.supervisor.call(
+            "start",
+            key=key,
+            machine=machine,
+            argv=qemu.command(vm),
+            env={"PATH": os.defpath},
+            limits=msgspec.to_builtins(around),
+            cwd=str(directory),
+            status=vm.output,
+        )
+        return msgspec.convert(shown, Instance)
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    async def save(self, directory: Path, state: Path) -> None:
+        """Halt the machine and write its memory and devices. Raises `QemuError`, OSError."""
+        qmp = await Qmp.connect(directory / "qmp")
+        try:
+            await qmp.run("stop")
+            await qmp.save(state, memory=True)
+        finally:
+            await qmp.close()
+        await asyncio.to_thread(_sync, state)
+
+    async def load(self, directory: Path, state: Path, *, memory: bool, ready: Callable[[], Awaitable[None]]) -> None:
+        """The other way round. `ready` is called when all is there, before it goes on. Raises `QemuError`, OSError."""
+        qmp = await Qmp.connect(directory / "qmp")
+        try:
+            await qmp.load(state, memory=memory)
+            await ready()
+            await qmp.run("cont")
+        finally:
+            await qmp.close()
+
+    async def up(self, directory: Path) -> None:
+        """Wait until a hypervisor has made what it needs of its host: its network interface, too."""
+        await (await Qmp.connect(directory / "qmp")).close()
+
+    async def let_go_on(self, directory: Path) -> bool:
+        """Whether it was halted."""
+        qmp = await Qmp.connect(directory / "qmp")
+        try:
+            if (await qmp.run("query-status"))["status"] != "paused":
+                return False
+            await qmp.run("cont")
+            return True
+        finally:
+            await qmp.close()
+
+    # --- templates ---------------------------------------------------------------------------------------------------
+
+    def template(self, vm: Vm) -> Path | None:
+        """One that this machine can be made of, if there is one."""
+        return self._templates.find(vm) if self._with_templates else None
+
+    def forget_template(self, template: Path, why: Exception) -> None:
+        _logger.warning("template.unusable", template=template.name, error=str(why))
+        self._templates.forget(template)
+
+    async def make_template(self, vm: Vm) -> Path:
+        """The template for machines like this one, made if it is not there, once however many ask. Raises what booting
+        raises."""
+        if there := self._templates.find(vm):
+            return there
+        name = self._templates.name(vm)
+        if name not in self._making:
+            task = asyncio.get_running_loop().create_task(self._make(name, vm), name=f"template {name}")
+            self._making[name] = task
+            task.add_done_callback(lambda _: self._making.pop(name, None))
+        return await asyncio.shield(self._making[name])
+
+    async def _make(self, name: str, vm: Vm) -> Path:
+        key = f"{MAKING}-{name}/boot"
+        limits = Limits(cpu_millis=1000 * vm.cpus, memory_mib=vm.memory_mib)
+
+        async def run(empty: Vm, directory: Path) -> None:
+            await self.start(key, MAKING, empty, limits, directory)
+
+        try:
+            async with asyncio.timeout(BOOT_S):
+                return await self._templates.make(vm, run)
+        finally:
+            with contextlib.suppress(QemuError):
+                await self.destroy(key)
+                await self.supervisor.call("purge", machine=MAKING)
+
+
+def _sync(path: Path) -> None:
+    """A suspended machine survives its host."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)
+
+
+_logger = get_logger()
