@@ -38,6 +38,7 @@ _LEFT_OUT = {
     "not_before_ms",
     "nonce",
     "private_ip",  # made from the machine's id
+    "host_port",  # this, too
 }
 _TABLES: tuple[type[Row], ...] = (
     MachineRow,
@@ -92,7 +93,7 @@ def _line(what: str, value: msgspec.Struct) -> str:
 def _without_times(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _without_times(inner) for key, inner in value.items() if key not in _LEFT_OUT}
-    return [_without_times(inner) for inner in value] if isinstance(value, list) else value
+    return [_without_times(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _named(line: str, names: Mapping[str, str]) -> str:

@@ -163,7 +163,65 @@ async def a_life(client: Client) -> None:
     await client.destroy("a", force=True)
 
 
+async def an_image(client: Client) -> None:
+    await client.create("a", image="app:1", services=WEB)
+    await client.rest()
+    await client.destroy("a", force=True)
+
+
+async def an_image_for_later(client: Client) -> None:
+    await client.create("a", image="app:1", skip_launch=True)
+    await client.rest()
+    await client.start("a")
+
+
+async def an_image_that_must_not_be_used(client: Client) -> None:
+    client.world.bad_images["app:1"] = "a layer is corrupt"
+    await client.create("a", image="app:1")
+
+
+async def an_image_that_comes_too_late(client: Client) -> None:
+    client.world.silent_images.add("app:1")
+    await client.create("a", image="app:1")
+
+
+async def another_image(client: Client) -> None:
+    await client.create("a", image="app:1", services=WEB)
+    await client.rest()
+    await client.update("a", image="app:2", services=[*WEB, {"internal_port": 81}])
+    await client.rest()
+    await client.restart("a")
+
+
+async def another_runtime(client: Client) -> None:
+    await client.create("a", image="app:1", runtime="process", services=WEB)
+    await client.rest()
+    await client.update("a", image="app:1", runtime="microvm", services=WEB)
+
+
+async def a_program_of_an_image_that_fails(client: Client) -> None:
+    await client.create("a", "fail", image="app:1", restart={"policy": "on-failure", "max_retries": 1})
+    await client.until_state("a", State.stopped)
+
+
+async def more_and_less_memory(client: Client) -> None:
+    await client.create("a")
+    await client.resize("a", 512)
+    await client.rest()
+    await client.resize("a", 256)
+    await client.stop("a")
+    await client.resize("a", 512)
+    await client.start("a")
+
+
+async def less_memory_than_it_uses(client: Client) -> None:
+    await client.create("a", "hungry", guest={"memory_mb": 512})
+    await client.resize("a", 256)
+
+
+WEB = [{"internal_port": 80, "ports": [{"port": 80}]}]
 PROGRAMS = {
+    "hungry": Program(least_mib=400),
     "broken": Program(fails="not executable"),
     "stubborn": Program(stops_in_s=None),
     "short": Program(runs_s=2),
@@ -197,6 +255,15 @@ SCENARIOS = [
         stop_in_a_backoff,
         two_machines,
         a_life,
+        an_image,
+        an_image_for_later,
+        an_image_that_must_not_be_used,
+        an_image_that_comes_too_late,
+        another_image,
+        another_runtime,
+        a_program_of_an_image_that_fails,
+        more_and_less_memory,
+        less_memory_than_it_uses,
     )
 ] + [Scenario("reservations", reservations, capacity=SMALL)]
 

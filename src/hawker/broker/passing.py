@@ -113,7 +113,7 @@ class Passing:
 
     async def _pass(self, link: WorkerLink, call: Call) -> Response:
         path = path_of(call.request)
-        if path.endswith("/logs") and call.flag("follow"):
+        if (path.endswith("/logs") and call.flag("follow")) or ("/exec/sessions/" in path and path.endswith("/output")):
             return await self._follow(link, call)
         return await self.send(link, call, timeout_s=EXEC_S if path.endswith("/exec") else CALL_S)
 

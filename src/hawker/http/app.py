@@ -180,7 +180,7 @@ _NOT_BUILT_PATHS = {
     "/certificates": "certificates are",
     "/tokens": "tokens of this kind are",
     "/deploy_token": "deploy tokens are",
-    "/memory": "changing a running machine's memory is",
+    "/memory/reclaim": "taking memory back from a machine is",
     "/v1/orgs/": "organisation-wide lists are",
     "/graphql": "the GraphQL API is",
     "/api/v1/": "this API is",

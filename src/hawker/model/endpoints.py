@@ -12,6 +12,7 @@ from typing import Any
 from hawker.model import api
 from hawker.model.endpoint import Endpoint, Query
 from hawker.model.image_endpoints import IMAGE_ENDPOINTS
+from hawker.model.inside_api import INSIDE_ENDPOINTS
 
 __all__ = ["ENDPOINTS", "Endpoint", "Query"]
 
@@ -513,6 +514,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         extension=True,
         statuses=(412,),
     ),
+    *INSIDE_ENDPOINTS,
     *IMAGE_ENDPOINTS,
     Endpoint(
         op="OpenAPI",

@@ -33,7 +33,8 @@ class MachineRow(Row, frozen=True, kw_only=True):
     the driver, empty when there is none. `cause` is the request or local rule behind the last change. `generation`
     counts the workers that this id was ordered on, one after the other: the highest has it. `driver` is its
     configuration's runtime. `image_digest` names the image that its reference meant when it was first made ready here
-    in this version: every start until the next update runs those bytes; "" before. `ports` is what its worker publishes.
+    in this version: every start until the next update runs those bytes; "" before. `ports` is what its worker
+    publishes.
     """
 
     table: ClassVar[str] = "machine"

@@ -19,6 +19,7 @@ import msgspec
 
 from hawker.core import capacity as ledger_rules
 from hawker.core import journal
+from hawker.model.config import check_config
 from hawker.model.guest import Resources
 from hawker.model.machine import MOVES, SETTLED, State
 from hawker.model.rows import EventRow, LeaseRow, LedgerRow, MachineRow, Row, RunRow, VersionRow, WorkerRow
@@ -26,6 +27,7 @@ from hawker.sim.world import World
 from hawker.store.log import read_images
 from hawker.store.tx import Reads
 from hawker.worker import ledger
+from hawker.worker.instance_spec import limits_of
 
 MOVES_IN_A_RECORD = 2
 """A record keeps a row once, as it was left: at rest -> updating -> at rest shows as one move."""
@@ -223,6 +225,8 @@ def _check_world(reads: Reads, world: World, runs: dict[str, RunRow]) -> list[st
             wrong.append(f"machine {machine} ({row.state}): its instance is {row.instance!r}, the world has {keys}")
         elif (row.state in (State.started, State.suspended)) != bool(there):
             wrong.append(f"machine {machine} ({row.state}): the world has {keys}")
+        elif there and world.limits[row.instance] != limits_of(check_config(row.config).guest):
+            wrong.append(f"machine {machine} ({row.state}): its program has {world.limits[row.instance]}")
         elif there and (there[0].exit or there[0].suspended != (row.state is State.suspended)):
             wrong.append(f"machine {machine} ({row.state}): the world has {there[0].shown()}")
     return wrong

@@ -21,6 +21,7 @@ from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from typing import Literal, TypeVar
 
+from hawker.errors import ImageError, Unreachable
 from hawker.host import Host
 from hawker.images.base import Missing
 from hawker.model.image import Image, ImageConfig, Layer, Platform
@@ -108,6 +109,8 @@ class World:
         self.instances: dict[str, Placed] = {}
         self.directories: set[str] = set()  # by machine; gone with `purge`
         self.images: dict[str, Image] = {}  # that are here, by what they were asked for
+        self.bad_images: dict[str, str] = {}  # what is wrong with them, by reference
+        self.silent_images: set[str] = set()  # whose registry does not answer
         self.meanings: dict[str, str] = {}  # digests that references mean at their registry, where it is not always one
         self.limits: dict[str, Limits] = {}  # as they were last set of an instance that runs, by key
         self.starts: list[InstanceSpec] = []
@@ -162,6 +165,10 @@ class World:
         """As a registry has it: a tag that is here keeps what it meant."""
         if there := self.images.get(reference):
             return there
+        if problem := self.bad_images.get(reference):
+            raise ImageError(reference, problem)
+        if reference in self.silent_images:
+            raise Unreachable(f"the registry of {reference} does not answer")
         ref = ImageRef(reference)
         digest = ref.digest or self.meanings.get(reference) or f"sha256:{sha256(reference.encode()).hexdigest()}"
         layer = Layer(media_type="layer", digest=digest, size=IMAGE_BYTES, diff_id=digest)

@@ -38,6 +38,7 @@ from hawker.worker.adopting import Adopting
 from hawker.worker.drivers.several import Runtimes
 from hawker.worker.exits import Exits
 from hawker.worker.flows import MachineFlows
+from hawker.worker.inside_api import InsideApi
 from hawker.worker.instance_spec import instance_spec
 from hawker.worker.machine_api import MachineApi
 from hawker.worker.machine_log import MachineLog
@@ -48,6 +49,7 @@ from hawker.worker.ports import PORTS
 from hawker.worker.publishing import Publishing
 from hawker.worker.runner import Runner
 from hawker.worker.runs_api import RunsApi
+from hawker.worker.sessions import Sessions
 from hawker.worker.shelving import Shelving
 from hawker.worker.superseding import Superseding
 
@@ -143,6 +145,8 @@ class Worker:
         if self.adopting:
             self.adopting.watch()
         machine_api = MachineApi(store, host, driver, log, machines, settings.name, superseding.by)
+        self.sessions = Sessions(host)
+        inside_api = InsideApi(store, driver, machines, self.sessions, machine_api.row, machine_api.running)
         forget = self.publisher.forget if catalog else None
         market_api = MarketApi(store, driver, log, market, machines, machine_api, str(self._path), catalog, forget)
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name="sweeper")
@@ -152,6 +156,7 @@ class Worker:
         runs_api = RunsApi(store, runner, settings.name)
         handlers = {
             **machine_api.handlers(),
+            **inside_api.handlers(),
             **runs_api.handlers(),
             **self.shelving.handlers(),
             **(reading.handlers() if reading else {}),
@@ -177,6 +182,7 @@ class Worker:
         if self._sweeper:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
+        await self.sessions.close()
         await self.superseding.close()
         if self.adopting:
             await self.adopting.close()

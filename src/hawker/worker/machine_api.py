@@ -111,18 +111,18 @@ class MachineApi:
         ]
 
     async def show(self, call: Call) -> Any:
-        return self.view(self._row(call), with_lease=call.flag("include_leases"))
+        return self.view(self.row(call), with_lease=call.flag("include_leases"))
 
     async def events(self, call: Call) -> Any:
-        row = self._row(call)
+        row = self.row(call)
         return [api.event_view(e) for e in self._events(row.id, call.number("limit", 20, 1, 50))]
 
     async def versions(self, call: Call) -> Any:
-        found = self._store.read.select(VersionRow, "machine = ? order by id desc", (self._row(call).id,))
+        found = self._store.read.select(VersionRow, "machine = ? order by id desc", (self.row(call).id,))
         return [api.Version(version=v.id, user_config=v.config) for v in found]
 
     async def explain(self, call: Call) -> Any:
-        row = self._row(call)
+        row = self.row(call)
         kept = self._store.read.get(DecisionRow, row.id)
         if kept is None:
             raise NotFound(f"machine {row.id} was placed without a broker: no decision is kept")
@@ -130,7 +130,7 @@ class MachineApi:
         return {**where, "decision": kept.decision}
 
     async def processes(self, call: Call) -> Any:
-        row = self._running(call)
+        row = self.running(call)
         try:
             found = await self._driver.of(row.driver).processes(row.instance)
         except UnknownInstance:
@@ -169,7 +169,7 @@ class MachineApi:
         return api.Waited(ok=True, state=reached.row.state, version=reached.row.version, event_id=reached.event_id)
 
     async def logs(self, call: Call) -> Any:
-        row = self._row(call)
+        row = self.row(call)
         follow = call.flag("follow")
         lines = self._driver.of(row.driver).logs(row.id, tail=call.number("tail", 100, 0, 10_000), follow=follow)
         if follow:
@@ -187,7 +187,7 @@ class MachineApi:
     # --- changing ----------------------------------------------------------------------------------------------------
 
     async def start(self, call: Call) -> Any:
-        row = self._row(call)
+        row = self.row(call)
         before, run_id = await self._machines.start(row.app, row.id, self._request(call))
         if call.flag("wait"):
             run = await self._machines.wait_ended(run_id)
@@ -196,7 +196,7 @@ class MachineApi:
         return api.Started(previous_state=before)
 
     async def stop(self, call: Call) -> Any:
-        row = self._row(call)
+        row = self.row(call)
         body = call.read(api.StopMachine)
         await self._machines.stop(
             row.app,
@@ -208,12 +208,12 @@ class MachineApi:
         return api.Ok()
 
     async def suspend(self, call: Call) -> Any:
-        row = self._row(call)
+        row = self.row(call)
         await self._machines.suspend(row.app, row.id, self._request(call))
         return api.Ok()
 
     async def restart(self, call: Call) -> Any:
-        row = self._row(call)
+        row = self.row(call)
         timeout, signal = call.query("timeout"), call.query("signal")
         await self._machines.restart(
             row.app,
@@ -226,7 +226,7 @@ class MachineApi:
         return api.Ok()
 
     async def update(self, call: Call) -> Any:
-        row = self._row(call)
+        row = self.row(call)
         body = call.read(api.UpdateMachine)
         refuse_secrets(body.min_secrets_version)
         after, lease = await self._machines.update(
@@ -242,7 +242,7 @@ class MachineApi:
         return self.view(after, nonce=lease.nonce if lease else "")
 
     async def delete(self, call: Call) -> Any:
-        row = self._row(call)
+        row = self.row(call)
         force = call.flag("force") or call.flag("kill")
         run_id = await self._machines.destroy(row.app, row.id, self._request(call), force=force)
         run = await self._machines.wait_ended(run_id)
@@ -253,7 +253,7 @@ class MachineApi:
     async def signal(self, call: Call) -> Any:
         body = call.read(api.SignalMachine)
         number = parse_signal("signal", body.signal)
-        row = self._running(call)
+        row = self.running(call)
         try:
             await self._driver.of(row.driver).signal(row.instance, number)
         except UnknownInstance:
@@ -268,7 +268,7 @@ class MachineApi:
         timeout_s = body.timeout or EXEC_S_DEFAULT
         if timeout_s > EXEC_S_MAX:
             raise Invalid("timeout", timeout_s, f"at most {EXEC_S_MAX} s")
-        row = self._running(call)
+        row = self.running(call)
         try:
             stdin = (body.stdin or "").encode()
             result = await self._driver.of(row.driver).exec(row.instance, argv, stdin=stdin, timeout_s=timeout_s)
@@ -286,26 +286,26 @@ class MachineApi:
         )
 
     async def cordon(self, call: Call) -> Any:
-        row = self._row(call)
+        row = self.row(call)
         await self._machines.cordon(row.app, row.id, self._request(call), cordoned=True)
         return api.Ok()
 
     async def uncordon(self, call: Call) -> Any:
-        row = self._row(call)
+        row = self.row(call)
         await self._machines.cordon(row.app, row.id, self._request(call), cordoned=False)
         return api.Ok()
 
     # --- leases and metadata -----------------------------------------------------------------------------------------
 
     async def show_lease(self, call: Call) -> Any:
-        row = self._row(call)
+        row = self.row(call)
         lease = leases.current(self._store.read, row.id, self._host.now_ms())
         if lease is None:
             raise NotFound(f"lease not found for machine {row.id}")
         return api.LeaseReply(status="success", data=api.lease_view(lease, row))
 
     async def create_lease(self, call: Call) -> Any:
-        row = self._row(call)
+        row = self.row(call)
         body = call.read(api.AcquireLease)
         ttl = body.ttl if body.ttl is not None else call.number("ttl", leases.TTL_S_DEFAULT, 1, leases.TTL_S_MAX)
         request = self._request(call)
@@ -318,15 +318,15 @@ class MachineApi:
         return api.LeaseReply(status="success", data=api.lease_view(lease, row))
 
     async def release_lease(self, call: Call) -> Any:
-        row, request = self._row(call), self._request(call)
+        row, request = self.row(call), self._request(call)
         await self._store.submit(lambda tx: leases.release(tx, row, request))
         return api.OkData()
 
     async def show_metadata(self, call: Call) -> Any:
-        return check_config(self._row(call).config).metadata
+        return check_config(self.row(call).config).metadata
 
     async def show_metadata_key(self, call: Call) -> Any:
-        metadata = check_config(self._row(call).config).metadata
+        metadata = check_config(self.row(call).config).metadata
         key = call.path("key")
         if key not in metadata:
             raise NotFound(f"metadata key {key} not found")
@@ -344,7 +344,7 @@ class MachineApi:
         await self._edit_metadata(call, {call.path("key"): call.read(api.SetMetadataValue).value}, "", keep=True)
 
     async def delete_metadata_key(self, call: Call) -> Any:
-        row, key = self._row(call), call.path("key")
+        row, key = self.row(call), call.path("key")
 
         def edit(old: dict[str, str]) -> dict[str, str]:
             return {k: v for k, v in old.items() if k != key}
@@ -352,7 +352,7 @@ class MachineApi:
         await self._machines.set_metadata(row.app, row.id, self._request(call), edit)
 
     async def _edit_metadata(self, call: Call, new: dict[str, str], version: str, *, keep: bool) -> None:
-        row = self._row(call)
+        row = self.row(call)
 
         def edit(old: dict[str, str]) -> dict[str, str]:
             metadata = {**(old if keep else {}), **new}
@@ -371,15 +371,15 @@ class MachineApi:
     def _events(self, machine_id: str, limit: int) -> list[EventRow]:
         return self._store.read.select(EventRow, "machine = ? order by id desc limit ?", (machine_id, limit))
 
-    def _row(self, call: Call) -> MachineRow:
+    def row(self, call: Call) -> MachineRow:
         """The machine of the path. The article's paths have no app in them."""
         row = get_machine(self._store.read, call.path("machine_id"), call.request.path_params.get("app_name"))
         if why := self._superseded(row):
             raise NotFound(f"machine not found: {row.id}: {why}")
         return row
 
-    def _running(self, call: Call) -> MachineRow:
-        row = self._row(call)
+    def running(self, call: Call) -> MachineRow:
+        row = self.row(call)
         if row.state is not State.started or not row.instance:
             raise PreconditionFailed(f"failed_precondition: machine {row.id} is not running, currently '{row.state}'")
         return row

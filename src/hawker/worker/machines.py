@@ -18,10 +18,10 @@ import msgspec
 from msgspec.structs import replace
 
 from hawker.core import capacity
-from hawker.errors import Conflict, NotBuilt, NotFound, PreconditionFailed
+from hawker.errors import Conflict, Invalid, NotBuilt, NotFound, PreconditionFailed
 from hawker.host import Host
 from hawker.model.config import Config, check_config
-from hawker.model.guest import Resources, larger
+from hawker.model.guest import Guest, Resources, check_guest, larger
 from hawker.model.machine import State
 from hawker.model.rows import LeaseRow, MachineRow, RunRow, VersionRow
 from hawker.store.db import Store
@@ -29,7 +29,7 @@ from hawker.store.tx import Tx
 from hawker.worker import leases, ledger, ports
 from hawker.worker.drivers.base import Capabilities
 from hawker.worker.drivers.several import Runtimes
-from hawker.worker.flows import launching
+from hawker.worker.flows import launching, resized
 from hawker.worker.machine_log import MachineLog, get_machine
 from hawker.worker.runner import Busy, Runner, active_run
 
@@ -237,6 +237,45 @@ class Machines:
 
         return await self._when_free(change)
 
+    async def resize(
+        self, app: str, machine_id: str, request: Request, *, memory_mb: int, cpus: int | None = None
+    ) -> str:
+        """Give a machine another size: one that runs goes on running, one at rest starts with it. No new version: of
+        the configuration only the guest changes. Returns the run.
+
+        Raises `ledger.Full` when there is no room for more, `NotBuilt` where its driver cannot do it.
+        """
+        row = get_machine(self._store.read, machine_id, app)
+        can = (await self._can(row.driver)).resize
+
+        def change(tx: Tx) -> str:
+            row = self._free(tx, app, machine_id, request)
+            at_rest = (State.created, State.stopped, State.failed)
+            _require(row, "resize", State.started, *at_rest)
+            present = check_config(row.config)
+            guest = _sized(present, memory_mb, cpus)
+            runs = row.state is State.started
+            if runs and not can:
+                raise NotBuilt(
+                    "limit_mb", memory_mb, f"the {row.driver} driver cannot do this to a machine that runs; update it"
+                )
+            after = replace(present, guest=guest).resources()
+            if short := capacity.shortfall(self._log.capacity, Resources(), after):
+                raise ledger.Full(short)
+
+            def writes(tx: Tx, run: RunRow) -> None:
+                if runs:  # until it is done it may have either
+                    now = self._log.move(tx, row, cause=run.cause, resources=larger(row.resources, after))
+                else:
+                    config = resized(row.config, guest)
+                    now = self._log.move(tx, row, cause=run.cause, resources=after, config=config)
+                self._log.event(tx, now, "resize", "resizing", run)
+
+            args = {"instance": row.instance, "guest": msgspec.to_builtins(guest)}
+            return self._begin(tx, "machine.resize", row, ["resize"] if runs else [], request, writes, args).id
+
+        return await self._when_free(change)
+
     async def destroy(self, app: str, machine_id: str, request: Request, *, force: bool = False) -> str:
         """Remove a machine and everything it left. Returns the run ("" if none was needed), which may be one that was
         begun before: repeating is harmless.
@@ -426,3 +465,16 @@ def _stop_args(row: MachineRow, signal: int | None, timeout_s: float | None) -> 
         timeout_s=stop.timeout_s if timeout_s is None else timeout_s,
     )
     return {"instance": row.instance, "driver": row.driver, "signal": stop.signal, "grace_s": stop.timeout_s}
+
+
+def _sized(config: Config, memory_mb: int, cpus: int | None) -> Guest:
+    """The guest asked for. Raises `Invalid` in the words of the request."""
+    asked = {"cpu_kind": config.guest.cpu_kind, "cpus": cpus or config.guest.cpus, "memory_mb": memory_mb}
+    try:
+        guest = check_guest(asked, "guest")
+    except Invalid as error:
+        field = "cpus" if error.field == "guest.cpus" else "limit_mb"
+        raise Invalid(field, error.value, error.remedy) from None
+    if config.max_memory_mb and memory_mb > config.max_memory_mb:
+        raise Invalid("limit_mb", memory_mb, f"its guest.max_memory_mb is {config.max_memory_mb}")
+    return guest

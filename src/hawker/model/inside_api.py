@@ -1,0 +1,165 @@
+"""What the API offers inside a machine that runs: its size while it runs, and commands that somebody talks to.
+
+A *session* is a command beside the machine's program. Its output is one stream of frames: a byte for the kind, four for
+the length of what follows, most significant first, then that. Kinds: 0 nothing (the command is quiet), 1 standard
+output, 2 standard error, 3 its end as JSON `{"exit_code": .., "exit_signal": ..}`, always the last. A stream that broke
+off has lost what was on its way; the next one goes on after that. Nothing is kept for a reader that is away: the
+command waits until somebody reads, and is killed when nobody has for `AWAY_S`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from hawker.model.api import Body, Ok
+from hawker.model.endpoint import Endpoint, Query
+
+AWAY_S = 30.0
+QUIET_S = 10.0
+"""A stream whose command says nothing for so long says that, so that each end notices when the other has gone."""
+KIND_QUIET, KIND_STDOUT, KIND_STDERR, KIND_END = range(4)
+HEAD_BYTES = 5
+
+Columns = Annotated[int, Meta(ge=1, le=10_000)]
+
+
+class Memory(Body, frozen=True):
+    """`available_mb`: of its limit, what it does not use."""
+
+    limit_mb: int
+    available_mb: int
+
+
+class SetMemory(Body, frozen=True):
+    """`cpus` is ours."""
+
+    limit_mb: Annotated[int, Meta(ge=1)]
+    cpus: Annotated[int, Meta(ge=1)] | None = None
+
+
+class OpenSession(Body, frozen=True):
+    """`env` is added to the program's."""
+
+    command: Annotated[list[str], Meta(min_length=1)]
+    tty: bool = False
+    columns: Columns = 80
+    rows: Columns = 24
+    env: dict[str, str] = {}
+
+
+class Session(Body, frozen=True):
+    id: str
+
+
+class Window(Body, frozen=True):
+    columns: Columns
+    rows: Columns
+
+
+class SessionEnd(Body, frozen=True):
+    """The shell's convention has 128 + signal in the place of a code."""
+
+    exit_code: int
+    exit_signal: int = 0
+
+
+_ID = "/v1/apps/{app_name}/machines/{machine_id}"
+_SESSIONS = f"{_ID}/exec/sessions"
+_SESSION = f"{_SESSIONS}/{{session_id}}"
+_FLAG = {"type": "boolean"}
+
+INSIDE_ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint(
+        op="Machines_show_memory",
+        method="GET",
+        path=f"{_ID}/memory",
+        summary="Get a machine's memory limit and what of it is free",
+        served="worker",
+        reply=Memory,
+        statuses=(412,),
+    ),
+    Endpoint(
+        op="Machines_set_memory",
+        method="PUT",
+        path=f"{_ID}/memory",
+        summary="Change a machine's memory, and its cpus, while it runs: refused when there is no room or it uses more",
+        served="worker",
+        body=SetMemory,
+        reply=Memory,
+        statuses=(409, 412, 422),
+    ),
+    Endpoint(
+        op="Machines_open_session",
+        method="POST",
+        path=_SESSIONS,
+        summary="Start a command beside a machine's program, to talk to it",
+        served="worker",
+        body=OpenSession,
+        reply=Session,
+        statuses=(412, 422, 429),
+        extension=True,
+    ),
+    Endpoint(
+        op="Machines_read_session",
+        method="GET",
+        path=f"{_SESSION}/output",
+        summary="What the command writes, as it comes, up to its end, in frames",
+        served="worker",
+        media="application/octet-stream",
+        extension=True,
+    ),
+    Endpoint(
+        op="Machines_write_session",
+        method="POST",
+        path=f"{_SESSION}/input",
+        summary="Give the command input",
+        served="worker",
+        raw_body=True,
+        reply=Ok,
+        query=(Query("end", _FLAG, "this is the last of it"),),
+        statuses=(429,),
+        extension=True,
+    ),
+    Endpoint(
+        op="Machines_resize_session",
+        method="POST",
+        path=f"{_SESSION}/resize",
+        summary="Tell the command the size of its terminal",
+        served="worker",
+        body=Window,
+        reply=Ok,
+        extension=True,
+    ),
+    Endpoint(
+        op="Machines_close_session",
+        method="DELETE",
+        path=_SESSION,
+        summary="Kill the command, if it runs, and forget it",
+        served="worker",
+        reply=Ok,
+        extension=True,
+    ),
+)
+
+
+def frame(kind: int, data: bytes = b"") -> bytes:
+    return kind.to_bytes(1, "big") + len(data).to_bytes(4, "big") + data
+
+
+def end_frame(code: int, signal: int | None) -> bytes:
+    return frame(KIND_END, msgspec.json.encode(SessionEnd(exit_code=code, exit_signal=signal or 0)))
+
+
+def frames(data: bytearray) -> list[tuple[int, bytes]]:
+    """The whole frames at the beginning of `data`, which are taken from it."""
+    found = []
+    while len(data) >= HEAD_BYTES:
+        length = int.from_bytes(data[1:HEAD_BYTES], "big")
+        if len(data) < HEAD_BYTES + length:
+            break
+        found.append((data[0], bytes(data[HEAD_BYTES : HEAD_BYTES + length])))
+        del data[: HEAD_BYTES + length]
+    return found

@@ -1,0 +1,128 @@
+"""The worker's handlers for what is inside a machine that runs: its memory, and sessions with commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from starlette.responses import StreamingResponse
+
+from hawker.errors import Conflict, Invalid, NotBuilt, PreconditionFailed
+from hawker.http.app import Handler
+from hawker.http.call import Call
+from hawker.model import api, inside_api
+from hawker.model.config import check_config
+from hawker.model.machine import State
+from hawker.model.rows import MachineRow
+from hawker.store.db import Store
+from hawker.worker.drivers.base import NotSupported, StartFailed, UnknownInstance
+from hawker.worker.drivers.several import Runtimes
+from hawker.worker.machine_log import get_machine
+from hawker.worker.machines import Machines, Parked, Request
+from hawker.worker.sessions import Session, Sessions
+
+
+class CannotStart(Invalid):
+    """A session's command: not found, not executable."""
+
+    status = 422
+    code = "start_failed"
+
+
+class InsideApi:
+    """Handlers by operation in `handlers()`. `row` is a request's machine, `running` one that must run."""
+
+    def __init__(
+        self,
+        store: Store,
+        driver: Runtimes,
+        machines: Machines,
+        sessions: Sessions,
+        row: Callable[[Call], MachineRow],
+        running: Callable[[Call], MachineRow],
+    ) -> None:
+        self._store = store
+        self._driver = driver
+        self._machines = machines
+        self._sessions = sessions
+        self._row = row
+        self._running = running
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "Machines_show_memory": self.show_memory,
+            "Machines_set_memory": self.set_memory,
+            "Machines_open_session": self.open_session,
+            "Machines_read_session": self.read_session,
+            "Machines_write_session": self.write_session,
+            "Machines_resize_session": self.resize_session,
+            "Machines_close_session": self.close_session,
+        }
+
+    async def show_memory(self, call: Call) -> Any:
+        return await self._memory(self._row(call))
+
+    async def set_memory(self, call: Call) -> Any:
+        row = self._row(call)
+        body = call.read(inside_api.SetMemory)
+        request = Request(id=call.id, owner=call.owner, nonce=call.nonce, trace=call.trace)
+        run_id = await self._machines.resize(row.app, row.id, request, memory_mb=body.limit_mb, cpus=body.cpus)
+        run = await self._machines.wait_ended(run_id)
+        if run and run.status == "parked":
+            raise Parked(run)
+        if run and run.status != "done":
+            raise Conflict(f"machine {row.id} keeps its size: {run.error}", details={"machine": row.id})
+        return await self._memory(get_machine(self._store.read, row.id))
+
+    async def _memory(self, row: MachineRow) -> inside_api.Memory:
+        limit = check_config(row.config).guest.memory_mb
+        used = 0
+        if row.state is State.started and row.instance:
+            try:
+                used = (await self._driver.of(row.driver).stats(row.instance)).memory_bytes >> 20
+            except UnknownInstance:
+                used = 0  # it has just ended
+        return inside_api.Memory(limit_mb=limit, available_mb=max(0, limit - used))
+
+    # --- sessions ----------------------------------------------------------------------------------------------------
+
+    async def open_session(self, call: Call) -> Any:
+        body = call.read(inside_api.OpenSession)
+        if not body.command[0] or any("\0" in word for word in body.command):
+            raise Invalid("command", body.command, 'give the command as a list such as ["ls", "-l"]')
+        for name, value in body.env.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise Invalid(f"env.{name}", value, "a name has at least one character and neither '=' nor NUL")
+        row = self._running(call)
+        self._sessions.check()
+        try:
+            terminal = await self._driver.of(row.driver).terminal(
+                row.instance, body.command, tty=body.tty, env=body.env, columns=body.columns, rows=body.rows
+            )
+        except UnknownInstance:
+            raise PreconditionFailed(f"failed_precondition: machine {row.id} has just ended") from None
+        except NotSupported:
+            raise NotBuilt("command", body.command, f"the {row.driver} driver has no sessions; use exec") from None
+        except StartFailed as error:
+            raise CannotStart("command", body.command, str(error)) from None
+        return inside_api.Session(id=self._sessions.add(row.id, terminal))
+
+    async def read_session(self, call: Call) -> Any:
+        session = self._session(call)
+        return StreamingResponse(session.output(), media_type="application/octet-stream")
+
+    async def write_session(self, call: Call) -> Any:
+        await self._session(call).write(call.body, end=call.flag("end"))
+        return api.Ok()
+
+    async def resize_session(self, call: Call) -> Any:
+        body = call.read(inside_api.Window)
+        await self._session(call).resize(body.columns, body.rows)
+        return api.Ok()
+
+    async def close_session(self, call: Call) -> Any:
+        await self._sessions.remove(self._row(call).id, call.path("session_id"))
+        return api.Ok()
+
+    def _session(self, call: Call) -> Session:
+        return self._sessions.get(self._row(call).id, call.path("session_id"))
