@@ -79,8 +79,7 @@ def read_files(
     limits = limits or TreeLimits()
     try:
         with path.open("rb") as file:
-            magic = file.read(4)
-            file.seek(0)
+            magic = os.pread(file.fileno(), 4, 0)
             stream = _stream(file.fileno(), limits)
             out = into / "files"
             if magic.startswith(GZIP) or magic == ZSTD:
@@ -220,6 +219,8 @@ def _read_layout(image: str, members: _Layout | _Tar, into: Path, platform: Plat
     names: dict[str, list[str]] = {}
     for entry in _decoded(image, "index.json", data, _Index).manifests:
         names.setdefault(entry.digest, []).extend(entry.names)
+    if not names:
+        raise ImageError(image, "its index.json names no image")
     named = [digest for digest in names if wanted and wanted in names[digest]]
     if len(named) == 1 or len(names) == 1:
         chosen = (named or list(names))[0]

@@ -114,11 +114,11 @@ class _Joining:
 
     def join(self) -> None:
         self._follow_links()
-        for path in sorted(self._opaque):
-            if not self._is_hidden(path.rpartition(b"/")[0] if path else None):
+        for path in sorted(self._opaque - self._removed):
+            if not self._is_in_opaque(path):
                 self._hide_all(path)
         for path in sorted(self._removed):
-            if not self._is_hidden(path):
+            if not self._is_in_opaque(path):
                 self._hide(path)
         for path in sorted(self._implied, reverse=True):
             self._copy(path)
@@ -178,12 +178,12 @@ class _Joining:
                 raise LayerRefused(f"{shown(source)} leads to {shown(destination)} below: {UNCLEAR}")
         os.rmdir(self._at(path))
 
-    def _is_hidden(self, path: bytes | None) -> bool:
-        """Whether the layer hides all below a path's directory, or the path."""
-        while path is not None:
+    def _is_in_opaque(self, path: bytes) -> bool:
+        """Whether a directory above hides what is below anyway."""
+        while path:
+            path = path.rpartition(b"/")[0]
             if path in self._opaque:
                 return True
-            path = path.rpartition(b"/")[0] if path else None
         return False
 
     def _hide_all(self, path: bytes) -> None:
