@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 from starlette.responses import Response, StreamingResponse
@@ -20,8 +22,9 @@ from hawker.http.call import Call
 from hawker.http.events import KEEP_ALIVE, EventStream, event
 from hawker.images.progress import Progress
 from hawker.images.service import Images, Listed
+from hawker.images.tree.archive import Archived, read_archive, read_files
 from hawker.model import api, image_api
-from hawker.model.image import Image, ImageConfig
+from hawker.model.image import Image, ImageConfig, Platform
 from hawker.model.values import ImageRef, check_image, is_digest, is_host_image
 from hawker.telemetry import get_logger
 from hawker.worker.peers import Named
@@ -162,12 +165,15 @@ class ImageApi:
         path = self._uploads.take(body.upload)
 
         async def work(progress: Callable[[Progress], None]) -> Image:
+            into = path.with_name(f"{path.name}.parts")
+            end = self._images.watch(name, progress)
             try:
-                if body.kind == "archive":
-                    return await self._images.import_archive(path, name)
-                return await self._images.build_from(path, name, config_of(body.config))
+                found = await asyncio.to_thread(_unwrapped, path, into, body, self._images.platform)
+                return await self._images.add(name, found.manifest, found.blobs)
             finally:
+                end()
                 self._uploads.drop(body.upload)
+                await asyncio.to_thread(shutil.rmtree, into, ignore_errors=True)
 
         return self._told(name, work)
 
@@ -212,7 +218,10 @@ class ImageApi:
 
     def _progress(self, name: str, layers: dict[str, Progress]) -> image_api.ImageProgress:
         states = [layer.state for layer in layers.values()]
-        doing = "unpacking" if states and all(s in ("fetched", "unpacking", "ready") for s in states) else "fetching"
+        if any(state in ("sending", "sent") for state in states):
+            doing = "sending"
+        else:
+            doing = "fetching" if any(state in ("waiting", "fetching") for state in states) else "unpacking"
         return image_api.ImageProgress(
             worker=self._worker,
             image=name,
@@ -324,6 +333,13 @@ async def _begun(work: Work, layers: dict[str, Progress]) -> Image:
         layers[progress.digest] = progress
 
     return await work(moved)
+
+
+def _unwrapped(path: Path, into: Path, body: image_api.ImportImage, platform: Platform) -> Archived:
+    into.mkdir(mode=0o700)
+    if body.kind == "archive":
+        return read_archive(path, into, platform, wanted=body.image)
+    return read_files(path, into, config_of(body.config), platform)
 
 
 def checked(image: str) -> str:

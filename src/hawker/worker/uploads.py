@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from hawker.errors import Conflict, DiskFull, Invalid, NotFound, StoreError, TooManyRequests
+from hawker.errors import Conflict, Invalid, NotFound, StoreError, TooManyRequests
 from hawker.host import Host
 
 UPLOADS_MOST = 16
@@ -42,7 +42,7 @@ class Uploads:
         shutil.rmtree(directory, ignore_errors=True)
 
     def begin(self, size: int) -> str:
-        """Raises `Invalid`, `TooManyRequests`, `DiskFull`."""
+        """Raises `Invalid`, `TooManyRequests`; `Conflict` where there is no room."""
         self.sweep()
         if size > BYTES_MOST:
             raise Invalid("size", size, f"at most {BYTES_MOST} bytes")
@@ -52,7 +52,7 @@ class Uploads:
         disk = os.statvfs(self._directory)
         coming = sum(upload.size - upload.offset for upload in self._uploads.values())
         if disk.f_bavail * disk.f_frsize - coming - size < FREE_LEAST:
-            raise DiskFull(f"no room for an upload of {size} bytes", hint="remove images, or name another worker")
+            raise Conflict(f"no room for an upload of {size} bytes", hint="remove images, or name another worker")
         name = self._host.ulid()
         self._uploads[name] = _Upload(size, 0, self._directory / name, asyncio.Lock(), self._now_s())
         return name
