@@ -56,13 +56,12 @@ AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 
 
 class Condition(NamedTuple):
-    """Allowed when `argument & mask` is one of `values`; otherwise `error`. Masks are of the low 32 bits: the kernel
-    looks at no others of these arguments."""
+    """Allowed when `argument & mask` is one of `values`. Masks are of the low 32 bits: the kernel looks at no others of
+    these arguments."""
 
     argument: int
     mask: int
     values: tuple[int, ...]
-    error: int = errno.EPERM
 
 
 CONDITIONS = {
@@ -72,8 +71,8 @@ CONDITIONS = {
     "personality": Condition(0, 0xFFFFFFFF, (0, 8, 0xFFFFFFFF)),
     # Not: vsock, by which a virtual machine talks to its host; packets past the network's filters; the kernel's
     # ciphers; and sixty that nobody uses.
-    "socket": Condition(0, 0xFFFFFFFF, (AF_UNIX, AF_INET, AF_INET6, AF_NETLINK), errno.EAFNOSUPPORT),
-    "socketpair": Condition(0, 0xFFFFFFFF, (AF_UNIX,), errno.EAFNOSUPPORT),
+    "socket": Condition(0, 0xFFFFFFFF, (AF_UNIX, AF_INET, AF_INET6, AF_NETLINK)),
+    "socketpair": Condition(0, 0xFFFFFFFF, (AF_UNIX,)),
 }
 
 # <linux/seccomp.h>, <linux/filter.h>
@@ -91,11 +90,10 @@ def supported(architecture: str) -> bool:
 def profile(architecture: str) -> dict[str, Any]:
     """As `linux.seccomp` of the runtime specification. `architecture` as in `os.uname().machine`."""
     known = NUMBERS[architecture]
-    denied = sorted(DENIED & known.keys())
     allowed = sorted(known.keys() - DENIED - ABSENT - CONDITIONS.keys())
     rules: list[dict[str, Any]] = [
         {"names": allowed, "action": "SCMP_ACT_ALLOW"},
-        {"names": denied, "action": "SCMP_ACT_ERRNO", "errnoRet": errno.EPERM},
+        {"names": sorted(ABSENT & known.keys()), "action": "SCMP_ACT_ERRNO", "errnoRet": errno.ENOSYS},
     ]
     for name, condition in CONDITIONS.items():
         for value in condition.values:
@@ -105,7 +103,7 @@ def profile(architecture: str) -> dict[str, Any]:
             )
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
-        "defaultErrnoRet": errno.ENOSYS,
+        "defaultErrnoRet": errno.EPERM,  # and ENOSYS for calls newer than these, which runc sees to
         "architectures": [f"SCMP_ARCH_{architecture.upper()}"],
         "syscalls": rules,
     }
@@ -148,7 +146,7 @@ def _answer(name: str) -> tuple[Instruction, ...]:
         (LOAD, 0, 0, AT_ARGUMENTS + 8 * condition.argument),  # its low half: both architectures are little-endian
         (AND, 0, 0, condition.mask),
         *((IF_EQUAL, count - at, 0, value) for at, value in enumerate(condition.values)),
-        *_refuse(condition.error),
+        *_refuse(errno.EPERM),
         (RETURN, 0, 0, ALLOW),
     )
 
