@@ -56,6 +56,19 @@ CALLS: list[tuple[str, Callable[[Client], Any], str, dict[str, str], Any]] = [
     ("Machines_exec", lambda c: c.exec(APP, ID, "ls -l"), "{id}/exec", {}, {"cmd": "ls -l"}),
     ("Machines_exec", lambda c: c.exec(APP, ID, ("ls", "-l"), stdin="x", timeout_s=5), "{id}/exec", {},
      {"command": ["ls", "-l"], "stdin": "x", "timeout": 5}),
+    ("Machines_show_memory", lambda c: c.memory(APP, ID), "{id}/memory", {}, None),
+    ("Machines_set_memory", lambda c: c.set_memory(APP, ID, 512, cpus=2), "{id}/memory", {},
+     {"limit_mb": 512, "cpus": 2}),
+    ("Machines_open_session",
+     lambda c: c.open_session(APP, ID, ["sh"], tty=True, columns=100, rows=30, env={"A": "b"}), "{id}/exec/sessions",
+     {}, {"command": ["sh"], "tty": True, "columns": 100, "rows": 30, "env": {"A": "b"}}),
+    ("Machines_read_session", lambda c: list(c.read_session(APP, ID, KEY)), "{id}/exec/sessions/{key}/output", {},
+     None),
+    ("Machines_write_session", lambda c: c.write_session(APP, ID, KEY, b"5", end=True),
+     "{id}/exec/sessions/{key}/input", {"end": "true"}, 5),
+    ("Machines_resize_session", lambda c: c.resize_session(APP, ID, KEY, 100, 30),
+     "{id}/exec/sessions/{key}/resize", {}, {"columns": 100, "rows": 30}),
+    ("Machines_close_session", lambda c: c.close_session(APP, ID, KEY), "{id}/exec/sessions/{key}", {}, None),
     ("Machines_list_processes", lambda c: c.ps(APP, ID, sort_by="rss", order="desc"), "{id}/ps",
      {"sort_by": "rss", "order": "desc"}, None),
     ("Machines_list_events", lambda c: c.events(APP, ID, limit=5), "{id}/events", {"limit": "5"}, None),
@@ -137,7 +150,7 @@ def fitting_answer(endpoint: Endpoint) -> str:
     """The least that has the shape of the endpoint's reply."""
     if typing.get_origin(endpoint.reply) is list:
         return "[{}]"
-    return '{"apps": [{}], "regions": [{}], "data": {}}'
+    return '{"apps": [{}], "regions": [{}], "data": {}, "id": "i"}'
 
 
 def test_every_call_of_the_api_has_a_method() -> None:

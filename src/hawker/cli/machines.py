@@ -6,7 +6,6 @@ print it.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
@@ -26,7 +25,7 @@ from hawker.cli.session import (
     label,
     market_command,
 )
-from hawker.errors import HawkerError
+from hawker.errors import DeadlineExceeded, HawkerError
 
 WAITED_FOR = ("started", "stopped", "suspended", "destroyed", "failed", "settled")
 STATES = (  # those of `model/machine.py`, not imported for help
@@ -36,6 +35,7 @@ STATES = (  # those of `model/machine.py`, not imported for help
 EVENTS_SHOWN = 10
 SUSPEND_S = 60.0
 PRECONDITION_FAILED = 412
+NOT_FOUND = 127
 
 
 @click.group(cls=Ordered)
@@ -258,25 +258,80 @@ def destroy(session: Session, machine: str, app: str | None, force: bool, yes: b
 @machine_argument
 @click.argument("command", nargs=-1, required=True)
 @click.option("--timeout", "timeout_s", type=click.IntRange(1, 3600), metavar="SECONDS", help="Then kill it.")
-@click.option("--stdin", "feed", is_flag=True, help="Give it this program's standard input.")
+@click.option("-i", "--stdin", "feed", is_flag=True, help="Give it this program's standard input.")
+@click.option("-t", "--tty", is_flag=True, help="Give it a terminal: with -i, this one.")
 @market_command
 def exec_(
-    session: Session, machine: str, app: str | None, command: tuple[str, ...], timeout_s: int | None, feed: bool
+    session: Session,
+    machine: str,
+    app: str | None,
+    command: tuple[str, ...],
+    timeout_s: int | None,
+    feed: bool,
+    tty: bool,
 ) -> None:
     """Run a command beside a machine's program: hawker machine exec MACHINE -- COMMAND ...
 
-    Prints what it printed once it has ended, and ends with its exit status, or 128 and its signal.
+    Prints what it prints, and ends with its exit status, or 128 and its signal. Ctrl-C ends it; with -it it goes to
+    the command.
     """
-    found = session.machine(machine, app)
-    given = sys.stdin.read() if feed else None
-    with output.working(f"{label(found)}: running {command[0]}"):
-        ended = session.client.exec(app_of(found), found["id"], command, stdin=given, timeout_s=timeout_s)
+    _exec(session, session.machine(machine, app), command, feed=feed, tty=tty, timeout_s=timeout_s)
+
+
+@machine.command()
+@machine_argument
+@market_command
+def console(session: Session, machine: str, app: str | None) -> None:
+    """Open a shell inside a machine: bash where it has one, else sh."""
+    _exec(session, session.machine(machine, app), SHELL, feed=True, tty=True)
+
+
+SHELL = ("sh", "-c", "if command -v bash >/dev/null 2>&1; then exec bash; else exec sh; fi")
+
+
+def _exec(
+    session: Session,
+    found: Object,
+    command: tuple[str, ...],
+    *,
+    feed: bool,
+    tty: bool,
+    timeout_s: int | None = None,
+) -> None:
+    from hawker.cli.talking import talk
+    from hawker.client.api import ApiError
+
+    try:
+        ended = talk(
+            session, app_of(found), found["id"], command, tty=tty, feed=feed, keep=session.json, timeout_s=timeout_s
+        )
+    except DeadlineExceeded:
+        raise DeadlineExceeded(f"deadline_exceeded: the command was killed after {timeout_s} s") from None
+    except ApiError as error:
+        if error.word == "start_failed":
+            output.failure(error)
+            click.get_current_context().exit(NOT_FOUND)
+        raise
     if session.json:
-        output.data(ended)
-    else:
-        output.passed_on(ended["stdout"])
-        output.passed_on(ended["stderr"], err=True)
-    click.get_current_context().exit(128 + ended["exit_signal"] if ended["exit_signal"] else ended["exit_code"])
+        texts = {"stdout": ended.stdout.decode(errors="replace"), "stderr": ended.stderr.decode(errors="replace")}
+        output.data({"exit_code": ended.exit_code, "exit_signal": ended.exit_signal, **texts})
+    click.get_current_context().exit(ended.status)
+
+
+@machine.command()
+@machine_argument
+@click.option("--memory", "memory_mb", type=click.IntRange(min=1), metavar="MIB", help="As much as it has without.")
+@click.option("--cpus", type=click.IntRange(min=1), help="As many as it has without.")
+@market_command
+def resize(session: Session, machine: str, app: str | None, memory_mb: int | None, cpus: int | None) -> None:
+    """Give a machine another size while it runs. Refused where there is no room, or it uses more."""
+    found = session.machine(machine, app)
+    if memory_mb is None and cpus is None:
+        raise click.UsageError("give --memory, --cpus or both")
+    wanted = memory_mb or found["config"]["guest"]["memory_mb"]
+    session.client.set_memory(app_of(found), found["id"], wanted, cpus=cpus)
+    after = session.client.machine(app_of(found), found["id"])
+    session.show(after, f"has {_size(after)}")
 
 
 @machine.command()

@@ -29,6 +29,7 @@ COMMANDS = {
     "apps": ("hawker.cli.apps:apps", "Create, list and destroy apps."),
     "machine": ("hawker.cli.machines:machine", "Order machines and look after them."),
     "image": ("hawker.cli.images:image", "Bring images to workers, list and remove them."),
+    "console": ("hawker.cli.machines:console", "Open a shell inside a machine: bash where it has one, else sh."),
     "regions": ("hawker.cli.fleet:regions", "List regions and the room they have."),
     "workers": ("hawker.cli.fleet:workers", "List workers and what is free, cordon one, look after parked runs."),
     "explain": ("hawker.cli.explain:explain", "Explain why a machine was placed where it is."),

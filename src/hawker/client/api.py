@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hawker.client.events import Events
-from hawker.client.plain import ApiError, Lines, Transport, path_of
+from hawker.client.plain import ApiError, Lines, Pieces, Transport, path_of
 from hawker.errors import Unreachable
 from hawker.model.values import format_duration
 
@@ -25,6 +25,7 @@ NONCE = "fly-machine-lease-nonce"
 WAIT_S_MAX = 60  # the API's own limit for one wait
 _MARGIN_S = 15.0  # for the way there and back, on top of what the server was told it may take
 _QUIET_S = 45.0  # three of the comments that a stream of events is never without
+_SESSION_S = 35.0  # three of the frames that a command is never quieter than
 _EXEC_S = 3700.0  # as long as a broker holds the line for a command without a limit of its own
 
 Object = dict[str, Any]
@@ -178,6 +179,47 @@ class Client(Transport):
         body = _present(**how, stdin=stdin, timeout=timeout_s)
         limit = _EXEC_S if timeout_s is None else timeout_s + _MARGIN_S
         return _object(self.post(_machine(app, machine, "exec"), json=body, timeout_s=limit))
+
+    def open_session(
+        self,
+        app: str,
+        machine: str,
+        command: Sequence[str],
+        *,
+        tty: bool = False,
+        columns: int = 80,
+        rows: int = 24,
+        env: Mapping[str, str] | None = None,
+    ) -> str:
+        """*Extension*: start a command to talk to. It is killed when nobody reads what it writes for half a minute."""
+        body = {"command": list(command), "tty": tty, "columns": columns, "rows": rows, "env": dict(env or {})}
+        return str(_object(self.post(_machine(app, machine, "exec", "sessions"), json=body))["id"])
+
+    def read_session(self, app: str, machine: str, session: str) -> Pieces:
+        """*Extension*: what the command writes, in the frames of `hawker.model.inside_api`."""
+        return self.pieces(_machine(app, machine, "exec", "sessions", session, "output"), quiet_s=_SESSION_S)
+
+    def write_session(self, app: str, machine: str, session: str, data: bytes, *, end: bool = False) -> None:
+        """*Extension*: input for the command; `end`: the last of it."""
+        path = _machine(app, machine, "exec", "sessions", session, "input")
+        self.post(path, data=data, query={"end": end or None})
+
+    def resize_session(self, app: str, machine: str, session: str, columns: int, rows: int) -> None:
+        """*Extension*: the size of its terminal."""
+        path = _machine(app, machine, "exec", "sessions", session, "resize")
+        self.post(path, json={"columns": columns, "rows": rows})
+
+    def close_session(self, app: str, machine: str, session: str) -> None:
+        """*Extension*: kill the command if it runs."""
+        self.delete(_machine(app, machine, "exec", "sessions", session))
+
+    def memory(self, app: str, machine: str) -> Object:
+        """Its limit, and what of it is free."""
+        return _object(self.get(_machine(app, machine, "memory")))
+
+    def set_memory(self, app: str, machine: str, limit_mb: int, *, cpus: int | None = None) -> Object:
+        """Give it another size while it runs. `cpus` is an *extension*."""
+        return _object(self.put(_machine(app, machine, "memory"), json=_present(limit_mb=limit_mb, cpus=cpus)))
 
     def ps(self, app: str, machine: str, *, sort_by: str | None = None, order: str | None = None) -> list[Object]:
         return _objects(self.get(_machine(app, machine, "ps"), query={"sort_by": sort_by, "order": order}))

@@ -11,8 +11,9 @@ from __future__ import annotations
 import select
 import socket
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
@@ -96,15 +97,8 @@ class Lines(Iterator[bytes]):
         self._connection.close()
 
     def _read(self) -> None:
-        from http.client import HTTPException
-
-        try:
-            piece = self._response.read1(_PIECE_BYTES)
-        except (OSError, HTTPException) as error:
-            self._break(f"broke off ({_reason(error)})", error)
+        piece = self._piece()
         if not piece:
-            if self._response.length:  # of a body with a length, what is missing
-                self._break(f"broke off {self._response.length} bytes before its end", None)
             last = [self._rest] if self._rest else []
             self.close()
             self._lines = last
@@ -114,9 +108,41 @@ class Lines(Iterator[bytes]):
             self._break(f"has a line of more than {LINE_BYTES_MAX} bytes", None)
         self._lines = whole[::-1]
 
+    def _piece(self) -> bytes:
+        """The bytes that come next; none at the end."""
+        from http.client import HTTPException
+
+        try:
+            piece = self._response.read1(_PIECE_BYTES)
+        except (OSError, HTTPException, AttributeError) as error:  # the last: closed by another thread meanwhile
+            self._break(f"broke off ({_reason(error)})", error)
+        if not piece and self._response.length:  # of a body with a length, what is missing
+            self._break(f"broke off {self._response.length} bytes before its end", None)
+        return piece
+
     def _break(self, problem: str, cause: BaseException | None) -> NoReturn:
         self.close()
         raise Unreachable(f"the answer to {self._what} {problem}") from cause
+
+
+class Pieces(Lines):
+    """The same for an answer that has no lines: bytes as they come."""
+
+    def _read(self) -> None:
+        piece = self._piece()
+        if not piece:
+            self.close()
+            return
+        self._lines = [piece]
+
+    def wake(self) -> None:
+        """From another thread: whoever waits for more finds the answer broken off."""
+        if self._connection.sock is not None:
+            with suppress(OSError):
+                self._connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+L = TypeVar("L", bound=Lines)
 
 
 class Transport:
@@ -228,6 +254,21 @@ class Transport:
         that sends nothing for so long counts as gone; without, lines may be as far apart as they are, and a server that
         vanished is noticed by TCP keep-alive.
         """
+        return self._stream(Lines, path, query, json, timeout_s, quiet_s)
+
+    def pieces(self, path: str, *, timeout_s: float | None = None, quiet_s: float | None = None) -> Pieces:
+        """As `lines`, of an answer that has none."""
+        return self._stream(Pieces, path, None, None, timeout_s, quiet_s)
+
+    def _stream(
+        self,
+        kind_of: type[L],
+        path: str,
+        query: Mapping[str, Any] | None,
+        json: Any,
+        timeout_s: float | None,
+        quiet_s: float | None,
+    ) -> L:
         body, kind = _body(json, None)
         method = "GET" if body is None else "POST"
         what = f"{method} {path}"
@@ -242,7 +283,7 @@ class Transport:
         except BaseException:
             connection.close()
             raise
-        return Lines(connection, response, what)
+        return kind_of(connection, response, what)
 
     # --- one call ----------------------------------------------------------------------------------------------------
 
