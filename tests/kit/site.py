@@ -112,7 +112,7 @@ class Site:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             made.bind(("::", port))
             if kind == socket.SOCK_STREAM:
-                made.listen(128)
+                made.listen(1024)
         return made
 
     def socket(self, where: str, family: int, kind: int, protocol: int = 0) -> socket.socket:

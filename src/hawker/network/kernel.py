@@ -101,7 +101,13 @@ class Kernel:
                 self._remove_link(attached.interface)
                 made = nl.veth(attached.interface, attached.gateway_mac, INSIDE, attached.mac, namespace, attached.mtu)
                 self._netlink.ask(nl.NEWLINK, nl.ACK | nl.CREATE | nl.EXCL, made)
+            # This end is up before the other: so both have their carrier when the second one is, and send at once. The
+            # kernel would let this one begin in its own time, up to a second later, and lose packets until then.
+            index = self._look_up(attached.interface)
+            self._netlink.ask(nl.SETLINK, nl.ACK, nl.without_addresses(index))
+            self._netlink.ask(nl.SETLINK, nl.ACK, nl.link(index=index, flags=nl.IFF_UP, change=nl.IFF_UP))
             _furnish(inside, attached)
+            nl.activate(attached.interface)
 
     def index(self, name: str) -> int:
         """The number of the link that has this name now, 0 if there is none."""
@@ -262,6 +268,9 @@ def _furnish(inside: nl.Socket, attached: Attachment) -> None:
     inside.ask(nl.SETLINK, nl.ACK, nl.link(index=index, flags=nl.IFF_UP, change=nl.IFF_UP))
     for address in (attached.address6, attached.address4):
         inside.ask(nl.NEWADDR, replaced, _address(index, address))
+    # The kernel makes this route itself, but some milliseconds after it has said that the address is there.
+    local = nl.route(family=nl.family("::"), dst_len=128, table=255, type=2, proto=2, DST=attached.address6, OIF=index)
+    inside.ask(nl.NEWROUTE, replaced, local)
     for gateway in (attached.gateway6, attached.gateway4):
         inside.ask(nl.NEWNEIGH, replaced, _neighbour(index, gateway, attached.gateway_mac))
         default = nl.route(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import socket
 import struct
@@ -39,6 +40,7 @@ CLONE_NEWNET = 0x4000_0000
 NO_ADDRESSES = 1
 """IN6_ADDR_GEN_MODE_NONE: the kernel makes no link-local address."""
 LINK_SCOPE = 253
+SIOCETHTOOL, ETHTOOL_GLINK = 0x8946, 0xA
 _HEADER = struct.Struct("=IHHII")
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -140,9 +142,12 @@ def length(address: str) -> int:
     return 128 if ":" in address else 32
 
 
-def own_namespace() -> int:
-    """A descriptor of this thread's network namespace."""
-    return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+def activate(device: str) -> None:
+    """Let the kernel take notice now that a device has got its carrier: to be asked for it makes it look."""
+    value = ctypes.create_string_buffer(struct.pack("=II", ETHTOOL_GLINK, 0))
+    request = struct.pack("16sP", device.encode(), ctypes.addressof(value)).ljust(40, b"\0")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        fcntl.ioctl(asking, SIOCETHTOOL, request)
 
 
 def _message(form: Any, prefix: str, attributes: dict[str, Any]) -> Any:
