@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from hawker.cli import output
-
-if TYPE_CHECKING:
-    from hawker.doctor.findings import Finding
 
 DIRECTORY = Path("/var/lib/hawker")
 
@@ -27,6 +23,7 @@ DIRECTORY = Path("/var/lib/hawker")
 def doctor_command(ctx: click.Context, config: Path | None, as_json: bool) -> None:
     """Ends with status 1 when an agent could not work here at all."""
     from hawker.agent.settings import read_settings
+    from hawker.doctor.drivers import drivers, network
     from hawker.doctor.facts import gather
     from hawker.doctor.findings import can_work, findings
 
@@ -35,7 +32,7 @@ def doctor_command(ctx: click.Context, config: Path | None, as_json: bool) -> No
     settings = read_settings(config) if config else None
     with output.working("looking at this host"):
         facts = gather(settings.directory if settings else DIRECTORY, settings.listens if settings else [])
-        found = findings(facts) + asyncio.run(_drivers())
+        found = [*findings(facts), network(), *asyncio.run(drivers(settings))]
     if as_json:
         output.data([*found])
     else:
@@ -44,8 +41,3 @@ def doctor_command(ctx: click.Context, config: Path | None, as_json: bool) -> No
             if finding.remedy:
                 output.say(f"{finding.what}: {finding.remedy}")
     ctx.exit(0 if can_work(found) else 1)
-
-
-async def _drivers() -> list[Finding]:
-    """What each driver says of itself; none of them is opened."""
-    return []
