@@ -223,15 +223,31 @@ class Blobs:
         return final
 
     def read(self, digest: str) -> bytes:
-        """A small one, whole. Raises `StoreError`; also when the file has other bytes than it must."""
+        """A small one, whole. Raises `StoreError`, also when the file has other bytes than it must: then it is gone."""
         path = self.path(digest)
         try:
             data = path.read_bytes()
         except OSError as error:
             raise translated(error, path) from error
         if digest_of(data) != digest:
+            self.remove(digest)
             raise StoreError(f"{path} is damaged: its bytes have another digest than its name")
         return data
+
+    async def is_sound(self, digest: str) -> bool:
+        """Whether the bytes on disk still are those that were put there. One that is not sound is removed."""
+
+        def look() -> bool:
+            try:
+                with self.path(digest).open("rb") as file:
+                    return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest() == digest
+            except OSError:
+                return False
+
+        sound = await asyncio.to_thread(look)
+        if not sound:
+            self.remove(digest)
+        return sound
 
     async def stream(self, digest: str, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
         """The bytes of a blob from `offset`, in pieces. Raises `StoreError` when it is not here."""

@@ -62,3 +62,13 @@ class Flights(Generic[T]):
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Cancelled or not: whoever cleans up after it must not do so under a thread that still works."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

@@ -23,7 +23,7 @@ from hawker.images.progress import State, Watchers
 from hawker.images.registry import Document, Registries
 from hawker.images.settings import MIB, ImageSettings
 from hawker.images.transfer import Peer, Transfers
-from hawker.images.tree.values import LayerRefused, TreeLimits
+from hawker.images.tree.values import LayerRefused, TreeLimits, Unpacked
 from hawker.images.trees import Trees
 from hawker.model.image import Descriptor, Layer, Platform
 from hawker.model.values import ImageRef
@@ -190,20 +190,16 @@ class Obtaining:
 
     async def _make_tree(self, ref: ImageRef | None, known: Known, number: int) -> None:
         layer = known.image.layers[number]
-        chain_id = known.chain[number]
-        await self.blob(ref, Descriptor(media_type=layer.media_type, digest=layer.digest, size=layer.size))
+        blob = Descriptor(media_type=layer.media_type, digest=layer.digest, size=layer.size)
+        await self.blob(ref, blob)
         try:
-            async with self._unpacking:
-                self.watchers.moved(layer.digest, "unpacking")
-                tree, unpacked = await self._trees.unpack(layer, self._blobs.path(layer.digest), self._limits)
             try:
-                if number:
-                    await self._tree(ref, known, number - 1)
-                lowers = [known.chain[lower] for lower in range(number - 1, -1, -1)]
-                await self._trees.add(chain_id, tree, unpacked, lowers)
-            except BaseException:
-                await self._trees.discard(tree)
-                raise
+                unpacked = await self._unpack_on(ref, known, number)
+            except LayerRefused:
+                if await self._blobs.is_sound(layer.digest):
+                    raise
+                await self.blob(ref, blob)  # the disk has damaged it
+                unpacked = await self._unpack_on(ref, known, number)
         except LayerRefused as refused:
             raise ImageError(str(ref or known.image.digest), f"layer {number}: {refused.reason}") from refused
         if unpacked.left_out or unpacked.collapsed:
@@ -211,15 +207,35 @@ class Obtaining:
                 "image.layer_incomplete", layer=layer.digest, left_out=unpacked.left_out, collapsed=unpacked.collapsed
             )
 
+    async def _unpack_on(self, ref: ImageRef | None, known: Known, number: int) -> Unpacked:
+        """Unpack a layer, and join it with those below when they are here."""
+        layer = known.image.layers[number]
+        async with self._unpacking:
+            self.watchers.moved(layer.digest, "unpacking")
+            tree, unpacked = await self._trees.unpack(layer, self._blobs.path(layer.digest), self._limits)
+        try:
+            if number:
+                await self._tree(ref, known, number - 1)
+            lowers = [known.chain[lower] for lower in range(number - 1, -1, -1)]
+            await self._trees.add(known.chain[number], tree, unpacked, lowers)
+        except BaseException:
+            await self._trees.discard(tree)
+            raise
+        return unpacked
+
     async def blob(self, ref: ImageRef | None, blob: Descriptor) -> None:
         """Have a blob here. Raises as `complete` does."""
-        if blob.digest not in self._blobs:
-            await _joined(self._blob_flights, blob.digest, lambda: self._fetch(ref, blob))
-        if self._blobs.size(blob.digest) != blob.size:
-            raise ImageError(
-                str(ref or blob.digest),
-                f"{blob.digest} is said to have {blob.size} bytes and has {self._blobs.size(blob.digest)}",
-            )
+        size = self._blobs.size(blob.digest)
+        if size is not None and (size == blob.size or await self._blobs.is_sound(blob.digest)):
+            self._check_size(ref, blob)
+            return
+        await _joined(self._blob_flights, blob.digest, lambda: self._fetch(ref, blob))
+        self._check_size(ref, blob)
+
+    def _check_size(self, ref: ImageRef | None, blob: Descriptor) -> None:
+        size = self._blobs.size(blob.digest)
+        if size != blob.size:
+            raise ImageError(str(ref or blob.digest), f"{blob.digest} is said to have {blob.size} bytes and has {size}")
 
     async def _fetch(self, ref: ImageRef | None, blob: Descriptor) -> None:
         def moved(count: int) -> None:

@@ -10,9 +10,10 @@ means the image that it meant when it was fetched, until `pull` asks again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -21,7 +22,7 @@ from hawker.host import Host
 from hawker.images.base import Missing
 from hawker.images.blobs import Blobs, translated
 from hawker.images.collecting import Collected, Collecting
-from hawker.images.flights import Flights
+from hawker.images.flights import Flights, to_its_end
 from hawker.images.known import Known, Names
 from hawker.images.manifest import chain_ids, digest_of
 from hawker.images.obtaining import Obtaining, key_of
@@ -29,9 +30,11 @@ from hawker.images.progress import Watcher
 from hawker.images.pushing import push, with_credentials
 from hawker.images.settings import ImageSettings, host_platform
 from hawker.images.transfer import Peer
+from hawker.images.tree.archive import Archived, read_archive, read_files
+from hawker.images.tree.pack import describe, pack_directory
 from hawker.images.tree.values import TreeLimits
 from hawker.images.trees import Trees
-from hawker.model.image import Image, Platform
+from hawker.model.image import Image, ImageConfig, Platform
 from hawker.model.values import ImageRef, is_digest
 from hawker.telemetry import get_logger
 
@@ -229,6 +232,7 @@ class Images:
         except HawkerError:
             await self._collecting.clean_up([*blobs, digest_of(manifest)])
             raise
+        self._collect_if_over()
         return known.image
 
     async def _put(self, name: str, digest: str, data: bytes | Path) -> None:
@@ -239,6 +243,45 @@ class Images:
                 raise translated(error, data) from error
         elif await self._blobs.put(data) != digest:
             raise ImageError(name, f"what was given for {digest} has other bytes")
+
+    async def import_archive(self, path: Path, name: str = "") -> Image:
+        """The image in a tar or directory as `docker save`, `podman save` or `skopeo copy` make them; without a name it
+        goes by those in the archive, or by its digest. Raises `Invalid`, `ImageError`, `DiskFull`, `StoreError`."""
+        name = name and _name_of(name)
+        return await self._make(name, lambda into: read_archive(path, into, self.platform, limits=self._limits))
+
+    async def build_from(self, path: Path, name: str, config: ImageConfig | None = None) -> Image:
+        """An image of one layer: the files of a directory, or those in a tar. The same files give the same image.
+        Raises as `import_archive` does."""
+        config = config or ImageConfig()
+
+        def pack(into: Path) -> Archived:
+            if not path.is_dir():
+                return read_files(path, into, config, self.platform, limits=self._limits)
+            layer = pack_directory(path, into / "layer", compression="zstd", mtime=0)
+            manifest, described = describe([layer], config, self.platform)
+            blobs: dict[str, bytes | Path] = {digest_of(described): described, layer.digest: into / "layer"}
+            return Archived(names=(), manifest=manifest, blobs=blobs)
+
+        return await self._make(_name_of(name), pack)
+
+    async def _make(self, name: str, make: Callable[[Path], Archived]) -> Image:
+        """Have what a function makes in a directory; it runs in a thread."""
+        async with self._trees.scratch() as into:
+            try:
+                made = await to_its_end(asyncio.to_thread(make, into))
+            except OSError as error:
+                raise translated(error, into) from error
+            told = [
+                key_of(ImageRef.checked(each)) for each in made.names if "/" in each or ":" in each
+            ]  # or a mere tag
+            names = [name] if name else told
+            image = await self.add(names[0] if names else digest_of(made.manifest), made.manifest, made.blobs)
+        if len(names) > 1:
+            known = self._names.get(image.digest)
+            assert known is not None
+            await self.keep(known, names[1:])
+        return image
 
     async def push(
         self, reference: str, to: str, username: str = "", password: str = "", progress: Watcher | None = None
@@ -263,9 +306,7 @@ class Images:
     def prefetch(self, reference: str) -> None:
         """Fetch it in the background. That it fails is for whoever needs it to find out."""
         _name_of(reference)
-        task = asyncio.get_running_loop().create_task(self._prefetch(reference), name=f"prefetch {reference}")
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        self._in_background(self._prefetch(reference), f"prefetch {reference}")
 
     async def _prefetch(self, reference: str) -> None:
         try:
@@ -350,8 +391,7 @@ class Images:
         except ImageError:
             await self._collecting.clean_up(known.blobs, known.chain)
             raise
-        if self._collecting.is_over():
-            self._collect_later()
+        self._collect_if_over()
         return known.image
 
     async def keep(self, known: Known, names: Sequence[str]) -> None:
@@ -360,12 +400,16 @@ class Images:
         self._described = {name: other for name, other in self._described.items() if name not in names}
         self._changed()
 
-    def _collect_later(self) -> None:
+    def _collect_if_over(self) -> None:
         async def collect() -> None:
             with suppress(StoreError):
                 await self.collect()
 
-        task = asyncio.get_running_loop().create_task(collect(), name="collect images")
+        if self._collecting.is_over():
+            self._in_background(collect(), "collect images")
+
+    def _in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 

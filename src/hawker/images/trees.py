@@ -7,20 +7,23 @@ it found; without that its size counts as 0.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from hawker.images.blobs import sync_directory, translated, write_durably
+from hawker.images.flights import to_its_end
 from hawker.images.tree.unpacking import remove, settle, sweep, unpack
 from hawker.images.tree.values import TreeLimits, Unpacked
 from hawker.model.image import Layer
 
 _HEX = 64
+_DYING_S = 5.0
 
 
 class _About(msgspec.Struct):
@@ -43,9 +46,7 @@ class Trees:
         try:
             for each in (self._trees, self._unpacking):
                 each.mkdir(mode=0o700, parents=True, exist_ok=True)
-            await sweep(self._unpacking)
-            for each in list(self._unpacking.iterdir()):
-                await remove(each)
+            await self._sweep()
             for each in list(self._trees.iterdir()):
                 if len(each.name) == _HEX:
                     self._sizes[f"sha256:{each.name}"] = _about(each.with_name(each.name + ".json")).bytes
@@ -54,6 +55,20 @@ class Trees:
                     each.unlink()
         except OSError as error:
             raise translated(error, self._trees) from error
+
+    async def _sweep(self) -> None:
+        """A process that was unpacking dies with the one that was killed, but not in the same instant."""
+        deadline = asyncio.get_running_loop().time() + _DYING_S
+        while True:
+            try:
+                await sweep(self._unpacking)
+                for each in list(self._unpacking.iterdir()):
+                    await remove(each)
+                return
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY or asyncio.get_running_loop().time() > deadline:
+                    raise
+                await asyncio.sleep(0.02)
 
     def path(self, chain_id: str) -> Path:
         return self._trees / chain_id.removeprefix("sha256:")
@@ -96,13 +111,26 @@ class Trees:
         final = self.path(chain_id)
         about = _About(unpacked.bytes, unpacked.left_out, unpacked.collapsed)
         try:
-            await _to_its_end(settle(tree, unpacked, [self.path(lower) for lower in lowers]))
+            await to_its_end(settle(tree, unpacked, [self.path(lower) for lower in lowers]))
             await asyncio.to_thread(write_durably, final.with_name(final.name + ".json"), msgspec.json.encode(about))
             os.rename(tree, final)
             self._sizes[chain_id] = unpacked.bytes
             await asyncio.to_thread(sync_directory, self._trees)
         except OSError as error:
             raise translated(error, final) from error
+
+    @asynccontextmanager
+    async def scratch(self) -> AsyncIterator[Path]:
+        """A directory of the same file system for making something; a kill leaves it until the next start."""
+        path = self._unpacking / f"scratch.{next(self._numbers)}"
+        try:
+            path.mkdir(mode=0o700)
+        except OSError as error:
+            raise translated(error, path) from error
+        try:
+            yield path
+        finally:
+            await asyncio.shield(remove(path))
 
     async def remove(self, chain_id: str) -> None:
         """It is out of sight at once; then it is removed."""
@@ -113,16 +141,6 @@ class Trees:
         path.rename(going)
         path.with_name(path.name + ".json").unlink(missing_ok=True)
         await asyncio.shield(remove(going))
-
-
-async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Cancelled or not: nobody may remove a tree under a thread that works on it."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
 
 
 def _about(path: Path) -> _About:
