@@ -33,6 +33,8 @@ RESTART_S = 0.1
 RESTART_MOST_S = 2.0
 HEALTHY_S = 5.0  # an agent that lived this long is started again at once when it dies
 LOG_LINES = 10  # of an agent that did not come up
+PORTS = range(20000, 30000)
+"""Of the host, for what machines publish; the workers share them."""
 COUNT = click.IntRange(min=1)
 POLICIES = ("curve", "pack", "spread", "random", "two-choices")  # those of `core/ranking.py`, not imported for help
 REGION = re.compile("[a-z0-9][a-z0-9-]{0,30}")
@@ -153,6 +155,7 @@ class Dev:
             }
             role = {
                 "listen": f"127.0.0.1:{worker_port}",
+                "ports": _ports(names.index(name), len(names)),
                 "cgroups": not self._options["no_cgroups"],
                 "capacity": capacity,
             }
@@ -370,3 +373,10 @@ def _toml(settings: dict[str, Any], prefix: str = "") -> str:
         if isinstance(value, dict):
             lines += ["", f"[{prefix}{key}]", _toml(value, f"{prefix}{key}.")]
     return "\n".join(lines)
+
+
+def _ports(n: int, of: int) -> str:
+    """The n-th part of the ports that workers of this host publish machines on."""
+    each = min(1000, len(PORTS) // of)
+    first = PORTS[0] + n * each
+    return f"{first}-{first + each - 1}"

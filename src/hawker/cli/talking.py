@@ -200,7 +200,7 @@ def _raw_terminal() -> Iterator[None]:
 
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
-    tty.setraw(fd)
+    tty.setraw(fd, termios.TCSADRAIN)  # what was typed ahead is kept
     try:
         yield
     finally:

@@ -4,7 +4,7 @@ A *session* is a command beside the machine's program. Its output is one stream 
 the length of what follows, most significant first, then that. Kinds: 0 nothing (the command is quiet), 1 standard
 output, 2 standard error, 3 its end as JSON `{"exit_code": .., "exit_signal": ..}`, always the last. A stream that broke
 off has lost what was on its way; the next one goes on after that. Nothing is kept for a reader that is away: the
-command waits until somebody reads, and is killed when nobody has for `AWAY_S`.
+command waits until somebody reads, and is killed when nobody has for `AWAY_S`, or has not begun to within `FIRST_S`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from hawker.model.api import Body, Ok
 from hawker.model.endpoint import Endpoint, Query
 
 AWAY_S = 30.0
+FIRST_S = 10.0
 QUIET_S = 10.0
 """A stream whose command says nothing for so long says that, so that each end notices when the other has gone."""
 KIND_QUIET, KIND_STDOUT, KIND_STDERR, KIND_END = range(4)

@@ -13,6 +13,7 @@ from hawker.errors import NotFound, TooManyRequests
 from hawker.host import Host
 from hawker.model.inside_api import (
     AWAY_S,
+    FIRST_S,
     KIND_QUIET,
     KIND_STDERR,
     KIND_STDOUT,
@@ -88,7 +89,7 @@ class Session:
         self._superseded = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._writing = loop.create_task(self._write(), name="input of a session")
-        self._away: asyncio.TimerHandle | None = loop.call_later(AWAY_S, self._nobody)
+        self._away: asyncio.TimerHandle | None = loop.call_later(FIRST_S, self._nobody)
         self._closed = False
 
     async def output(self) -> AsyncIterator[bytes]:
@@ -170,7 +171,7 @@ class Session:
         self._away = asyncio.get_running_loop().call_later(AWAY_S, self._nobody) if on else None
 
     def _nobody(self) -> None:
-        _logger.info("session.killed", resource=self.machine, cause=f"nobody has read it for {AWAY_S:g} s")
+        _logger.info("session.killed", resource=self.machine, cause="local rule: nobody reads it")
         self._drop()
 
 
