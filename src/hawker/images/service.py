@@ -20,18 +20,17 @@ import msgspec
 from hawker.errors import Conflict, HawkerError, ImageError, ImageNotFound, StoreError
 from hawker.host import Host
 from hawker.images.base import Missing
-from hawker.images.blobs import Blobs, translated
+from hawker.images.blobs import Blobs
 from hawker.images.collecting import Collected, Collecting
-from hawker.images.flights import Flights, to_its_end
+from hawker.images.flights import Flights
 from hawker.images.known import Known, Names
-from hawker.images.manifest import chain_ids, digest_of
+from hawker.images.making import Making
+from hawker.images.manifest import chain_ids
 from hawker.images.obtaining import Obtaining, key_of
 from hawker.images.progress import Watcher
 from hawker.images.pushing import push, with_credentials
 from hawker.images.settings import ImageSettings, host_platform
 from hawker.images.transfer import Peer
-from hawker.images.tree.archive import Archived, read_archive, read_files
-from hawker.images.tree.pack import describe, pack_directory
 from hawker.images.tree.values import TreeLimits
 from hawker.images.trees import Trees
 from hawker.model.image import Image, ImageConfig, Platform
@@ -125,6 +124,10 @@ class Images:
         )
         self._collecting = Collecting(
             self.settings, self._host, self._blobs, self._trees, self._names, self._obtaining, self._held
+        )
+
+        self._making = Making(
+            self.platform, self._limits, self._blobs, self._trees, self._obtaining, self._collecting, self._keep
         )
 
     async def close(self) -> None:
@@ -221,67 +224,17 @@ class Images:
         """Have an image that is at hand, under a name: `blobs` are its configuration and those of its layers that are
         not here, each as bytes or as a file of the same file system, which is taken over. Raises `Invalid`,
         `ImageError`, `DiskFull`, `StoreError`."""
-        name = _name_of(name)
-        try:
-            for digest, data in blobs.items():
-                await self._put(name, digest, data)
-            known = await self._obtaining.resolve(None, await self._blobs.put(manifest))
-            with self._obtaining.wanting(known):
-                await self._obtaining.complete(None, known, name)
-                await self.keep(known, [] if is_digest(name) else [name])
-        except HawkerError:
-            await self._collecting.clean_up([*blobs, digest_of(manifest)])
-            raise
-        self._collect_if_over()
-        return known.image
-
-    async def _put(self, name: str, digest: str, data: bytes | Path) -> None:
-        if isinstance(data, Path):
-            try:
-                await asyncio.to_thread(self._blobs.take, data, digest)
-            except OSError as error:
-                raise translated(error, data) from error
-        elif await self._blobs.put(data) != digest:
-            raise ImageError(name, f"what was given for {digest} has other bytes")
+        return await self._making.add([_name_of(name)], manifest, blobs)
 
     async def import_archive(self, path: Path, name: str = "") -> Image:
         """The image in a tar or directory as `docker save`, `podman save` or `skopeo copy` make them; without a name it
         goes by those in the archive, or by its digest. Raises `Invalid`, `ImageError`, `DiskFull`, `StoreError`."""
-        name = name and _name_of(name)
-        return await self._make(name, lambda into: read_archive(path, into, self.platform, limits=self._limits))
+        return await self._making.import_archive(path, name and _name_of(name))
 
     async def build_from(self, path: Path, name: str, config: ImageConfig | None = None) -> Image:
         """An image of one layer: the files of a directory, or those in a tar. The same files give the same image.
         Raises as `import_archive` does."""
-        config = config or ImageConfig()
-
-        def pack(into: Path) -> Archived:
-            if not path.is_dir():
-                return read_files(path, into, config, self.platform, limits=self._limits)
-            layer = pack_directory(path, into / "layer", compression="zstd", mtime=0)
-            manifest, described = describe([layer], config, self.platform)
-            blobs: dict[str, bytes | Path] = {digest_of(described): described, layer.digest: into / "layer"}
-            return Archived(names=(), manifest=manifest, blobs=blobs)
-
-        return await self._make(_name_of(name), pack)
-
-    async def _make(self, name: str, make: Callable[[Path], Archived]) -> Image:
-        """Have what a function makes in a directory; it runs in a thread."""
-        async with self._trees.scratch() as into:
-            try:
-                made = await to_its_end(asyncio.to_thread(make, into))
-            except OSError as error:
-                raise translated(error, into) from error
-            told = [
-                key_of(ImageRef.checked(each)) for each in made.names if "/" in each or ":" in each
-            ]  # or a mere tag
-            names = [name] if name else told
-            image = await self.add(names[0] if names else digest_of(made.manifest), made.manifest, made.blobs)
-        if len(names) > 1:
-            known = self._names.get(image.digest)
-            assert known is not None
-            await self.keep(known, names[1:])
-        return image
+        return await self._making.build_from(path, _name_of(name), config or ImageConfig())
 
     async def push(
         self, reference: str, to: str, username: str = "", password: str = "", progress: Watcher | None = None
@@ -387,18 +340,18 @@ class Images:
                     await self._collecting.collect(self._obtaining.lacking(known))
                     self._obtaining.check_room(known)
                 await self._obtaining.complete(ref, known, name)
-                await self.keep(known, [] if is_digest(name) else [name])
+                await self._keep(known, [] if is_digest(name) else [name])
         except ImageError:
             await self._collecting.clean_up(known.blobs, known.chain)
             raise
-        self._collect_if_over()
         return known.image
 
-    async def keep(self, known: Known, names: Sequence[str]) -> None:
+    async def _keep(self, known: Known, names: Sequence[str]) -> None:
         """Know an image, all of which is here, under these names."""
         await asyncio.to_thread(self._names.put, known, list(names), self._host.now_ms())
         self._described = {name: other for name, other in self._described.items() if name not in names}
         self._changed()
+        self._collect_if_over()
 
     def _collect_if_over(self) -> None:
         async def collect() -> None:

@@ -1,0 +1,96 @@
+"""Images that come from files of this host instead of a registry."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+from hawker.errors import HawkerError, ImageError
+from hawker.images.blobs import Blobs, translated
+from hawker.images.collecting import Collecting
+from hawker.images.flights import to_its_end
+from hawker.images.known import Known
+from hawker.images.manifest import digest_of
+from hawker.images.obtaining import Obtaining, key_of
+from hawker.images.tree.archive import Archived, read_archive, read_files
+from hawker.images.tree.pack import describe, pack_directory
+from hawker.images.tree.values import TreeLimits
+from hawker.images.trees import Trees
+from hawker.model.image import Image, ImageConfig, Platform
+from hawker.model.values import ImageRef, is_digest
+
+
+class Making:
+    """One host's. `keep` is called with an image that is here and the names that it gets."""
+
+    def __init__(
+        self,
+        platform: Platform,
+        limits: TreeLimits,
+        blobs: Blobs,
+        trees: Trees,
+        obtaining: Obtaining,
+        collecting: Collecting,
+        keep: Callable[[Known, Sequence[str]], Awaitable[None]],
+    ) -> None:
+        self._platform = platform
+        self._limits = limits
+        self._blobs = blobs
+        self._trees = trees
+        self._obtaining = obtaining
+        self._collecting = collecting
+        self._keep = keep
+
+    async def add(self, names: Sequence[str], manifest: bytes, blobs: Mapping[str, bytes | Path]) -> Image:
+        """As `Images.add`; without a name the image goes by its digest."""
+        digest = digest_of(manifest)
+        watched = names[0] if names else digest
+        try:
+            for each, data in blobs.items():
+                await self._put(watched, each, data)
+            known = await self._obtaining.resolve(None, await self._blobs.put(manifest))
+            with self._obtaining.wanting(known):
+                await self._obtaining.complete(None, known, watched)
+                await self._keep(known, [name for name in names if not is_digest(name)])
+        except HawkerError:
+            await self._collecting.clean_up([*blobs, digest])
+            raise
+        return known.image
+
+    async def import_archive(self, path: Path, name: str) -> Image:
+        """As `Images.import_archive`."""
+        return await self._made(name, lambda into: read_archive(path, into, self._platform, limits=self._limits))
+
+    async def build_from(self, path: Path, name: str, config: ImageConfig) -> Image:
+        """As `Images.build_from`."""
+
+        def pack(into: Path) -> Archived:
+            if not path.is_dir():
+                return read_files(path, into, config, self._platform, limits=self._limits)
+            layer = pack_directory(path, into / "layer", compression="zstd", mtime=0)
+            manifest, described = describe([layer], config, self._platform)
+            blobs: dict[str, bytes | Path] = {digest_of(described): described, layer.digest: into / "layer"}
+            return Archived(names=(), manifest=manifest, blobs=blobs)
+
+        return await self._made(name, pack)
+
+    async def _made(self, name: str, make: Callable[[Path], Archived]) -> Image:
+        """What a function makes in a directory; it runs in a thread."""
+        async with self._trees.scratch() as into:
+            try:
+                made = await to_its_end(asyncio.to_thread(make, into))
+            except OSError as error:
+                raise translated(error, into) from error
+            told = [each for each in made.names if "/" in each or ":" in each]  # others are mere tags
+            names = [name] if name else [key_of(ImageRef.checked(each)) for each in told]
+            return await self.add(names, made.manifest, made.blobs)
+
+    async def _put(self, image: str, digest: str, data: bytes | Path) -> None:
+        if isinstance(data, Path):
+            try:
+                await asyncio.to_thread(self._blobs.take, data, digest)
+            except OSError as error:
+                raise translated(error, data) from error
+        elif await self._blobs.put(data) != digest:
+            raise ImageError(image, f"what was given for {digest} has other bytes")
