@@ -45,6 +45,9 @@ class RegistrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     insecure: bool | None = None
     ca: str = ""
 
+    def __repr__(self) -> str:
+        return f"RegistrySettings(username={self.username!r}, mirrors={self.mirrors!r})"  # secrets go into no log
+
 
 class ImageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`docker_config`: a file as `docker login` writes it, for credentials that are not here; None is where Docker has

@@ -1,0 +1,148 @@
+"""Who we are to a registry: challenges, credentials, tokens, and how long they hold."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.kit.images import settings
+
+from hawker.errors import Invalid
+from hawker.images.auth import Challenge, Credentials, Tokens, credentials_for, read_challenges, read_token
+from hawker.images.settings import RegistrySettings, docker_config_path
+
+
+@pytest.mark.parametrize(
+    ("header", "challenges"),
+    [
+        ("", []),
+        ('Basic realm="a b"', [Challenge("basic", {"realm": "a b"})]),
+        ("Basic realm=a", [Challenge("basic", {"realm": "a"})]),
+        (
+            'Bearer realm="https://auth.example/token",service="a",scope="repository:a/b:pull,push"',
+            [
+                Challenge(
+                    "bearer",
+                    {"realm": "https://auth.example/token", "service": "a", "scope": "repository:a/b:pull,push"},
+                )
+            ],
+        ),
+        (
+            'bearer Realm = "x" , Service="y", BASIC realm="z"',
+            [Challenge("bearer", {"realm": "x", "service": "y"}), Challenge("basic", {"realm": "z"})],
+        ),
+        ('Basic realm="say \\"hi\\""', [Challenge("basic", {"realm": 'say "hi"'})]),
+        ("Negotiate, Basic", [Challenge("negotiate"), Challenge("basic")]),
+    ],
+)
+def test_challenges_are_read_as_http_writes_them(header: str, challenges: list[Challenge]) -> None:
+    assert read_challenges(header) == challenges
+
+
+@given(st.text(max_size=200) | st.text(alphabet='Bearer ="\\,abc', max_size=60))
+def test_any_header_is_read_without_end_or_error(header: str) -> None:
+    read_challenges(header)
+
+
+@pytest.mark.parametrize(
+    ("body", "token"),
+    [
+        (b'{"token":"a"}', ("a", 60.0)),
+        (b'{"access_token":"b","expires_in":300}', ("b", 300.0)),
+        (b'{"token":"a","expires_in":1}', ("a", 60.0)),
+        (b'{"token":"a","expires_in":null,"issued_at":"2026-01-01T00:00:00Z"}', ("a", 60.0)),
+        (b"{}", None),
+        (b'{"token":"a\\r\\nX-Evil: 1"}', None),
+        (b"<html>", None),
+        (b"\xff", None),
+    ],
+)
+def test_a_token_is_read_with_the_time_it_holds(body: bytes, token: tuple[str, float] | None) -> None:
+    assert read_token(body) == token
+
+
+def test_a_token_is_for_one_registry_and_scope_and_ends_before_it_expires() -> None:
+    tokens = Tokens()
+    tokens.put("https://a", "repository:x:pull", "Bearer t", 160.0)
+    assert tokens.get("https://a", "repository:x:pull", 100.0) == "Bearer t"
+    assert tokens.get("https://b", "repository:x:pull", 100.0) is None
+    assert tokens.get("https://a", "repository:x:pull,push", 100.0) is None
+    assert tokens.get("https://a", "repository:x:pull", 156.0) is None
+    tokens.drop("https://a", "repository:x:pull")
+    assert tokens.get("https://a", "repository:x:pull", 100.0) is None
+
+
+def test_credentials_are_those_of_the_host_and_the_configuration_s_come_first(tmp_path: Path) -> None:
+    def of(user: str) -> dict[str, str]:
+        return {"auth": base64.b64encode(f"{user}:secret".encode()).decode()}
+
+    docker = tmp_path / "config.json"
+    docker.write_text(
+        json.dumps(
+            {
+                "auths": {
+                    "https://index.docker.io/v1/": of("hub"),
+                    "ghcr.io": of("cat"),
+                    "cloud.example": {"identitytoken": "token"},
+                    "broken.example": {"auth": "%%%"},
+                    "helped.example": {},
+                },
+                "credsStore": "desktop",
+            }
+        )
+    )
+    mine = {"ghcr.io": RegistrySettings(username="me", password="mine")}
+    given = settings(docker_config=str(docker), registries=mine)
+    assert credentials_for(given, "registry-1.docker.io") == Credentials("hub", "secret")
+    assert credentials_for(given, "ghcr.io") == Credentials("me", "mine")
+    assert credentials_for(given, "cloud.example") == Credentials(token="token")
+    for host in ("ghcr.io:444", "broken.example", "helped.example", "docker.io.evil.example"):
+        assert not credentials_for(given, host)
+    docker.write_text("{")
+    assert not credentials_for(given, "registry-1.docker.io")
+
+
+def test_docker_s_file_is_where_docker_has_it_or_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    assert docker_config_path(settings(docker_config=None)) == str(tmp_path / "config.json")
+    monkeypatch.delenv("DOCKER_CONFIG")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert docker_config_path(settings(docker_config=None)) == str(tmp_path / ".docker" / "config.json")
+    assert docker_config_path(settings(docker_config="")) == ""
+
+
+def test_secrets_are_in_no_text_of_an_object() -> None:
+    assert "secret" not in repr(Credentials("user", "secret", "secret"))
+    assert "secret" not in repr(RegistrySettings(username="user", password="secret", token="secret"))
+    assert "secret" not in repr(settings(registries={"a": RegistrySettings(password="secret")}))
+    tokens = Tokens()
+    tokens.put("https://a", "x", "Bearer secret", 1.0)
+    assert "secret" not in repr(tokens)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"parallel": 0}, "images.parallel"),
+        ({"attempts": 0}, "images.attempts"),
+        ({"keep_mib_max": 10, "keep_mib_least": 11}, "images.keep_mib_max"),
+        ({"registries": {"https://x": RegistrySettings()}}, "images.registries"),
+        ({"registries": {"x.example": RegistrySettings(mirrors=("http://y",))}}, "mirrors"),
+        ({"registries": {"x.example": RegistrySettings(password="p")}}, "a password needs a user name"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_by_name(changes: dict[str, object], problem: str) -> None:
+    with pytest.raises(Invalid, match=problem):
+        settings(**changes).check()
+
+
+def test_docker_s_registry_goes_by_all_its_names() -> None:
+    mirrors = RegistrySettings(mirrors=("m.example",))
+    for name in ("docker.io", "index.docker.io", "registry-1.docker.io"):
+        given = settings(registries={name: mirrors})
+        given.check()
+        assert given.registry("registry-1.docker.io") is mirrors
