@@ -178,6 +178,7 @@ def test_a_bind_shows_a_directory_or_a_file_and_may_be_read_only(place: Place, i
         text, owner = (P / "file").read_text(), os.stat(T + "/f").st_uid
         flags = os.statvfs(P / "file").f_flag
         there = os.open(T, os.O_PATH)
+        os.setegid({ids}.base if {ids} else 0)
         os.seteuid({ids}.base if {ids} else 0)
         os.close(os.open("new", os.O_CREAT, dir_fd=there))
         result = text, owner, bool(flags & os.ST_RDONLY), bool(flags & os.ST_NOSUID)
