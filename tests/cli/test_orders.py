@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from hawker.model.config import check_config
 
 NOTHING: dict[str, Any] = {
     **dict.fromkeys(("guest", "cpus", "memory", "cpu_kind", "restart", "max_retries", "config")),
-    **dict.fromkeys(("env", "metadata"), ()),
+    **dict.fromkeys(("runtime", "user", "rootfs_persist", "tty")),
+    **dict.fromkeys(("env", "metadata", "ports", "files"), ()),
 }
 
 
@@ -67,6 +69,47 @@ def test_options_change_what_a_file_says() -> None:
     file = io.BytesIO(b'{"env": {"A": "1"}, "stop_config": {"timeout": "3s"}}')
     config = made({}, config=file, env=("B=2",))
     assert config == {"env": {"A": "1", "B": "2"}, "stop_config": {"timeout": "3s"}}
+
+
+def test_a_runtime_a_user_a_terminal_and_a_root_that_stays_are_said_where_the_api_has_them() -> None:
+    config = made({"image": "app:1"}, runtime="microvm", user="app", tty=True, rootfs_persist=True)
+    assert config == {
+        "image": "app:1",
+        "runtime": "microvm",
+        "processes": [{"user": "app"}],
+        "rootfs": {"persist": "always"},
+        "init": {"tty": True},
+    }
+    checked = check_config(config)
+    assert (checked.runtime, checked.user, checked.tty, checked.rootfs.persist) == ("microvm", "app", True, True)
+
+
+def test_ports_are_published_as_services() -> None:
+    config = made({"image": "app:1"}, ports=("8080", "80:8081", "53/udp"))
+    services = check_config(config).services
+    assert [(s.protocol, s.ports[0][0], s.internal_port) for s in services] == [
+        ("tcp", 8080, 8080),
+        ("tcp", 80, 8081),
+        ("udp", 53, 53),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "web", "80:web", "80/sctp", ":80"])
+def test_what_is_no_port_is_refused_by_name(text: str) -> None:
+    with pytest.raises(Invalid, match="--port"):
+        made({}, ports=(text,))
+
+
+def test_a_local_file_goes_into_the_configuration_with_its_mode(tmp_path: Path) -> None:
+    local = tmp_path / "run.sh"
+    local.write_bytes(b"#!/bin/sh\n\0")
+    local.chmod(0o750)
+    config = made({"image": "app:1", "files": [{"guest_path": "/run.sh"}]}, files=(f"{local}:/run.sh",))
+    (file,) = check_config(config).files
+    assert (file.path, file.content, file.mode) == ("/run.sh", b"#!/bin/sh\n\0", 0o750)
+    for wrong in (str(local), f"{local}:run.sh", ":/run.sh"):
+        with pytest.raises(Invalid, match="--file-local"):
+            made({}, files=(wrong,))
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", pytest.param(b'{"a":' + b"[" * 100_000, id="deep")])

@@ -12,7 +12,7 @@ import click
 
 from hawker.cli import output
 from hawker.cli.groups import Ordered
-from hawker.cli.orders import clone, create, run, update
+from hawker.cli.orders import clone, create, port_text, run, update
 from hawker.cli.params import app_option, machine_argument, region_option, timeout_option
 from hawker.cli.session import (
     LONGEST_STOP_S,
@@ -104,6 +104,9 @@ def status(session: Session, machine: str, app: str | None) -> None:
             ("worker", placed["worker"]),
             ("size", _size(found)),
             ("image", config["image"]),
+            *([("digest", digest)] if (digest := found["image_ref"].get("digest")) else []),
+            ("runtime", placed["driver"]),
+            *[("port", port_text(port)) for port in placed.get("ports", [])],
             ("command", _command(config)),
             ("restart", config["restart"]["policy"]),
             *[("metadata", f"{key}={value}") for key, value in (config.get("metadata") or {}).items()],

@@ -17,6 +17,8 @@ from hawker.cli.params import app_option, machine_argument, pairs, region_option
 from hawker.cli.session import LONGEST_STOP_S, Object, Session, app_of, failure_of, label, market_command
 from hawker.errors import HawkerError, Invalid
 
+HOST_IMAGE = "host"
+IMAGE_S = 3600.0
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -34,6 +36,28 @@ def config_options(function: F) -> F:
             click.option("--metadata", multiple=True, metavar="KEY=VALUE", help="Repeatable."),
             click.option("--restart", type=click.Choice(["no", "on-failure", "always"]), help="When it has ended."),
             click.option("--max-retries", type=int, metavar="COUNT", help="Of restarts on failure."),
+            click.option(
+                "--runtime",
+                metavar="NAME",
+                help="What runs it: process, container or microvm. By default a container, or a process for host.",
+            ),
+            click.option(
+                "--port",
+                "ports",
+                multiple=True,
+                metavar="PORT[:INSIDE]",
+                help="Publish a port, INSIDE the machine the same if not given; udp with /udp behind it. Repeatable.",
+            ),
+            click.option(
+                "--file-local",
+                "files",
+                multiple=True,
+                metavar="LOCAL:PATH",
+                help="Put a file of this host at a path inside the machine. Repeatable.",
+            ),
+            click.option("--user", metavar="USER[:GROUP]", help="Run as this user of the image, by name or number."),
+            click.option("--rootfs-persist", is_flag=True, help="Keep what it writes to its root from start to start."),
+            click.option("--tty", is_flag=True, help="Give the program a terminal."),
             click.option(
                 "--config",
                 type=click.File("rb"),
@@ -68,10 +92,47 @@ def configure(base: Object, command: tuple[str, ...], given: dict[str, Any]) -> 
     restart = {name: value for name, value in restart.items() if value is not None}
     if restart:
         config["restart"] = {**(config.get("restart") or {}), **restart}
+    if given["runtime"]:
+        config["runtime"] = given["runtime"]
+    if given["ports"]:
+        config["services"] = [*(config.get("services") or []), *map(_service, given["ports"])]
+    if given["files"]:
+        new = [_file(text) for text in given["files"]]
+        paths = {file["guest_path"] for file in new}
+        config["files"] = [*(f for f in config.get("files") or [] if f.get("guest_path") not in paths), *new]
+    if given["user"]:
+        process, *more = config.get("processes") or [{}]
+        config["processes"] = [{**process, "user": given["user"]}, *more]
+    if given["rootfs_persist"]:
+        config["rootfs"] = {**(config.get("rootfs") or {}), "persist": "always"}
+    if given["tty"]:
+        config["init"] = {**(config.get("init") or {}), "tty": True}
     if command:
         init = {k: v for k, v in (config.get("init") or {}).items() if k not in ("exec", "entrypoint", "cmd")}
         config["init"] = {**init, "exec": list(command)}
     return config
+
+
+def _service(text: str) -> Object:
+    """`8080`, `80:8080`, `53/udp`: what the machine is reached on, and where its program listens."""
+    numbers, _, protocol = text.partition("/")
+    outside, _, inside = numbers.partition(":")
+    inside = inside or outside
+    if not (outside.isdecimal() and inside.isdecimal()) or protocol not in ("", "tcp", "udp"):
+        raise Invalid("--port", text, "write 8080, 80:8080 or 53/udp")
+    return {"protocol": protocol or "tcp", "internal_port": int(inside), "ports": [{"port": int(outside)}]}
+
+
+def _file(text: str) -> Object:
+    import base64
+    from pathlib import Path
+
+    local, _, path = text.rpartition(":")
+    if not local or not path.startswith("/"):
+        raise Invalid("--file-local", text, "write LOCAL:PATH with an absolute path, such as app.conf:/etc/app.conf")
+    file = Path(local)
+    content = file.read_bytes()  # an OSError names the file
+    return {"guest_path": path, "raw_value": base64.b64encode(content).decode(), "mode": file.stat().st_mode & 0o777}
 
 
 def _read(file: Any) -> Object:
@@ -87,8 +148,8 @@ def _read(file: Any) -> Object:
 
 _ORDER_TEXT = """
 
-    IMAGE is host: the host's own programs. Put -- before the command, so that its options stay its own. Without a size
-    the machine has 1 shared cpu and 256 MiB.
+    IMAGE is an OCI image such as nginx:1.27, or host: the host's own programs. Put -- before the command, so that its
+    options stay its own; without one the image's own runs. Without a size the machine has 1 shared cpu and 256 MiB.
 """
 
 
@@ -148,8 +209,13 @@ def _place(session: Session, app: str, body: Object, *, key: str | None = None) 
     where = body.get("region") or "any region"
     launch = not body.get("skip_launch")
     with output.working(f"ordering a machine in {where}"), _own_words():
-        machine = session.client.create_machine(app, body, key=key, wait=launch)
-    timings = _timings(session.client.answer_headers.get("server-timing", ""))
+        # An image may take longer to come than a call does to be answered.
+        fetches = body["config"].get("image") != HOST_IMAGE
+        machine = session.client.create_machine(app, body, key=key, wait=launch and not fetches)
+    header = session.client.answer_headers.get("server-timing", "")
+    if launch and fetches:
+        machine = session.wait(machine, ["started", "stopped", "failed", "destroyed"], IMAGE_S, "getting its image")
+    timings = _timings(header)
     if session.json:
         output.data({**machine, "timings_ms": timings})
     else:
@@ -161,6 +227,7 @@ def _place(session: Session, app: str, body: Object, *, key: str | None = None) 
                 ("region", machine["region"]),
                 ("worker", machine["hawker"]["worker"]),
                 ("state", machine["state"]),
+                *[("port", port_text(port)) for port in machine["hawker"].get("ports", [])],
                 ("times", times or "none: an order with this key was filled before, and this is its machine"),
             ]
         )
@@ -191,6 +258,11 @@ def _own_words() -> Iterator[None]:
         raise
 
 
+def port_text(port: Object) -> str:
+    """A published port, as people read it."""
+    return f"{port['internal_port']}/{port['protocol']} is port {port['host_port']} of its worker's host"
+
+
 def _timings(header: str) -> dict[str, float]:
     """Milliseconds by phase, from a `server-timing` header."""
     phases = (part.strip().partition(";dur=") for part in header.split(",") if part.strip())
@@ -218,7 +290,9 @@ def update(
 
     Options add to what it has; --config replaces it all. Put -- before a new command.
     """
-    if not (command or image or any(value not in (None, ()) for value in given.values())):
+    if not (
+        command or image or any(value is not None and value != () and value is not False for value in given.values())
+    ):
         raise click.UsageError(
             "nothing to change: give an option, or a command after --; hawker machine restart only restarts it"
         )

@@ -15,7 +15,8 @@ from msgspec import UNSET, Meta, UnsetType
 
 from hawker.model.guest import Resources
 from hawker.model.rows import AppRow, EventRow, LeaseRow, MachineRow, RunRow
-from hawker.model.values import ImageRef, rfc3339
+from hawker.model.services import Port
+from hawker.model.values import ImageRef, pinned, rfc3339
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,13 +175,15 @@ class LeaseReply(Body, frozen=True):
 
 
 class Placed(Body, frozen=True):
-    """Ours: whose machine it is, where it runs, what it holds there now, and why it last changed."""
+    """Ours: whose machine it is, where it runs, what it holds there now, why it last changed, and where its worker's
+    host publishes its ports."""
 
     app: str
     worker: str
     driver: str
     holds: Resources
     cause: str
+    ports: tuple[Port, ...] = ()
 
 
 class Machine(Body, frozen=True):
@@ -384,7 +387,7 @@ def machine_view(
         name=row.name,
         state=row.state,
         region=row.region,
-        image_ref=ImageRef(row.config["image"]).as_json(),
+        image_ref=ImageRef(pinned(row.config["image"], row.image_digest)).as_json(),
         instance_id=row.version,
         version=row.version,
         private_ip=row.private_ip,
@@ -396,7 +399,9 @@ def machine_view(
         updated_at=rfc3339(row.updated_at_ms),
         host_status="ok",
         cordoned=row.cordoned,
-        hawker=Placed(app=row.app, worker=worker, driver=row.driver, holds=row.held(), cause=row.cause),
+        hawker=Placed(
+            app=row.app, worker=worker, driver=row.driver, holds=row.held(), cause=row.cause, ports=row.ports
+        ),
         nonce=nonce or UNSET,
         lease=lease_view(lease, row) if isinstance(lease, LeaseRow) else lease,
     )
