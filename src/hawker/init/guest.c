@@ -77,7 +77,9 @@ static void mount_kernel_files(void)
 	}
 	for (size_t i = 0; i < sizeof LINKS / sizeof *LINKS; i++)
 		if (symlink(LINKS[i].to, LINKS[i].path)) continue;
-	for (int fd = 0; fd >= 0 && fd < 3;) fd = open("/dev/null", O_RDWR); /* so that nothing else has these numbers */
+	int fd;
+	while ((fd = open("/dev/null", O_RDWR)) >= 0 && fd < 2) continue; /* so that nothing else has these numbers */
+	write_file("/proc/sys/vm/overcommit_memory", "1", 1, O_WRONLY); /* as on hosts of containers: used counts, not asked */
 	write_file("/sys/fs/cgroup/cgroup.subtree_control", "+memory +pids", 13, O_WRONLY);
 	mkdir(GROUP, 0755);
 }

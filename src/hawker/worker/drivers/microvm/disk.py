@@ -13,13 +13,11 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Container, Sequence
 from pathlib import Path
 
 from hawker.errors import ImageError
 from hawker.model.image import Image
-from hawker.telemetry import get_logger
 from hawker.worker.drivers.microvm.building import PACKAGE, TOOL
 
 SIZE_MIB = 1024  # of a machine's disk where nothing else is asked for
@@ -72,7 +70,6 @@ class Disks:
         return await asyncio.shield(task)
 
     async def _make(self, image: Image, layers: Sequence[Path], path: Path) -> Path:
-        began_s = time.monotonic()
         making = path.with_name(f".making-{path.name}")
         if not layers:
             raise ImageError(image.digest, "it has no layers, so nothing that could run")
@@ -97,7 +94,6 @@ class Disks:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 making.unlink()
-        _logger.info("disk.made", image=image.digest, bytes=size, ms=round((time.monotonic() - began_s) * 1000))
         return path
 
     def made(self) -> list[str]:
@@ -182,6 +178,3 @@ def missing_tools() -> list[str]:
     if not (shutil.which(MKFS) or shutil.which(MKFS, path="/usr/sbin:/sbin")):
         packages.append(MKFS_PACKAGE)
     return packages
-
-
-_logger = get_logger()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ from hawker.worker.drivers.base import (
     InstanceRunning,
     InstanceSpec,
     Limits,
-    LogLine,
     NotSupported,
     Process,
     Refused,
@@ -50,11 +49,12 @@ from hawker.worker.drivers.microvm.qemu import Memory, QemuError, Vm
 from hawker.worker.drivers.microvm.records import DISK, STATE, Record, Records
 from hawker.worker.drivers.microvm.settings import Settings
 from hawker.worker.drivers.microvm.tools import Missing, Tools
+from hawker.worker.drivers.supervised import SupervisedDriver
 
 MEMORY_LEAST_MIB = 96  # with less the kernel has no room for a program
 
 
-class MicrovmDriver:
+class MicrovmDriver(SupervisedDriver):
     """See `hawker.worker.drivers.base.Driver`. `directory` is kept between runs. Without `network` machines have
     none."""
 
@@ -68,6 +68,8 @@ class MicrovmDriver:
         host: Host,
         settings: Settings = Settings(),  # noqa: B008  # frozen
     ) -> None:
+        self._hypervisors = Hypervisors(directory, cgroups=settings.cgroups, with_templates=settings.templates)
+        super().__init__(self._hypervisors.supervisor)
         self._directory = directory
         self._images = images
         self._network = network
@@ -76,8 +78,6 @@ class MicrovmDriver:
         self._tools = Tools(directory / "kernel", settings)
         self._disks = Disks(directory / "disks")
         self._records = Records(directory)
-        self._hypervisors = Hypervisors(directory, cgroups=settings.cgroups, with_templates=settings.templates)
-        self.supervisor = self._hypervisors.supervisor
         self._guests: dict[str, Guest] = {}
         self._starting: dict[str, asyncio.Lock] = {}
         self._on_exit: Callable[[Exit], None] = lambda exit_: None
@@ -375,9 +375,6 @@ class MicrovmDriver:
     async def resize(self, key: str, limits: Limits) -> None:
         self._find(key)
         raise NotSupported("resizing a virtual machine while it runs")
-
-    def logs(self, machine: str, *, tail: int = 100, follow: bool = False) -> AsyncIterator[LogLine]:
-        return self.supervisor.logs(machine, tail=tail, follow=follow)
 
     # --- suspending --------------------------------------------------------------------------------------------------
 

@@ -78,17 +78,19 @@ def find(configured: Path | None = None) -> Source:
 
 def prepare(source: Source, init: Path, cache: Path) -> Kernel:
     """Make both files, once for each kernel and init. Takes a second, then nothing. Raises `NoKernel`."""
-    parts = (source.image.stat(), init.name, MODULES, _FORMAT)
-    about = parts[0]
-    key = f"{source.version} {about.st_size} {about.st_mtime_ns} {parts[1:]}"
-    digest = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
+    about = source.image.stat()
     cache.mkdir(parents=True, exist_ok=True)
-    elf, initrd = (cache / f"{name}-{source.version}-{digest}" for name in ("vmlinux", "initrd"))
+    elf = cache / f"vmlinux-{_digest(source.version, about.st_size, about.st_mtime_ns)}"
+    initrd = cache / f"initrd-{_digest(elf.name, init.name, MODULES, _FORMAT)}"
     if not elf.exists():
         _put(elf, [vmlinux(source.image.read_bytes())])
     if not initrd.exists():
         _put(initrd, initial_files(init, source.modules))
-    return Kernel(vmlinux=str(elf), initrd=str(initrd), version=source.version, digest=digest)
+    return Kernel(vmlinux=str(elf), initrd=str(initrd), version=source.version, digest=initrd.name)
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
 def vmlinux(image: bytes) -> bytes:
