@@ -7,6 +7,7 @@ kernel completes connections, and that is all that is asked. The machine's own n
 from __future__ import annotations
 
 import asyncio
+import json
 import selectors
 import socket
 import subprocess
@@ -74,6 +75,16 @@ class Site:
                 for command in commands
             ]
         return "".join(printed)
+
+    def state(self, where: str = "host") -> set[str]:
+        """All that a network namespace has, as a set of lines without numbers that the kernel gives."""
+        shown = self.ip(where, "-d route show table all", "-6 -d route show table all", "neigh show nud permanent")
+        links = json.loads(self.ip(where, "-j addr"))
+        named = [f"{link['ifname']} {its['local']}/{its['prefixlen']}" for link in links for its in link["addr_info"]]
+        named += [f"{link['ifname']} {link['address']} {'UP' in link['flags']}" for link in links]
+        with self.network.inside(where):
+            nft = subprocess.run(["nft", "-s", "list", "ruleset"], check=True, capture_output=True, text=True).stdout
+        return {*named, *(line.strip() for line in shown.splitlines()), *_lines(nft)}
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         with self.network.inside("host"):
@@ -144,3 +155,17 @@ class Site:
     def _close_managers(self) -> None:
         for manager in self.managers.values():
             self.run(manager.close())
+
+
+def _lines(ruleset: str) -> set[str]:
+    """Lines of rules and elements, each with where it stands."""
+    found, path = set(), list[str]()
+    for line in ruleset.replace("elements = {", "").splitlines():
+        text = line.strip()
+        if text.endswith("{") and " " in text and not text.startswith("iif"):
+            path.append(text)
+        elif text == "}":
+            path.pop()
+        else:
+            found |= {f"{' '.join(path)} {item.strip(' }')}" for item in text.split(",") if item.strip(" }")}
+    return found

@@ -65,7 +65,7 @@ class Keeper:
         namespace = _namespace(pid)
         try:
             self._kernel.connect(namespace, attached)
-            self.attach(wanted, attached)
+            self._attach(wanted, attached, Link(attached.interface))
         except BaseException:
             with suppress(NetworkError):  # the first error is the one to tell
                 self.detach(attached.interface)
@@ -75,17 +75,7 @@ class Keeper:
 
     def attach(self, wanted: Wanted, attached: Attachment) -> None:
         """Give a host end that is there what its machine needs."""
-        device = attached.interface
-        index = self._kernel.index(device)
-        if not index:
-            raise NetworkError(f"the machine's interface {device} is not there")
-        self._machines[device] = (wanted, attached)
-        try:
-            self._put(device, index)
-        except BaseException:
-            self._machines.pop(device, None)
-            self._settled = False
-            raise
+        self._attach(wanted, attached, Link(attached.interface, ready=False))
 
     def detach(self, device: str) -> None:
         """Remove all of a host end, wherever it came from."""
@@ -100,15 +90,31 @@ class Keeper:
             self._look()
             self._apply(plan.difference(self._have.pop(device, _Have()).state, State()))
 
-    def _put(self, device: str, index: int) -> None:
+    def _attach(self, wanted: Wanted, attached: Attachment, link: Link) -> None:
+        device = attached.interface
+        index = self._kernel.index(device)
+        if not index:
+            raise NetworkError(f"the machine's interface {device} is not there")
+        self._machines[device] = (wanted, attached)
+        try:
+            self._put(link, index)
+        except BaseException:
+            self._machines.pop(device, None)
+            self._settled = False
+            raise
+
+    def _put(self, link: Link, index: int) -> None:
+        """`link` is what is known of one that is new."""
+        device = link.name
         if not self._settled:
             self._kernel.let_forward()
             self._settle(None)
             return
         have = self._have.get(device, _Have())
         if have.index != index:  # another link than then: of what was there only the elements are left
-            have = _Have(State(elements=have.state.elements, links=frozenset({Link(device, False)})), index)
+            have = _Have(State(elements=have.state.elements, links=frozenset({link})), index)
         target = plan.of_machine(self._worker, *self._machines[device])
+        self._check_ports(device, target)
         try:
             self._apply(plan.difference(have.state, target))
         except AddressTaken:
@@ -117,6 +123,15 @@ class Keeper:
             self._settle(None)
         else:
             self._have[device] = _Have(target, index)
+
+    def _check_ports(self, device: str, target: State) -> None:
+        """Say which port it is that another machine has: nftables would not."""
+        ports = {it.key for it in target.elements if it.value}
+        for other, have in self._have.items() if ports else ():
+            taken = ports.intersection(it.key for it in have.state.elements if it.value)
+            if taken and other != device and self._kernel.index(other):
+                protocol, port = min(taken)
+                raise NetworkError(f"port {port}/{protocol} of this host is published by another machine of the worker")
 
     def _look(self) -> State:
         """Read what is there. Returns it."""
@@ -131,9 +146,9 @@ class Keeper:
         """Read everything, and put everything right. None leaves alone all host ends of which nothing is known."""
         actual = self._look()
         there = {link.name for link in actual.links}
+        self._machines = {device: its for device, its in self._machines.items() if device in there}
         wanted = plan.desired(self._worker, self._kernel.mark, self._machines.values(), there)
         self._apply(plan.difference(actual, plan.union([wanted, *self._strange(planned)])))
-        self._machines = {device: its for device, its in self._machines.items() if device in there}
         for device, its in self._machines.items():
             self._have[device] = _Have(plan.of_machine(self._worker, *its), self._have[device].index)
         self._settled = True
@@ -150,7 +165,7 @@ class Keeper:
         left = {
             device: have
             for device, have in self._have.items()
-            if device not in self._machines and (planned is None or (device in planned and have.state.links))
+            if device not in self._machines and have.state.links and (planned is None or device in planned)
         }
         self._have = {device: have for device, have in self._have.items() if device in left or device in self._machines}
         return [have.state for have in left.values()]

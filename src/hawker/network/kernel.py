@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 from contextlib import closing, suppress
+from functools import partial
 from ipaddress import IPv4Network, ip_address
 from pathlib import Path
 from typing import Any
@@ -47,14 +48,17 @@ class AddressTaken(NetworkError):
 class Kernel:
     """Raises `NetworkError` with what the kernel refused. `OSError` from the constructor: no netlink or libnftables."""
 
-    def __init__(self, worker: str, settings: Settings) -> None:
+    def __init__(
+        self, worker: str, settings: Settings, *, netlink: type[nl.Socket] = nl.Socket, library: type[Library] = Library
+    ) -> None:
         self._prefix = addresses.device_prefix(worker)
         self._own = addresses.worker_address(worker)
         self._pool = IPv4Network(settings.pool4)
         self._mtu = settings.mtu
-        self._library = Library()
+        self._library = library()
         self._tables = Tables(worker, settings, self._library)
-        self._netlink = nl.Socket()
+        self._open = netlink
+        self._netlink = netlink()
         self._index: dict[str, int] = {}
         self.mark = self._tables.mark
 
@@ -96,16 +100,14 @@ class Kernel:
     def connect(self, namespace: int, attached: Attachment) -> None:
         """Give a network namespace its end of a pair, whose other end is `interface` here, and its loopback. What is
         there from an earlier time is kept when it is this very pair."""
-        with _named("the machine's namespace"), closing(nl.Socket(namespace)) as inside:
+        with _named("the machine's namespace"), closing(self._open(namespace)) as inside:
             if not self._is_pair(inside, attached):
                 self._remove_link(attached.interface)
                 made = nl.veth(attached.interface, attached.gateway_mac, INSIDE, attached.mac, namespace, attached.mtu)
                 self._netlink.ask(nl.NEWLINK, nl.ACK | nl.CREATE | nl.EXCL, made)
             # This end is up before the other: so both have their carrier when the second one is, and send at once. The
             # kernel would let this one begin in its own time, up to a second later, and lose packets until then.
-            index = self._look_up(attached.interface)
-            self._netlink.ask(nl.SETLINK, nl.ACK, nl.without_addresses(index))
-            self._netlink.ask(nl.SETLINK, nl.ACK, nl.link(index=index, flags=nl.IFF_UP, change=nl.IFF_UP))
+            self._bring_up(self._look_up(attached.interface))
             _furnish(inside, attached)
             nl.activate(attached.interface)
 
@@ -144,14 +146,13 @@ class Kernel:
 
     def _look_up(self, name: str) -> int:
         if name not in self._index:
-            (there,) = self._netlink.ask(nl.GETLINK, 0, nl.link(IFNAME=name))
-            self._index[name] = there["index"]
+            self._index[name] = self._netlink.index(name)
         return self._index[name]
 
     def _links(self) -> frozenset[Link]:
         found = set()
         self._index.clear()
-        for each in self._netlink.dump(nl.GETLINK, nl.link()):
+        for each in self._netlink.dump(nl.GETLINK, nl.link):
             name = each.get_attr("IFLA_IFNAME")
             if name == "lo" or name.startswith(self._prefix):
                 self._index[name] = each["index"]
@@ -164,7 +165,7 @@ class Kernel:
 
     def _addresses(self, names: dict[int, str]) -> frozenset[Address]:
         found = set()
-        for each in self._netlink.dump(nl.GETADDR, nl.address()):
+        for each in self._netlink.dump(nl.GETADDR, nl.address):
             name = names.get(each["index"])
             address = each.get_attr("IFA_LOCAL") or each.get_attr("IFA_ADDRESS")
             if name and (name != "lo" or address == self._own):
@@ -174,14 +175,14 @@ class Kernel:
     def _neighbours(self, names: dict[int, str]) -> frozenset[Neighbour]:
         return frozenset(
             Neighbour(names[each["ifindex"]], str(ip_address(each.get_attr("NDA_DST"))), each.get_attr("NDA_LLADDR"))
-            for each in self._netlink.dump(nl.GETNEIGH, nl.neighbour())
+            for each in self._netlink.dump(nl.GETNEIGH, nl.neighbour)
             if each["ifindex"] in names and each["state"] & nl.PERMANENT and names[each["ifindex"]] != "lo"
         )
 
     def _routes(self, names: dict[int, str]) -> tuple[frozenset[Route], frozenset[str]]:
         found, taken = set(), set()
         for family in (nl.family("::"), nl.family("")):
-            for each in self._netlink.dump(nl.GETROUTE, nl.route(family=family)):
+            for each in self._netlink.dump(nl.GETROUTE, partial(nl.route, family=family)):
                 address, name = each.get_attr("RTA_DST"), names.get(each.get_attr("RTA_OIF"))
                 if address is None or each["table"] != MAIN_TABLE or each["dst_len"] != nl.length(address):
                     continue
@@ -200,14 +201,18 @@ class Kernel:
     def _configure(self, link: Link) -> None:
         with _named(link.name):
             index = self._look_up(link.name)
-            self._netlink.ask(nl.SETLINK, nl.ACK, nl.without_addresses(index))
             (there,) = self._netlink.ask(nl.GETLINK, 0, nl.link(index=index))
-            if there.get_attr("IFLA_ADDRESS") != addresses.GATEWAY_MAC:
+            if there.get_attr("IFLA_ADDRESS") != addresses.GATEWAY_MAC:  # only then: its neighbours are forgotten
                 self._netlink.ask(nl.SETLINK, nl.ACK, nl.link(index=index, ADDRESS=addresses.GATEWAY_MAC))
-            self._netlink.ask(nl.SETLINK, nl.ACK, nl.link(index=index, flags=nl.IFF_UP, change=nl.IFF_UP))
+            self._bring_up(index)
             local = SYSCTL / f"ipv4/conf/{link.name}/route_localnet"
             if (_read(local) == "1") != link.loopback:
                 _write(local, "1" if link.loopback else "0")
+
+    def _bring_up(self, index: int) -> None:
+        """First of all it may make no addresses: coming up it would."""
+        self._netlink.ask(nl.SETLINK, nl.ACK, nl.without_addresses(index))
+        self._netlink.ask(nl.SETLINK, nl.ACK, nl.link(index=index, flags=nl.IFF_UP, change=nl.IFF_UP))
 
     def _add(self, it: Item) -> None:
         with _named(f"{it.device}: {it.address}"):
@@ -262,8 +267,7 @@ def _furnish(inside: nl.Socket, attached: Attachment) -> None:
     """Everything in a machine's namespace. May be repeated."""
     replaced = nl.ACK | nl.CREATE | nl.REPLACE
     inside.ask(nl.SETLINK, nl.ACK, nl.link(IFNAME="lo", flags=nl.IFF_UP, change=nl.IFF_UP))
-    (there,) = inside.ask(nl.GETLINK, 0, nl.link(IFNAME=INSIDE))
-    index = there["index"]
+    index = inside.index(INSIDE)
     inside.ask(nl.SETLINK, nl.ACK, nl.without_addresses(index))
     inside.ask(nl.SETLINK, nl.ACK, nl.link(index=index, flags=nl.IFF_UP, change=nl.IFF_UP))
     for address in (attached.address6, attached.address4):

@@ -29,7 +29,7 @@ REQUEST, ACK, ROOT, MATCH = 0x1, 0x4, 0x100, 0x200
 DUMP = ROOT | MATCH
 REPLACE, EXCL, CREATE = 0x100, 0x200, 0x400
 NLMSG_ERROR, NLMSG_DONE = 2, 3
-F_INTERRUPTED = 0x10
+F_MANY, F_INTERRUPTED = 0x2, 0x10
 F_ACK_TLVS = 0x200
 SOL_NETLINK, CAP_ACK, EXT_ACK, STRICT_CHECK = 270, 10, 11, 12
 IFF_UP = 0x1
@@ -41,7 +41,9 @@ NO_ADDRESSES = 1
 """IN6_ADDR_GEN_MODE_NONE: the kernel makes no link-local address."""
 LINK_SCOPE = 253
 SIOCETHTOOL, ETHTOOL_GLINK = 0x8946, 0xA
+SKIP_STATISTICS = 1 << 3
 _HEADER = struct.Struct("=IHHII")
+_INDEX = struct.Struct("=i")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -58,23 +60,35 @@ class Socket:
 
     def ask(self, kind: int, flags: int, message: Any) -> list[Any]:
         """Returns the messages of the answer. Raises `OSError` with the kernel's reason."""
+        found = []
+        for part in self._exchange(kind, flags, message):
+            found.append(type(message)(part))
+            found[-1].decode()
+        return found
+
+    def index(self, name: str) -> int:
+        """The number of the link of a name. Only what is asked for is read: a link's description is long."""
+        message = link(IFNAME=name, EXT_MASK=SKIP_STATISTICS)
+        (answer,) = self._exchange(GETLINK, 0, message)
+        return int(_INDEX.unpack_from(answer, _HEADER.size + 4)[0])
+
+    def dump(self, kind: int, form: Any) -> list[Any]:
+        """Everything of a kind; asked again when it changed meanwhile. `form` makes the request."""
+        while True:
+            found = self.ask(kind, DUMP, form())
+            if not any(each["header"]["flags"] & F_INTERRUPTED for each in found):
+                return found
+
+    def _exchange(self, kind: int, flags: int, message: Any) -> list[bytes]:
         self._sequence += 1
         message["header"]["type"] = kind
         message["header"]["flags"] = REQUEST | flags
         message["header"]["sequence_number"] = self._sequence
         message.encode()
         self._socket.send(message.data)
-        return list(self._answers(type(message)))
+        return list(self._answers())
 
-    def dump(self, kind: int, message: Any) -> list[Any]:
-        """Everything of a kind; asked again when it changed meanwhile."""
-        while True:
-            message.reset() if message["header"].get("length") else None
-            found = self.ask(kind, DUMP, message)
-            if not any(each["header"]["flags"] & F_INTERRUPTED for each in found):
-                return found
-
-    def _answers(self, form: Any) -> Iterator[Any]:
+    def _answers(self) -> Iterator[bytes]:
         while True:
             data = self._socket.recv(1 << 17)
             at, many = 0, False
@@ -83,16 +97,11 @@ class Socket:
                 part, at = data[at : at + length], at + (length + 3 & ~3)
                 if sequence != self._sequence:
                     continue  # of a request that was given up
-                many = bool(flags & 2)
-                if kind == NLMSG_DONE:
+                many = bool(flags & F_MANY)
+                if kind in (NLMSG_ERROR, NLMSG_DONE):
                     _check(part)
                     return
-                if kind == NLMSG_ERROR:
-                    _check(part)
-                    return
-                message = form(part)
-                message.decode()
-                yield message
+                yield part
             if not many:
                 return
 

@@ -246,7 +246,12 @@ def after(state: State, operation: Operation) -> State:
                 routes=frozenset(it for it in state.routes if it.device != name),
             )
         case Configure(link):
-            return replace(state, links=frozenset(each for each in state.links if each.name != link.name) | {link})
+            kept = {each.name for each in state.links if each.ready}  # a new hardware address has no neighbours
+            return replace(
+                state,
+                links=frozenset(each for each in state.links if each.name != link.name) | {link},
+                neighbours=frozenset(it for it in state.neighbours if it.device != link.name or it.device in kept),
+            )
         case Remove(Address() as it):
             return replace(state, addresses=state.addresses - {it})
         case Remove(Neighbour() as it):
