@@ -1,0 +1,104 @@
+"""One app as a process, a container and a microVM: the same image, command line and port, and one word changed.
+
+A real market, an image from a real registry on loopback, and a web server that is asked from the worker's host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kit.markets import Market, free_port, running_market
+from tests.kit.oci import busybox_image
+from tests.kit.registry import DockerRegistry, put, registry
+from tests.kit.vms import missing
+from tests.kit.waiting import eventually
+
+__all__ = ["registry"]  # a fixture
+
+pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(240)]
+
+UP_S = 120.0  # of a guest on a busy host that emulates
+SERVE = 'echo "$FLY_MACHINE_ID on $(uname -n)" > page && exec busybox httpd -f -p "$PORT" -h .'
+LACKING = [program for program in ("busybox", "docker-registry") if shutil.which(program) is None]
+
+
+@pytest.fixture
+def market(tmp_path: Path) -> Iterator[Market]:
+    if LACKING or missing():
+        pytest.skip(f"not installed: {', '.join(LACKING)} {missing()}")
+    with running_market(tmp_path, ("--region", "ord", "--workers", "1")) as market:
+        yield market
+
+
+async def test_one_word_makes_an_app_a_process_a_container_or_a_microvm(
+    market: Market, registry: DockerRegistry
+) -> None:
+    image = await put(registry.host, "web:1", busybox_image())
+    port = str(free_port())
+    config: dict[str, Any] = {
+        "image": image,
+        "init": {"exec": ["/bin/sh", "-c", SERVE]},
+        "env": {"PORT": port},
+        "services": [{"internal_port": int(port), "ports": [{"port": 80}]}],
+        "restart": {"policy": "no"},
+        "runtime": "process",
+    }
+    async with market.client() as client:
+        await client.ok("POST", "/apps", {"app_name": "one-word", "org_slug": "personal"})
+        machine = await client.ok("POST", "/apps/one-word/machines?wait=true", {"config": config})
+        path = f"/apps/one-word/machines/{machine['id']}"
+        said: dict[str, str] = {}
+        for runtime in ("process", "container", "microvm"):
+            if runtime != "process":
+                await client.ok("POST", path, {"config": {**config, "runtime": runtime}})
+            shown = await started(client, path)
+            assert shown["hawker"]["driver"] == runtime
+            (published,) = shown["hawker"]["ports"]
+            assert (published["internal_port"] == published["host_port"]) == (runtime == "process")
+            said[runtime] = await page(published["host_port"])
+        await client.ok("DELETE", f"{path}?force=true")
+    own = machine["id"]
+    inside = f"{own} on {own}"
+    assert said == {"process": f"{own} on {os.uname().nodename}", "container": inside, "microvm": inside}
+
+
+async def started(client: Any, path: str) -> Any:
+    """The machine, once its image is there and its program runs."""
+    found: dict[str, Any] = {}
+
+    async def settled() -> bool:
+        found.update(await client.ok("GET", path))
+        assert found["state"] != "failed", [event.get("request") for event in found["events"]][:2]
+        return found["state"] == "started"
+
+    await eventually(settled, "the machine has started", UP_S)
+    return found
+
+
+async def page(port: int) -> str:
+    """What the app says, once it does."""
+    said = ""
+
+    def ask() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/page", timeout=5) as answer:
+            text: str = answer.read().decode().strip()
+            return text
+
+    async def answers() -> bool:
+        nonlocal said
+        try:
+            said = await asyncio.to_thread(ask)
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return False
+        return True
+
+    await eventually(answers, f"port {port} answers", UP_S)
+    return said
