@@ -26,6 +26,7 @@ from tests.kit.oci import (
     write_layout,
     write_layout_archive,
 )
+from tests.kit.waiting import until
 
 from hawker.errors import Conflict, DiskFull, ImageError, ImageNotFound, Invalid, Unreachable
 from hawker.images.service import Images
@@ -221,6 +222,27 @@ async def test_above_the_watermark_those_go_first_that_were_not_used_the_longest
         assert images.find("more") is not None
         images.hold("other", kept["oldest"].digest)
         images.release("machine")
+
+
+async def test_nothing_goes_by_itself_before_all_that_is_needed_is_held(tmp_path: Path) -> None:
+    clock = Clock()
+    async with opened(tmp_path / "images", clock=clock, keep_mib_max=6, keep_mib_least=5) as images:
+        kept = {}
+        for name in ("needed", "spare", "spare too"):
+            kept[name] = await have(images, sized(name, 2), name.replace(" ", "-"))
+            clock.now_s += 3600
+        assert len(list(images.all())) == 3
+        images.hold("machine", kept["needed"].digest)
+        images.begin_collecting()
+        await until(lambda: len(list(images.all())) == 1)
+        assert images.find("needed") == kept["needed"]
+        clock.now_s += 3600
+        await have(images, sized("more", 2), "more")
+        clock.now_s += 3600
+        await have(images, image([]), "last")  # which is over the mark, too, and was used this very moment
+        await until(lambda: images.find("more") is None)
+        assert images.find("needed") is not None
+        assert images.find("last") is not None
 
 
 async def test_an_image_just_asked_for_is_not_collected_before_it_can_be_held(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ class Partial:
             self._file = self._path.open("r+b", 0)
             self._hash = hashlib.sha256()
             self.offset = 0
+            self._blobs.writing.add(self.digest)
             while piece := self._file.read(PIECE_BYTES):
                 self._hash.update(piece)
                 self.offset += len(piece)
@@ -133,6 +134,7 @@ class Partial:
             if self._file is not None:
                 self._file.close()
                 self._file = None
+                self._blobs.writing.discard(self.digest)
 
     def discard(self) -> None:
         self.close()
@@ -145,10 +147,11 @@ class Partial:
 
 
 class Blobs:
-    """The blobs of one host. One process at a time."""
+    """The blobs of one host. One process at a time. `writing`: digests whose partial files are open."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.writing: set[str] = set()
         self._whole = directory / "sha256"
         self._partial = directory / "partial"
         try:

@@ -106,7 +106,7 @@ class Collecting:
         """What no image needs and nothing was done with for so long."""
         before_s = (self._host.now_ms() - age_ms) / 1000
         for digest, (_, written_s) in (await asyncio.to_thread(self._blobs.partials)).items():
-            if written_s < before_s and not self._obtaining.is_fetched(digest):
+            if written_s < before_s and digest not in self._blobs.writing:
                 self._blobs.discard_partial(digest)
                 self._obtaining.moved.pop(digest, None)
         needed = self._needed_blobs()

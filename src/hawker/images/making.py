@@ -47,12 +47,13 @@ class Making:
         digest = digest_of(manifest)
         watched = names[0] if names else digest
         try:
-            for each, data in blobs.items():
-                await self._put(watched, each, data)
-            known = await self._obtaining.resolve(None, await self._blobs.put(manifest))
-            with self._obtaining.wanting(known):
-                await self._obtaining.complete(None, known, watched)
-                await self._keep(known, [name for name in names if not is_digest(name)])
+            with self._obtaining.wanting([*blobs, digest]):
+                for each, data in blobs.items():
+                    await self._put(watched, each, data)
+                known = await self._obtaining.resolve(None, await self._blobs.put(manifest))
+                with self._obtaining.wanting(known.blobs, known.chain):
+                    await self._obtaining.complete(None, known, watched)
+                    await self._keep(known, [name for name in names if not is_digest(name)])
         except HawkerError:
             await self._collecting.clean_up([*blobs, digest])
             raise

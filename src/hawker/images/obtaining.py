@@ -68,7 +68,7 @@ class Obtaining:
         self._unpacking = asyncio.Semaphore(settings.unpack_parallel)
         self._blob_flights: Flights[None] = Flights()
         self._tree_flights: Flights[None] = Flights()
-        self._wanted: dict[object, Known] = {}
+        self._wanted: dict[object, tuple[set[str], set[str]]] = {}  # blobs and trees
         self.registries = self._registries
         self.rate = self._transfers.rate
         self.watchers = Watchers()
@@ -81,10 +81,10 @@ class Obtaining:
 
     def wanted_blobs(self) -> set[str]:
         """What is on its way or is needed by what is."""
-        return {digest for known in self._wanted.values() for digest in known.blobs}
+        return set().union(*(blobs for blobs, _ in self._wanted.values()))
 
     def wanted_trees(self) -> set[str]:
-        return {chain_id for known in self._wanted.values() for chain_id in known.chain}
+        return set().union(*(trees for _, trees in self._wanted.values()))
 
     def is_fetched(self, digest: str) -> bool:
         return digest in self._blob_flights
@@ -110,16 +110,17 @@ class Obtaining:
     async def _resolved(self, ref: ImageRef | None, image: str, document: Document, manifest: Manifest) -> Known:
         config = manifest.config.digest
         was_here = config in self._blobs
-        await self.blob(ref, manifest.config)
-        try:
-            data = await asyncio.to_thread(self._blobs.read, config)
-            made = read_config(image, document.digest, manifest, data, self._platform)
-        except ImageError:
-            if not was_here:
-                self._blobs.remove(config)
-            raise
-        await self._blobs.put(document.data)
-        return Known(made, manifest, Record(media_type=manifest.media_type))
+        with self.wanting([config, document.digest]):
+            await self.blob(ref, manifest.config)
+            try:
+                data = await asyncio.to_thread(self._blobs.read, config)
+                made = read_config(image, document.digest, manifest, data, self._platform)
+            except ImageError:
+                if not was_here:
+                    self._blobs.remove(config)
+                raise
+            await self._blobs.put(document.data)
+            return Known(made, manifest, Record(media_type=manifest.media_type))
 
     async def _document(self, ref: ImageRef | None, digest: str) -> Document:
         """A manifest or index. One that is named by its digest may come from here or from other workers."""
@@ -168,10 +169,10 @@ class Obtaining:
             self.watchers.end(name)
 
     @contextmanager
-    def wanting(self, known: Known) -> Iterator[None]:
-        """What it is made of is needed, though the image is not known yet."""
+    def wanting(self, blobs: Iterable[str], trees: Iterable[str] = ()) -> Iterator[None]:
+        """They are needed, though no image is known yet that has them."""
         token = object()
-        self._wanted[token] = known
+        self._wanted[token] = set(blobs), set(trees)
         try:
             yield
         finally:

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from hawker.errors import Conflict, HawkerError, ImageError, ImageNotFound, StoreError
+from hawker.errors import Conflict, HawkerError, ImageError, ImageNotFound
 from hawker.host import Host
 from hawker.images.base import Missing
 from hawker.images.blobs import Blobs
@@ -39,6 +39,8 @@ from hawker.telemetry import get_logger
 
 _DESCRIBED_MAX = 1000
 """Images that are known and not here: a few kilobytes each."""
+COLLECT_S = 600.0
+
 _logger = get_logger()
 
 OnRemoved = Callable[[str], None]
@@ -90,6 +92,8 @@ class Images:
         self._described: dict[str, Known] = {}
         self._flights: Flights[Image] = Flights()
         self._background: set[asyncio.Task[None]] = set()
+        self._may_collect = False
+        self._over = asyncio.Event()
 
     @classmethod
     async def open(
@@ -248,7 +252,7 @@ class Images:
         settings = self.settings
         if username:
             settings = with_credentials(settings, target.registry, username, password)
-        with self._obtaining.wanting(known):
+        with self._obtaining.wanting(known.blobs, known.chain):
             await push(settings, self._host, self._blobs, known, target, progress)
         return known.image
 
@@ -297,6 +301,24 @@ class Images:
             self._gone(collected.images)
         return collected
 
+    def begin_collecting(self) -> None:
+        """Everything that is needed is held from now on: collect at once, from time to time, and when room is short.
+        Before, nothing goes by itself."""
+        if not self._may_collect:
+            self._may_collect = True
+            self._in_background(self._collect_for_ever(), "collect images")
+
+    async def _collect_for_ever(self) -> None:
+        while True:
+            try:
+                await self.collect()
+            except HawkerError as error:
+                _logger.warning("image.not_collected", problem=error.message)
+            self._over.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(COLLECT_S):
+                    await self._over.wait()
+
     # How
 
     def _known(self, reference: str) -> Known | None:
@@ -335,10 +357,10 @@ class Images:
         if ref is None and known.record.names:
             ref = ImageRef(next(iter(known.record.names)))
         try:
-            with self._obtaining.wanting(known):
-                if not self._obtaining.has_room(known):
+            with self._obtaining.wanting(known.blobs, known.chain):
+                if self._may_collect and not self._obtaining.has_room(known):
                     await self._collecting.collect(self._obtaining.lacking(known))
-                    self._obtaining.check_room(known)
+                self._obtaining.check_room(known)
                 await self._obtaining.complete(ref, known, name)
                 await self._keep(known, [] if is_digest(name) else [name])
         except ImageError:
@@ -351,15 +373,8 @@ class Images:
         await asyncio.to_thread(self._names.put, known, list(names), self._host.now_ms())
         self._described = {name: other for name, other in self._described.items() if name not in names}
         self._changed()
-        self._collect_if_over()
-
-    def _collect_if_over(self) -> None:
-        async def collect() -> None:
-            with suppress(StoreError):
-                await self.collect()
-
         if self._collecting.is_over():
-            self._in_background(collect(), "collect images")
+            self._over.set()
 
     def _in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=name)

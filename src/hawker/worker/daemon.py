@@ -138,6 +138,7 @@ class Worker:
         await exits.recover()  # first: a run must not start a program beside one that nobody knows
         await self._bring_network_up_to_date()
         self._hold_images()
+        self.shelving.all_held()
         resumed = runner.resume()
         machines = Machines(store, host, driver, log, runner)
         superseding.watch(store, machines)

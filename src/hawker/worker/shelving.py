@@ -55,6 +55,11 @@ class Shelving:
     def routes(self) -> dict[tuple[str, str], Handler]:
         return self._api.routes() if self._api else {}
 
+    def all_held(self) -> None:
+        """Whatever machines and offers need is held: the rest may go."""
+        if self.stock:
+            self._images.begin_collecting()
+
     async def close(self) -> None:
         if self._sketching:
             self._images.on_change.remove(self._sketching.changed)
