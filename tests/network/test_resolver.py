@@ -132,7 +132,7 @@ class World:
         transport, _ = await loop.create_datagram_endpoint(lambda: self.elsewhere, local_addr=at)
         server = await asyncio.start_server(self.elsewhere.by_tcp, *at)
         rng = random.Random(1)
-        resolver = Resolver("first", network, Forwarder(rng, [UPSTREAM]), rng)
+        resolver = Resolver(self.site.managers["first"].own, network, Forwarder(rng, [UPSTREAM]), rng)
         await resolver.open()
         try:
             yield
@@ -219,11 +219,11 @@ def test_neither_the_host_nor_anybody_outside_is_answered(world: World) -> None:
     for where in ("host", "internet"):
 
         def ask() -> None:
-            dns.query.udp(query, own, timeout=0.5)
+            dns.query.udp(query, own, timeout=0.5, port=addresses.RESOLVER_PORT)
 
         with pytest.raises((dns.exception.Timeout, OSError)):
             world.during(where, ask)
-    assert world.site.reached([Try("internet", own, 53)]) == set()
+    assert world.site.reached([Try("internet", own, addresses.RESOLVER_PORT)]) == set()
     assert "example.com." not in world.elsewhere.asked
 
 
@@ -250,7 +250,7 @@ ASKER = "fdaa:0:7:1:2:0:1:2"
 @pytest.fixture(scope="module")
 def answer() -> Iterator[Callable[[bytes, messages.Way], dns.message.Message | None]]:
     rng = random.Random(1)
-    resolver = Resolver("first", network, Forwarder(rng, resolv_conf=Path("/nonexistent")), rng)
+    resolver = Resolver("::1", network, Forwarder(rng, resolv_conf=Path("/nonexistent")), rng)
     with asyncio.Runner() as runner:
 
         def ask(wire: bytes, by: messages.Way) -> dns.message.Message | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from hawker.agent.outfit import MakeOutfit, live_outfit
+from hawker.agent.outfit import MakeOutfit, live_outfit, open_resolver
 from hawker.agent.settings import AgentSettings, BrokerRole, WorkerRole, host_capacity, host_port
 from hawker.errors import HawkerError
 from hawker.host import Host
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hawker.catalog.api import CatalogApi
     from hawker.catalog.node import Node
     from hawker.catalog.publisher import Publisher
+    from hawker.network.base import HostNetwork
     from hawker.worker.daemon import Worker
 
 Bound = socket.socket | tuple[str, int]
@@ -54,6 +55,7 @@ class Agent:
         self._host = host
         self._make_outfit = make_outfit or live_outfit
         self._bind = bind or listen
+        self._network: HostNetwork | None = None
         self.worker: Worker | None = None  # from the moment its database is open
         self.broker: Broker | None = None
         self.node: Node | None = None
@@ -119,6 +121,7 @@ class Agent:
         )
         outfit = await self._make_outfit(settings, role, self._host)
         stack.push_async_callback(outfit.close)
+        self._network = outfit.network
         worker = Worker(worker_settings, self._host, outfit.driver, self.metrics, outfit.images, outfit.network)
         self._publisher = await worker.open_store()
         self.worker = worker
@@ -167,6 +170,8 @@ class Agent:
 
         app = await worker.open(self._tokens, node.replica, node.routes(), self.reading, settings.tokens.cluster)
         stack.push_async_callback(close)
+        if self._network is not None:
+            await open_resolver(stack, self._network, node.replica, settings, self._host)
         watching = asyncio.get_running_loop().create_task(self._watch(worker.failed), name="failed")
         stack.callback(watching.cancel)
         front.open(app)

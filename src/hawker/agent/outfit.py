@@ -20,6 +20,7 @@ from hawker.network.base import NetworkError
 from hawker.telemetry import get_logger
 
 if TYPE_CHECKING:
+    from hawker.catalog.view import View
     from hawker.images.base import ImageSource
     from hawker.network.base import HostNetwork
     from hawker.worker.drivers.base import Driver, Exit
@@ -132,6 +133,27 @@ async def _network(stack: AsyncExitStack, settings: AgentSettings, role: WorkerR
         return None
     stack.push_async_callback(network.close)
     return network
+
+
+async def open_resolver(
+    stack: AsyncExitStack, network: HostNetwork, view: View, settings: AgentSettings, host: Host
+) -> None:
+    """Answer machines that ask for names. Where it cannot be, they run without."""
+    from hawker.network.forward import Forwarder, Upstream
+    from hawker.network.resolver import Resolver
+    from hawker.network.zone import Zone
+
+    upstreams = [Upstream(address) for address in settings.worker.network.resolvers] if settings.worker else []
+    zone = Zone(view, settings.region)
+    resolver = Resolver(network.own, zone.network, Forwarder(host.rng, upstreams), host.rng)
+    try:
+        await resolver.open()
+    except OSError as error:
+        zone.close()
+        _logger.error("resolver.not_opened", worker=settings.name, why=str(error), cause="agent start")
+        return
+    stack.callback(zone.close)
+    stack.push_async_callback(resolver.close)
 
 
 def _make(name: str, site: Site) -> Driver:

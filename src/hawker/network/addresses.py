@@ -15,6 +15,8 @@ GATEWAY_MAC = "02:68:6b:00:00:01"
 """Every host end has these. A machine that was suspended goes on elsewhere and finds its gateway as it knew it."""
 RESOLVER = "fdaa::3"
 """Where machines ask for names, on every host. Each worker's filters lead it to the worker's own address."""
+RESOLVER_PORT = 1053
+"""The port there: a name server of the host's own may have port 53 of every address."""
 DEVICES = "hk"
 """What the name of every host end begins with, whatever its worker."""
 SPACE6 = IPv6Network("fdaa::/16")

@@ -43,18 +43,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     Machines reach the internet, but no private network of the host's surroundings: `allowed` are exceptions, `denied`
     what they must not reach besides. `publish_on` are the host's addresses that published ports answer on, empty: all
-    it has, loopback too. `pool4` is where machines' IPv4 addresses come from, known to their host only.
+    it has, loopback too. `pool4` is where machines' IPv4 addresses come from, known to their host only. `resolvers` are
+    asked for names that are not private, empty: those of the host.
     """
 
     publish_on: tuple[str, ...] = ()
     allowed: tuple[str, ...] = ()
     denied: tuple[str, ...] = ()
     pool4: str = "100.64.0.0/10"
+    resolvers: tuple[str, ...] = ()
     mtu: int = 1500
 
 
 class HostNetwork(Protocol):
-    """A host's network as drivers see it. Every call may be repeated."""
+    """A host's network as drivers see it. Every call may be repeated. `own` is the worker's own address in it: what
+    machines ask at `Attachment.resolver` arrives there."""
+
+    @property
+    def own(self) -> str: ...
 
     def plan(self, wanted: Wanted) -> Attachment:
         """The names and addresses a machine gets: the same from the first call until `detach`, also before it is

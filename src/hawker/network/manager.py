@@ -41,6 +41,10 @@ class Manager:
         self._planned: set[str] = set()  # host ends that somebody asked about since this opened
         self._taken: set[str] = set()  # by others
 
+    @property
+    def own(self) -> str:
+        return addresses.worker_address(self._worker)
+
     @staticmethod
     def problem() -> str:
         """What this host lacks for machines to have a network, or ""."""

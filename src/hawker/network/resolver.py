@@ -21,7 +21,6 @@ from hawker.network import addresses, messages
 from hawker.network.forward import Forwarder
 from hawker.network.names import Network
 
-PORT = 53
 IPV6_FREEBIND = 78
 """The address is on the host from when the first machine is attached; it may be bound before."""
 RATE, BURST = 200.0, 400.0
@@ -47,19 +46,19 @@ class Rate:
 
 
 class Resolver:
-    """`network` gives a network by its number. Both sockets belong to the network namespace `open` is called in."""
+    """Answers at `address`, a worker's own. `network` gives a network by its number. Both sockets belong to the network
+    namespace that `open` is called in."""
 
     def __init__(
         self,
-        worker: str,
+        address: str,
         network: Callable[[int], Network],
         forwarder: Forwarder,
         rng: random.Random,
         *,
-        address: str = "",
-        port: int = PORT,
+        port: int = addresses.RESOLVER_PORT,
     ) -> None:
-        self._at = (address or addresses.worker_address(worker), port)
+        self._at = (address, port)
         self._network = network
         self._forwarder = forwarder
         self._rng = rng
@@ -75,7 +74,7 @@ class Resolver:
         udp, tcp = _socket(socket.SOCK_DGRAM), _socket(socket.SOCK_STREAM)
         try:
             udp.bind(self._at)
-            tcp.bind((self._at[0], udp.getsockname()[1]))
+            tcp.bind(self._at)
             self._udp, _ = await loop.create_datagram_endpoint(lambda: _Udp(self._received), sock=udp)
             self._tcp = await asyncio.start_server(self._connected, sock=tcp)
         except BaseException:
@@ -83,11 +82,6 @@ class Resolver:
             tcp.close()
             await self.close()
             raise
-
-    @property
-    def port(self) -> int:
-        assert self._udp is not None
-        return int(self._udp.get_extra_info("sockname")[1])
 
     async def close(self) -> None:
         if self._udp is not None:

@@ -17,6 +17,7 @@ from hawker.network.addresses import (
     GATEWAY4,
     GATEWAY6,
     RESOLVER,
+    RESOLVER_PORT,
     SPACE6,
     device_prefix,
     tag,
@@ -135,6 +136,7 @@ def _body(worker: str, settings: Settings) -> str:
 
   chain destined {{
     type nat hook prerouting priority dstnat; policy accept;
+    iifname "{mine}*" ip6 daddr {RESOLVER} meta l4proto {{ tcp, udp }} th dport 53 dnat ip6 to [{ours}]:{RESOLVER_PORT};
     iifname "{mine}*" ip6 daddr {RESOLVER} dnat ip6 to {ours};
     iifname "{DEVICES}*" return;
 {published}  }}
@@ -184,7 +186,7 @@ def _body(worker: str, settings: Settings) -> str:
   chain knocking {{
     ct state established,related accept;
     icmpv6 type nd-neighbor-solicit accept;
-    ip6 daddr {ours} meta l4proto {{ tcp, udp }} th dport 53 accept;
+    ip6 daddr {ours} meta l4proto {{ tcp, udp }} th dport {RESOLVER_PORT} accept;
     ip6 daddr {{ {ours}, {GATEWAY6} }} icmpv6 type echo-request accept;
     ip daddr {GATEWAY4} icmp type echo-request accept;
     drop;
