@@ -67,6 +67,8 @@ class UnpackedImages:
 
     def _unpack(self, name: str, tar: bytes) -> Path:
         target = self._directory / name
+        if target.exists():
+            return target
         os.makedirs(target)
         target.chmod(0o755)
         with tarfile.open(fileobj=io.BytesIO(tar)) as opened:

@@ -116,13 +116,14 @@ class V1:
     def resize(self, name: str, limits: Limits) -> None:
         wanted = limits.memory_mib << 20
         group = f"{self._parents['memory']}/{name}"
+        _check_use(limits, self.usage(name)[1], _read(f"{group}/memory.stat"))
         before = int(_read(f"{group}/memory.limit_in_bytes") or 0)
         try:
             self._limit_memory(name, wanted, grow=wanted >= before)
         except OSError as error:  # EBUSY: so much could not be freed
             with contextlib.suppress(OSError):
                 self._limit_memory(name, before)
-            raise CannotResize(_too_much_used(limits, self.usage(name)[1])) from error
+            raise CannotResize(f"memory cannot be limited to {limits.memory_mib} MiB: {error.strerror}") from error
         self._limit_others(name, limits)
 
     def _limit_memory(self, name: str, wanted: int, *, grow: bool = False) -> None:
@@ -223,10 +224,7 @@ class V2:
 
     def resize(self, name: str, limits: Limits) -> None:
         group = f"{self._parent}/{name}"
-        held = _read(f"{group}/memory.stat")
-        used = self.usage(name)[1] - _field(held, "inactive_file") - _field(held, "active_file")
-        if used > limits.memory_mib << 20:  # the kernel would kill to make room
-            raise CannotResize(_too_much_used(limits, used))
+        _check_use(limits, self.usage(name)[1], _read(f"{group}/memory.stat"))  # the kernel would kill to make room
         self._limit(group, limits)
 
     def _limit(self, group: str, limits: Limits, *, quota: bool = True) -> None:
@@ -280,8 +278,11 @@ class V2:
             os.rmdir(self._parent)
 
 
-def _too_much_used(limits: Limits, used: int) -> str:
-    return f"memory cannot be limited to {limits.memory_mib} MiB: {-(-used >> 20)} MiB are in use"
+def _check_use(limits: Limits, usage: int, stat: str) -> None:
+    """Raises `CannotResize` when more is in use than the kernel can take back by forgetting what files hold, too."""
+    used = usage - _field(stat, "inactive_file") - _field(stat, "active_file")
+    if used > limits.memory_mib << 20:
+        raise CannotResize(f"memory cannot be limited to {limits.memory_mib} MiB: {-(-used >> 20)} MiB are in use")
 
 
 def _own_groups() -> dict[str, str]:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from hawker.supervisor import proc
-from hawker.supervisor.common import Common
+from hawker.supervisor.common import KILL_AGAIN_S, Common
 from hawker.supervisor.instance import CannotStart, Instance
 from hawker.supervisor.wire import Ask
 
@@ -28,7 +28,8 @@ class _Beside:
         self._killed = False
 
     def _watch(self, pids: Sequence[int]) -> None:
-        self._sessions = set(pids)
+        found = proc.stat(pids[0])  # crun makes a session on the way
+        self._sessions = {*pids, found.session if found else pids[0]} - {0, os.getsid(0)}
         self._common.children.watch(pids[0], self._ended)
         if self._killed:
             self._kill()
@@ -36,10 +37,12 @@ class _Beside:
     def _kill(self) -> None:
         """End it, and what it started in its session."""
         self._killed = True
-        for pid, s in proc.everyone().items():
-            if self._sessions & {s.session, pid}:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        its = [pid for pid, s in proc.everyone().items() if self._sessions & {s.session, pid}]
+        for pid in its:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if its:  # one of them may have forked meanwhile
+            self._common.loop.later(KILL_AGAIN_S, self._kill)
 
     def _ended(self, status: int) -> None:
         raise NotImplementedError

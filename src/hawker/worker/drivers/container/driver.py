@@ -51,7 +51,8 @@ class ContainerDriver(SupervisedDriver):
     """See `hawker.worker.drivers.base.Driver`. `directory` is kept between runs.
 
     `runtime` is "crun", "runc", or "auto": crun where it really runs a container, else runc. `user_namespaces` False
-    lets a machine's root be the host's. Without `network` machines get no interface but their loopback.
+    lets a machine's root be the host's. Without `network` machines get no interface but their loopback. `programs` is
+    where the init is kept that is compiled once.
     """
 
     name = "container"
@@ -64,12 +65,14 @@ class ContainerDriver(SupervisedDriver):
         *,
         runtime: str = "auto",
         user_namespaces: bool = True,
+        programs: Path | None = None,
     ) -> None:
         super().__init__(Supervisor(directory, "--mounts"))
         self._images = images
         self._network = network
         self._wanted_runtime = runtime
         self._wants_ids = user_namespaces
+        self._programs = programs or directory / "programs"
         self._host: Host | None = None
         self._looking = asyncio.Lock()
         self._starting: dict[str, tuple[asyncio.Lock, list[None]]] = {}  # the lock of a key, and who is at it
@@ -262,7 +265,9 @@ class ContainerDriver(SupervisedDriver):
     async def _looked(self) -> Host:
         async with self._looking:
             if self._host is None:
-                self._host = await look(self.supervisor, self._wanted_runtime, user_namespaces=self._wants_ids)
+                self._host = await look(
+                    self.supervisor, self._wanted_runtime, self._programs, user_namespaces=self._wants_ids
+                )
             return self._host
 
 

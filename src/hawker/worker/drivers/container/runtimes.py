@@ -11,6 +11,9 @@ import asyncio
 import os
 import resource
 import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -53,8 +56,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     swap: bool = True
 
 
-async def look(supervisor: Supervisor, wanted: str, *, user_namespaces: bool) -> Host:
-    """`wanted`: a runtime's name, or "auto"."""
+async def look(supervisor: Supervisor, wanted: str, programs: Path, *, user_namespaces: bool) -> Host:
+    """`wanted`: a runtime's name, or "auto". `programs`: where compiled ones are kept."""
     if wanted not in (*NAMES, "auto"):
         return Host(problem=f"runtime {wanted!r}: must be auto, {' or '.join(NAMES)}")
     if os.geteuid() != 0:
@@ -69,16 +72,21 @@ async def look(supervisor: Supervisor, wanted: str, *, user_namespaces: bool) ->
     if not shutil.which("mke2fs", path="/usr/sbin:/sbin:/usr/bin:/bin"):
         return Host(problem="root file systems of bounded size need mke2fs: apt install e2fsprogs")
     try:
-        init = await asyncio.to_thread(program, "container", supervisor.directory / "init")
+        init = await asyncio.to_thread(program, "container", programs)
     except NoCompiler as error:
         return Host(problem=str(error))
     host = Host(init=str(init), cgroups=kind, swap=_counts_swap(kind))
+    found_out = programs / f"runtime-{_conditions(found, user_namespaces)}.json"
+    with suppress(OSError, msgspec.DecodeError):
+        return msgspec.structs.replace(host, runtime=msgspec.json.decode(found_out.read_bytes(), type=Runtime))
     problems = []
     for name, path in found.items():
         for ids in (True, False) if user_namespaces else (False,):
             runtime = Runtime(name=name, path=path, ids=ids)
             problem = await _try(supervisor, host, runtime)
             if not problem:
+                with suppress(OSError):  # then it is found out again
+                    _note(found_out, runtime)
                 return msgspec.structs.replace(host, runtime=runtime)
             problems.append(f"{name}{' in a user namespace' if ids else ''}: {problem}")
     return msgspec.structs.replace(host, problem="no container can be run here: " + "; ".join(problems))
@@ -108,7 +116,7 @@ async def _try(supervisor: Supervisor, host: Host, runtime: Runtime) -> str:
         "machine": PROBE,
         "runtime": runtime.path,
         "config": msgspec.json.encode(config).decode(),
-        "layers": [],
+        "layers": [os.path.dirname(host.init)],  # some tree, to see that it can be shown with other owners
         "root": {"persist": False, "size_mib": 0},
         "ids": ids.base if ids else None,
         "mounts": [],
@@ -126,6 +134,22 @@ async def _try(supervisor: Supervisor, host: Host, runtime: Runtime) -> str:
     await supervisor.call("destroy", key=key, force=True)
     await supervisor.call("purge", machine=PROBE)
     return ""
+
+
+def _conditions(found: Mapping[Name, str], user_namespaces: bool) -> str:
+    """What the answer hangs on, in a word: this boot, these runtimes."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    programs = [f"{path} {os.stat(path).st_mtime_ns} {os.stat(path).st_size}" for path in found.values()]
+    return blake2b("\n".join([boot, *programs, str(user_namespaces)]).encode(), digest_size=8).hexdigest()
+
+
+def _note(path: Path, runtime: Runtime) -> None:
+    for old in path.parent.glob("runtime-*.json"):
+        if old.stat().st_mtime < Path("/proc/1").stat().st_mtime:
+            old.unlink(missing_ok=True)
+    new = path.with_suffix(f".{os.getpid()}")
+    new.write_bytes(msgspec.json.encode(runtime))
+    new.rename(path)
 
 
 def _counts_swap(kind: str) -> bool:
