@@ -76,7 +76,10 @@ ATTEMPTS = [
 USED_UP = ("fork-bomb", "memory-bomb", "fill", "fill-memory", "descriptors", "worker-api")
 
 
-@pytest.fixture(scope="module", params=["crun", "runc", "crun, no user namespace"])
+RUNTIMES = ["crun", *(pytest.param(each, marks=pytest.mark.slow) for each in ("runc", "crun, no user namespace"))]
+
+
+@pytest.fixture(scope="module", params=RUNTIMES)
 def fort(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fort]:
     with Site() as site:
         runtime, _, without = request.param.partition(",")
