@@ -26,6 +26,7 @@ from hawker.store.db import Store
 from hawker.store.verify import verify
 from hawker.telemetry import Metrics
 from hawker.worker.daemon import STOP_GRACE_S, SWEEP_S, Worker, WorkerSettings
+from hawker.worker.drivers.several import Runtimes, Several
 from hawker.worker.exits import Exits
 from hawker.worker.flow import Flow
 from hawker.worker.flows import MachineFlows
@@ -50,13 +51,22 @@ class SimWorker:
     """Open with `SimWorker.open`; then `close`, or `die`."""
 
     def __init__(
-        self, directory: Path, world: World, capacity: Resources, flows: FlowsOf, catalog: View | None = None
+        self,
+        directory: Path,
+        world: World,
+        capacity: Resources = ROOMY,
+        flows: FlowsOf = the_flows,
+        catalog: View | None = None,
+        drivers: Mapping[str, FakeDriver] | None = None,
     ) -> None:
+        """With `drivers` those, by runtime, in the place of one over `world` that runs them all."""
         self.path = directory / "worker.db"
         self.host = host = world.host
         self.world = world
         self.capacity = capacity
         self.driver = FakeDriver(world)
+        self._fakes = list(drivers.values()) if drivers else [self.driver]
+        self.drivers: Runtimes = Several(drivers) if drivers else self.driver
         self.metrics = Metrics()
         self._flows = flows
         self._catalog = catalog
@@ -64,7 +74,7 @@ class SimWorker:
         self._dead = False
         self._asked = count(1)
         settings = WorkerSettings(name="ord-1", region=REGION, directory=directory, capacity=capacity)
-        self._daemon = Worker(settings, host, self.driver, self.metrics)  # for its own row; it is not opened
+        self._daemon = Worker(settings, host, self.drivers, self.metrics)  # for its own row; it is not opened
 
     @classmethod
     async def open(
@@ -88,11 +98,11 @@ class SimWorker:
 
     async def start(self, *, sweeping: bool) -> None:
         """The rest of opening, once `store` is there."""
-        store, host, driver = self.store, self.host, self.driver
+        store, host, driver = self.store, self.host, self.drivers
         me = await store.submit(self._daemon._identify)
         self.log = log = MachineLog(host, self.capacity)
         self.superseding = superseding = Superseding("ord-1", self._catalog)
-        machine_flows = MachineFlows(store, host, driver, log, superseding.by, driver.images)
+        machine_flows = MachineFlows(store, host, driver, log, superseding.by, self.driver.images)
         self.runner = runner = Runner(store, host, self._flows(machine_flows), self.metrics)
         self.exits = exits = Exits(store, host, driver, log, runner)
         runner.on_end = exits.on_end
@@ -117,8 +127,8 @@ class SimWorker:
         await self.runner.close()
         await self.exits.close()
         if stop_machines:
-            await self.driver.stop_all(grace_s=STOP_GRACE_S)
-        await self.driver.close()
+            await self.drivers.stop_all(grace_s=STOP_GRACE_S)
+        await self.drivers.close()
         await self.store.close()
 
     async def die(self) -> None:
@@ -138,7 +148,8 @@ class SimWorker:
         """The first half of `die`: nothing more happens outside this process, though tasks of it are still there."""
         if not self._dead:
             self._dead = True
-            self.driver.die()
+            for fake in self._fakes:
+                fake.die()
             self.store.abandon()
 
     async def _sweep(self) -> None:

@@ -1,0 +1,188 @@
+"""Several drivers in one worker: each call finds its driver, and one that is down says nothing about its machines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from tests.kit.sim_worker import APP, SimWorker, a_world, order
+from tests.kit.virtual_time import virtual_time
+
+from hawker.model.machine import State
+from hawker.sim.world import FakeDriver, Program, World
+from hawker.worker.drivers.base import Exit, Instance, InstanceSpec, Limits, UnknownInstance
+from hawker.worker.drivers.several import RETRY_S, DriverDown, Several
+
+LIMITS = Limits(cpu_millis=1000, memory_mib=256)
+
+
+class Late(FakeDriver):
+    """Cannot be opened until it is `there`."""
+
+    def __init__(self, world: World, *, there: bool = False) -> None:
+        super().__init__(world)
+        self.there = there
+
+    async def open(self, on_exit: Callable[[Exit], None]) -> None:
+        if not self.there:
+            raise OSError("the runtime is not installed")
+        await super().open(on_exit)
+
+
+def ignore(ended: Exit) -> None:
+    """Nobody asks."""
+
+
+def spec(driver: str, machine: str = "m") -> InstanceSpec:
+    return InstanceSpec(
+        key=f"{machine}-{driver}/launch",
+        machine=machine,
+        driver=driver,
+        image="app:1",
+        argv=["serve"],
+        env={},
+        limits=LIMITS,
+    )
+
+
+@virtual_time
+async def test_a_call_goes_to_the_driver_that_has_the_instance() -> None:
+    worlds = {name: a_world() for name in ("process", "container")}
+    several = Several({name: FakeDriver(world) for name, world in worlds.items()})
+    await several.open(ignore)
+    for name in worlds:
+        await several.start(spec(name))
+    assert [list(world.instances) for world in worlds.values()] == [["m-process/launch"], ["m-container/launch"]]
+    await several.stop("m-container/launch", signal=15, grace_s=1)
+    assert worlds["process"].stops == []
+    assert worlds["container"].stops == ["m-container/launch"]
+    await several.destroy("m-container/launch")
+    with pytest.raises(UnknownInstance):
+        await several.inspect("m-container/launch")
+    await several.close()
+
+
+@virtual_time
+async def test_what_runs_is_found_again_by_those_that_come_after() -> None:
+    worlds = {name: a_world() for name in ("process", "container")}
+    first = Several({name: FakeDriver(world) for name, world in worlds.items()})
+    await first.open(ignore)
+    for name in worlds:
+        await first.start(spec(name))
+    await first.close()
+    second = Several({name: FakeDriver(world) for name, world in worlds.items()})
+    await second.open(ignore)
+    assert {instance.key for instance in await second.recover()} == {"m-process/launch", "m-container/launch"}
+    await second.suspend("m-container/launch")
+    assert worlds["container"].instances["m-container/launch"].suspended
+    await second.close()
+
+
+@virtual_time
+async def test_one_that_cannot_be_opened_keeps_no_other_from_working_and_is_said_to_be_down() -> None:
+    several = Several({"process": FakeDriver(a_world()), "container": Late(a_world())})
+    await several.open(ignore)
+    await several.start(spec("process"))
+    with pytest.raises(DriverDown, match="the runtime is not installed"):
+        await several.start(spec("container"))
+    with pytest.raises(DriverDown):  # it may have it
+        await several.inspect("somebody's/launch")
+    found = await several.fingerprints()
+    assert (found["process"].healthy, found["container"].healthy) == (True, False)
+    assert found["container"].problem == "the runtime is not installed"
+    assert several.opened() == {"process"}
+    await several.close()
+
+
+@virtual_time
+async def test_when_not_one_can_be_opened_that_is_an_error() -> None:
+    several = Several({"process": Late(a_world()), "container": Late(a_world())})
+    with pytest.raises(OSError, match="not installed"):
+        await several.open(ignore)
+
+
+@virtual_time
+async def test_one_that_is_there_later_tells_what_it_has_before_anything_is_asked_of_it() -> None:
+    world = a_world()
+    world.start(spec("container"))
+    late = Late(world)
+    several = Several({"process": FakeDriver(a_world()), "container": late})
+    told: list[tuple[str, list[str], bool]] = []
+
+    async def hear(name: str, instances: Sequence[Instance]) -> None:
+        told.append((name, [instance.key for instance in instances], name in several.opened()))
+
+    several.on_late = hear
+    await several.open(ignore)
+    await asyncio.sleep(3 * RETRY_S)
+    assert told == []
+    late.there = True
+    await asyncio.sleep(2 * RETRY_S)
+    assert told == [("container", ["m-container/launch"], False)]
+    assert (await several.inspect("m-container/launch")).exit is None
+    assert several.opened() == {"process", "container"}
+    await several.close()
+
+
+@virtual_time
+async def test_a_machine_is_not_lost_because_its_driver_is_down(tmp_path: Path) -> None:
+    worlds = {name: a_world({"serve": Program()}) for name in ("process", "container")}
+    worker = await opened(tmp_path, worlds, there=True)
+    await worker.market.reserve(order("a", image="app:1"))
+    row, _, _ = await worker.market.confirm("a", APP, None)
+    await worker.at_rest(row.id)
+    instance = worker.machine(row.id).instance
+    await worker.die()
+
+    worker = await opened(tmp_path, worlds, there=False)
+    await asyncio.sleep(60)
+    assert worker.machine(row.id).state is State.started
+    assert worker.machine(row.id).instance == instance
+    assert len(worlds["container"].starts) == 1, "it was not started again beside itself"
+    stopping = asyncio.ensure_future(worker.machines.stop(APP.name, row.id, worker.request()))
+    await asyncio.sleep(30)
+    assert worker.machine(row.id).state is State.stopping, "nothing is said of it before its driver is there"
+    assert worlds["container"].instances[instance].exit is None
+    worker.late.there = True
+    await stopping
+    await worker.until(lambda: worker.machine(row.id).state is State.stopped)
+    assert worlds["container"].instances == {}
+    await worker.close()
+
+
+@virtual_time
+async def test_what_a_late_driver_no_longer_has_is_begun_again_then(tmp_path: Path) -> None:
+    worlds = {name: a_world() for name in ("process", "container")}
+    worker = await opened(tmp_path, worlds, there=True)
+    await worker.market.reserve(order("a", image="app:1", restart={"policy": "always"}))
+    row, _, _ = await worker.market.confirm("a", APP, None)
+    await worker.at_rest(row.id)
+    await worker.die()
+    worlds["container"].lose_power()
+
+    worker = await opened(tmp_path, worlds, there=False)
+    await asyncio.sleep(30)
+    assert len(worlds["container"].starts) == 1
+    worker.late.there = True
+    await worker.until(lambda: len(worlds["container"].starts) == 2)
+    await worker.at_rest(row.id)
+    assert worker.machine(row.id).state is State.started
+    await worker.close()
+
+
+class SeveralWorker(SimWorker):
+    """A worker with two drivers, the one for containers possibly late."""
+
+    late: Late
+
+
+async def opened(directory: Path, worlds: dict[str, World], *, there: bool) -> SeveralWorker:
+    late = Late(worlds["container"], there=there)
+    drivers = {"process": FakeDriver(worlds["process"]), "container": late}
+    worker = SeveralWorker(directory, worlds["process"], drivers=drivers)
+    worker.late = late
+    worker.open_store()
+    await worker.start(sweeping=False)
+    return worker
