@@ -1,0 +1,153 @@
+"""Images on their way to a start: which bytes run, what becomes of an image that cannot be had, and what is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from tests.kit.sim_worker import APP, SimWorker, a_worker, machine_config
+from tests.kit.virtual_time import virtual_time
+
+from hawker.model.config import check_config
+from hawker.model.machine import State
+from hawker.worker.flows import STARTS_TRIED
+
+FIRST, SECOND = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
+
+
+def fetched_anew(worker: SimWorker, reference: str, digest: str) -> None:
+    """As `hawker image pull` does when the tag has moved."""
+    worker.world.meanings[reference] = digest
+    worker.world.images.pop(reference, None)
+    worker.world.fetch(reference)
+
+
+def ran(worker: SimWorker) -> list[str]:
+    return [spec.image for spec in worker.world.starts]
+
+
+async def update(worker: SimWorker, machine: str, **fields: Any) -> None:
+    config = check_config(machine_config(**fields))
+    await worker.machines.update(APP.name, machine, worker.request(), config=config)
+    await worker.at_rest()
+
+
+@virtual_time
+async def test_every_start_until_the_next_update_runs_the_bytes_of_the_first(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        worker.world.meanings["app:1"] = FIRST
+        machine = await worker.run_machine(image="app:1")
+        assert worker.machine(machine).image_digest == FIRST
+        fetched_anew(worker, "app:1", SECOND)
+        await worker.machines.restart(APP.name, machine, worker.request())
+        await worker.at_rest()
+        await worker.machines.stop(APP.name, machine, worker.request())
+        await worker.at_rest()
+        await worker.machines.start(APP.name, machine, worker.request())
+        await worker.at_rest()
+        assert ran(worker) == [f"app:1@{FIRST}"] * 3
+        await update(worker, machine, image="app:1")
+        assert ran(worker)[3:] == [f"app:1@{SECOND}"]
+        assert worker.machine(machine).image_digest == SECOND
+
+
+@virtual_time
+async def test_the_program_is_told_which_bytes_it_is(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        worker.world.meanings["app:1"] = FIRST
+        await worker.run_machine(image="app:1")
+        assert worker.world.starts[0].env["FLY_IMAGE_REF"] == f"app:1@{FIRST}"
+        assert "FLY_PUBLIC_IP" not in worker.world.starts[0].env
+
+
+@virtual_time
+async def test_an_image_that_must_not_be_used_fails_the_machine_with_its_own_sentence(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        worker.world.bad_images["app:1"] = "layer 2 tries to leave its root"
+        machine = await worker.run_machine(image="app:1")
+        assert worker.machine(machine).state is State.failed
+        request = worker.events(machine)[-1].request
+        assert request
+        assert request["exit_event"]["error"] == "image app:1: layer 2 tries to leave its root"
+        assert worker.world.starts == []
+
+
+@virtual_time
+async def test_a_registry_that_answers_again_in_time_is_no_failure(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        worker.world.silent_images.add("app:1")
+        machine = await worker.create(image="app:1")
+        await asyncio.sleep(30)
+        assert worker.machine(machine).state is State.created
+        worker.world.silent_images.clear()
+        await worker.at_rest(machine)
+        assert worker.machine(machine).state is State.started
+
+
+@virtual_time
+async def test_a_registry_that_stays_silent_fails_the_machine_in_the_end(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        worker.world.silent_images.add("app:1")
+        machine = await worker.run_machine(image="app:1")
+        assert worker.machine(machine).state is State.failed
+        assert worker.world.calls["prepare"] == STARTS_TRIED
+        (run,) = worker.runs(machine)
+        assert "does not answer" in run.error
+
+
+@virtual_time
+async def test_an_order_without_a_start_gets_its_image_all_the_same(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await worker.run_machine(image="app:1", skip_launch=True)
+        assert worker.machine(machine).state is State.stopped
+        assert "app:1" in worker.world.images
+        assert worker.world.starts == []
+
+
+@virtual_time
+async def test_an_update_gets_its_image_while_the_old_program_runs(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await worker.run_machine(image="app:1")
+        worker.world.delays["prepare"] = 20
+        config = check_config(machine_config(image="app:2"))
+        await worker.machines.update(APP.name, machine, worker.request(), config=config)
+        await asyncio.sleep(10)
+        assert [placed.spec.image.partition("@")[0] for placed in worker.world.running(machine)] == ["app:1"]
+        await worker.at_rest()
+        assert [image.partition("@")[0] for image in ran(worker)] == ["app:1", "app:2"]
+
+
+@virtual_time
+async def test_a_machine_keeps_its_image_until_it_is_destroyed(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        worker.world.meanings |= {"app:1": FIRST, "app:2": SECOND}
+        machine = await worker.run_machine(image="app:1")
+        holds = worker.driver.images.holds
+        assert holds == {machine: FIRST}
+        await update(worker, machine, image="app:2")
+        assert holds == {machine: SECOND}
+        await worker.machines.destroy(APP.name, machine, worker.request(), force=True)
+        await worker.at_rest()
+        assert holds == {}
+
+
+@virtual_time
+async def test_a_machine_of_the_host_needs_no_image(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await worker.run_machine()
+        assert worker.world.calls["prepare"] == 0
+        assert worker.driver.images.holds == {}
+        assert worker.runs(machine)[0].steps == ["launch", "settle"]
+
+
+@virtual_time
+async def test_while_its_image_is_on_its_way_a_machine_can_be_destroyed_by_force(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        worker.world.delays["prepare"] = 3600
+        machine = await worker.create(image="app:1")
+        await asyncio.sleep(5)
+        await worker.machines.destroy(APP.name, machine, worker.request(), force=True)
+        await worker.at_rest()
+        assert worker.machine(machine).state is State.destroyed
+        assert worker.wrong() == []
