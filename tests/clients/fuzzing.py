@@ -7,26 +7,37 @@ stops, leases or cordons is put back before the next one. Nothing that was gener
 
 from __future__ import annotations
 
+import io
+import tarfile
+import threading
 import zlib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from tests.clients.api import SLEEP, Api
 
 APP = "fuzzed"
 KEY = "team"  # of the machine's metadata
+UPLOADS = "/v1/hawker/images/uploads"
 NONCE = "fly-machine-lease-nonce"
 
 
 class World:
-    """One app with one running machine on the market behind `api`."""
+    """One app with one running machine on the market behind `api`, an image, and a registry that has nothing."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
+        self._registry = ThreadingHTTPServer(("127.0.0.1", 0), _Nothing)
+        threading.Thread(target=self._registry.serve_forever, name="registry", daemon=True).start()
         self._workers = [worker["name"] for worker in api.get("/v1/hawker/workers").expect(200)]
         self._machine = ""
+        self._begun: list[str] = []  # uploads
 
     def mend(self) -> None:
-        """Whatever the requests before did: the app is there, its machine runs and has metadata, nobody has a lease."""
+        """Whatever the requests before did: the app is there, its machine runs and has metadata, nobody has a lease; no
+        upload is under way."""
+        while self._begun:
+            self._api.delete(self._begun.pop()).expect(200)
         if self._api.get(f"/v1/apps/{APP}").status == 404:
             self._api.create_app(APP)
         if not self._machine_is_well():
@@ -51,6 +62,8 @@ class World:
             )
         if operation == "Hawker_subscribe":
             self._guide_subscription(case, drawn)
+        if operation.startswith("Images_"):
+            self._guide_images(operation, case, drawn)
 
     def tidy(self, case: Any, response: Any) -> None:
         """Remove what the request made, if it made something."""
@@ -61,6 +74,9 @@ class World:
                 made = response.json()
                 path = f"/v1/apps/{made['hawker']['app']}/machines/{made['id']}"
                 self._api.delete(f"{path}?force=true", headers={NONCE: made.get("nonce", "")}).expect(200)
+            case "Images_begin_upload", 201:
+                begun = response.json()
+                self._api.delete(f"{UPLOADS}/{begun['upload']}?worker={begun['worker']}").expect(200)
             case "Hawker_cordon", 200:
                 for worker in self._workers:
                     self._api.post(f"/v1/hawker/workers/{worker}/uncordon").expect(200)
@@ -73,6 +89,8 @@ class World:
         """Leave no machine behind, nor a lease on it, which would keep the next ones from deleting the app."""
         if self._machine_is_well():
             self._api.delete(f"{self._path}?force=true").expect(200)
+        self._registry.shutdown()
+        self._registry.server_close()
 
     def _machine_is_well(self) -> bool:
         """A machine that is not is destroyed; a lease is no illness and ends here."""
@@ -108,6 +126,38 @@ class World:
         if not case.query.get("seconds") or _seconds(case.query["seconds"]) > 1:
             case.query["seconds"] = drawn % 2
 
+    def _guide_images(self, operation: str, case: Any, drawn: int) -> None:
+        """Names are of an image that is there, or of a registry of ours: nobody else's is asked for anything."""
+        registry = f"127.0.0.1:{self._registry.server_address[1]}"
+        image, nothing = f"{registry}/fuzzed:1", f"{registry}/nothing:1"
+        worker = self._workers[drawn % len(self._workers)]
+        where = case.body if isinstance(case.body, dict) else case.query
+        if operation in ("Images_upload", "Images_drop_upload", "Images_import"):
+            data = b"" if operation == "Images_upload" else _tar()
+            size = 1 << 20 if operation == "Images_upload" else len(data)
+            begun = self._api.post(UPLOADS, {"size": size, "worker": worker}).expect(201)
+            query = f"worker={worker}"
+            self._api.call("PUT", f"{UPLOADS}/{begun['upload']}?{query}&offset=0", data).expect(200)
+            self._begun.append(f"{UPLOADS}/{begun['upload']}?{query}")
+            if "upload" in case.path_parameters:
+                case.path_parameters["upload"] = begun["upload"]
+                case.query |= {"worker": worker, "offset": 0}
+            elif isinstance(case.body, dict):
+                case.body |= {"upload": begun["upload"], "image": image, "kind": "files", "worker": worker}
+        elif operation == "Images_begin_upload" and isinstance(case.body, dict):
+            case.body |= {"size": drawn, "worker": worker, "region": None}
+        elif operation == "Images_list":
+            case.query |= ({"worker": worker}, {"region": "ord"}, {})[drawn % 3]
+        else:
+            where["image"] = (image, nothing)[drawn % 2]
+            region = {"region": "ord", "worker": None}
+            where |= ({"worker": worker}, region, {"worker": None, "region": None})[drawn % 3]
+            if where is case.query:
+                for name in [name for name, value in where.items() if value is None]:
+                    del where[name]
+            if operation == "Images_push":
+                where |= {"to": nothing}
+
     def _guide_body(self, operation: str, body: dict[str, Any], drawn: int) -> None:
         match operation:
             case "Machines_create" | "Machines_update" if isinstance(body.get("config"), dict):
@@ -122,6 +172,27 @@ class World:
             case "Hawker_sql":
                 body |= {"query": "select count(*) from sqlite_schema"}
                 body |= ({}, {"on": "workers"}, {"on": None, "worker": self._workers[0]})[drawn % 3]
+
+
+class _Nothing(BaseHTTPRequestHandler):
+    """A registry that knows no image and takes none."""
+
+    def do_GET(self) -> None:
+        self.send_response(404)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    do_HEAD = do_POST = do_PUT = do_GET
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nobody reads it."""
+
+
+def _tar() -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("empty"))
+    return made.getvalue()
 
 
 def _operation(case: Any) -> str:
