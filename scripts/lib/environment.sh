@@ -6,6 +6,7 @@
 #   make_venv dev      the same, and the tools of the dependency group "dev" in pyproject.toml
 #   can_apt            whether packages may be installed: as root, where there is apt, and unless apt=no is set
 #   apt_install PKG... installs Debian packages
+#   unpack_guest_kernel  has a kernel for the guests of microVMs, in $HAWKER_GUEST_KERNEL or /var/lib/hawker/guest
 #
 # An environment is reused until a file that decides its contents changes: its stamp holds their checksum.
 
@@ -29,6 +30,23 @@ apt_install() {
     # A freshly booted server may hold apt's lock for its own updates: wait for it.
     DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o DPkg::Lock::Timeout=120 -o Dpkg::Use-Pty=0 \
         install --no-install-recommends "$@" >/dev/null
+}
+
+# Debian's kernel for virtual machines. It is only unpacked: installed, it would become a kernel of this machine, with an
+# initial file system to make and a boot loader to tell.
+unpack_guest_kernel() {
+    guest=${HAWKER_GUEST_KERNEL:-/var/lib/hawker/guest}
+    for kernel in "$guest"/boot/vmlinuz-*-cloud-amd64 /boot/vmlinuz-*-cloud-amd64; do
+        if [ -e "$kernel" ]; then return 0; fi
+    done
+    [ "$(dpkg --print-architecture)" = amd64 ] || return 1
+    say "unpacking a kernel for microVMs into $guest"
+    archives=$(mktemp -d) && mkdir -p "$archives/partial" "$guest" || return
+    apt_install --download-only -o Dir::Cache::archives="$archives" -o APT::Sandbox::User=root linux-image-cloud-amd64 &&
+        dpkg-deb -x "$archives"/linux-image-[0-9]*-cloud-amd64_*.deb "$guest"
+    status=$?
+    rm -rf "$archives"
+    return "$status"
 }
 
 # Sets `python` to one that can make virtual environments, or to nothing. `bare_python` is one that is new enough and

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 from tests.kit.unpacked import UnpackedImages
 from tests.kit.vms import guests, microvms, warmed
+from tests.kit.waiting import eventually
 from tests.live.driver_conformance import (
     Conformance,
     Imaged,
@@ -17,13 +21,19 @@ from tests.live.driver_conformance import (
     Opened,
     Talking,
     Telling,
+    alive,
+    gone,
     opened,
     spec,
+    told,
     word,
 )
 
-from hawker.worker.drivers.base import NotSupported, Root
+from hawker.worker.drivers.base import NotSupported, Refused, Root, UnknownInstance
+from hawker.worker.drivers.microvm.disk import copy_sparse
 from hawker.worker.drivers.microvm.driver import MicrovmDriver
+from hawker.worker.drivers.microvm.qemu import Qmp
+from hawker.worker.drivers.microvm.settings import Settings
 
 __all__ = ["guests"]
 
@@ -73,3 +83,159 @@ class TestMicrovms(Conformance, Telling, Talking, Imaged, Killed):
 
     def keeps_status(self) -> bool:
         return True  # it is told by the guest
+
+
+async def clock_of(driver: Opened, key: str) -> int:
+    done = await driver.driver.exec(key, ["date", "+%s"], timeout_s=20)
+    return int(done.stdout)
+
+
+async def test_machines_of_one_template_differ_in_all_that_must_differ(driver: Opened) -> None:
+    script = "head -c 16 /dev/urandom | md5sum; cat /proc/sys/kernel/random/boot_id /etc/machine-id; hostname; date +%s"
+    ones = [driver.shell(script) for _ in range(3)]
+    told = [await driver.run(one) for one in ones]
+    for different in zip(*(lines[:4] for lines in told), strict=True):
+        assert len(set(different)) == 3, different
+    assert all(abs(int(lines[4]) - time.time()) < 20 for lines in told)
+
+
+async def test_a_suspended_machine_holds_no_memory_and_outlives_daemon_supervisor_and_host(driver: Opened) -> None:
+    one = driver.shell("n=0; trap 'echo $$ $n' USR1; while :; do n=$((n+1)); sleep 0.02; done")
+    started = await driver.driver.start(one)
+    assert started.pid is not None
+    began = int((await driver.driver.exec(one.key, ["date", "+%s"], timeout_s=20)).stdout)
+    await driver.driver.suspend(one.key)
+    assert not alive(started.pid)
+    assert (await driver.driver.inspect(one.key)).pid is None
+    with pytest.raises(Refused, match="suspended"):
+        await driver.driver.exec(one.key, ["true"], timeout_s=5)
+
+    other = driver.spec("sleep", "60")  # so that there is a supervisor to be lost
+    await driver.driver.start(other)
+    await TestMicrovms().reboot(driver, word())
+    await driver.driver.open(driver.on_exit)
+    (found,) = await driver.driver.recover()
+    assert (found.key, found.suspended, found.exit, found.started_at_ms) == (one.key, True, None, started.started_at_ms)
+
+    await driver.driver.resume(one.key)
+    await driver.driver.signal(one.key, signal.SIGUSR1)
+
+    async def answered() -> bool:
+        return bool(await driver.lines(one.machine))
+
+    await eventually(answered, "the program goes on")
+    (line,) = await driver.lines(one.machine)
+    assert int(line.text.split()[1]) > 0
+    assert began <= await clock_of(driver, one.key) <= time.time() + 1
+    assert abs(await clock_of(driver, one.key) - time.time()) < 20
+    assert driver.exits.get(one.key) is None
+
+
+async def test_copies_that_go_on_draw_other_random_numbers(driver: Opened, tmp_path: Path) -> None:
+    """The same state is loaded twice, as a backup of it would be: nothing that is drawn afterwards is the same."""
+    one = driver.shell("trap 'head -c 16 /dev/urandom | md5sum' USR1; echo up; while :; do sleep 0.02; done")
+    await driver.driver.start(one)
+    await driver.says(one.machine, "up")
+    await driver.driver.suspend(one.key)
+    assert isinstance(driver.driver, MicrovmDriver)
+    directory = tmp_path / "driver/vms" / one.key.replace("/", ".")
+    kept = {name: tmp_path / f"kept-{name}" for name in ("state", "disk", "record")}
+    for name, path in kept.items():
+        copy_sparse(directory / name, path, (directory / name).stat().st_size)
+    drawn = []
+    for _ in range(2):
+        await driver.driver.resume(one.key)
+        done = await driver.driver.exec(one.key, ["sh", "-c", "head -c 16 /dev/urandom | md5sum"], timeout_s=20)
+        drawn.append(done.stdout)
+        await driver.driver.suspend(one.key)
+        await driver.driver.close()
+        for name, path in kept.items():
+            copy_sparse(path, directory / name, path.stat().st_size)
+        await driver.driver.open(driver.on_exit)
+    assert drawn[0] != drawn[1]
+
+
+async def test_a_killed_hypervisor_is_told_as_a_killed_program(driver: Opened) -> None:
+    one = driver.spec("sleep", "60")
+    started = await driver.driver.start(one)
+    assert started.pid is not None
+    os.kill(started.pid, signal.SIGKILL)
+    ended = await driver.driver.wait(one.key)
+    assert (ended.code, ended.signal) == (None, signal.SIGKILL)
+    with pytest.raises(UnknownInstance):
+        await driver.driver.exec(one.key, ["true"], timeout_s=5)
+    await driver.driver.destroy(one.key)
+    assert await driver.driver.recover() == []
+    assert list((tmp_of(driver) / "vms").iterdir()) == []
+
+
+async def test_a_machine_that_was_halted_by_somebody_who_was_killed_then_goes_on(driver: Opened) -> None:
+    one = driver.shell("while :; do echo tick; sleep 0.02; done")
+    await driver.driver.start(one)
+    await driver.says(one.machine, "tick")
+    await driver.driver.close()
+    qmp = await Qmp.connect(tmp_of(driver) / "vms" / one.key.replace("/", ".") / "qmp")
+    await qmp.run("stop")
+    await qmp.close()
+    before = len(await driver.lines(one.machine))
+    await driver.driver.open(driver.on_exit)
+
+    async def goes_on() -> bool:
+        return len(await driver.lines(one.machine)) > before + 5
+
+    await eventually(goes_on, "it ticks again")
+
+
+async def test_a_hypervisor_of_a_machine_that_is_suspended_has_never_run_and_is_removed(driver: Opened) -> None:
+    """Killed between writing the record and ending the hypervisor."""
+    one = driver.shell("n=0; while :; do n=$((n+1)); echo $n; sleep 0.02; done")
+    started = await driver.driver.start(one)
+    await driver.says(one.machine, "3")
+    directory = tmp_of(driver) / "vms" / one.key.replace("/", ".")
+    running = (directory / "record").read_bytes()
+    await driver.driver.suspend(one.key)
+    suspended = (directory / "record").read_bytes()
+    await driver.driver.resume(one.key)
+    resumed = (await driver.driver.inspect(one.key)).pid
+    assert resumed not in (None, started.pid)
+    assert (directory / "record").read_bytes() == running
+    assert not (directory / "state").exists()
+    await driver.driver.suspend(one.key)
+    await driver.driver.resume(one.key)
+    last = (await driver.driver.inspect(one.key)).pid
+    await driver.driver.close()
+    (directory / "record").write_bytes(suspended)
+    await driver.driver.open(driver.on_exit)
+    assert last is not None
+    await gone(pid=last)
+    assert (await driver.driver.inspect(one.key)).suspended
+    assert (await driver.driver.stop(one.key, signal=15, grace_s=5)).signal == signal.SIGKILL
+    await eventually(lambda: told(driver, one), "its end is told")
+    assert (await driver.driver.inspect(one.key)).exit == driver.exits[one.key]
+
+
+async def test_a_template_that_cannot_be_used_is_removed_and_machines_boot(driver: Opened) -> None:
+    (template,) = (tmp_of(driver) / "templates").iterdir()
+    for path in template.iterdir():
+        path.unlink()  # these may be links to what other tests use
+    (template / "memory").write_bytes(b"")
+    (template / "state").write_bytes(b"nonsense")
+    *why, last = await driver.run(driver.shell("echo up"))
+    assert last == "up"
+    assert "not a migration stream" in why[0].lower()  # QEMU's own words stand in the machine's log
+
+
+async def test_without_templates_machines_boot(driver: Opened, tmp_path: Path) -> None:
+    images = UnpackedImages(tmp_path / "images")
+    made = microvms(tmp_path / "other", images, settings=Settings(templates=False))
+    async with opened(made, "busybox", images.add) as it:
+        assert await it.run(it.shell("cat /proc/cmdline | grep -c rdinit")) == ["1"]
+        found = await made.fingerprint()
+        assert found.healthy
+        assert found.attributes["accelerator"] in ("kvm", "tcg")
+        assert found.capabilities.suspend
+
+
+def tmp_of(driver: Opened) -> Path:
+    assert isinstance(driver.driver, MicrovmDriver)
+    return driver.driver.supervisor.directory.parent

@@ -98,7 +98,7 @@ static void decode(struct decoder *decoder, uint8_t byte, void (*handle)(uint8_t
 	if (byte == END) {
 		uint32_t rest = 0, id;
 		if (frame->length >= 9) memcpy(&rest, frame->data, 4);
-		if (!decoder->too_long && frame->length >= 9 && rest == frame->length - 4) {
+		if (!decoder->too_long && !decoder->escaped && frame->length >= 9 && rest == frame->length - 4) {
 			memcpy(&id, frame->data + 5, 4);
 			handle(frame->data[4], id, frame->data + 9, frame->length - 9);
 		}

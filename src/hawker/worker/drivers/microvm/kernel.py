@@ -10,13 +10,13 @@ needs.
 from __future__ import annotations
 
 import ctypes
-import gzip
 import hashlib
 import lzma
 import os
 import re
 import struct
 import tempfile
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -114,7 +114,7 @@ def _decompress(data: bytes) -> bytes:
     if data[:4] == b"\x02\x21\x4c\x18":
         return _lz4_legacy(data[4:-4], room)
     if data[:2] == b"\x1f\x8b":
-        return gzip.decompress(data)
+        return zlib.decompressobj(wbits=31).decompress(data)
     if data[:6] == b"\xfd7zXZ\0":
         return lzma.LZMADecompressor().decompress(data)
     if data[:4] == b"\x28\xb5\x2f\xfd":

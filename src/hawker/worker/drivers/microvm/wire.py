@@ -75,6 +75,8 @@ class Decoder:
 
 
 def _parse(raw: bytes) -> Frame | None:
+    if raw.endswith(ESC):  # cut off between the two bytes that stand for one
+        return None
     raw = raw.replace(_ESC_END, END).replace(_ESC_ESC, ESC)
     if len(raw) < _HEAD.size or len(raw) > FRAME_MAX + 4:
         return None
