@@ -32,12 +32,15 @@ class World:
         self._workers = [worker["name"] for worker in api.get("/v1/hawker/workers").expect(200)]
         self._machine = ""
         self._begun: list[str] = []  # uploads
+        self._sessions: list[str] = []
 
     def mend(self) -> None:
         """Whatever the requests before did: the app is there, its machine runs and has metadata, nobody has a lease; no
         upload is under way."""
         while self._begun:
             self._api.delete(self._begun.pop()).expect(200)
+        while self._sessions:  # most are over by now
+            self._api.delete(f"{self._path}/exec/sessions/{self._sessions.pop()}")
         if self._api.get(f"/v1/apps/{APP}").status == 404:
             self._api.create_app(APP)
         if not self._machine_is_well():
@@ -54,6 +57,8 @@ class World:
                 self._guide_body(operation, case.body, drawn)
         if operation == "Machines_exec" and isinstance(case.body, dict):
             _only_echo(case.body)
+        if operation == "Machines_open_session" and isinstance(case.body, dict) and case.body.get("command"):
+            case.body["command"] = ["echo", "said"]
         if operation == "Machines_wait" and _seconds(case.query.get("timeout")) > 1:
             case.query["timeout"] = 1
         if operation == "Machines_logs" and case.query.get("follow") not in (None, False, "false"):
@@ -108,6 +113,8 @@ class World:
     def _guide_path(self, operation: str, case: Any, drawn: int) -> None:
         worker = self._workers[drawn % len(self._workers)]
         names = {"app_name": APP, "machine_id": self._machine, "name": worker, "key": KEY}
+        if "session_id" in case.path_parameters:
+            names["session_id"] = self._session(operation)
         if "run_id" in case.path_parameters:
             names["run_id"] = self._api.get("/v1/hawker/runs?status=done&limit=1").expect(200)[0]["id"]
         if operation in ("Apps_show", "Apps_delete") and drawn % 8 == 1:
@@ -118,6 +125,13 @@ class World:
         if operation in ("Machines_show_lease", "Machines_release_lease"):
             lease = self._api.post(f"{self._path}/lease", {"ttl": 60}).expect(201)
             case.headers[NONCE] = lease["data"]["nonce"]
+
+    def _session(self, operation: str) -> str:
+        """One whose output has an end, or whose command takes input."""
+        command = ["echo", "said"] if operation == "Machines_read_session" else ["cat"]
+        made = self._api.post(f"{self._path}/exec/sessions", {"command": command}).expect(200)
+        self._sessions.append(made["id"])
+        return str(made["id"])
 
     def _guide_subscription(self, case: Any, drawn: int) -> None:
         """A stream ends by itself only when that is asked for; subscriptions have tests of their own."""
@@ -169,6 +183,8 @@ class World:
                 body["name"] = f"made-{drawn}"
             case "Platform_placements":
                 body["region"] = "any"
+            case "Machines_set_memory" if drawn % 3:
+                body |= {"limit_mb": (256, 512)[drawn % 2], "cpus": None}
             case "Hawker_sql":
                 body |= {"query": "select count(*) from sqlite_schema"}
                 body |= ({}, {"on": "workers"}, {"on": None, "worker": self._workers[0]})[drawn % 3]
