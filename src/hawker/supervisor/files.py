@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+from hawker.supervisor import ordinary
 from hawker.supervisor.output import FILES
 
 IN_MEMORY = ("/run", "/dev/shm")  # the first of these that is a tmpfs
@@ -170,7 +171,7 @@ class RecordFile:
 
 def in_memory() -> str:
     """A directory for what may be lost at a reboot, "" where there is none or it may be lost earlier."""
-    if os.geteuid() != 0:
+    if os.geteuid() != 0 or ordinary.inside():
         return ""
     with open("/proc/self/mounts") as file:
         mounted = {target: kind for _, target, kind, *_ in map(str.split, file)}

@@ -182,6 +182,11 @@ class Instance:
             self.main_ended = True
             self._leader = -1
 
+    @property
+    def grouped(self) -> bool:
+        """Whether it has a control group."""
+        return self._groups is not None
+
     # --- acting on it ------------------------------------------------------------------------------------------------
 
     def members(self) -> list[int]:

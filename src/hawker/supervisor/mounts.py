@@ -17,6 +17,8 @@ import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hawker.supervisor import ordinary
+
 # <linux/mount.h>, <linux/fcntl.h>
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REC, MS_PRIVATE, MS_SLAVE = 0x4000, 1 << 18, 1 << 19
@@ -56,9 +58,13 @@ class _MountAttr(ctypes.Structure):
 def private_namespace() -> None:
     """From now on this process and its children have mounts of their own. Mounts that the host makes later are still
     seen here (propagation "slave"), ours are not seen there. On a host with both versions of cgroups, version 2's tree
-    is unmounted here, because crun refuses to work beside it. Needs root (CAP_SYS_ADMIN); one thread only."""
+    is unmounted here, because crun refuses to work beside it. In a user namespace none of the host's mounts can be
+    unmounted, and none of its control groups used: they are covered. Needs root (CAP_SYS_ADMIN); one thread only."""
     _check(_libc.unshare(CLONE_NEWNS), "a mount namespace of its own cannot be made")
     _mount("none", "/", None, MS_REC | MS_SLAVE, None)
+    if ordinary.inside():
+        mount_tmpfs("/sys/fs/cgroup", size_bytes=4096)
+        return
     kinds: dict[str, list[str]] = {"cgroup": [], "cgroup2": []}
     for kind, target in _mounted():
         if kind in kinds:
@@ -170,8 +176,7 @@ def _overlay(lowers: Sequence[str], upper: str, work: str, target: str, volatile
             stack.callback(os.close, fd)
             names.append(f"/proc/self/fd/{fd}")
         options = f"lowerdir={':'.join(names[:-2])},upperdir={names[-2]},workdir={names[-1]},{OVERLAY}"
-        if volatile:
-            options += ",volatile"
+        options += ",userxattr" * ordinary.inside() + ",volatile" * volatile
         if len(options) >= os.sysconf("SC_PAGESIZE"):
             raise OSError(errno.E2BIG, f"{what} cannot be mounted at {target}: too many layers")
         _mount("overlay", target, "overlay", MS_NODEV, options, what)

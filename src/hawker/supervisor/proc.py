@@ -5,6 +5,7 @@ A pid alone names nobody for long; a process is known by its pid and its start t
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import struct
@@ -122,6 +123,20 @@ def members(leader: int, mark: str) -> list[int]:
                 found.add(child)
                 todo.append(child)
     return sorted(found)
+
+
+def in_namespace_of(pid: int) -> list[int]:
+    """Live processes that have the pid namespace of this one, and it; none when it has ended."""
+    with contextlib.suppress(OSError):
+        namespace = os.readlink(f"/proc/{pid}/ns/pid")
+        return [each for each in everyone() if _namespace(each) == namespace]
+    return []
+
+
+def _namespace(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    return ""
 
 
 def usage(pids: Iterable[int]) -> tuple[float, int, int]:

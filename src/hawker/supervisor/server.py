@@ -21,7 +21,7 @@ from hawker.supervisor import proc
 from hawker.supervisor.cgroups import CannotResize, Limits
 from hawker.supervisor.command import Command, Conversation
 from hawker.supervisor.common import KILL_AGAIN_S, Common
-from hawker.supervisor.files import RecordFile
+from hawker.supervisor.files import RECORD, RecordFile
 from hawker.supervisor.instance import CannotStart, Instance, Record, group_of
 from hawker.supervisor.kinds import Containers
 from hawker.supervisor.wire import Ask, Connection, Refused, listen
@@ -149,8 +149,8 @@ class Server:
         return _LATER
 
     def _containers_here(self) -> Containers:
-        if self._containers is None or self._groups is None:
-            raise Refused("StartFailed", "containers need root and control groups for memory, cpu and processes")
+        if self._containers is None:
+            raise Refused("StartFailed", "this supervisor was started without mounts")
         return self._containers
 
     def _register(self, instance: Instance) -> None:
@@ -398,11 +398,23 @@ class Server:
 _LATER = object()
 
 
+def _one_that_runs(directory: str) -> int:
+    """A process of an earlier supervisor's instances; 0 for none."""
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.scandir(f"{directory}/run"):
+            if entry.name.endswith(RECORD):
+                known = RecordFile(entry.path.removesuffix(RECORD)).read()
+                now = proc.stat(known.get("pid", 0))
+                if now and now.start == known.get("start_ticks") and "exit" not in known:
+                    return now.pid
+    return 0
+
+
 def main(directory: str, options: Sequence[str]) -> int:
     """Run the supervisor of `directory`. Returns 1 when another one holds it already.
 
     `--no-cgroups` does without control groups. `--mounts` lets it mount file systems, in a namespace of its own; it
-    needs root.
+    needs root, or `--own-users`, which makes an ordinary user root of a user namespace.
     """
     os.makedirs(directory, mode=0o700, exist_ok=True)
     lock = os.open(f"{directory}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -410,6 +422,10 @@ def main(directory: str, options: Sequence[str]) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return 1
+    if "--own-users" in options:
+        from hawker.supervisor.ordinary import become_root
+
+        become_root(_one_that_runs(directory))
     mounts = "--mounts" in options
     if mounts:
         from hawker.supervisor.mounts import private_namespace

@@ -67,9 +67,9 @@ class ContainerDriver(SupervisedDriver):
         user_namespaces: bool = True,
         programs: Path | None = None,
     ) -> None:
-        super().__init__(Supervisor(directory, "--mounts"))
+        super().__init__(Supervisor(directory, "--mounts", *([] if os.geteuid() == 0 else ["--own-users"])))
         self._images = images
-        self._network = network
+        self._network = network if os.geteuid() == 0 else None  # an ordinary user may not make interfaces
         self._wanted_runtime = runtime
         self._wants_ids = user_namespaces
         self._programs = programs or directory / "programs"
@@ -94,16 +94,16 @@ class ContainerDriver(SupervisedDriver):
             capabilities=Capabilities(
                 suspend=True,
                 exec=True,
-                limits=True,
+                limits=bool(host.cgroups),
                 images=True,
                 terminal=True,
-                resize=True,
+                resize=bool(host.cgroups),
                 network=self._network is not None,
             ),
             attributes={
                 "runtime": host.runtime.name,
-                "cgroups": host.cgroups,
-                "user namespaces": "yes" if host.runtime.ids else "no",
+                "cgroups": host.cgroups or "none",
+                "user namespaces": "yes" if host.runtime.ids or os.geteuid() != 0 else "no",
             },
         )
 

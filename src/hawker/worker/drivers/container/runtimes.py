@@ -11,7 +11,7 @@ import asyncio
 import os
 import resource
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -21,7 +21,7 @@ import msgspec
 
 from hawker.init.build import NoCompiler, program
 from hawker.model.image import ImageConfig
-from hawker.supervisor import cgroups
+from hawker.supervisor import cgroups, ordinary
 from hawker.supervisor.making import GO_FD, GROUP, PLACE
 from hawker.supervisor.mounts import IdMap
 from hawker.worker.drivers.base import InstanceSpec, Limits, StartFailed
@@ -60,16 +60,20 @@ async def look(supervisor: Supervisor, wanted: str, programs: Path, *, user_name
     """`wanted`: a runtime's name, or "auto". `programs`: where compiled ones are kept."""
     if wanted not in (*NAMES, "auto"):
         return Host(problem=f"runtime {wanted!r}: must be auto, {' or '.join(NAMES)}")
+    kind: Literal["v1", "v2", ""] = ""
+    names: Sequence[Name] = NAMES if wanted == "auto" else [name for name in NAMES if name == wanted]
     if os.geteuid() != 0:
-        return Host(problem="containers need root: run the worker as root")
-    kind = cgroups.usable()
-    if not kind:
+        if without := ordinary.missing():
+            return Host(problem=f"an ordinary user's containers need a user namespace: {without}")
+        if "crun" not in names:
+            return Host(problem="an ordinary user's containers need crun: runc makes none without control groups")
+        names, user_namespaces = ("crun",), False  # for they are in the supervisor's
+    elif not (kind := cgroups.usable()):
         return Host(problem="control groups for memory, cpu and processes are not there, or may not be written to")
-    names = NAMES if wanted == "auto" else [name for name in NAMES if name == wanted]
     found = {name: path for name in names if (path := shutil.which(name))}
     if not found:
         return Host(problem=f"no container runtime: apt install {' or '.join(names)}")
-    if not shutil.which("mke2fs", path="/usr/sbin:/sbin:/usr/bin:/bin"):
+    if os.geteuid() == 0 and not shutil.which("mke2fs", path="/usr/sbin:/sbin:/usr/bin:/bin"):
         return Host(problem="root file systems of bounded size need mke2fs: apt install e2fsprogs")
     try:
         init = await asyncio.to_thread(program, "container", programs)
@@ -153,4 +157,4 @@ def _note(path: Path, runtime: Runtime) -> None:
 
 
 def _counts_swap(kind: str) -> bool:
-    return kind == "v2" or Path("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes").exists()
+    return kind != "v1" or Path("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes").exists()
