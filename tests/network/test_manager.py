@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from tests.kit.namespaces import missing_for_namespaces
 from tests.kit.site import INTERNET4, INTERNET6, PORT, Site, Try
-from tests.kit.waiting import wait_until
+from tests.kit.waiting import eventually, wait_until
 
+from hawker.errors import Invalid
 from hawker.network import addresses, netlink, nft, ruleset
 from hawker.network.base import NetworkError, Settings, Wanted
 from hawker.network.kernel import Kernel
@@ -207,6 +208,61 @@ def test_filters_and_routes_that_somebody_removed_are_put_back_with_the_next_cha
     site.run(manager.detach(site.wanted["n"].machine))
     site.run(manager.reconcile({"m": site.wanted["m"]}))
     assert site.state() == state
+
+
+def test_filters_that_somebody_flushes_are_back_before_long(site: Site) -> None:
+    manager = site.worker("first")
+    site.machine("m", "first", 7)
+    state = site.state()
+
+    async def main() -> None:
+        for harm in ("flush ruleset", f"delete element inet {ruleset.table('first')} machines4 " + "{ %s }"):
+            harm = harm % site.attached["m"].address4 if "%" in harm else harm
+            await asyncio.to_thread(flush, harm)
+
+            async def is_back() -> bool:
+                return await asyncio.to_thread(site.state) == state
+
+            await eventually(is_back, "the filters are back")
+
+    def flush(harm: str) -> None:
+        with site.network.inside("host"):
+            subprocess.run(["nft", harm], check=True)
+
+    site.run(main())
+    assert manager.plan(site.wanted["m"]) == site.attached["m"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("denied", ("10.0.0.0/33",)),
+        ("allowed", ("everything",)),
+        ("publish_on", ("eth0",)),
+        ("resolvers", ("192.0.2.53:53",)),
+        ("pool4", "100.64.0.0/30"),
+        ("pool4", "fd00::/8"),
+        ("mtu", 576),
+    ],
+)
+def test_settings_that_make_no_sense_are_named_with_the_remedy(field: str, value: object) -> None:
+    with pytest.raises(Invalid, match=rf"worker\.network\.{field}: .* is not valid: (write|give) "):
+        Manager("first", Settings(**{field: value}))  # type: ignore[arg-type]
+
+
+def test_the_host_forwards_from_its_first_machine_on_and_goes_on_listening_to_its_router(site: Site) -> None:
+    def sysctl(name: str) -> str:
+        with site.network.inside("host"), open(f"/proc/sys/net/{name}") as file:
+            return file.read().strip()
+
+    names = ("ipv4/ip_forward", "ipv6/conf/all/forwarding", "ipv6/conf/eth1/accept_ra")
+    with site.network.inside("host"), open("/proc/sys/net/ipv4/ip_forward", "w") as forward:
+        forward.write("0")  # a namespace has what the machine has
+    manager = site.worker("first")
+    site.run(manager.reconcile({}))
+    assert [sysctl(name) for name in names] == ["0", "0", "1"]
+    site.machine("m", "first", 7)
+    assert [sysctl(name) for name in names] == ["1", "1", "2"]
 
 
 def test_ports_follow_what_is_wanted_and_a_port_is_one_machines(site: Site) -> None:

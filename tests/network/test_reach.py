@@ -6,6 +6,7 @@ A host with two workers: machines a1, a2 of the first and a3 of the second are i
 from __future__ import annotations
 
 import socket
+import struct
 from collections.abc import Iterator
 
 import pytest
@@ -142,3 +143,65 @@ def test_forged_source_addresses_go_nowhere(site: Site) -> None:
         target.recv(100)
     bad = {Try("a1", INTERNET4, PORT, "203.0.113.77"), Try("a1", six(site, "b2"), PORT, six(site, "b1"))}
     all_and_only(site, {Try("a1", INTERNET4, PORT, four(site, "a1"))}, bad)
+
+
+def test_a_machine_cannot_play_router_or_neighbour(site: Site) -> None:
+    """Advertisements, redirects and claims to another's address change nothing on the host, and reach no machine."""
+    before = site.state(), site.state("a2"), learned(site)
+    raw = site.socket("a1", socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6)
+    raw.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
+    raw.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS, 255)
+    site.ip("a1", "link set eth0 addrgenmode eui64", "addr add fe80::66/64 dev eth0 nodad")
+    scope = 2
+    with site.network.inside("a1"):
+        scope = socket.if_nametoindex("eth0")
+    router = struct.pack("!BBHBBHII", 134, 0, 0, 64, 0, 1800, 0, 0)
+    target = socket.inet_pton(socket.AF_INET6, six(site, "a2"))
+    claim = struct.pack("!BBHI", 136, 0, 0, 0x6000_0000) + target + b"\x02\x01" + bytes.fromhex("020000000066")
+    for message in (router, claim):
+        for to in ("ff02::1", addresses.GATEWAY6):
+            raw.sendto(message, (to, 0, 0, scope))
+    forged = site.socket("a1", socket.AF_PACKET, socket.SOCK_RAW)
+    forged.bind(("eth0", 0x0806))
+    me = bytes.fromhex(site.attached["a1"].mac.replace(":", ""))
+    for claimed in (INTERNET4, four(site, "a2"), "198.51.100.1"):
+        arp = struct.pack("!HHBBH", 1, 0x0800, 6, 4, 1) + me + socket.inet_aton(claimed) + bytes(6)
+        forged.send(b"\xff" * 6 + me + b"\x08\x06" + arp + socket.inet_aton(addresses.GATEWAY4))
+    assert site.reached([Try("a1", six(site, "a2"))])  # what was sent before has been judged by now
+    assert (site.state(), site.state("a2"), learned(site)) == before
+
+
+def learned(site: Site) -> set[str]:
+    """Neighbours of the host's on its machines' links that nobody told it."""
+    return {line for line in site.ip("host", "neigh show").splitlines() if addresses.DEVICES in line}
+
+
+def test_packets_with_options_of_their_own_route_go_nowhere(site: Site) -> None:
+    options = bytes([131, 7, 4, *socket.inet_aton(INTERNET4), 0])  # loose source route
+    sender = site.socket("a2", socket.AF_INET, socket.SOCK_DGRAM)
+    target = site.listen("internet", 7001, socket.SOCK_DGRAM)
+    target.settimeout(2)
+    sender.setsockopt(socket.IPPROTO_IP, socket.IP_OPTIONS, bytes([1, 1, 1, 0]))  # harmless ones
+    sender.sendto(b"optional", (INTERNET4, 7001))
+    sender.setsockopt(socket.IPPROTO_IP, socket.IP_OPTIONS, options)
+    sender.sendto(b"routed", (INTERNET4, 7001))
+    sender.setsockopt(socket.IPPROTO_IP, socket.IP_OPTIONS, b"")
+    sender.sendto(b"plain", (INTERNET4, 7001))
+    assert target.recv(100) == b"plain"
+
+
+def test_the_hosts_loopback_of_ipv6_is_its_own(site: Site) -> None:
+    """The kernel lets no packet from ::1 leave; who calls a published port there is refused, not kept waiting."""
+    caller = site.socket("host", socket.AF_INET6, socket.SOCK_STREAM)
+    caller.settimeout(5)
+    with pytest.raises(ConnectionRefusedError):
+        caller.connect(("::1", 8001))
+
+
+def test_ports_answer_only_at_the_addresses_they_are_published_on(site: Site) -> None:
+    site.worker("third", Settings(publish_on=(HOST4,)))
+    site.machine("c1", "third", 11, (("tcp", PORT, 8011),))
+    good = {Try("internet", HOST4, 8011), Try("host", HOST4, 8011)}
+    all_and_only(
+        site, good, {Try("internet", HOST6, 8011), Try("host", "127.0.0.1", 8011), Try("host", "10.1.0.1", 8011)}
+    )

@@ -61,6 +61,15 @@ class Keeper:
         else:
             self._clear(planned)
 
+    def restore(self) -> None:
+        """Make the filters what the machines need that are attached, and if they were not, everything else, too."""
+        if not (self._settled and self._machines):
+            return
+        mark, elements = self._kernel.filters()
+        wanted = (plan.of_machine(self._worker, *its).elements for its in self._machines.values())
+        if mark != self._kernel.mark or not all(each <= elements for each in wanted):
+            self._settle(None)
+
     def attach_namespace(self, wanted: Wanted, attached: Attachment, pid: int) -> None:
         namespace = _namespace(pid)
         try:

@@ -20,6 +20,7 @@ from hawker.network.plan import (
     Add,
     Address,
     Configure,
+    Element,
     Elements,
     Link,
     Neighbour,
@@ -81,6 +82,10 @@ class Kernel:
             routes=routes,
         )
         return state, taken
+
+    def filters(self) -> tuple[str, frozenset[Element]]:
+        """The mark and the elements that are there."""
+        return self._tables.read()
 
     def apply(self, operation: Operation) -> None:
         match operation:

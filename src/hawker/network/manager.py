@@ -7,34 +7,41 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from ipaddress import IPv4Network
+from ipaddress import IPv4Network, ip_address, ip_network
 from pathlib import Path
 from typing import TypeVar
 
+from hawker.errors import Invalid
 from hawker.network import addresses, nft, plan
 from hawker.network.base import Attachment, NetworkError, Settings, Wanted
 from hawker.network.keeper import Keeper
 from hawker.network.kernel import SYSCTL, AddressTaken, Kernel
+from hawker.network.watching import Watch
 
 NET_ADMIN, SYS_ADMIN = 12, 21
+POOL_LEAST = 16
+MTU_LEAST, MTU_MOST = 1280, 65_535
+"""IPv6 asks for the least."""
 R = TypeVar("R")
 
 
 class Manager:
     """The `HostNetwork` of one worker. `worker` names it among all that share the host: two managers of one name cannot
-    be open at once. Everything raises `NetworkError`."""
+    be open at once. Everything raises `NetworkError`; wrong settings are `Invalid`."""
 
     def __init__(
         self, worker: str, settings: Settings | None = None, *, kernel: Callable[[str, Settings], Kernel] = Kernel
     ) -> None:
         self._worker = worker
-        self._settings = settings or Settings()
+        self._settings = checked(settings or Settings())
         self._pool = IPv4Network(self._settings.pool4)
         self._make = kernel
         self._keeper: Keeper | None = None
+        self._watch: Watch | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._lock: socket.socket | None = None
         self._four: dict[str, str] = {}  # IPv4 addresses given, by host end
@@ -65,11 +72,15 @@ class Manager:
             raise
         self._four = dict(self._keeper.given)
         self._taken = set(self._keeper.taken)
+        self._watch = Watch(self.restore, await self._run(threading.get_native_id))
+        self._watch.open()
 
     async def close(self, *, remove: bool = False) -> None:
         """Let go. Machines keep their network; with `remove` nothing of it is left but that the host forwards."""
         keeper, self._keeper = self._keeper, None
         try:
+            if self._watch is not None:
+                await self._watch.close()
             if keeper is not None:
                 await self._run(lambda: keeper.close(remove))
         finally:
@@ -123,6 +134,10 @@ class Manager:
         await self._run(lambda: self._open_keeper.reconcile(its, frozenset(self._planned)))
         self._four = {device: address for device, address in self._four.items() if device in self._planned}
 
+    async def restore(self) -> None:
+        """Put back what somebody else removed of the filters of machines that are attached. It happens by itself."""
+        await self._run(self._open_keeper.restore)
+
     @property
     def _open_keeper(self) -> Keeper:
         if self._keeper is None:
@@ -144,6 +159,31 @@ class Manager:
         if self._thread is None:
             raise NetworkError("the network is not open")
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, change))
+
+
+def checked(settings: Settings) -> Settings:
+    """Raises `Invalid` for what is no network or address."""
+    for field in ("publish_on", "allowed", "denied"):
+        for text in getattr(settings, field):
+            try:
+                ip_network(text, strict=False)
+            except ValueError:
+                raise Invalid(f"worker.network.{field}", text, 'write networks such as "10.1.0.0/16"') from None
+    for text in settings.resolvers:
+        try:
+            ip_address(text)
+        except ValueError:
+            raise Invalid("worker.network.resolvers", text, 'write addresses such as "192.0.2.53"') from None
+    try:
+        size = IPv4Network(settings.pool4).num_addresses
+    except ValueError:
+        size = 0
+    if size < POOL_LEAST:
+        remedy = f'write an IPv4 network of {POOL_LEAST} addresses or more, such as "100.64.0.0/10"'
+        raise Invalid("worker.network.pool4", settings.pool4, remedy)
+    if not MTU_LEAST <= settings.mtu <= MTU_MOST:
+        raise Invalid("worker.network.mtu", settings.mtu, f"give bytes from {MTU_LEAST} to {MTU_MOST}")
+    return settings
 
 
 def problem() -> str:

@@ -120,7 +120,7 @@ def _body(worker: str, settings: Settings) -> str:
   }}
   chain genuine {{
     # Before connections are tracked: what is forged takes no memory.
-    iifname . ip saddr @sources4 ip daddr != 127.0.0.0/8 return;
+    iifname . ip saddr @sources4 ip daddr != 127.0.0.0/8 ip hdrlength 5 return;
     # Neighbour discovery, and of it only to ask for the gateway (the target is the 16 bytes at 8).
     icmpv6 type {{ nd-router-solicit, nd-router-advert, nd-neighbor-advert, nd-redirect, 139, 140, 141, 142 }} drop;
     icmpv6 type {{ mld-listener-query, mld-listener-report, mld-listener-done, mld2-listener-report }} drop;
@@ -142,11 +142,11 @@ def _body(worker: str, settings: Settings) -> str:
 {published}  }}
   chain calling {{
     type nat hook output priority -100; policy accept;
+    ip6 daddr ::1 return;
 {published}  }}
   chain leaving {{
     type nat hook postrouting priority srcnat; policy accept;
     oifname "{mine}*" ip saddr 127.0.0.0/8 masquerade;
-    oifname "{mine}*" ip6 saddr ::1 masquerade;
     oifname "{DEVICES}*" return;
     ip saddr @machines4 masquerade;
     ip6 saddr @machines masquerade;
