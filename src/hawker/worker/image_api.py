@@ -161,7 +161,10 @@ class ImageApi:
     async def import_image(self, call: Call) -> Any:
         body = call.read(image_api.ImportImage)
         self._check_meant(body.worker, None)
-        name = str(ImageRef.checked(body.image))
+        ref = ImageRef.checked(body.image)
+        if ref.digest:
+            raise Invalid("image", body.image, "give it a name with a tag: its digest follows from its bytes")
+        name = str(ref)
         path = self._uploads.take(body.upload)
 
         async def work(progress: Callable[[Progress], None]) -> Image:
@@ -346,7 +349,7 @@ def checked(image: str) -> str:
     """A reference or a digest. Raises `Invalid`."""
     if is_host_image(image):
         raise Invalid("image", image, "this stands for the host's own programs; name an image")
-    return check_image("image", image)
+    return image if is_digest(image) else check_image("image", image)
 
 
 def config_of(given: image_api.BuildConfig) -> ImageConfig:
