@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -163,6 +163,35 @@ def test_nothing_is_made_on_a_host_before_its_first_machine(site: Site) -> None:
     site.run(manager.reconcile({}))
     site.run(manager.detach(wanted(1).machine))
     assert site.state() == before
+
+
+async def left_alone(manager: Manager) -> None:
+    """Nothing is done to it."""
+
+
+@pytest.mark.parametrize("ending", [Manager.close, lambda manager: manager.reconcile({}), left_alone])
+def test_nothing_is_left_on_a_host_after_its_last_machine(
+    site: Site, ending: Callable[[Manager], Coroutine[Any, Any, None]]
+) -> None:
+    before = site.state()
+    manager = Manager("first", idle_s=0.05 if ending is left_alone else 60)
+
+    async def is_bare() -> bool:
+        return await asyncio.to_thread(site.state) == before
+
+    async def main() -> None:
+        await manager.open()
+        await manager.attach_namespace(wanted(1), pid)
+        await manager.detach(wanted(1).machine)
+        await ending(manager)
+        if ending is left_alone:
+            await eventually(is_bare, "the host is as it was")
+        else:
+            assert await is_bare()
+        await manager.close()
+
+    pid = site.process("m")
+    site.run(main())
 
 
 def test_a_machine_that_starts_anew_has_a_new_namespace_and_the_same_addresses(site: Site) -> None:

@@ -46,10 +46,21 @@ class Keeper:
         """Let go; with `remove` leave nothing."""
         try:
             if remove:
-                actual, _ = self._kernel.read()
-                self._apply(plan.difference(actual, State()))
+                self._clear(frozenset())
+            else:
+                self.tidy()
         finally:
             self._kernel.close()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no machine is attached, as far as is known."""
+        return not self._machines and not any(have.state.links for have in self._have.values())
+
+    def tidy(self) -> None:
+        """Without a machine leave nothing on the host, but that it forwards."""
+        if self.idle:
+            self._clear(frozenset())
 
     def reconcile(self, machines: Machines, planned: frozenset[str]) -> None:
         """Put right what these machines need. Of all others remove everything, but the links that are `planned`:
@@ -163,11 +174,13 @@ class Keeper:
         self._settled = True
 
     def _clear(self, planned: frozenset[str]) -> None:
-        """No machine is left: what is there of earlier ones goes, and what was never made is not made."""
+        """Remove everything, but links that are `planned`, and then the filters that judge them."""
         actual = self._look()
-        base = plan.of_worker(self._worker, self._kernel.mark) if actual.rules else State()
-        self._apply(plan.difference(actual, plan.union([base, *self._strange(planned)])))
-        self._settled = bool(actual.rules)
+        self._machines = {}
+        left = plan.union(self._strange(planned))
+        base = plan.of_worker(self._worker, self._kernel.mark) if left.links and actual.rules else State()
+        self._apply(plan.difference(actual, plan.union([base, left])))
+        self._settled = False
 
     def _strange(self, planned: frozenset[str] | None) -> list[State]:
         """What is left to host ends of no machine known. Of the others it is forgotten that they were there."""

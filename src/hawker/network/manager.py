@@ -22,6 +22,8 @@ from hawker.network.keeper import Keeper
 from hawker.network.kernel import SYSCTL, AddressTaken, Kernel
 from hawker.network.watching import Watch
 
+IDLE_S = 5.0
+"""How long filters stay when the last machine has gone: it may come back at once."""
 NET_ADMIN, SYS_ADMIN = 12, 21
 POOL_LEAST = 16
 MTU_LEAST, MTU_MOST = 1280, 65_535
@@ -34,14 +36,21 @@ class Manager:
     be open at once. Everything raises `NetworkError`; wrong settings are `Invalid`."""
 
     def __init__(
-        self, worker: str, settings: Settings | None = None, *, kernel: Callable[[str, Settings], Kernel] = Kernel
+        self,
+        worker: str,
+        settings: Settings | None = None,
+        *,
+        kernel: Callable[[str, Settings], Kernel] = Kernel,
+        idle_s: float = IDLE_S,
     ) -> None:
         self._worker = worker
         self._settings = checked(settings or Settings())
         self._pool = IPv4Network(self._settings.pool4)
         self._make = kernel
+        self._idle_s = idle_s
         self._keeper: Keeper | None = None
         self._watch: Watch | None = None
+        self._tidying: asyncio.TimerHandle | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._lock: socket.socket | None = None
         self._four: dict[str, str] = {}  # IPv4 addresses given, by host end
@@ -76,9 +85,13 @@ class Manager:
         self._watch.open()
 
     async def close(self, *, remove: bool = False) -> None:
-        """Let go. Machines keep their network; with `remove` nothing of it is left but that the host forwards."""
+        """Let go. Machines keep their network. Without any, and always with `remove`, nothing of it is left but that the
+        host forwards."""
         keeper, self._keeper = self._keeper, None
         try:
+            if self._tidying is not None:
+                self._tidying.cancel()
+                self._tidying = None
             if self._watch is not None:
                 await self._watch.close()
             if keeper is not None:
@@ -127,6 +140,8 @@ class Manager:
         await self._run(lambda: self._open_keeper.detach(device))
         self._planned.discard(device)
         self._four.pop(device, None)
+        if self._open_keeper.idle and self._tidying is None:
+            self._tidying = asyncio.get_running_loop().call_later(self._idle_s, self._tidy)
 
     async def reconcile(self, machines: Mapping[str, Wanted]) -> None:
         planned = [(wanted, self.plan(wanted)) for wanted in machines.values()]
@@ -137,6 +152,11 @@ class Manager:
     async def restore(self) -> None:
         """Put back what somebody else removed of the filters of machines that are attached. It happens by itself."""
         await self._run(self._open_keeper.restore)
+
+    def _tidy(self) -> None:
+        self._tidying = None
+        if self._thread is not None and self._keeper is not None:
+            self._thread.submit(self._keeper.tidy)
 
     @property
     def _open_keeper(self) -> Keeper:
