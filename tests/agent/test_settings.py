@@ -80,3 +80,58 @@ def test_behind_a_wildcard_the_hosts_own_address_is_announced() -> None:
 def test_a_name_that_has_no_address_is_refused(name: str) -> None:
     with pytest.raises(Invalid, match=r"catalog\.advertise: .*set catalog\.advertise to the address"):
         announcing("0.0.0.0:4280", f"{name}:4281").advertised()
+
+
+WORKER = """
+name = "ord-1"
+region = "ord"
+directory = "/var/lib/hawker"
+[tokens]
+cluster = "token"
+[worker]
+listen = "127.0.0.1:4281"
+{worker}
+[worker.container]
+runtime = "crun"
+[worker.network]
+publish_on = ["203.0.113.7"]
+[images]
+keep_mib_max = 50000
+[images.registries."registry.example:5000"]
+mirrors = ["mirror.example"]
+insecure = true
+"""
+
+
+def of_worker(path: Path, worker: str = "") -> AgentSettings:
+    file = path / "agent.toml"
+    file.write_text(WORKER.format(worker=worker))
+    return read_settings(file)
+
+
+def test_a_table_of_the_worker_that_is_not_its_own_is_a_drivers(tmp_path: Path) -> None:
+    settings = of_worker(tmp_path, 'drivers = ["process", "container"]')
+    assert settings.worker
+    assert settings.worker.settings == {"container": {"runtime": "crun"}}
+    assert settings.worker.network.publish_on == ("203.0.113.7",)
+    assert settings.worker.drivers == ["process", "container"]
+    assert settings.images.keep_mib_max == 50_000
+    assert settings.images.registries["registry.example:5000"].mirrors == ("mirror.example",)
+
+
+def test_the_ports_of_a_worker_are_a_range_with_both_its_ends(tmp_path: Path) -> None:
+    ports = of_worker(tmp_path, 'ports = "20100-20199"').worker
+    assert ports
+    assert ports.port_range() == range(20100, 20200)
+
+
+@pytest.mark.parametrize("ports", ["", "20000", "20000-", "80-90", "30000-20000", "20000-70000", "a-b"])
+def test_what_is_no_range_of_ports_is_refused(ports: str, tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match=r"worker\.ports: .*write a range of ports"):
+        of_worker(tmp_path, f'ports = "{ports}"')
+
+
+@pytest.mark.parametrize("field", ['listens = "a"', 'images = "b"'])
+def test_a_field_that_a_worker_does_not_have_is_refused(field: str, tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="unknown field"):
+        of_worker(tmp_path, field)

@@ -1,0 +1,98 @@
+"""What a worker runs machines with: the drivers that its host can run, and a word about those that it cannot."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hawker.agent.outfit import live_outfit
+from hawker.agent.settings import AgentSettings, TokenSettings, WorkerRole
+from hawker.errors import Invalid
+from hawker.host import live
+from hawker.worker.drivers.base import Exit
+
+MODULE = """
+from hawker.worker.drivers.process import ProcessDriver
+
+def make(site):
+    return Named(site.directory, site.settings["depth"])
+
+class Named(ProcessDriver):
+    name = "submarine"
+
+    def __init__(self, directory, depth):
+        super().__init__(directory, cgroups=False)
+        self.depth = depth
+"""
+
+
+def settings(directory: Path, **role: Any) -> tuple[AgentSettings, WorkerRole]:
+    worker = WorkerRole(listen="127.0.0.1:0", cgroups=False, **role)
+    tokens = TokenSettings(cluster="c" * 32)
+    return AgentSettings(name="ord-1", region="ord", directory=directory, tokens=tokens, worker=worker), worker
+
+
+def ignore(ended: Exit) -> None:
+    """Nobody asks."""
+
+
+async def test_a_worker_of_processes_alone_has_neither_images_nor_a_network(tmp_path: Path) -> None:
+    outfit = await live_outfit(*settings(tmp_path, drivers=["process"]), live())
+    assert (outfit.driver.name, outfit.images, outfit.network) == ("process", None, None)
+    assert os.listdir(tmp_path) == []
+    await outfit.close()
+
+
+async def test_a_host_without_a_runtime_runs_processes_and_says_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    outfit = await live_outfit(*settings(tmp_path / "agent"), live())
+    try:
+        await outfit.driver.open(ignore)
+        found = await outfit.driver.fingerprints()
+        assert found["process"].healthy
+        assert not found["container"].healthy
+        assert found["container"].problem == "neither crun nor runc is installed"
+        assert not found["microvm"].healthy
+        assert found["microvm"].problem == "neither qemu-system-x86_64 nor firecracker is installed"
+        assert outfit.driver.opened() == {"process"}
+        await outfit.driver.stop_all(grace_s=0)
+        await outfit.driver.close()
+    finally:
+        await outfit.close()
+
+
+async def test_a_third_party_brings_a_driver_by_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "submarine_driver.py").write_text(MODULE)
+    installed = tmp_path / "submarine-1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: submarine\nVersion: 1\n")
+    (installed / "entry_points.txt").write_text("[hawker.drivers]\nsubmarine = submarine_driver:make\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = {"submarine": {"depth": 20_000}}
+    outfit = await live_outfit(*settings(tmp_path / "agent", drivers=["submarine"], settings=own), live())
+    try:
+        await outfit.driver.open(ignore)
+        assert outfit.driver.opened() == {"submarine"}
+        assert outfit.driver.of("submarine").depth == 20_000  # type: ignore[attr-defined]  # the driver's own
+        await outfit.driver.stop_all(grace_s=0)
+        await outfit.driver.close()
+    finally:
+        await outfit.close()
+        sys.modules.pop("submarine_driver", None)
+
+
+@pytest.mark.parametrize("role", [{"drivers": ["proces"]}, {"settings": {"proces": {}}}])
+async def test_a_driver_that_does_not_exist_is_refused_by_name(role: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match=r'worker\.drivers: "proces" .*there are process, container, microvm'):
+        await live_outfit(*settings(tmp_path, **role), live())
+
+
+async def test_a_setting_that_a_driver_does_not_know_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match=r"worker\.microvm"):
+        await live_outfit(*settings(tmp_path, settings={"microvm": {"kernal": "/boot"}}), live())
