@@ -30,6 +30,7 @@ from hawker.host import Host, live
 from hawker.images.service import Images
 from hawker.model.guest import Resources
 from hawker.sim.world import FakeDriver, Program, World
+from hawker.worker.peers import Peers
 
 PROGRAM = "run"
 CLUSTER, USER = "the agents' token", "a user's token"
@@ -54,6 +55,13 @@ class ImageMarket:
         self.endpoint = endpoint
         self.agents = agents
         self.images = images
+
+    def peers(self, worker: str) -> Peers:
+        """Where a worker asks others for images."""
+        agent = self.agents[worker]
+        assert agent.worker is not None
+        assert agent.worker.shelving._peers is not None
+        return agent.worker.shelving._peers
 
     @asynccontextmanager
     async def client(self, token: str = USER) -> AsyncIterator[Client]:

@@ -29,6 +29,10 @@ TRIED_MOST = 3
 ASK_S = 1.0
 HEAD_S = 3.0
 """For a stream's head: a worker that serves as many as it can answers at once that it does not."""
+AGAIN_S = 10.0
+"""So long one that has sent a blob is not asked for it again."""
+TIMES = 3
+"""A transfer that was cut off, or brought wrong bytes, asks peers so often before it asks a registry."""
 NAMES_BYTES_MAX = 64 << 10
 
 
@@ -56,16 +60,23 @@ class Peers:
         self._host = host
         self._peers: dict[_Place, Peer] = {}
         self._bytes_per_s: dict[str, float] = {}
+        self._nobody: dict[str, float] = {}  # digests that nobody had, a moment ago
+        self._gave: dict[tuple[str, str], float] = {}  # who began to send which digest, and when
 
     async def __call__(self, digest: str, size: int, offset: int) -> AsyncIterator[bytes] | None:
+        """Who is asked again for a digest was not content with what came: then somebody else gives it."""
+        loop = asyncio.get_running_loop()
+        self._nobody = {name: at for name, at in self._nobody.items() if loop.time() - at < ASK_S}
+        if digest in self._nobody:
+            return None
         said, others = self._candidates(digest)
-        target = f"/v1/images/blobs/{quote(digest)}"
         for place in said[:TRIED_MOST]:
-            if (pieces := await self._open(place, target, offset)) is not None:
+            if (pieces := await self._open(place, digest, offset)) is not None:
                 return pieces
-        for place in await self._having(others, "HEAD", target):
-            if (pieces := await self._open(place, target, offset)) is not None:
+        for place in await self._ask(others, "HEAD", f"/v1/images/blobs/{quote(digest)}"):
+            if (pieces := await self._open(place, digest, offset)) is not None:
                 return pieces
+        self._nobody[digest] = loop.time()
         return None
 
     async def resolve(self, reference: str) -> str | None:
@@ -97,17 +108,18 @@ class Peers:
         wanted = f'"{short(name)}"'
         said: list[_Place] = []
         others: list[_Place] = []
+        now = asyncio.get_running_loop().time()
+        self._gave = {key: at for key, at in self._gave.items() if now - at < AGAIN_S}
         for worker, host, port, names, layers in rows:
+            if (worker, name) in self._gave:
+                continue
             has = wanted in (names or "") or wanted in (layers or "")
             (said if has else others).append(_Place(worker, host, port))
         self._host.rng.shuffle(said)
         said.sort(key=lambda place: -self._bytes_per_s.get(place.name, float("inf")))  # who was never asked gets a turn
         drawn = self._host.rng.sample(others, min(ASKED_MOST, len(others)))
-        self._forget_all_but({*said, *others})
+        self._forget_all_but({_Place(worker, host, port) for worker, host, port, *_ in rows})
         return said, drawn
-
-    async def _having(self, places: Sequence[_Place], method: str, target: str) -> list[_Place]:
-        return list(await self._ask(places, method, target))
 
     async def _ask(self, places: Sequence[_Place], method: str, target: str) -> Mapping[_Place, Response]:
         """All at once; those that answered with 200, the first to answer first."""
@@ -130,8 +142,9 @@ class Peers:
         await asyncio.gather(*(ask(place) for place in places))
         return answered
 
-    async def _open(self, place: _Place, target: str, offset: int) -> AsyncIterator[bytes] | None:
+    async def _open(self, place: _Place, digest: str, offset: int) -> AsyncIterator[bytes] | None:
         stack = AsyncExitStack()
+        target = f"/v1/images/blobs/{quote(digest)}"
         headers = {WORKER: place.name, **({"range": f"bytes={offset}-"} if offset else {})}
         try:
             status, _, chunks = await stack.enter_async_context(
@@ -142,6 +155,7 @@ class Peers:
         if status != (206 if offset else 200):
             await stack.aclose()
             return None
+        self._gave[place.name, digest] = asyncio.get_running_loop().time()
         return self._measured(place, stack, chunks)
 
     async def _measured(

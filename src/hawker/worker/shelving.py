@@ -11,7 +11,7 @@ from hawker.images.base import ImageSource
 from hawker.images.service import Images
 from hawker.store.db import Store
 from hawker.worker.image_api import ImageApi, no_images
-from hawker.worker.peers import Peers
+from hawker.worker.peers import TIMES, Peers
 from hawker.worker.sketching import Sketching
 from hawker.worker.stock import Stock
 from hawker.worker.uploads import Uploads
@@ -46,7 +46,7 @@ class Shelving:
         self._sketching.changed()
         if catalog is not None:
             self._peers = Peers(settings.name, settings.region, catalog, token, host)
-            images.fetchers.append(self._peers)
+            images.fetchers += [self._peers] * TIMES
             images.namers.append(self._peers.resolve)
 
     def handlers(self) -> dict[str, Handler]:
@@ -67,6 +67,7 @@ class Shelving:
         if self._api:
             await self._api.close()
         if self._peers:
-            self._images.fetchers.remove(self._peers)
+            for _ in range(TIMES):
+                self._images.fetchers.remove(self._peers)
             self._images.namers.remove(self._peers.resolve)
             await self._peers.close()
