@@ -235,7 +235,7 @@ def order(key: str, program: str = "serve", *, hold_s: float = 30.0, **options: 
         region=REGION,
         name=f"name-{key}",
         config=config,
-        resources=check_config(config).guest.resources(),
+        resources=check_config(config).resources(),
         owner="tester",
         request=f"req-{key}",
         hold_s=hold_s,

@@ -6,12 +6,14 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.kit.sim_worker import APP, SimWorker, a_worker, machine_config
 from tests.kit.virtual_time import virtual_time
 
 from hawker.model.config import check_config
 from hawker.model.machine import State
 from hawker.worker.flows import STARTS_TRIED
+from hawker.worker.machine_api import with_runtime
 
 FIRST, SECOND = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
 
@@ -151,3 +153,21 @@ async def test_while_its_image_is_on_its_way_a_machine_can_be_destroyed_by_force
         await worker.at_rest()
         assert worker.machine(machine).state is State.destroyed
         assert worker.wrong() == []
+
+
+@pytest.mark.parametrize(
+    ("had", "given", "runtime"),
+    [
+        ("microvm", {"image": "app:2"}, "microvm"),
+        ("microvm", {"image": "app:2", "runtime": "container"}, "container"),
+        ("", {"image": "app:2"}, "container"),
+        ("microvm", {"image": "host", "init": {"exec": ["serve"]}}, "process"),
+    ],
+)
+@virtual_time
+async def test_a_client_that_does_not_know_of_runtimes_changes_none(
+    had: str, given: dict[str, Any], runtime: str, tmp_path: Path
+) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await worker.run_machine(image="app:1", **({"runtime": had} if had else {}))
+        assert check_config(with_runtime(given, worker.machine(machine))).runtime == runtime

@@ -21,7 +21,7 @@ from hawker.model import api
 from hawker.model.config import accept_config, check_config, check_size, parse_signal
 from hawker.model.machine import State
 from hawker.model.rows import DecisionRow, EventRow, LeaseRow, MachineRow, VersionRow
-from hawker.model.values import parse_duration_s, rfc3339
+from hawker.model.values import is_host_image, parse_duration_s, rfc3339
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.worker import leases
@@ -233,7 +233,7 @@ class MachineApi:
             row.app,
             row.id,
             self._request(call),
-            config=accept_config(body.config),
+            config=accept_config(with_runtime(body.config, row)),
             current_version=body.current_version or "",
             skip_launch=bool(body.skip_launch),
             lease_ttl_s=body.lease_ttl or 0,
@@ -393,6 +393,15 @@ class StartRefused(Refused):
 
     status = 422
     code = "start_failed"
+
+
+def with_runtime(config: dict[str, Any], row: MachineRow) -> dict[str, Any]:
+    """Clients that do not know our `runtime` leave it out when they give a configuration back: the machine keeps its
+    own."""
+    kept = row.config.get("runtime")
+    if "runtime" in config or not kept or is_host_image(str(config.get("image"))):
+        return config
+    return {**config, "runtime": kept}
 
 
 def refuse_secrets(min_version: int | None) -> None:
