@@ -164,7 +164,10 @@ class Supervisor:
         return sock
 
     async def call_once(self, op: str, **fields: Any) -> Any:
-        """Ask what may have effects that must not be repeated. Raises `SupervisorLost` when it dies in the middle."""
+        """Ask what may have effects that must not be repeated. Raises `SupervisorLost` when it dies in the middle, or
+        this was closed meanwhile."""
+        if self._closed:
+            raise SupervisorLost()
         return await (await self._connected()).call(op, **fields)
 
     async def logs(self, machine: str, *, tail: int, follow: bool) -> AsyncIterator[LogLine]:

@@ -149,26 +149,42 @@ class ContainerDriver(SupervisedDriver):
 
     async def _make_and_go(self, spec: InstanceSpec, fields: Mapping[str, Any]) -> Instance:
         made = await self.supervisor.call_once("make", **fields)
-        if "instance" in made:
-            return msgspec.convert(made["instance"], Instance)
+        if "instance" in made:  # let go before its supervisor was lost
+            instance = msgspec.convert(made["instance"], Instance)
+            if instance.exit is None and instance.pid:
+                await self._attach(spec, instance.pid)
+            return instance
         try:
-            if self._network and spec.network:
-                await self._network.attach_namespace(wanted(spec.machine, spec.network), made["pid"])
+            await self._attach(spec, made["pid"])
             return msgspec.convert(await self.supervisor.call_once("go", key=spec.key), Instance)
         except BaseException as error:
-            await asyncio.shield(self._give_up(spec))
+            was_there = await asyncio.shield(self._give_up(spec))
             if isinstance(error, NetworkError):
+                if not was_there:  # that is why
+                    raise SupervisorLost() from error
                 raise StartFailed(f"the machine's network: {error}") from error
             raise
 
-    async def _give_up(self, spec: InstanceSpec) -> None:
-        with suppress(UnknownInstance, SupervisorLost):  # it is gone already, or goes with its supervisor
+    async def _attach(self, spec: InstanceSpec, pid: int) -> None:
+        if self._network and spec.network:
+            await self._network.attach_namespace(wanted(spec.machine, spec.network), pid)
+
+    async def _give_up(self, spec: InstanceSpec) -> bool:
+        """Remove what was made. False when it was gone already, perhaps with its supervisor."""
+        was_there = False
+        with suppress(UnknownInstance, SupervisorLost):
             await self.supervisor.call_once("unmake", key=spec.key)
+            was_there = True
         if self._network and spec.network:
             await self._network.detach(spec.machine)
+        return was_there
 
     def _order(self, spec: InstanceSpec, image: Image, host: Host, runtime: Runtime) -> dict[str, Any]:
         """What the supervisor is asked to make."""
+        if spec.root.size_mib and os.geteuid() != 0:
+            raise StartFailed(
+                "rootfs.size_gb: only a worker that runs as root can bound the size of a root file system"
+            )
         layers = self._images.layers(image)
         ids = ids_of(spec.machine) if runtime.ids else None
         files = self._files(spec)
