@@ -67,7 +67,7 @@ class Shelving:
         if self._api:
             await self._api.close()
         if self._peers:
-            for _ in range(TIMES):
-                self._images.fetchers.remove(self._peers)
-            self._images.namers.remove(self._peers.resolve)
+            images, peers = self._images, self._peers
+            images.fetchers[:] = [fetcher for fetcher in images.fetchers if fetcher is not peers]
+            images.namers[:] = [namer for namer in images.namers if namer != peers.resolve]
             await self._peers.close()
