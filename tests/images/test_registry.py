@@ -11,11 +11,13 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx2
 import pytest
 from tests.kit.images import have, opened, settings
 from tests.kit.oci import Made, directory, file, image, index, layer, opaque, tree_of, whiteout
 from tests.kit.registry import (
     HTPASSWD,
+    IDENTITY,
     PASSWORD,
     USER,
     DockerRegistry,
@@ -31,10 +33,11 @@ from tests.kit.registry import (
     replace,
     shorten,
     status,
+    write_tls,
 )
 
 from hawker.errors import ImageError, ImageNotFound, Unreachable
-from hawker.images.http import endpoint
+from hawker.images.http import check_leads, endpoint
 from hawker.images.progress import Progress
 from hawker.images.service import Images
 from hawker.images.settings import RegistrySettings
@@ -225,6 +228,25 @@ async def test_a_token_that_has_expired_for_the_registry_is_asked_for_anew(tmp_p
             registry.stop()
 
 
+async def test_an_identity_token_is_exchanged_for_others(tmp_path: Path) -> None:
+    async with TokenServer(tmp_path) as tokens:
+        registry = DockerRegistry(tmp_path / "registry", tokens.auth)
+        registry.start()
+        try:
+            made = image([layer([file("a", b"1")])])
+            pushed = {"Authorization": f"Bearer {tokens.token(['repository:app:pull,push'])}"}
+            reference = await put(registry.host, "app:1", made, pushed)
+            async with opened(tmp_path / "one", registries={registry.host: RegistrySettings(token=IDENTITY)}) as images:
+                assert (await images.ensure(reference)).digest == made.digest
+            assert tokens.granted == 1
+            wrong = {registry.host: RegistrySettings(token="somebody else")}
+            async with opened(tmp_path / "two", registries=wrong) as images:
+                with pytest.raises(ImageError, match="which refuses one"):
+                    await images.ensure(reference)
+        finally:
+            registry.stop()
+
+
 async def test_a_password_is_given_to_who_asks_for_it_and_docker_s_file_may_have_it(tmp_path: Path) -> None:
     (tmp_path / "htpasswd").write_text(HTPASSWD)
     auth = {"htpasswd": {"realm": "here", "path": str(tmp_path / "htpasswd")}}
@@ -299,6 +321,49 @@ async def test_a_registry_that_must_use_tls_and_does_not_is_not_asked_in_the_cle
         with pytest.raises(Unreachable):
             await strict.ensure(reference)
     assert front.requests == []
+
+
+async def test_tls_is_trusted_when_its_authority_is(tmp_path: Path) -> None:
+    tls = write_tls(tmp_path)
+    registry = DockerRegistry(tmp_path / "registry", tls=tls)
+    registry.start()
+    try:
+        made = image([layer([file("a", b"1")])])
+        reference = await put(registry.host, "app:1", made, ca=tls["certificate"])
+        strict = {registry.host: RegistrySettings(insecure=False)}
+        async with opened(tmp_path / "one", registries=strict, attempts=1) as images:
+            with pytest.raises(Unreachable, match="certificate verify failed"):
+                await images.ensure(reference)
+        trusted = {registry.host: RegistrySettings(insecure=False, ca=tls["certificate"])}
+        async with opened(tmp_path / "two", registries=trusted) as images:
+            assert (await images.ensure(reference)).digest == made.digest
+    finally:
+        registry.stop()
+
+
+@pytest.mark.parametrize(
+    ("leads", "problem"),
+    [
+        ("https://storage.example/x", ""),
+        ("https://registry.example/v2/x", ""),
+        ("http://allowed.example/x", ""),
+        ("http://storage.example/x", "by plain HTTP"),
+        ("http://registry.example/x", "by plain HTTP"),
+        ("http://127.0.0.1:4281/v1/apps", "this host's own 127.0.0.1:4281"),
+        ("https://localhost/x", "this host's own localhost"),
+        ("http://[::1]:80/x", "this host's own"),
+        ("ftp://storage.example/x", "leads to ftp://"),
+        ("//", "leads to no://"),
+    ],
+)
+def test_where_a_registry_may_send_us(leads: str, problem: str) -> None:
+    given = settings(registries={"allowed.example": RegistrySettings(insecure=True)})
+    to = endpoint(given, "registry.example")
+    if not problem:
+        assert check_leads(given, "x", to, httpx2.URL(leads)) == httpx2.URL(leads)
+        return
+    with pytest.raises(ImageError, match=problem):
+        check_leads(given, "x", to, httpx2.URL(leads))
 
 
 async def test_no_redirect_leads_to_plain_http_or_to_another_scheme(front: Front, images: Images) -> None:

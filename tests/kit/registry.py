@@ -16,9 +16,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import datetime
+import ipaddress
 import json
 import shutil
 import socket
+import ssl
 import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -36,6 +38,8 @@ from tests.kit.oci import Made
 from tests.kit.waiting import wait_until
 
 USER, PASSWORD = "reader", "open sesame"
+IDENTITY = "who-i-am"
+"""An identity token that the token server takes in place of both."""
 HTPASSWD = "reader:$2y$05$abcdefghijklmnopqrstuupx2xBUC4954936wVIjyyPHmUBFu0wCW\n"
 """The same, as bcrypt has it."""
 SERVICE, ISSUER = "registry.test", "tokens.test"
@@ -49,12 +53,15 @@ def free_port() -> int:
 
 
 class DockerRegistry:
-    """Debian's docker-registry. `auth`: as its configuration has it, JSON being YAML."""
+    """Debian's docker-registry. `auth` and `tls`: as its configuration has them, JSON being YAML."""
 
-    def __init__(self, directory: Path, auth: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, directory: Path, auth: Mapping[str, object] | None = None, tls: Mapping[str, str] | None = None
+    ) -> None:
         self.port = free_port()
         self._directory = directory
         self._auth = auth
+        self._tls = tls
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -69,7 +76,7 @@ class DockerRegistry:
         config = {
             "version": "0.1",
             "storage": {"filesystem": {"rootdirectory": str(self._directory / "storage")}},
-            "http": {"addr": self.host},
+            "http": {"addr": self.host, **({"tls": self._tls} if self._tls else {})},
             "log": {"level": "error", "accesslog": {"disabled": True}},
             **({"auth": self._auth} if self._auth else {}),
         }
@@ -103,12 +110,13 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DockerRegistr
     found.stop()
 
 
-async def put(host: str, name: str, made: Made, headers: Mapping[str, str] | None = None) -> str:
-    """Push an image to `http://host` as `repository:tag`. Returns its reference."""
+async def put(host: str, name: str, made: Made, headers: Mapping[str, str] | None = None, ca: str | None = None) -> str:
+    """Push an image to `http://host` as `repository:tag`; with `ca`, a file, to `https://host`. Returns its
+    reference."""
     repository, _, tag = name.partition(":")
-    async with httpx2.AsyncClient(
-        base_url=f"http://{host}/v2/{repository}/", headers=headers, trust_env=False
-    ) as client:
+    base = f"{'https' if ca else 'http'}://{host}/v2/{repository}/"
+    verify = ssl.create_default_context(cafile=ca) if ca else True
+    async with httpx2.AsyncClient(base_url=base, headers=headers, trust_env=False, verify=verify) as client:
         for digest, data in made.blobs.items():
             begun = await client.post("blobs/uploads/")
             assert begun.status_code == 202, begun.text
@@ -129,7 +137,39 @@ async def _put_manifest(client: httpx2.AsyncClient, name: str, media_type: str, 
     assert done.status_code == 201, done.text
 
 
-# Tokens
+# Certificates and tokens
+
+
+def certificate(name: str) -> tuple[rsa.RSAPrivateKey, x509.Certificate]:
+    """A key and what vouches for it: itself. Good for 127.0.0.1, for a day."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    return key, made
+
+
+def write_tls(directory: Path) -> dict[str, str]:
+    """A certificate and its key in files, as `DockerRegistry` takes them: `certificate` and `key`."""
+    key, made = certificate("registry.test")
+    files = {"certificate": directory / "tls.pem", "key": directory / "tls.key"}
+    files["certificate"].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    plain = serialization.NoEncryption()
+    form = serialization.PrivateFormat.PKCS8
+    files["key"].write_bytes(key.private_bytes(serialization.Encoding.PEM, form, plain))
+    return {name: str(path) for name, path in files.items()}
 
 
 class TokenServer:
@@ -141,19 +181,7 @@ class TokenServer:
         self.granted = 0
         self.lasts_s = lasts_s
         self.port = free_port()
-        self._key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, ISSUER)])
-        now = datetime.datetime.now(datetime.UTC)
-        self._certificate = (
-            x509.CertificateBuilder()
-            .subject_name(name)
-            .issuer_name(name)
-            .public_key(self._key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
-            .sign(self._key, hashes.SHA256())
-        )
+        self._key, self._certificate = certificate(ISSUER)
         self._bundle = directory / "tokens.pem"
         directory.mkdir(parents=True, exist_ok=True)
         self._bundle.write_bytes(self._certificate.public_bytes(serialization.Encoding.PEM))
@@ -198,7 +226,11 @@ class TokenServer:
             query = parse_qs(urlsplit(request.target).query)
             self.asked.append(query)
             wanted = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
-            if request.headers.get("authorization") == wanted:
+            form = parse_qs(request.body.decode())
+            known = request.headers.get("authorization") == wanted
+            if form.get("refresh_token") == [IDENTITY] and form.get("grant_type") == ["refresh_token"]:
+                known, query = True, {**form, "scope": form["scope"][0].split(" ")}
+            if known:
                 self.granted += 1
                 body = json.dumps({"token": self.token(query.get("scope", [])), "expires_in": self.lasts_s}).encode()
                 writer.write(answer(200, body, {"Content-Type": "application/json"}))

@@ -65,6 +65,7 @@ class Collecting:
     async def collect(self, room: int = 0) -> Collected:
         """Down to the lower limit if the upper one is passed; besides, free at least `room` bytes if that can be."""
         async with self._lock:
+            self._names.flush()
             before = self.total
             await self._orphans(ORPHANS_MS)
             least = self._settings.keep_mib_least * MIB if self.is_over() else before

@@ -71,4 +71,6 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # taken note of: nobody is told any more
         raise

@@ -29,7 +29,7 @@ from hawker.images.settings import ImageSettings
 
 REDIRECTS_MAX = 5
 AFTER_S_MAX = 60.0
-"""A registry that asks for more patience (`Retry-After`) is not waited for."""
+"""A registry that asks for more patience (`Retry-After`) is asked again after this."""
 _SAID_BYTES_MAX = 4096
 _TOKEN_BYTES_MAX = 1 << 20
 _CLIENT_ID = "hawker"
@@ -87,6 +87,22 @@ def _host_of(url: httpx2.URL) -> str:
 
 def _origin(url: httpx2.URL) -> str:
     return f"{url.scheme}://{_host_of(url)}"
+
+
+def check_leads(settings: ImageSettings, image: str, to: Endpoint, url: httpx2.URL) -> httpx2.URL:
+    """Where a registry may send us, for a blob or a token. Raises `ImageError`."""
+    local = is_loopback(url.host)
+    if url.scheme not in ("http", "https"):
+        raise ImageError(image, f"{to.host} leads to {url.scheme or 'no'}://, which is not followed")
+    if local and not is_loopback(httpx2.URL(to.origin).host):
+        raise ImageError(image, f"{to.host} leads to this host's own {_host_of(url)}, which is not followed")
+    if url.scheme == "http" and not local and not settings.registry(_host_of(url)).insecure:
+        raise ImageError(
+            image,
+            f"{to.host} leads to {_host_of(url)} by plain HTTP, which is not followed",
+            hint=f'to allow it, set insecure = true in [images.registries."{_host_of(url)}"]',
+        )
+    return url
 
 
 class Exchange:
@@ -182,7 +198,7 @@ class Exchange:
         content: bytes | Content | None,
     ) -> httpx2.Response:
         home = httpx2.URL(to.origin)
-        url = self._checked(image, to, home.join(path))
+        url = check_leads(self._settings, image, to, home.join(path))
         for _ in range(REDIRECTS_MAX + 1):
             more = {"Authorization": authorization} if authorization and _origin(url) == to.origin else {}
             body = content() if callable(content) else content
@@ -192,24 +208,8 @@ class Exchange:
             if response.status_code not in (301, 302, 303, 307, 308) or not location or method not in ("GET", "HEAD"):
                 return response
             await response.aclose()
-            url = self._checked(image, to, url.join(location))
+            url = check_leads(self._settings, image, to, url.join(location))
         raise ImageError(image, f"{to.host} redirects more than {REDIRECTS_MAX} times")
-
-    def _checked(self, image: str, to: Endpoint, url: httpx2.URL) -> httpx2.URL:
-        """Where a registry may send us."""
-        home = httpx2.URL(to.origin)
-        local = is_loopback(url.host)
-        if url.scheme not in ("http", "https"):
-            raise ImageError(image, f"{to.host} leads to {url.scheme or 'no'}://, which is not followed")
-        if local and not is_loopback(home.host):
-            raise ImageError(image, f"{to.host} leads to this host's own {_host_of(url)}, which is not followed")
-        if url.scheme == "http" and not local and not self._settings.registry(_host_of(url)).insecure:
-            raise ImageError(
-                image,
-                f"{to.host} leads to {_host_of(url)} by plain HTTP, which is not followed",
-                hint=f'to allow it, set insecure = true in [images.registries."{_host_of(url)}"]',
-            )
-        return url
 
     async def _grant(self, image: str, to: Endpoint, scope: str, header: str, tried: str | None) -> str:
         """An `Authorization` for this scope. Asked for once, however many need it."""
@@ -234,7 +234,7 @@ class Exchange:
     async def _token(
         self, image: str, to: Endpoint, scope: str, given: Mapping[str, str], credentials: Credentials
     ) -> tuple[str, float]:
-        realm = self._checked(image, to, httpx2.URL(to.origin).join(given.get("realm", "")))
+        realm = check_leads(self._settings, image, to, httpx2.URL(to.origin).join(given.get("realm", "")))
         client = self._opened()
         asked = [("service", given["service"])] if given.get("service") else []
         if credentials.token:

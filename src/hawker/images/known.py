@@ -18,8 +18,6 @@ from hawker.model.values import is_digest
 from hawker.telemetry import get_logger
 
 _logger = get_logger()
-_USED_MS = 10 * 60 * 1000
-"""A use is written down when the last one noted is older: a kill may forget so much of it."""
 
 
 class Record(msgspec.Struct):
@@ -137,13 +135,17 @@ class Names:
         return known
 
     def used(self, digest: str, now_ms: int) -> None:
+        """Noted; written down by `flush`, so that a kill forgets a little of it and asking costs nothing."""
         known = self._known.get(digest)
-        if known is None:
-            return
-        known.record.used_ms = max(known.record.used_ms, now_ms)
-        if known.record.used_ms - known.written_ms > _USED_MS:
-            known.written_ms = known.record.used_ms
-            self._write(digest, known.record)
+        if known is not None:
+            known.record.used_ms = max(known.record.used_ms, now_ms)
+
+    def flush(self) -> None:
+        """Write down when images were used. Blocks on the disk. Raises `StoreError`."""
+        for digest, known in list(self._known.items()):
+            if known.record.used_ms != known.written_ms:
+                known.written_ms = known.record.used_ms
+                self._write(digest, known.record)
 
     def drop(self, digest: str) -> None:
         known = self._known.pop(digest, None)

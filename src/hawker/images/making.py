@@ -46,16 +46,18 @@ class Making:
         """As `Images.add`; without a name the image goes by its digest."""
         digest = digest_of(manifest)
         watched = names[0] if names else digest
+        trees: list[str] = []
         try:
             with self._obtaining.wanting([*blobs, digest]):
                 for each, data in blobs.items():
                     await self._put(watched, each, data)
                 known = await self._obtaining.resolve(None, await self._blobs.put(manifest))
+                trees = known.chain
                 with self._obtaining.wanting(known.blobs, known.chain):
                     await self._obtaining.complete(None, known, watched)
                     await self._keep(known, [name for name in names if not is_digest(name)])
         except HawkerError:
-            await self._collecting.clean_up([*blobs, digest])
+            await self._collecting.clean_up([*blobs, digest], trees)
             raise
         return known.image
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from hawker.errors import Conflict, HawkerError, ImageError, ImageNotFound
+from hawker.errors import Conflict, HawkerError, ImageError, ImageNotFound, StoreError
 from hawker.host import Host
 from hawker.images.base import Missing
 from hawker.images.blobs import Blobs
@@ -142,6 +142,8 @@ class Images:
             await asyncio.wait(self._background)
         await self._flights.close()
         await self._obtaining.close()
+        with suppress(StoreError):  # of when images were used: the next start knows a little less
+            self._names.flush()
 
     # What drivers ask
 
@@ -164,7 +166,7 @@ class Images:
         return [self._trees.path(chain_id) for chain_id in reversed(chain)]
 
     def missing(self, reference: str) -> Missing:
-        known = self._known(reference) or self._described.get(_name_of(reference))
+        known = self._known(reference) or self._described.get(key_of(ImageRef(reference)))
         if known is None:
             return Missing(known=False)
         lacking = self._obtaining.lacking(known)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 
 from hawker.errors import HawkerError, ImageError, StoreError, Unreachable
 from hawker.images.blobs import PIECE_BYTES, Blobs, CorruptBlob, Partial
@@ -26,6 +26,8 @@ which is so for manifests. What it raises is taken for "no"."""
 
 PROGRESS_BYTES = 64 << 10
 """A source must bring so much, or the rest, within a read time-out: trickling is no progress."""
+SMALL_BYTES = 256 << 10
+"""Such a blob does not wait for its turn: a configuration is asked for before anything else can be."""
 _CORRUPT_MAX = 2
 _PATIENCE_PEER_S = 10.0
 
@@ -94,7 +96,7 @@ class Transfers:
 
         Raises `ImageError`, `Unreachable`, `DiskFull`, `StoreError`. Bytes that came are kept when more may come later.
         """
-        async with self._gate:
+        async with self._gate if blob.size > SMALL_BYTES else nullcontext():
             partial = await self._blobs.begin(blob.digest)
             self.rate.begin(self._now_s())
             try:

@@ -108,10 +108,13 @@ class Trees:
 
     async def add(self, chain_id: str, tree: Path, unpacked: Unpacked, lowers: Sequence[str]) -> None:
         """Join a tree with those below it, the topmost first, and keep it. Raises `LayerRefused`, `StoreError`."""
+        await to_its_end(self._add(chain_id, tree, unpacked, lowers))
+
+    async def _add(self, chain_id: str, tree: Path, unpacked: Unpacked, lowers: Sequence[str]) -> None:
         final = self.path(chain_id)
         about = _About(unpacked.bytes, unpacked.left_out, unpacked.collapsed)
         try:
-            await to_its_end(settle(tree, unpacked, [self.path(lower) for lower in lowers]))
+            await settle(tree, unpacked, [self.path(lower) for lower in lowers])
             await asyncio.to_thread(write_durably, final.with_name(final.name + ".json"), msgspec.json.encode(about))
             os.rename(tree, final)
             self._sizes[chain_id] = unpacked.bytes
