@@ -77,6 +77,7 @@ class Demo:
         self._catalog()
         self._refuse()
         self._measure()
+        self._isolate()
         self._kill_a_daemon(servers)
         self._print_times()
 
@@ -141,6 +142,50 @@ class Demo:
         self._time("order to durable place", statistics.median(placed), f"median of {ORDERS_TIMED}")
         self._time("order to running program", statistics.median(running), f"median of {ORDERS_TIMED}")
         self._time("refusal of the impossible", statistics.median(refused), f"median of {ORDERS_TIMED}")
+
+    def _isolate(self) -> None:
+        """The same app as a container and as a microVM, from an image that is made here: where the host can."""
+        found = json.loads(self._output("doctor", "--json"))
+        works = {f["what"].removeprefix("driver "): f for f in found if f["what"].startswith("driver ")}
+        lacks = {name: works[name]["remedy"] for name in ("container", "microvm") if works[name]["state"] == "missing"}
+        busybox = shutil.which("busybox")
+        if "container" in lacks or busybox is None:
+            print(f"\n  no containers here: {lacks.get('container') or 'the demonstration packs busybox, not there'}")
+            return
+        self._say("An image made of a directory, and a container of it: its own files, processes, network, limits")
+        root = self._home / "site"
+        (root / "bin").mkdir(parents=True)
+        shutil.copy(busybox, root / "bin" / "busybox")
+        for applet in ("sh", "httpd", "ps", "hostname"):
+            (root / "bin" / applet).symlink_to("busybox")
+        (root / "www").mkdir()
+        (root / "www" / "index.html").write_text("hello\n")
+        serve = [f"--cmd={word}" for word in ("httpd", "-f", "-p", "8080", "-h", "/www")]
+        self._hawker("image", "build-from", "--region", "mad", str(root), "site:1", *serve)
+        for runtime in ("container", "microvm"):
+            if why := lacks.get(runtime):
+                print(f"  no {runtime} here: {why}\n")
+                continue
+            name = f"site-{runtime}"
+            order = ("--region", "mad", "--runtime", runtime, "--port", "8080", "--name", name)
+            began = time.perf_counter()
+            self._hawker("machine", "run", "--app", "hello", *order, "site:1")
+            _, machines, _ = self._api.call("GET", "/apps/hello/machines?region=mad")
+            (machine,) = [m for m in machines if m["name"] == name]
+            (port,) = machine["hawker"]["ports"]
+            url = f"http://127.0.0.1:{port['host_port']}/"
+            until(lambda url=url: fetch(url) == 200, 60, f"the {runtime} answers")  # type: ignore[misc]
+            self._time(
+                f"ordered, then {runtime} answers", (time.perf_counter() - began) * 1000, "with the command line"
+            )
+            print(f"  GET {url} -> 200\n")
+            self._hawker("machine", "exec", machine["id"], "--", "ps")
+            self._hawker("machine", "destroy", "--force", machine["id"])
+
+    def _output(self, *arguments: str) -> str:
+        environ = {**os.environ, "HAWKER_HOME": str(self._home)}
+        argv = [sys.executable, "-m", "hawker", *arguments]
+        return subprocess.run(argv, env=environ, timeout=60, stdout=subprocess.PIPE, text=True).stdout
 
     def _kill_a_daemon(self, servers: dict[str, Any]) -> None:
         self._say("kill -9 of the worker daemons of ord in the middle of creates: they pick up where they left off")

@@ -6,6 +6,8 @@
 #   make_venv dev      the same, and the tools of the dependency group "dev" in pyproject.toml
 #   can_apt            whether packages may be installed: as root, where there is apt, and unless apt=no is set
 #   apt_install PKG... installs Debian packages
+#   have PROGRAM       whether it is there
+#   container_packages the Debian packages that containers still lack here, a line each, with its reason
 #   unpack_guest_kernel  has a kernel for the guests of microVMs, in $HAWKER_GUEST_KERNEL or /var/lib/hawker/guest
 #
 # An environment is reused until a file that decides its contents changes: its stamp holds their checksum.
@@ -30,6 +32,15 @@ apt_install() {
     # A freshly booted server may hold apt's lock for its own updates: wait for it.
     DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o DPkg::Lock::Timeout=120 -o Dpkg::Use-Pty=0 \
         install --no-install-recommends "$@" >/dev/null
+}
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+container_packages() {
+    have crun || echo crun
+    have cc || echo gcc libc6-dev       # the program that is process 1 in machines is compiled on first use
+    have busybox || echo busybox-static # what the images made here hold
+    have nft || echo nftables           # brings libnftables, which filters machines' traffic
 }
 
 # Debian's kernel for virtual machines. It is only unpacked: installed, it would become a kernel of this machine, with an
