@@ -61,7 +61,7 @@ class Templates:
         shutil.rmtree(making, ignore_errors=True)
         making.mkdir(mode=0o700)
         try:
-            card = f"hkt{name[-10:]}" if vm.tap else ""
+            card = f"hv-{name[-10:]}" if vm.tap else ""
             empty = replace(vm, image="", disk="", tap=card, incoming=False, output=False)
             await run(replace(empty, memory=Memory(file=str(making / MEMORY), shared=True)), making)
             agent = await Agent.connect(making / "agent")
