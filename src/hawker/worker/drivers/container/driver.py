@@ -199,6 +199,7 @@ class ContainerDriver(SupervisedDriver):
             "key": spec.key,
             "machine": spec.machine,
             "runtime": runtime.path,
+            "init": host.init,
             "config": msgspec.json.encode(config).decode(),
             "layers": [str(path) for path in layers],
             "root": {"persist": spec.root.persist, "size_mib": spec.root.size_mib},
@@ -230,7 +231,7 @@ class ContainerDriver(SupervisedDriver):
     ) -> dict[str, Any]:
         place = Place(
             rootfs=f"{PLACE}/rootfs",
-            init=host.init,
+            init=f"{PLACE}/init" if ids else host.init,
             cgroup=GROUP,
             files={path: f"{PLACE}/files/{number}" for number, path in enumerate(files)},
             mounts={mount.source: f"{PLACE}/mount-{number}" for number, mount in enumerate(spec.mounts)},
