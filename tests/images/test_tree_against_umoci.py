@@ -177,8 +177,9 @@ async def test_a_layer_above_another_is_what_umoci_makes_of_both(tmp_path: Path,
     await check([BASE, ABOVE[what]], tmp_path)
 
 
+@pytest.mark.slow
 async def test_many_layers_that_undo_each_other_are_what_umoci_makes_of_them(tmp_path: Path) -> None:
-    await check([BASE] + [each for entries in ABOVE.values() for each in (entries, BASE)], tmp_path)
+    await check([BASE] + [each for entries in list(ABOVE.values())[::3] for each in (entries, BASE)], tmp_path)
 
 
 NAMES = st.sampled_from(["a", "b", "c", "ü"])
@@ -250,7 +251,7 @@ def _says(name: str, link: str) -> bool:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(layers=st.lists(some_layer(), min_size=1, max_size=4))
 def test_any_image_is_what_umoci_makes_of_it(layers: list[list[Entry]]) -> None:
     assume(not goes_by_order(layers))

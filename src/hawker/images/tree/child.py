@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any
 
 from hawker.images.tree import confine, settling
 from hawker.images.tree.extract import Extraction
 from hawker.images.tree.headers import entries
 from hawker.images.tree.refused import LayerRefused
 from hawker.images.tree.streams import Limits, TarStream
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def main() -> None:
@@ -48,8 +51,8 @@ def _do(request: dict[str, Any]) -> dict[str, Any] | None:
 
 def _unpack(request: dict[str, Any]) -> dict[str, Any]:
     limits = request["limits"]
-    import zstandard  # noqa: F401  # there is no importing behind the new root
-
+    if request["zstd"]:
+        import zstandard  # noqa: F401  # there is no importing behind the new root
     several = True
     if os.geteuid() != 0:
         several = confine.enter_user_namespace()

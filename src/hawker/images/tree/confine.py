@@ -13,10 +13,7 @@ import ctypes
 import os
 import resource
 import select
-import shutil
-import signal
 import struct
-import subprocess
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = (
     *(0x0002_0000, 0x0400_0000, 0x0800_0000),
@@ -24,6 +21,7 @@ CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWN
 )
 NAMESPACES = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET
 MS_REC, MS_PRIVATE = 0x4000, 0x4_0000
+SIGKILL = 9
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 24, 38
 CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_FSETID, CAP_MKNOD, CAP_SETFCAP = 0, 1, 3, 4, 27, 31
 KEPT = (CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_FSETID, CAP_MKNOD, CAP_SETFCAP)
@@ -34,7 +32,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def die_with(parent: int) -> None:
     """End when the parent ends."""
-    _call(_libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
+    _call(_libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0))
     if os.getppid() != parent:
         os._exit(1)
 
@@ -73,7 +71,7 @@ def enter_namespaces() -> None:
         os.close(alive)
         _pass_on(pid)
     os.close(held)
-    _call(_libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
+    _call(_libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0))
     if select.select([alive], [], [], 0)[0]:  # readable: the other end is closed, so the parent ended before
         os._exit(1)
     os.close(alive)
@@ -113,6 +111,9 @@ def write_back(directory: str) -> None:
 def _map_users(pid: int, uid: int, gid: int) -> bool:
     """Map root to us and the other users to ours in /etc/subuid and /etc/subgid. They are the system's to give, so its
     tools must be asked."""
+    import shutil
+    import subprocess
+
     for tool, file, own in (("newuidmap", "/etc/subuid", uid), ("newgidmap", "/etc/subgid", gid)):
         path, ranges = shutil.which(tool), _sub_ids(file, uid)
         if path is None or not ranges:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import stat
 from collections.abc import Iterable, Sequence
 
@@ -281,6 +280,8 @@ def remove(tree: str) -> None:
         if not stat.S_ISDIR(os.lstat(tree).st_mode):
             os.unlink(tree)
         elif os.geteuid() == 0:
+            import shutil  # not for those who only unpack
+
             shutil.rmtree(tree)
 
 

@@ -26,12 +26,13 @@ from typing import Any
 import msgspec
 
 from hawker.errors import DiskFull
-from hawker.images.tree import settling
+from hawker.images.tree import settling, streams
 from hawker.images.tree.values import LayerRefused, TreeLimits, Unpacked
 
 __all__ = ["LayerRefused", "TreeLimits", "Unpacked", "remove", "settle", "sweep", "unpack"]
 
 UNFINISHED = ".unfinished-"
+_PACKAGES = str(Path(__file__).parents[3])
 _numbers = count()
 
 
@@ -55,8 +56,8 @@ async def unpack(blob: Path, media_type: str, diff_id: str, into: Path, *, limit
             "diff_id": diff_id,
             "limits": msgspec.to_builtins(limits),
         }
-        with blob.open("rb") as opened:
-            done = await _ask(request, opened.fileno())
+        with blob.open("rb", 0) as opened:
+            done = await _ask({**request, "zstd": _may_be_zstd(opened.fileno())}, opened.fileno())
         await asyncio.to_thread(_put_in_place, made, into)
     except BaseException:
         await asyncio.shield(remove(made))
@@ -101,7 +102,11 @@ async def sweep(directory: Path) -> None:
 async def _ask(request: dict[str, Any], blob: int | None, more: bytes = b"") -> Any:
     """Have a child do it. Nothing of it runs any more when this returns or raises."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "hawker.images.tree.child", json.dumps({**request, "parent": os.getpid()})),
+        *(sys.executable, "-S", "-m", "hawker.images.tree.child", json.dumps({**request, "parent": os.getpid()})),
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([_PACKAGES, *sys.path]),
+        },  # `-S`: looking for packages takes its time
         stdin=asyncio.subprocess.PIPE if blob is None else blob,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -142,6 +147,14 @@ def _put_in_place(made: Path, into: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _may_be_zstd(blob: int) -> bool:
+    """Known before it starts, the process can spare itself the reading of a library."""
+    try:
+        return not os.pread(blob, 2, 0).startswith(streams.GZIP)
+    except OSError:
+        return True  # no file that can be read twice
 
 
 def _absolute(path: Path) -> str:
