@@ -35,6 +35,7 @@ from tests.kit.registry import (
     status,
     write_tls,
 )
+from tests.kit.waiting import until
 
 from hawker.errors import ImageError, ImageNotFound, Unreachable
 from hawker.images.http import check_leads, endpoint
@@ -562,6 +563,18 @@ async def test_mirrors_are_asked_first_and_the_registry_for_what_they_do_not_hav
         assert len(origin.asked("manifests/")) == 1
 
 
+async def test_a_mirror_that_is_down_is_left_alone_for_a_while(registry: DockerRegistry, tmp_path: Path) -> None:
+    made = plain_image()
+    async with Front(registry.port) as mirror:
+        reference = await put(registry.host, "downed:1", made)
+        mirror.spoil("/v2/", status(503))
+        said = {registry.host: RegistrySettings(mirrors=(mirror.host,))}
+        async with opened(tmp_path / "images", registries=said) as images:
+            assert (await images.ensure(reference)).digest == made.digest
+            assert (await images.pull(reference)).digest == made.digest
+        assert len(mirror.requests) == 2  # tried once more, then no more: neither for blobs nor for the next manifest
+
+
 # Sending
 
 
@@ -636,14 +649,36 @@ async def test_twenty_who_ask_cause_one_transfer_of_each_blob(front: Front, imag
     assert len(front.asked("manifests/")) == 2
 
 
+async def test_three_layers_travel_at_once_and_none_waits_for_another(front: Front, images: Images) -> None:
+    made = image([layer([file(f"noise{n}", NOISE[n:])], "") for n in range(5)])
+    reference = await put(front.host, "parallel:1", made)
+    gates = {one.digest: asyncio.Event() for one in made.layers}
+    for digest, gate in gates.items():
+        front.spoil(digest, hold(gate, after=1000), times=1)
+    fetching = asyncio.ensure_future(images.ensure(reference))
+
+    def travelling() -> list[str]:
+        return [digest for digest in gates if front.asked(digest)]
+
+    digests = list(gates)
+    await until(lambda: len(travelling()) == 3)
+    assert travelling() == digests[:3]
+    gates[digests[1]].set()  # the second is here first: the fourth takes its turn
+    await until(lambda: len(travelling()) == 4)
+    assert travelling() == digests[:4]
+    for gate in gates.values():
+        gate.set()
+    kept = await fetching
+    assert [tree_of(tree).keys() for tree in images.layers(kept)] == [{f"noise{n}": 1}.keys() for n in range(4, -1, -1)]
+
+
 async def test_a_caller_who_leaves_does_not_take_the_others_transfer_along(front: Front, images: Images) -> None:
     made = plain_image()
     reference = await put(front.host, "leaver:1", made)
     gate = asyncio.Event()
     front.spoil(made.layers[0].digest, hold(gate, after=1000), times=1)
     leaver, stayer = (asyncio.ensure_future(images.ensure(reference)) for _ in range(2))
-    while not front.asked(made.layers[0].digest):
-        await asyncio.wait([leaver], timeout=0.01)
+    await until(lambda: bool(front.asked(made.layers[0].digest)))
     leaver.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leaver
@@ -661,8 +696,7 @@ async def test_when_the_last_caller_leaves_the_transfer_stops_and_can_be_gone_on
     gate = asyncio.Event()
     front.spoil(digest, hold(gate, after=200_000), times=1)
     leaver = asyncio.ensure_future(images.ensure(reference))
-    while not front.asked(digest):
-        await asyncio.wait([leaver], timeout=0.01)
+    await until(lambda: bool(front.asked(digest)))
     leaver.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leaver

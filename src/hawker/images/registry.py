@@ -24,15 +24,18 @@ from hawker.images.manifest import ACCEPT, MANIFEST_BYTES_MAX, check_digest, dig
 from hawker.images.settings import ImageSettings
 from hawker.model.image import Descriptor
 from hawker.model.values import ImageRef
+from hawker.telemetry import get_logger
 
 BACKOFF_S_MAX = 15.0
 MIRROR_ATTEMPTS = 2
 """The registry behind it can be asked, so a mirror gets less patience."""
+MIRROR_DOWN_S = 60.0
 MANIFEST_S = 60.0
 ANSWER_S = 120.0
 """For a registry to check a blob that it was sent."""
 
 T = TypeVar("T")
+_logger = get_logger()
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -84,14 +87,23 @@ class Registries:
         self._settings = settings
         self._host = host
         self._exchange = Exchange(settings, host)
+        self._down: dict[str, float] = {}  # until when, by origin
 
     async def close(self) -> None:
         await self._exchange.close()
 
     def endpoints(self, ref: ImageRef) -> list[Endpoint]:
-        """Where an image may be had, in the order to ask. The registry itself is the last."""
-        hosts = [*self._settings.registry(ref.registry).mirrors, ref.registry]
-        return [endpoint(self._settings, host) for host in hosts]
+        """Where an image may be had, in the order to ask: mirrors that are not known to be down, then the registry."""
+        mirrors = [endpoint(self._settings, host) for host in self._settings.registry(ref.registry).mirrors]
+        now_s = asyncio.get_running_loop().time()
+        up = [mirror for mirror in mirrors if self._down.get(mirror.origin, 0.0) <= now_s]
+        return [*up, endpoint(self._settings, ref.registry)]
+
+    def passed_over(self, mirror: Endpoint, error: HawkerError) -> None:
+        """It was of no use. One that cannot be reached is not asked again for a while: every blob would wait for it."""
+        if isinstance(error, Unreachable):
+            self._down[mirror.origin] = asyncio.get_running_loop().time() + MIRROR_DOWN_S
+        _logger.info("image.mirror_failed", mirror=mirror.host, problem=error.message)
 
     def patience(self, last: bool = True) -> Patience:
         return Patience(self._settings, self._host, None if last else MIRROR_ATTEMPTS)
@@ -123,8 +135,8 @@ class Registries:
         for to in endpoints[:-1]:
             try:
                 return await self._patiently(lambda to=to: ask(to), last=False)  # type: ignore[misc]
-            except HawkerError:
-                continue  # what the registry says counts
+            except HawkerError as error:
+                self.passed_over(to, error)
         return await self._patiently(lambda: ask(endpoints[-1]))
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]], last: bool = True) -> T:

@@ -126,7 +126,7 @@ class Transfers:
             except HawkerError as error:
                 if last:
                     raise
-                _logger.info("image.mirror_failed", mirror=to.host, blob=blob.digest, problem=str(error))
+                self._registries.passed_over(to, error)
 
     async def _from_peer(self, peer: Peer, blob: Descriptor, partial: Partial, moved: Moved) -> bool:
         """Whether a peer brought all that was missing. No patience: there is a registry."""
