@@ -156,8 +156,8 @@ class Keeper:
     def _look(self) -> State:
         """Read what is there. Returns it."""
         actual, self.taken = self._kernel.read()
-        parts = plan.parts(actual)
-        self._have = {device: _Have(state, self._kernel.index(device)) for device, state in parts.items() if device}
+        indexes, parts = self._kernel.indexes(), plan.parts(actual)
+        self._have = {device: _Have(state, indexes.get(device, 0)) for device, state in parts.items() if device}
         routes = {route for have in self._have.values() for route in have.state.routes if ":" not in route.address}
         self.given = {route.device: route.address for route in routes}
         return actual

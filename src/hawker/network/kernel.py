@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import errno
 from contextlib import closing, suppress
-from functools import partial
 from ipaddress import IPv4Network, ip_address
 from pathlib import Path
 from typing import Any
 
-from hawker.network import addresses
+from hawker.network import addresses, answers
 from hawker.network import netlink as nl
 from hawker.network.base import Attachment, NetworkError, Settings
 from hawker.network.nft import Library, Tables
@@ -87,6 +86,10 @@ class Kernel:
         """The mark and the elements that are there."""
         return self._tables.read()
 
+    def indexes(self) -> dict[str, int]:
+        """The numbers of the links that `read` found."""
+        return dict(self._index)
+
     def apply(self, operation: Operation) -> None:
         match operation:
             case Rules(mark):
@@ -109,7 +112,7 @@ class Kernel:
             if not self._is_pair(inside, attached):
                 self._remove_link(attached.interface)
                 made = nl.veth(attached.interface, attached.gateway_mac, INSIDE, attached.mac, namespace, attached.mtu)
-                self._netlink.ask(nl.NEWLINK, nl.ACK | nl.CREATE | nl.EXCL, made)
+                self._netlink.tell(nl.NEWLINK, nl.CREATE | nl.EXCL, made)
             # This end is up before the other: so both have their carrier when the second one is, and send at once. The
             # kernel would let this one begin in its own time, up to a second later, and lose packets until then.
             self._bring_up(self._look_up(attached.interface))
@@ -142,12 +145,12 @@ class Kernel:
         if not index:
             return False
         try:
-            (there,) = inside.ask(nl.GETLINK, 0, nl.link(IFNAME=INSIDE))
+            there = inside.link(IFNAME=INSIDE)
         except OSError as error:
             if nl.is_gone(error):
                 return False
             raise
-        return bool(there.get_attr("IFLA_LINK") == index and there.get_attr("IFLA_ADDRESS") == attached.mac)
+        return there.peer == index and there.mac == attached.mac
 
     def _look_up(self, name: str) -> int:
         if name not in self._index:
@@ -155,60 +158,55 @@ class Kernel:
         return self._index[name]
 
     def _links(self) -> frozenset[Link]:
-        found = set()
-        self._index.clear()
-        for each in self._netlink.dump(nl.GETLINK, nl.link):
-            name = each.get_attr("IFLA_IFNAME")
-            if name == "lo" or name.startswith(self._prefix):
-                self._index[name] = each["index"]
-            if name.startswith(self._prefix):
-                mode = each.get_nested("IFLA_AF_SPEC", "AF_INET6", "IFLA_INET6_ADDR_GEN_MODE")
-                up = bool(each["flags"] & nl.IFF_UP)
-                ready = up and mode == nl.NO_ADDRESSES and each.get_attr("IFLA_ADDRESS") == addresses.GATEWAY_MAC
-                found.add(Link(name, ready, _read(SYSCTL / f"ipv4/conf/{name}/route_localnet") == "1"))
-        return frozenset(found)
+        every = self._netlink.links()
+        self._index = {each.name: each.number for each in every if each.name == "lo" or self._is_own(each.name)}
+        return frozenset(self._described(each) for each in every if self._is_own(each.name))
+
+    def _is_own(self, name: str) -> bool:
+        return name.startswith(self._prefix)
+
+    def _described(self, its: answers.Link) -> Link:
+        up = bool(its.flags & nl.IFF_UP)
+        ready = up and its.mode == nl.NO_ADDRESSES and its.mac == addresses.GATEWAY_MAC
+        return Link(its.name, ready, _read(SYSCTL / f"ipv4/conf/{its.name}/route_localnet") == "1")
 
     def _addresses(self, names: dict[int, str]) -> frozenset[Address]:
-        found = set()
-        for each in self._netlink.dump(nl.GETADDR, nl.address):
-            name = names.get(each["index"])
-            address = each.get_attr("IFA_LOCAL") or each.get_attr("IFA_ADDRESS")
-            if name and (name != "lo" or address == self._own):
-                found.add(Address(name, str(ip_address(address))))
-        return frozenset(found)
+        return frozenset(
+            Address(names[its.link], its.address)
+            for its in self._netlink.addresses()
+            if its.link in names and (names[its.link] != "lo" or its.address == self._own)
+        )
 
     def _neighbours(self, names: dict[int, str]) -> frozenset[Neighbour]:
         return frozenset(
-            Neighbour(names[each["ifindex"]], str(ip_address(each.get_attr("NDA_DST"))), each.get_attr("NDA_LLADDR"))
-            for each in self._netlink.dump(nl.GETNEIGH, nl.neighbour)
-            if each["ifindex"] in names and each["state"] & nl.PERMANENT and names[each["ifindex"]] != "lo"
+            Neighbour(names[its.link], its.address, its.mac)
+            for its in self._netlink.neighbours()
+            if its.link in names and its.state & nl.PERMANENT and names[its.link] != "lo"
         )
 
     def _routes(self, names: dict[int, str]) -> tuple[frozenset[Route], frozenset[str]]:
         found, taken = set(), set()
         for family in (nl.family("::"), nl.family("")):
-            for each in self._netlink.dump(nl.GETROUTE, partial(nl.route, family=family)):
-                address, name = each.get_attr("RTA_DST"), names.get(each.get_attr("RTA_OIF"))
-                if address is None or each["table"] != MAIN_TABLE or each["dst_len"] != nl.length(address):
+            for its in self._netlink.routes(family, MAIN_TABLE):
+                if its.table != MAIN_TABLE or its.length != nl.length(its.address) or not its.address:
                     continue
-                if name and name != "lo" and addresses.is_machine(address, self._pool):
-                    source = each.get_attr("RTA_PREFSRC")
-                    found.add(Route(name, str(ip_address(address)), str(ip_address(source)) if source else ""))
-                elif family == nl.family("") and ip_address(address) in self._pool:
-                    taken.add(address)
+                name = names.get(its.link, "lo")
+                if name != "lo" and addresses.is_machine(its.address, self._pool):
+                    found.add(Route(name, its.address, its.source))
+                elif family == nl.family("") and ip_address(its.address) in self._pool:
+                    taken.add(its.address)
         return frozenset(found), frozenset(taken)
 
     def _remove_link(self, name: str) -> None:
         self._index.pop(name, None)
         with _named(name), _gone_is_fine():
-            self._netlink.ask(nl.DELLINK, nl.ACK, nl.link(IFNAME=name))
+            self._netlink.tell(nl.DELLINK, 0, nl.link(IFNAME=name))
 
     def _configure(self, link: Link) -> None:
         with _named(link.name):
             index = self._look_up(link.name)
-            (there,) = self._netlink.ask(nl.GETLINK, 0, nl.link(index=index))
-            if there.get_attr("IFLA_ADDRESS") != addresses.GATEWAY_MAC:  # only then: its neighbours are forgotten
-                self._netlink.ask(nl.SETLINK, nl.ACK, nl.link(index=index, ADDRESS=addresses.GATEWAY_MAC))
+            if self._netlink.link(index=index).mac != addresses.GATEWAY_MAC:  # only then: its neighbours are forgotten
+                self._netlink.tell(nl.SETLINK, 0, nl.link(index=index, ADDRESS=addresses.GATEWAY_MAC))
             self._bring_up(index)
             local = SYSCTL / f"ipv4/conf/{link.name}/route_localnet"
             if (_read(local) == "1") != link.loopback:
@@ -216,22 +214,22 @@ class Kernel:
 
     def _bring_up(self, index: int) -> None:
         """First of all it may make no addresses: coming up it would."""
-        self._netlink.ask(nl.SETLINK, nl.ACK, nl.without_addresses(index))
-        self._netlink.ask(nl.SETLINK, nl.ACK, nl.link(index=index, flags=nl.IFF_UP, change=nl.IFF_UP))
+        self._netlink.tell(nl.SETLINK, 0, nl.without_addresses(index))
+        self._netlink.tell(nl.SETLINK, 0, nl.link(index=index, flags=nl.IFF_UP, change=nl.IFF_UP))
 
     def _add(self, it: Item) -> None:
         with _named(f"{it.device}: {it.address}"):
             match it:
                 case Address():
-                    self._netlink.ask(nl.NEWADDR, nl.ACK | nl.CREATE | nl.REPLACE, self._address(it))
+                    self._netlink.tell(nl.NEWADDR, nl.CREATE | nl.REPLACE, self._address(it))
                 case Neighbour():
-                    self._netlink.ask(nl.NEWNEIGH, nl.ACK | nl.CREATE | nl.REPLACE, self._neighbour(it))
+                    self._netlink.tell(nl.NEWNEIGH, nl.CREATE | nl.REPLACE, self._neighbour(it))
                 case Route():
                     self._add_route(it)
 
     def _add_route(self, it: Route) -> None:
         try:
-            self._netlink.ask(nl.NEWROUTE, nl.ACK | nl.CREATE | nl.EXCL, self._route(it))
+            self._netlink.tell(nl.NEWROUTE, nl.CREATE | nl.EXCL, self._route(it))
         except OSError as error:
             if error.errno != errno.EEXIST:
                 raise
@@ -241,11 +239,11 @@ class Kernel:
         with _named(f"{it.device}: {it.address}"), _gone_is_fine():
             match it:
                 case Address():
-                    self._netlink.ask(nl.DELADDR, nl.ACK, self._address(it))
+                    self._netlink.tell(nl.DELADDR, 0, self._address(it))
                 case Neighbour():
-                    self._netlink.ask(nl.DELNEIGH, nl.ACK, self._neighbour(it))
+                    self._netlink.tell(nl.DELNEIGH, 0, self._neighbour(it))
                 case Route():
-                    self._netlink.ask(nl.DELROUTE, nl.ACK, self._route(it))
+                    self._netlink.tell(nl.DELROUTE, 0, self._route(it))
 
     def _address(self, it: Address) -> Any:
         return _address(self._look_up(it.device), it.address)
@@ -270,18 +268,18 @@ class Kernel:
 
 def _furnish(inside: nl.Socket, attached: Attachment) -> None:
     """Everything in a machine's namespace. May be repeated."""
-    replaced = nl.ACK | nl.CREATE | nl.REPLACE
-    inside.ask(nl.SETLINK, nl.ACK, nl.link(IFNAME="lo", flags=nl.IFF_UP, change=nl.IFF_UP))
+    replaced = nl.CREATE | nl.REPLACE
+    inside.tell(nl.SETLINK, 0, nl.link(IFNAME="lo", flags=nl.IFF_UP, change=nl.IFF_UP))
     index = inside.index(INSIDE)
-    inside.ask(nl.SETLINK, nl.ACK, nl.without_addresses(index))
-    inside.ask(nl.SETLINK, nl.ACK, nl.link(index=index, flags=nl.IFF_UP, change=nl.IFF_UP))
+    inside.tell(nl.SETLINK, 0, nl.without_addresses(index))
+    inside.tell(nl.SETLINK, 0, nl.link(index=index, flags=nl.IFF_UP, change=nl.IFF_UP))
     for address in (attached.address6, attached.address4):
-        inside.ask(nl.NEWADDR, replaced, _address(index, address))
+        inside.tell(nl.NEWADDR, replaced, _address(index, address))
     # The kernel makes this route itself, but some milliseconds after it has said that the address is there.
     local = nl.route(family=nl.family("::"), dst_len=128, table=255, type=2, proto=2, DST=attached.address6, OIF=index)
-    inside.ask(nl.NEWROUTE, replaced, local)
+    inside.tell(nl.NEWROUTE, replaced, local)
     for gateway in (attached.gateway6, attached.gateway4):
-        inside.ask(nl.NEWNEIGH, replaced, _neighbour(index, gateway, attached.gateway_mac))
+        inside.tell(nl.NEWNEIGH, replaced, _neighbour(index, gateway, attached.gateway_mac))
         default = nl.route(
             family=nl.family(gateway),
             table=MAIN_TABLE,
@@ -291,7 +289,7 @@ def _furnish(inside: nl.Socket, attached: Attachment) -> None:
             GATEWAY=gateway,
             OIF=index,
         )
-        inside.ask(nl.NEWROUTE, replaced, default)
+        inside.tell(nl.NEWROUTE, replaced, default)
 
 
 def _address(index: int, address: str) -> Any:

@@ -85,8 +85,8 @@ class Manager:
         self._watch.open()
 
     async def close(self, *, remove: bool = False) -> None:
-        """Let go. Machines keep their network. Without any, and always with `remove`, nothing of it is left but that the
-        host forwards."""
+        """Let go. Machines keep their network. Without any, and always with `remove`, nothing of it is left but that
+        the host forwards."""
         keeper, self._keeper = self._keeper, None
         try:
             if self._tidying is not None:

@@ -1,4 +1,4 @@
-"""The kernel's interfaces, addresses, neighbours and routes, by rtnetlink. pyroute2 writes and reads the messages.
+"""The kernel's interfaces, addresses, neighbours and routes, by rtnetlink. pyroute2 writes the messages.
 
 Requests go over a plain socket and wait for the kernel's answer: each takes some tens of microseconds. A socket belongs
 to the network namespace that its thread was in when it was made, and works on that namespace for good.
@@ -13,13 +13,15 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.ndmsg import ndmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
+
+from hawker.network import answers
 
 NEWLINK, DELLINK, GETLINK, SETLINK = 16, 17, 18, 19
 NEWADDR, DELADDR, GETADDR = 20, 21, 22
@@ -42,8 +44,7 @@ NO_ADDRESSES = 1
 LINK_SCOPE = 253
 SIOCETHTOOL, ETHTOOL_GLINK = 0x8946, 0xA
 SKIP_STATISTICS = 1 << 3
-_HEADER = struct.Struct("=IHHII")
-_INDEX = struct.Struct("=i")
+T = TypeVar("T")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -54,33 +55,45 @@ class Socket:
     def __init__(self, namespace: int | None = None) -> None:
         self._socket = _opened() if namespace is None else _in_namespace(namespace)
         self._sequence = 0
+        self._interrupted = False
 
     def close(self) -> None:
         self._socket.close()
 
-    def ask(self, kind: int, flags: int, message: Any) -> list[Any]:
-        """Returns the messages of the answer. Raises `OSError` with the kernel's reason."""
-        found = []
-        for part in self._exchange(kind, flags, message):
-            found.append(type(message)(part))
-            found[-1].decode()
-        return found
+    def tell(self, kind: int, flags: int, message: Any) -> None:
+        """Have something changed. Raises `OSError` with the kernel's reason."""
+        self._exchange(kind, ACK | flags, message)
+
+    def link(self, **which: Any) -> answers.Link:
+        """The link of a name or number."""
+        (message,) = self._exchange(GETLINK, 0, link(EXT_MASK=SKIP_STATISTICS, **which))
+        return answers.link(message)
 
     def index(self, name: str) -> int:
-        """The number of the link of a name. Only what is asked for is read: a link's description is long."""
-        message = link(IFNAME=name, EXT_MASK=SKIP_STATISTICS)
-        (answer,) = self._exchange(GETLINK, 0, message)
-        return int(_INDEX.unpack_from(answer, _HEADER.size + 4)[0])
+        return self.link(IFNAME=name).number
 
-    def dump(self, kind: int, form: Any) -> list[Any]:
-        """Everything of a kind; asked again when it changed meanwhile. `form` makes the request."""
+    def links(self) -> list[answers.Link]:
+        return self._dump(GETLINK, answers.link, lambda: link(EXT_MASK=SKIP_STATISTICS))
+
+    def addresses(self) -> list[answers.Address]:
+        return self._dump(GETADDR, answers.address, address)
+
+    def neighbours(self) -> list[answers.Neighbour]:
+        return self._dump(GETNEIGH, answers.neighbour, neighbour)
+
+    def routes(self, family: int, table: int) -> list[answers.Route]:
+        return self._dump(GETROUTE, answers.route, lambda: route(family=family, table=table))
+
+    def _dump(self, kind: int, read: Callable[[bytes], T], form: Callable[[], Any]) -> list[T]:
+        """Everything of a kind; asked again when it changed meanwhile."""
         while True:
-            found = self.ask(kind, DUMP, form())
-            if not any(each["header"]["flags"] & F_INTERRUPTED for each in found):
-                return found
+            found = self._exchange(kind, DUMP, form())
+            if not self._interrupted:
+                return [read(message) for message in found]
 
     def _exchange(self, kind: int, flags: int, message: Any) -> list[bytes]:
         self._sequence += 1
+        self._interrupted = False
         message["header"]["type"] = kind
         message["header"]["flags"] = REQUEST | flags
         message["header"]["sequence_number"] = self._sequence
@@ -93,11 +106,12 @@ class Socket:
             data = self._socket.recv(1 << 17)
             at, many = 0, False
             while at < len(data):
-                length, kind, flags, sequence, _ = _HEADER.unpack_from(data, at)
+                length, kind, flags, sequence, _ = answers.HEADER.unpack_from(data, at)
                 part, at = data[at : at + length], at + (length + 3 & ~3)
                 if sequence != self._sequence:
                     continue  # of a request that was given up
                 many = bool(flags & F_MANY)
+                self._interrupted |= bool(flags & F_INTERRUPTED)
                 if kind in (NLMSG_ERROR, NLMSG_DONE):
                     _check(part)
                     return
@@ -213,7 +227,7 @@ def _check(part: bytes) -> None:
 
 def _said(part: bytes) -> str:
     """The kernel's own words, attribute 1 behind the header of the request."""
-    at = 20 + _HEADER.size
+    at = 20 + answers.HEADER.size
     while at + 4 <= len(part):
         size, kind = struct.unpack_from("=HH", part, at)
         if size < 4:

@@ -7,9 +7,9 @@ A `Tables` is used by one thread at a time.
 from __future__ import annotations
 
 import ctypes
+import socket
 from collections import defaultdict
 from collections.abc import Iterable
-from ipaddress import ip_address
 from typing import Any
 
 import msgspec
@@ -153,5 +153,5 @@ def _parts(it: Any) -> tuple[str | int, ...]:
 def _plain(it: Any) -> str | int:
     """Addresses as Python writes them."""
     if isinstance(it, str) and ":" in it:
-        return str(ip_address(it))
+        return socket.inet_ntop(socket.AF_INET6, socket.inet_pton(socket.AF_INET6, it))
     return it if isinstance(it, str | int) else msgspec.json.encode(it).decode()
