@@ -94,7 +94,7 @@ def _kernel(facts: Facts) -> Finding:
 def _user(facts: Facts) -> Finding:
     if facts.root:
         return Finding(what="user", state="ok", found="root")
-    remedy = "containers, microVMs and machines' networks need root; the process driver does not"
+    remedy = "machines' networks and limits need root; machines themselves do without"
     return Finding(what="user", state="limited", found="an ordinary user", remedy=remedy)
 
 
@@ -118,7 +118,7 @@ def _namespaces(facts: Facts) -> Finding:
         remedy = "set the sysctl user.max_user_namespaces, or kernel.unprivileged_userns_clone=1"
         return Finding(what="namespaces", state="limited", found="no user namespaces", remedy=remedy)
     if not facts.root and not facts.subordinate_ids:
-        remedy = "install uidmap and give this user ranges in /etc/subuid and /etc/subgid: images keep one owner else"
+        remedy = "install uidmap and give this user ranges in /etc/subuid and /etc/subgid: containers need them"
         return Finding(what="namespaces", state="limited", found="no subordinate ids", remedy=remedy)
     return Finding(what="namespaces", state="ok", found="all, user namespaces among them")
 
