@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.oci import Made
+from tests.kit.oci import Made, file, image, layer
 
 from hawker.host import Host
 from hawker.images.service import Images
@@ -79,3 +79,17 @@ async def have(images: Images, made: Made, name: str) -> Image:
 def _config_of(manifest: bytes) -> str:
     digest: str = json.loads(manifest)["config"]["digest"]
     return digest
+
+
+NOISE = bytes(range(256)) * 4096
+"""A mebibyte."""
+
+
+def plain_image(data: bytes = NOISE) -> Made:
+    """One file, `noise`, in one layer that is not compressed: some more bytes than it has."""
+    return image([layer([file("noise", data)], compression="")])
+
+
+def left(images: Images) -> list[str]:
+    """What is in a store: its files and trees, by name."""
+    return sorted(path.name for path in images.directory.rglob("*") if path.is_file() or path.parent.name == "trees")
