@@ -37,6 +37,7 @@ def made(
     runtime: Literal["crun", "runc"] = "crun",
     cgroups: Literal["v1", "v2", ""] = "v1",
     nofile: int = 20_000,
+    architecture: str = "x86_64",
 ) -> dict[str, Any]:
     spec = spec or instance()
     return runtime_spec(
@@ -48,7 +49,7 @@ def made(
         hard_limits={"RLIMIT_NOFILE": nofile},
         runtime=runtime,
         cgroups=cgroups,
-        architecture="x86_64",
+        architecture=architecture,
     )
 
 
@@ -238,6 +239,11 @@ def test_a_read_only_root_and_a_name_are_passed_on() -> None:
     specification = made(instance(root=Root(read_only=True), hostname="web"))
     assert (specification["root"], specification["hostname"]) == ({"path": "/m/rootfs", "readonly": True}, "web")
     assert made()["hostname"] == "abc"
+
+
+def test_on_an_architecture_whose_system_calls_are_not_known_nothing_is_run() -> None:
+    with pytest.raises(BadSpec, match="riscv64"):
+        made(architecture="riscv64")
 
 
 def test_it_is_json() -> None:

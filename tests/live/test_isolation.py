@@ -158,6 +158,13 @@ def test_descriptors_are_counted_for_each_process(fort: Fort) -> None:
     fort.neighbour_undisturbed()
 
 
+@pytest.mark.parametrize("name", ["capabilities", "mounts", "namespaces", "rings", "sysctls"])
+def test_a_command_run_beside_the_program_is_held_to_the_same(fort: Fort, name: str) -> None:
+    done = fort.run(fort.driver.exec(fort.neighbour.key, ["/bin/attempts", name], timeout_s=10))
+    assert (done.code, b"THROUGH" in done.stdout) == (0, False), done.stdout + done.stderr
+    fort.neighbour_undisturbed()
+
+
 def test_the_attempts_tell_when_they_get_through(tmp_path: Path) -> None:
     """On the host itself, as root, in namespaces of their own so that nothing comes of it."""
     compiled(tmp_path)

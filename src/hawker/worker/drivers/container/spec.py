@@ -121,6 +121,8 @@ def runtime_spec(
     if cgroups:
         linux["cgroupsPath"] = place.cgroup
         linux["resources"] = {**resources(instance.limits, swap=swap), "devices": _devices()}
+    if not seccomp.supported(architecture):
+        raise BadSpec(f"{architecture}: there is no list of its system calls, without which no container is run")
     annotations = {}
     if runtime == "crun":  # takes the filter as it is; making one of the profile would be most of a start's time
         annotations["run.oci.seccomp_bpf_data"] = seccomp.encoded(architecture)
