@@ -400,8 +400,9 @@ class Telling:
         assert (ended.code, ended.signal, ended.oom_killed, ended.error) == (None, number, False, "")
 
     async def test_a_suspended_program_is_the_same_process_afterwards(self, driver: Opened) -> None:
-        one = driver.shell("n=0; trap 'echo $$ $n' USR1; while :; do n=$((n+1)); sleep 0.02; done")
+        one = driver.shell("n=0; trap 'echo $$ $n' USR1; echo up; while :; do n=$((n+1)); sleep 0.02; done")
         await driver.driver.start(one)
+        await driver.says(one.machine, "up")
 
         async def asked() -> tuple[int, int]:
             before = len(await driver.lines(one.machine))
@@ -414,7 +415,6 @@ class Telling:
             pid, counted = (await driver.lines(one.machine))[before].text.split()
             return int(pid), int(counted)
 
-        await driver.driver.exec(one.key, ["true"], timeout_s=20)
         pid, counted = await asked()
         await driver.driver.suspend(one.key)
         await driver.driver.suspend(one.key)

@@ -100,9 +100,10 @@ async def test_machines_of_one_template_differ_in_all_that_must_differ(driver: O
 
 
 async def test_a_suspended_machine_holds_no_memory_and_outlives_daemon_supervisor_and_host(driver: Opened) -> None:
-    one = driver.shell("n=0; trap 'echo $$ $n' USR1; while :; do n=$((n+1)); sleep 0.02; done")
+    one = driver.shell("n=0; trap 'echo $$ $n' USR1; echo up; while :; do n=$((n+1)); sleep 0.02; done")
     started = await driver.driver.start(one)
     assert started.pid is not None
+    await driver.says(one.machine, "up")
     began = int((await driver.driver.exec(one.key, ["date", "+%s"], timeout_s=20)).stdout)
     await driver.driver.suspend(one.key)
     assert not alive(started.pid)
@@ -121,10 +122,10 @@ async def test_a_suspended_machine_holds_no_memory_and_outlives_daemon_superviso
     await driver.driver.signal(one.key, signal.SIGUSR1)
 
     async def answered() -> bool:
-        return bool(await driver.lines(one.machine))
+        return len(await driver.lines(one.machine)) == 2
 
     await eventually(answered, "the program goes on")
-    (line,) = await driver.lines(one.machine)
+    _, line = await driver.lines(one.machine)
     assert int(line.text.split()[1]) > 0
     assert began <= await clock_of(driver, one.key) <= time.time() + 1
     assert abs(await clock_of(driver, one.key) - time.time()) < 20
