@@ -92,7 +92,7 @@ class Poisoner:
         log, at = self._log()
         ahead = self.rng.choice((1, 1, 1, 1, 1, 1, 2, 5, 0))
         changes = tuple(Change(*self._row(log.tier)) for _ in range(self.rng.randrange(1, 4)))
-        floor = max(0, at.head - 50) if self.rng.random() < 0.05 else 0
+        floor = self.rng.choice((max(0, at.head - 50), 1 << 41)) if self.rng.random() < 0.05 else 0
         return Version(log.owner, log.tier, at.epoch, max(1, at.head + ahead), changes, floor)
 
     def _range(self) -> Range:
