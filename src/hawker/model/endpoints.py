@@ -22,7 +22,9 @@ _COUNT = {"type": "integer", "minimum": 0}
 _DAY = {"type": "integer", "minimum": 0, "maximum": 86400}
 _WAIT_STATES = {"type": "array", "items": _STRING}
 
-_WAIT_START = Query("wait", _BOOL, "answer only once the machine is started or has failed to start", extension=True)
+_WAIT_START = Query(
+    "wait", _BOOL, "answer only once the machine is started or has failed to start, or after a minute", extension=True
+)
 _APP = "/v1/apps/{app_name}"
 _M = f"{_APP}/machines"
 _ID = f"{_M}/{{machine_id}}"
@@ -93,7 +95,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         served="worker",
         reply=api.Started,
         query=(_WAIT_START,),
-        statuses=(409, 412, 422),
+        statuses=(408, 409, 412, 422),
     ),
     Endpoint(
         op="Machines_stop",
@@ -363,7 +365,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         served="worker",
         reply=api.Started,
         query=(_WAIT_START,),
-        statuses=(409, 412, 422),
+        statuses=(408, 409, 412, 422),
     ),
     Endpoint(
         op="Article_stop",

@@ -35,7 +35,7 @@ class Order:
     destroy_asked: bool = False
     destroyed: tuple[float, float] | None = None  # when it was asked for, and when the client was told that it is gone
     auto_destroy: bool = False
-    undoing: tuple[str, float] | None = None  # the broker that said it would undo the order, and when
+    undoing: tuple[str, float] | None = None  # the broker that said it would undo the order; when it was asked
     late: list[tuple[float, str]] = field(default_factory=list)  # attempts that were not answered: when, by whom
 
 

@@ -80,6 +80,9 @@ class Api:
             return Answer(response.status, broker=broker)
 
 
+IMAGES = ("app:1", "app:2", "db:1")
+
+
 def machine_config(program: str, label: str, **fields: Any) -> dict[str, Any]:
     return {"image": "host", "init": {"exec": [program]}, "metadata": {"label": label}, **fields}
 
@@ -108,6 +111,7 @@ class Client:
             self.start: 9,
             self.restart: 5,
             self.update: 7,
+            self.resize: 2,
             self.suspend: 4,
             self.destroy: 14,
             self.cordon: 3,
@@ -213,6 +217,10 @@ class Client:
         if rng.random() < 0.05:
             order.auto_destroy = True
             config["auto_destroy"] = True
+        drawn = random.Random(f"{order.label}/image")
+        if drawn.random() < 0.3:
+            config["image"] = drawn.choice(IMAGES)
+            config["services"] = [{"internal_port": 80}]
         body: dict[str, Any] = {"name": order.label, "region": ",".join(order.regions), "config": config}
         if rng.random() < 0.1:
             body["skip_launch"] = True
@@ -242,7 +250,7 @@ class Client:
         else:
             order.outcome, order.doubtful = DOUBT, True
             if answer.status == 500 and answer.word == "unreachable":
-                order.undoing = answer.broker, self._now()
+                order.undoing = answer.broker, began  # it may have died before its answer arrived
 
     def _filled(self, order: Order, body: Any, began: float) -> None:
         machine, worker, region = body["id"], body["hawker"]["worker"], body["region"]
@@ -289,6 +297,10 @@ class Client:
         if order:
             program = self._rng.choices(PROGRAM_NAMES, PROGRAM_WEIGHTS)[0]
             await self._on(order, "update", "POST", "", {"config": machine_config(program, order.label)})
+
+    async def resize(self) -> None:
+        if order := self._one():
+            await self._on(order, "resize", "PUT", "/memory", {"limit_mb": self._rng.choice((256, 512))})
 
     async def destroy(self) -> None:
         """Until it is told that the machine is gone, a few times."""

@@ -130,6 +130,8 @@ class Faults:
             node.world.delays.clear()
             node.world.faults.clear()
             node.world.late_faults.clear()
+            node.world.silent_images.clear()
+            node.world.bad_images.clear()
             node.world.exits_late_s, node.world.exits_twice = 0.0, False
             node.clock.stop_drifting()
             node.resume()

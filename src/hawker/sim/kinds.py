@@ -14,6 +14,7 @@ import msgspec
 
 from hawker.errors import Broken
 from hawker.model.guest import Resources
+from hawker.sim.clients import IMAGES
 from hawker.sim.loop import Killed
 
 if TYPE_CHECKING:
@@ -372,7 +373,7 @@ def _drift(faults: Faults, node: Node, fault: Fault) -> bool:
 
 
 def _slow_driver(faults: Faults, node: Node, fault: Fault) -> bool:
-    operations = ("start", "stop", "destroy", "purge", "recover")
+    operations = ("prepare", "start", "stop", "destroy", "purge", "resize", "recover")
     node.world.delays.update(dict.fromkeys(operations, fault.amount))
     faults.later(fault.lasts_s, node.world.delays.clear)
     return True
@@ -381,10 +382,26 @@ def _slow_driver(faults: Faults, node: Node, fault: Fault) -> bool:
 def _failing_driver(faults: Faults, node: Node, fault: Fault) -> bool:
     """Every second one fails after its effect; the last of an operation's failures parks its run at once."""
     kind = node.world.faults if int(fault.amount) % 2 else node.world.late_faults
-    for operation in ("start", "stop", "destroy", "purge"):
+    for operation in ("prepare", "start", "stop", "destroy", "purge", "resize"):
         failures = [RuntimeError("injected") for _ in range(int(fault.amount))]
         kind.setdefault(operation, []).extend([*failures, Broken("injected")])
     faults.later(fault.lasts_s, kind.clear)
+    return True
+
+
+def _no_images(faults: Faults, node: Node, fault: Fault) -> bool:
+    """No registry answers, and what was here is gone; with an odd amount one image has become useless."""
+    world = node.world
+    world.images.clear()
+    world.silent_images.update(IMAGES)
+    if int(fault.amount) % 2:
+        world.bad_images[IMAGES[0]] = "a layer is corrupt"
+
+    def mend() -> None:
+        world.silent_images.clear()
+        world.bad_images.clear()
+
+    faults.later(fault.lasts_s, mend)
     return True
 
 
@@ -434,6 +451,7 @@ KINDS: dict[str, Kind] = {
     "clock drift": Kind(0.7, "any", (0, 0), (-0.05, 0.05), _drift),
     "slow driver": Kind(1, "worker", (2, 10), (0.1, 2), _slow_driver),
     "failing driver": Kind(1.5, "worker", (1, 6), (1, 12), _failing_driver),
+    "no images": Kind(0.7, "worker", (1, 10), (0, 3), _no_images),
     "late exits": Kind(0.7, "worker", (3, 10), (0.05, 3), _late_exits),
 }
 """Every kind of fault, with how often it comes in a minute of the whole system."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hawker.sim.node import Node
     from hawker.worker.drivers.base import InstanceSpec
 
-STEPS = ("launch", "stop", "clear", "purge", "backoff", "suspend", "resume", "settle")
+STEPS = ("prepare", "launch", "stop", "clear", "purge", "backoff", "suspend", "resume", "settle")
 
 NAMED: tuple[str, ...] = (
     "a reservation raced and was refused",

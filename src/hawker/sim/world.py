@@ -109,7 +109,7 @@ class World:
         self.instances: dict[str, Placed] = {}
         self.directories: set[str] = set()  # by machine; gone with `purge`
         self.images: dict[str, Image] = {}  # that are here, by what they were asked for
-        self.bad_images: dict[str, str] = {}  # what is wrong with them, by reference
+        self.bad_images: dict[str, str] = {}  # what is wrong with them, by reference without a digest
         self.silent_images: set[str] = set()  # whose registry does not answer
         self.meanings: dict[str, str] = {}  # digests that references mean at their registry, where it is not always one
         self.limits: dict[str, Limits] = {}  # as they were last set of an instance that runs, by key
@@ -165,9 +165,10 @@ class World:
         """As a registry has it: a tag that is here keeps what it meant."""
         if there := self.images.get(reference):
             return there
-        if problem := self.bad_images.get(reference):
+        name = reference.partition("@")[0]
+        if problem := self.bad_images.get(name):
             raise ImageError(reference, problem)
-        if reference in self.silent_images:
+        if name in self.silent_images:
             raise Unreachable(f"the registry of {reference} does not answer")
         ref = ImageRef(reference)
         digest = ref.digest or self.meanings.get(reference) or f"sha256:{sha256(reference.encode()).hexdigest()}"

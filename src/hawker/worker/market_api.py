@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -56,6 +57,11 @@ class Release(msgspec.Struct, kw_only=True):
 
 class Key(msgspec.Struct, kw_only=True):
     key: str
+
+
+START_WAIT_S = 40.0
+"""So long a confirmation waits for its machine to start. Less than a broker waits for the confirmation, which takes an
+order for one in doubt after that, and undoes it."""
 
 
 class Claim(msgspec.Struct, kw_only=True):
@@ -142,7 +148,9 @@ class MarketApi:
         try:
             row, lease, run_id = await self._market.confirm(item.key, item.app, item.decision)
             if item.wait and run_id:
-                await self._machines.wait_ended(run_id)
+                with suppress(TimeoutError):  # an image may take longer than whoever ordered waits
+                    async with asyncio.timeout(START_WAIT_S):
+                        await self._machines.wait_ended(run_id)
                 row = self._store.read.get(MachineRow, row.id) or row
         except HawkerError as error:
             return Confirmed(status=error.status, error=error.body())
