@@ -304,7 +304,7 @@ async def test_a_layer_that_takes_too_long_ends_with_a_reason(tmp_path: Path) ->
     assert "SIGKILL: too much time or memory" in await refusal(tmp_path, tar, limits)
 
 
-async def test_directories_replaced_again_and_again_take_no_more_time_than_they_have_entries(tmp_path: Path) -> None:
+async def test_a_directory_replaced_again_and_again_ends_as_the_last_entry_says(tmp_path: Path) -> None:
     filled = [file(f"d/{number}") for number in range(500)]
     flips: Iterable[Entry] = (each for _ in range(1000) for each in (file("d"), directory("d")))
     tar = several(*filled, *flips)
@@ -326,6 +326,20 @@ async def test_attributes_that_speak_to_overlayfs_are_left_out_and_told(tmp_path
     assert os.listxattr(tmp_path / "tree/d") == ["user.fine"]
     assert len(unpacked.left_out) == 3
     assert "'d/': attribute 'trusted.overlay.redirect'" in unpacked.left_out
+
+
+async def test_attributes_too_large_for_the_file_system_are_no_full_disk(tmp_path: Path) -> None:
+    """ext4 keeps 4 KiB of them and reports no space left, others keep them all."""
+    tar = several(file("f", xattrs={"user.large": b"v" * 60_000}))
+    (tmp_path / "blob").write_bytes(tar)
+    try:
+        await unpack(tmp_path / "blob", "tar", digest(tar), tmp_path / "tree", limits=TreeLimits())
+    except LayerRefused as refused:
+        problem = refused.reason
+    else:
+        problem = ""
+        assert len(os.getxattr(tmp_path / "tree/f", "user.large")) == 60_000
+    assert problem in ("", "'f' has more extended attributes than the file system keeps")
 
 
 async def test_names_that_leave_nothing_are_taken_below_the_root(tmp_path: Path) -> None:

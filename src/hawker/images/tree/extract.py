@@ -174,7 +174,6 @@ class Extraction:
         self._note_directory(path, entry)
 
     def _note_directory(self, path: bytes, entry: Entry) -> None:
-        self._check_xattrs(entry)
         self.implied.pop(path, None)
         self._directories[path] = entry
 
@@ -259,12 +258,9 @@ class Extraction:
                 raise
             self._leave_out(f"{shown(entry.name)}: no user {entry.uid}:{entry.gid} to give it to")
 
-    def _check_xattrs(self, entry: Entry) -> None:
-        if entry.xattrs and sum(len(name) + len(value) for name, value in entry.xattrs.items()) > self._max_xattrs:
-            raise LayerRefused(f"{shown(entry.name)} has extended attributes of more than {self._max_xattrs} bytes")
-
     def _set_xattrs(self, where: int | bytes, entry: Entry) -> None:
-        self._check_xattrs(entry)
+        if sum(len(name) + len(value) for name, value in entry.xattrs.items()) > self._max_xattrs:
+            raise LayerRefused(f"{shown(entry.name)} has extended attributes of more than {self._max_xattrs} bytes")
         for name, value in entry.xattrs.items():
             if name.startswith(IGNORED):
                 self._leave_out(f"{shown(entry.name)}: attribute {shown(name)}")
@@ -276,7 +272,11 @@ class Extraction:
                     os.setxattr(where, name, value, follow_symlinks=False)
             except (OSError, ValueError) as error:
                 if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-                    raise
+                    if os.statvfs(".").f_bavail == 0 or error.errno == errno.EIO:
+                        raise
+                    raise LayerRefused(
+                        f"{shown(entry.name)} has more extended attributes than the file system keeps"
+                    ) from None  # ext4 says so by the same error as when it is full
                 self._leave_out(f"{shown(entry.name)}: attribute {shown(name)}: {error}")
 
     def _finish(self) -> None:
