@@ -7,6 +7,7 @@ Each ends in the right tree, or in a clear refusal with nothing left.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -118,6 +119,40 @@ async def test_a_fetch_goes_on_after_a_restart_of_the_daemon(front: Front, tmp_p
         kept = await images.ensure(reference)
         assert (images.layers(kept)[0] / "noise").read_bytes() == NOISE
     assert [asked.headers.get("range") for asked in front.asked(digest)] == [None, "bytes=400000-"]
+
+
+_FETCH = """
+import asyncio, sys
+from pathlib import Path
+from hawker.host import live
+from hawker.images.service import Images
+from hawker.images.settings import ImageSettings
+
+async def main():
+    images = await Images.open(Path(sys.argv[1]), ImageSettings(docker_config=""), live())
+    await images.ensure(sys.argv[2])
+
+asyncio.run(main())
+"""
+
+
+async def test_a_daemon_killed_midway_has_the_next_one_fetch_only_the_rest(front: Front, tmp_path: Path) -> None:
+    made = plain_image(NOISE * 3)
+    digest = made.layers[0].digest
+    reference = await put(front.host, "killed:1", made)
+    front.spoil(digest, hold(asyncio.Event(), after=5 << 19), times=1)
+    partial = tmp_path / "images" / "blobs" / "partial" / digest.removeprefix("sha256:")
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", _FETCH, str(tmp_path / "images"), reference)
+    await until(lambda: partial.exists() and partial.stat().st_size >= 2 << 20)
+    process.kill()
+    await process.wait()
+    size = partial.stat().st_size
+    async with opened(tmp_path / "images") as images:
+        assert images.missing(reference).known is False
+        kept = await images.ensure(reference)
+        assert (images.layers(kept)[0] / "noise").read_bytes() == NOISE * 3
+    assert [asked.headers.get("range") for asked in front.asked(digest)] == [None, f"bytes={size}-"]
+    assert not partial.exists()
 
 
 async def test_what_an_earlier_fetch_left_wrong_is_thrown_away(front: Front, tmp_path: Path) -> None:
