@@ -1,0 +1,123 @@
+"""What the region sees of a worker's machines and images: rows of the catalog that follow the worker's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.kit.virtual_time import virtual_host, virtual_time
+
+from hawker.catalog.outbox import Outbox
+from hawker.catalog.publisher import Publisher
+from hawker.catalog.replica import Replica
+from hawker.model.guest import Resources
+from hawker.model.machine import State
+from hawker.model.rows import MachineRow, Row, SketchRow
+from hawker.model.services import Port
+from hawker.store.db import Store
+from hawker.store.tx import Tx
+from hawker.worker.publishing import Publishing
+
+WEB, DNS = Port(protocol="tcp", internal_port=80, host_port=30001), Port(protocol="udp", internal_port=53, host_port=9)
+
+
+def a_machine(**fields: Any) -> MachineRow:
+    fixed: dict[str, Any] = {
+        "id": "0123456789abcd",
+        "app": "web",
+        "name": "one",
+        "region": "ord",
+        "state": State.started,
+        "desired": "started",
+        "version": "v",
+        "config": {"image": "shop:1", "metadata": {"fly_process_group": "front"}},
+        "resources": Resources(),
+        "created_at_ms": 1,
+        "updated_at_ms": 1,
+        "cause": "a test",
+        "private_ip": "fdaa::2",
+    }
+    return MachineRow(**{**fixed, **fields})
+
+
+class Told:
+    """A worker's database and the replica beside it."""
+
+    def __init__(self, store: Store, replica: Replica) -> None:
+        self._store = store
+        self._replica = replica
+
+    async def put(self, row: Row) -> None:
+        def change(tx: Tx) -> None:
+            tx.record("row.put", row.key, cause="a test")
+            tx.put(row)
+
+        await self._store.submit(change)
+        await asyncio.sleep(2)
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        return self._replica.rows(sql)
+
+
+@asynccontextmanager
+async def told(directory: Path) -> AsyncIterator[Told]:
+    host = virtual_host()
+    store = Store.open(directory / "worker.db", host)
+    replica = Replica.open(directory / "catalog.db", host)
+    publishing = Publishing("ord-1", "ord", "127.0.0.1", 1, Resources(), "fake")
+    publisher = Publisher(store, Outbox(host, "ord-1", publishing.projections()))
+    await publisher.open(replica, lambda version: None)
+    try:
+        yield Told(store, replica)
+    finally:
+        await publisher.close()
+        await store.close()
+        replica.close()
+
+
+SERVED = "select machine, app, process_group, protocol, internal_port, host_port from services order by id"
+
+
+@virtual_time
+async def test_ports_that_a_machine_publishes_are_services_until_it_does_no_more(tmp_path: Path) -> None:
+    async with told(tmp_path) as there:
+        await there.put(a_machine(ports=(WEB, DNS)))
+        front = ("0123456789abcd", "web", "front")
+        assert there.rows(SERVED) == [(*front, "tcp", 80, 30001), (*front, "udp", 53, 9)]
+        await there.put(a_machine(ports=(DNS,)))
+        assert there.rows(SERVED) == [(*front, "udp", 53, 9)]
+        await there.put(a_machine(state=State.destroyed, ports=(DNS,)))
+        assert there.rows(SERVED) == []
+
+
+@virtual_time
+async def test_after_a_start_services_that_ended_meanwhile_are_gone(tmp_path: Path) -> None:
+    async with told(tmp_path) as there:
+        await there.put(a_machine(ports=(WEB, DNS)))
+    async with told(tmp_path) as there:
+        assert len(there.rows(SERVED)) == 2
+        await there.put(a_machine())
+        assert there.rows(SERVED) == []
+
+
+@virtual_time
+async def test_a_machine_tells_its_process_group_and_whether_it_wants_to_be_found(tmp_path: Path) -> None:
+    async with told(tmp_path) as there:
+        await there.put(a_machine())
+        assert there.rows("select process_group, hidden from machines") == [("front", 0)]
+        await there.put(a_machine(config={"image": "shop:1", "dns": {"skip_registration": True}}))
+        assert there.rows("select process_group, hidden from machines") == [("app", 1)]
+
+
+@virtual_time
+async def test_the_sketch_of_the_images_is_one_row_that_goes_with_the_last_image(tmp_path: Path) -> None:
+    async with told(tmp_path) as there:
+        await there.put(SketchRow(names=("0a0b0c0d",), layers=("01020304", "05060708")))
+        assert there.rows("select id, names, layers from images") == [
+            ("ord-1", '["0a0b0c0d"]', '["01020304","05060708"]')
+        ]
+        await there.put(SketchRow(names=(), layers=()))
+        assert there.rows("select id from images") == []
