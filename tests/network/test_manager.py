@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Iterator
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.kit.namespaces import missing_for_namespaces
-from tests.kit.site import INTERNET4, INTERNET6, PORT, Site, Try
+from tests.kit.site import HOST4, INTERNET4, INTERNET6, PORT, Site, Try
 from tests.kit.waiting import eventually, wait_until
 
 from hawker.errors import Invalid
@@ -304,6 +305,18 @@ def test_ports_follow_what_is_wanted_and_a_port_is_one_machines(site: Site) -> N
     state = " ".join(site.state())
     assert "9001" in state
     assert "8001" not in state
+
+
+def test_who_keeps_sending_to_a_published_port_reaches_the_machine_that_has_it_now(site: Site) -> None:
+    manager = site.worker("first")
+    caller = site.socket("internet", socket.AF_INET, socket.SOCK_DGRAM)
+    for number, name in enumerate(("old", "new"), 1):
+        site.run(manager.attach_namespace(wanted(number, (("udp", 53, 5353),)), site.process(name)))
+        listener = site.listen(name, 53, socket.SOCK_DGRAM)
+        listener.settimeout(5)
+        caller.sendto(name.encode(), (HOST4, 5353))
+        assert listener.recv(100) == name.encode()
+        site.run(manager.detach(wanted(number).machine))
 
 
 def test_what_cannot_be_attached_is_refused_and_leaves_nothing(site: Site) -> None:

@@ -87,7 +87,7 @@ def test_one_more_machine_changes_a_few_elements_and_its_own_link_only(its: list
     assert not any(isinstance(each, Rules | RemoveLink) for each in operations)
     changed = [each for each in operations if isinstance(each, Elements)]
     assert len(changed) == 1
-    assert (len(changed[0].gone), len(changed[0].new)) == (0, 10)
+    assert (len(changed[0].gone), len(changed[0].new)) == (0, 11)
     assert {each.it.device for each in operations if isinstance(each, Add)} == {one[1].interface}
     assert [each.link for each in operations if isinstance(each, Configure)] == [Link(one[1].interface, loopback=True)]
 
@@ -97,7 +97,7 @@ def test_a_state_falls_into_the_parts_of_its_links_and_one_of_none(its: list[tup
     goal = plan.desired(WORKER, "made-1", its, {attached.interface for _, attached in its})
     parts = plan.parts(goal)
     assert plan.union(parts.values()) == goal
-    clashing = len({it.key for it in goal.elements if it.value}) != sum(1 for it in goal.elements if it.value)
+    clashing = len({it.key for it in goal.elements if it.is_port}) != sum(1 for it in goal.elements if it.is_port)
     for one in its:
         if not clashing:
             assert parts[one[1].interface] == plan.of_machine(WORKER, *one)

@@ -46,6 +46,11 @@ def mac(worker: str, machine: str) -> str:
     return ":".join(f"{octet:02x}" for octet in octets)
 
 
+def mark(host_end: str) -> int:
+    """What the connections of a host end's machine carry: never 0, which is no mark."""
+    return int.from_bytes(_digest("mark", host_end)[:4], "big") | 1
+
+
 def link_local(hardware: str) -> str:
     """The address that a guest's kernel makes itself of its hardware address (RFC 4291, appendix A)."""
     octets = bytes.fromhex(hardware.replace(":", ""))

@@ -146,9 +146,9 @@ class Keeper:
 
     def _check_ports(self, device: str, target: State) -> None:
         """Say which port it is that another machine has: nftables would not."""
-        ports = {it.key for it in target.elements if it.value}
+        ports = {it.key for it in target.elements if it.is_port}
         for other, have in self._have.items() if ports else ():
-            taken = ports.intersection(it.key for it in have.state.elements if it.value)
+            taken = ports.intersection(it.key for it in have.state.elements if it.is_port)
             if taken and other != device and self._kernel.index(other):
                 protocol, port = min(taken)
                 raise NetworkError(f"port {port}/{protocol} of this host is published by another machine of the worker")

@@ -14,6 +14,7 @@ from typing import Any
 from hawker.network import addresses, answers
 from hawker.network import netlink as nl
 from hawker.network.base import Attachment, NetworkError, Settings
+from hawker.network.conntrack import Connections
 from hawker.network.nft import Library, Tables
 from hawker.network.plan import (
     Add,
@@ -59,11 +60,13 @@ class Kernel:
         self._tables = Tables(worker, settings, self._library)
         self._open = netlink
         self._netlink = netlink()
+        self._connections = Connections()
         self._index: dict[str, int] = {}
         self.mark = self._tables.mark
 
     def close(self) -> None:
         self._netlink.close()
+        self._connections.close()
         self._library.close()
 
     def read(self) -> tuple[State, frozenset[str]]:
@@ -96,6 +99,10 @@ class Kernel:
                 self._tables.make(mark)
             case Elements(gone, new):
                 self._tables.change(gone, new)
+                for it in gone:
+                    if it.set == "marks":
+                        with _named("connection tracking"):
+                            self._connections.forget(int(it.value[0]))
             case RemoveLink(name):
                 self._remove_link(name)
             case Configure(link):

@@ -27,6 +27,10 @@ class Element(msgspec.Struct, frozen=True, order=True):
     key: tuple[str | int, ...]
     value: tuple[str | int, ...] = ()
 
+    @property
+    def is_port(self) -> bool:
+        return self.set in ("published4", "published6")
+
 
 class Address(msgspec.Struct, frozen=True, order=True):
     """An address of the host on one of its devices, alone in its network (length 128 or 32)."""
@@ -137,6 +141,7 @@ def of_machine(worker: str, wanted: Wanted, attached: Attachment) -> State:
         Element("inet", "sources", (device, six)),
         Element("inet", "sources4", (device, four)),
         Element("inet", "networks", (device, network)),
+        Element("inet", "marks", (device,), (addresses.mark(device),)),
         Element("inet", "machines", (six,)),
         Element("inet", "machines4", (four,)),
         Element("arp", "sources4", (device, four)),
@@ -175,7 +180,7 @@ def parts(state: State) -> dict[str, State]:
         if it.set in ("machines", "machines4"):
             elements[names.get(it.key[0], "")].add(it)
         else:
-            elements[names.get(it.value[0], "") if it.value else str(it.key[0])].add(it)
+            elements[names.get(it.value[0], "") if it.is_port else str(it.key[0])].add(it)
     addresses_ = _by_device(state.addresses)
     neighbours, routes = _by_device(state.neighbours), _by_device(state.routes)
     links = {link.name: link for link in state.links}

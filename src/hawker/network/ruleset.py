@@ -40,7 +40,7 @@ UNREACHABLE = (
 )
 """What no setting lets a machine reach."""
 DYNAMIC = frozenset(
-    {"sources", "sources4", "solicitors", "networks", "machines", "machines4", "published4", "published6"}
+    {"sources", "sources4", "solicitors", "networks", "machines", "machines4", "marks", "published4", "published6"}
 )
 """The sets and maps that machines are elements of."""
 PRIVATE = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7", "fec0::/10")
@@ -108,6 +108,7 @@ def _body(worker: str, settings: Settings) -> str:
   set networks {{ type ifname . ipv6_addr; }}
   set machines {{ type ipv6_addr; }}
   set machines4 {{ type ipv4_addr; }}
+  map marks {{ type ifname : mark; }}
   map published4 {{ type inet_proto . inet_service : ipv4_addr . inet_service; }}
   map published6 {{ type inet_proto . inet_service : ipv6_addr . inet_service; }}
 {_interval("never", "ipv6_addr", never6)}{_interval("never4", "ipv4_addr", never4)}\
@@ -161,7 +162,7 @@ def _body(worker: str, settings: Settings) -> str:
     ct state established,related return;
     iifname "{DEVICES}*" meta nfproto ipv6 oifname . (ip6 saddr & ffff:ffff:ffff::) @networks return;
     iifname "{DEVICES}*" drop;
-    ct status dnat return;
+    ct status dnat ct mark set oifname map @marks return;
     drop;
   }}
   chain outgoing {{
@@ -172,6 +173,7 @@ def _body(worker: str, settings: Settings) -> str:
     ip daddr @never4 drop;
     ip6 daddr @never drop;
     ip6 daddr {SPACE6} drop;
+    ct mark set iifname map @marks;
     ip daddr @allowed4 return;
     ip6 daddr @allowed return;
     ip daddr @private4 drop;
