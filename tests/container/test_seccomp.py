@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import ctypes
 import errno
 import os
 import platform
 import struct
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -141,11 +144,86 @@ def test_nothing_is_denied_by_a_name_that_no_architecture_has() -> None:
     assert known >= seccomp.DENIED | seccomp.ABSENT | seccomp.CONDITIONS.keys()
 
 
-@pytest.mark.skipif(platform.machine() not in ARCHITECTURES, reason="no numbers for this architecture")
+# --- in this kernel ---------------------------------------------------------------------------------------------------
+
+UNDER_THE_FILTER = """
+import base64, ctypes, os, sys
+filter = base64.b64decode(sys.argv[1])
+class Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+assert libc.prctl(22, 2, ctypes.byref(Program(len(filter) // 8, filter))) == 0, os.strerror(ctypes.get_errno())
+os.execv(sys.executable, [sys.executable, "-c", sys.argv[2]])
+"""
+EVERY_DAY = """
+import asyncio, multiprocessing, os, signal, socket, sqlite3, subprocess, tempfile, threading, time
+threads = [threading.Thread(target=time.sleep, args=(0.001,)) for _ in range(8)]
+[each.start() for each in threads], [each.join() for each in threads]
+assert subprocess.run(["sh", "-c", "echo $((1+1)) | cat"], capture_output=True).stdout == b"2\\n"
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    assert pool.map(abs, [-1, 2]) == [1, 2]
+async def talk():
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "localhost", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+    assert await reader.read() == b""
+    writer.close(), server.close()
+    assert await (await asyncio.create_subprocess_exec("true")).wait() == 0
+asyncio.run(talk())
+with tempfile.TemporaryDirectory() as place:
+    database = sqlite3.connect(place + "/db")
+    database.execute("pragma journal_mode=wal"), database.execute("create table t(x)"), database.close()
+    os.mkfifo(place + "/fifo"), os.link(place + "/db", place + "/link"), os.chmod(place + "/db", 0o600)
+    with open(place + "/db") as one, open(place + "/copy", "w") as other:
+        os.sendfile(other.fileno(), one.fileno(), 0, 100)
+socket.socketpair(), socket.if_nameindex(), os.sched_getaffinity(0), os.getloadavg(), os.memfd_create("x")
+os.eventfd(0), os.pidfd_open(os.getpid()), os.getrandom(1), os.nice(1), os.posix_spawn("/bin/true", ["true"], {})
+"""
+REFUSED = """
+import ctypes, errno, sys
+libc = ctypes.CDLL(None, use_errno=True)
+for name, number, argument in CALLS:
+    assert libc.syscall(number, argument, 0, 0, 0, 0) == -1, name
+    print(name, errno.errorcode[ctypes.get_errno()])
+"""
+here = pytest.mark.skipif(platform.machine() not in ARCHITECTURES, reason="no numbers for this architecture")
+
+
+def under_the_filter(code: str) -> str:
+    argv = [sys.executable, "-c", UNDER_THE_FILTER, seccomp.encoded(platform.machine()), code]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@here
+def test_programs_of_every_day_do_not_notice_it() -> None:
+    assert under_the_filter(EVERY_DAY) == ""
+
+
+@here
+def test_the_kernel_gives_the_answers_of_the_list() -> None:
+    """Calls that are refused for other reasons, too, are left out: their error would prove nothing."""
+    numbers = NUMBERS[platform.machine()]
+    calls = [
+        ("unshare", numbers["unshare"], 0x10000000),
+        ("keyctl", numbers["keyctl"], 0),
+        ("io_uring_setup", numbers["io_uring_setup"], 1),
+        ("personality", numbers["personality"], 0x0040000),
+        ("clone3", numbers["clone3"], 0),
+        ("none", 999, 0),
+    ]
+    said = under_the_filter(REFUSED.replace("CALLS", repr(calls)))
+    assert said.split("\n")[:-1] == [
+        *(f"{name} EPERM" for name in ("unshare", "keyctl", "io_uring_setup", "personality")),
+        "clone3 ENOSYS",
+        "none ENOSYS",
+    ]
+
+
+@here
 def test_the_numbers_are_those_of_this_kernel() -> None:
     """By calls that answer differently from all others: a process asks for its own number."""
-    import ctypes
-
     libc = ctypes.CDLL(None, use_errno=True)
     numbers = NUMBERS[platform.machine()]
     assert libc.syscall(numbers["getpid"]) == os.getpid()
