@@ -83,6 +83,14 @@ async def test_a_machine_at_rest_starts_with_its_new_size(tmp_path: Path) -> Non
 
 
 @virtual_time
+async def test_the_size_it_has_is_given_without_a_run(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await worker.run_machine()
+        await resize(worker, machine, 256, 1)
+        assert [run.flow for run in worker.runs(machine)] == ["machine.create"]
+
+
+@virtual_time
 async def test_a_frozen_machine_keeps_its_size(tmp_path: Path) -> None:
     async with a_worker(tmp_path) as worker:
         machine = await worker.run_machine()

@@ -241,7 +241,7 @@ class Machines:
         self, app: str, machine_id: str, request: Request, *, memory_mb: int, cpus: int | None = None
     ) -> str:
         """Give a machine another size: one that runs goes on running, one at rest starts with it. No new version: of
-        the configuration only the guest changes. Returns the run.
+        the configuration only the guest changes. Returns the run ("" if it has that size).
 
         Raises `ledger.Full` when there is no room for more, `NotBuilt` where its driver cannot do it.
         """
@@ -254,6 +254,8 @@ class Machines:
             _require(row, "resize", State.started, *at_rest)
             present = check_config(row.config)
             guest = _sized(present, memory_mb, cpus)
+            if guest == present.guest:
+                return ""
             runs = row.state is State.started
             if runs and not can:
                 raise NotBuilt(
