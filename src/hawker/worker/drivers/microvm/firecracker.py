@@ -1,0 +1,210 @@
+"""Firecracker: what it is asked over its API socket, and how its jailer is started.
+
+The API is HTTP/1.1 on a unix socket, described by `src/firecracker/swagger/firecracker.yaml` of Firecracker (read at
+1.17). Kernel, initial file system and disks are those that QEMU gets. Firecracker has no virtio ports: the guest's init
+is reached through its vsock device, where a host connects to a unix socket and says which port it wants.
+
+The driver does not choose Firecracker yet: the guest's init has no vsock end, and nothing here has run a guest, for
+want of a processor that does. What it is asked is held against its published description.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from hawker.worker.drivers.microvm.qemu import Vm
+
+BINARY, JAILER = "firecracker", "jailer"
+GUEST_CID = 3  # the first that a guest may have; it means something to this one hypervisor only
+AGENT_PORT = 1
+_ANSWER_BYTES_MAX = 1 << 20
+
+
+class FirecrackerError(Exception):
+    """What Firecracker refused, in its words, or that it is gone."""
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One request."""
+
+    method: Literal["PUT", "PATCH"]
+    path: str
+    body: Mapping[str, Any]
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Files of a snapshot, as Firecracker sees them. Those of its disks are remembered in it by their paths."""
+
+    state: str
+    memory: str
+
+
+class Jail(msgspec.Struct, frozen=True, kw_only=True):
+    """Where Firecracker runs: in `base/firecracker/<id>/root`, as another user. What it opens must be in there, linked
+    or copied, and that user's."""
+
+    id: str
+    base: Path
+    uid: int
+    gid: int
+
+    @property
+    def root(self) -> Path:
+        return self.base / BINARY / self.id / "root"
+
+
+def boot(vm: Vm, *, mac: str = "", vsock: str = "vsock") -> list[Call]:
+    """What makes a fresh Firecracker boot this machine, in order."""
+    calls = [
+        Call("PUT", "/machine-config", {"vcpu_count": vm.cpus, "mem_size_mib": vm.memory_mib, "smt": False}),
+        Call(
+            "PUT",
+            "/boot-source",
+            {
+                "kernel_image_path": vm.kernel.vmlinux,
+                "initrd_path": vm.kernel.initrd,
+                "boot_args": "quiet loglevel=0 reboot=k panic=-1 nokaslr audit=0 lsm= rdinit=/init",
+            },
+        ),
+        _drive("image", vm.image, read_only=True),
+        _drive("machine", vm.disk, read_only=False),
+    ]
+    if vm.tap:
+        card = {"iface_id": "eth0", "host_dev_name": vm.tap, **({"guest_mac": mac} if mac else {})}
+        calls.append(Call("PUT", "/network-interfaces/eth0", card))
+    calls.append(Call("PUT", "/vsock", {"guest_cid": GUEST_CID, "uds_path": vsock}))
+    calls.append(Call("PUT", "/entropy", {}))
+    calls.append(Call("PUT", "/actions", {"action_type": "InstanceStart"}))
+    return calls
+
+
+def save(snapshot: Snapshot) -> list[Call]:
+    """Halt the machine and write all of it."""
+    return [
+        Call("PATCH", "/vm", {"state": "Paused"}),
+        Call(
+            "PUT",
+            "/snapshot/create",
+            {"snapshot_type": "Full", "snapshot_path": snapshot.state, "mem_file_path": snapshot.memory},
+        ),
+    ]
+
+
+def load(snapshot: Snapshot) -> list[Call]:
+    """The other way round, into a fresh Firecracker. The machine stands still until `go_on`: its record is written
+    first."""
+    backend = {"backend_type": "File", "backend_path": snapshot.memory}
+    body = {"snapshot_path": snapshot.state, "mem_backend": backend, "resume_vm": False}
+    return [Call("PUT", "/snapshot/load", body)]
+
+
+def go_on() -> list[Call]:
+    return [Call("PATCH", "/vm", {"state": "Resumed"})]
+
+
+def _drive(name: str, path: str, *, read_only: bool) -> Call:
+    body = {
+        "drive_id": name,
+        "path_on_host": path,
+        "is_root_device": False,
+        "is_read_only": read_only,
+        "cache_type": "Unsafe" if read_only else "Writeback",
+    }
+    return Call("PUT", f"/drives/{name}", body)
+
+
+def jailed(jailer: str, firecracker: str, jail: Jail, socket: str = "api") -> list[str]:
+    """The jailer's command line. It makes the jail, becomes the user, and turns into Firecracker: the process stays
+    the one that the supervisor started, in the control group that it made."""
+    if not jail.id.replace("-", "").isalnum() or len(jail.id) > 64:
+        raise ValueError(f"a jail's id has letters, digits and hyphens, 64 at most, not {jail.id!r}")
+    return [
+        jailer,
+        *("--id", jail.id),
+        *("--exec-file", firecracker),
+        *("--uid", str(jail.uid), "--gid", str(jail.gid)),
+        *("--chroot-base-dir", str(jail.base)),
+        *("--", "--api-sock", f"/{socket}"),
+    ]
+
+
+def binaries() -> tuple[str, str] | None:
+    """Paths of Firecracker and its jailer, where both are here."""
+    found = shutil.which(BINARY), shutil.which(JAILER)
+    return (found[0], found[1]) if found[0] and found[1] else None
+
+
+async def ask(directory: Path, calls: Sequence[Call], socket: str = "api") -> None:
+    """Make calls, one after the other, over the socket in a directory. Raises `FirecrackerError` at the first that is
+    refused, with what was said."""
+    reader, writer = await _connect(directory, socket)
+    try:
+        for call in calls:
+            body = msgspec.json.encode(call.body)
+            head = f"{call.method} {call.path} HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\n"
+            head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + body)
+            await writer.drain()
+            status, said = await _answer(reader)
+            if not 200 <= status < 300:
+                raise FirecrackerError(f"{call.method} {call.path}: {_fault(said) or status}")
+    except (ConnectionError, asyncio.IncompleteReadError) as error:
+        raise FirecrackerError("Firecracker is gone") from error
+    finally:
+        await _close(writer)
+
+
+async def agent_stream(directory: Path, socket: str = "vsock") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection to the guest's init. Raises `FirecrackerError` while nobody listens there."""
+    reader, writer = await _connect(directory, socket)
+    writer.write(f"CONNECT {AGENT_PORT}\n".encode())
+    try:
+        line = await reader.readline()
+    except ConnectionError:
+        line = b""
+    if not line.startswith(b"OK "):
+        await _close(writer)
+        raise FirecrackerError(f"the guest does not listen on port {AGENT_PORT}")
+    return reader, writer
+
+
+async def _connect(directory: Path, socket: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    fd = os.open(directory, os.O_PATH | os.O_CLOEXEC)
+    try:  # by way of the descriptor: the path may be longer than the 108 bytes a socket's name takes
+        return await asyncio.open_unix_connection(f"/proc/self/fd/{fd}/{socket}")
+    except OSError as error:
+        raise FirecrackerError(f"nobody listens at {directory / socket}: {error.strerror}") from error
+    finally:
+        os.close(fd)
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    status_line, *lines = head.split("\r\n")
+    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    length = int(headers.get("content-length", "0"))
+    if length > _ANSWER_BYTES_MAX:
+        raise FirecrackerError(f"an answer of {length} bytes")
+    return int(status_line.split()[1]), await reader.readexactly(length)
+
+
+def _fault(said: bytes) -> str:
+    try:
+        found = msgspec.json.decode(said)
+    except msgspec.DecodeError:
+        return ""
+    return str(found.get("fault_message", "")) if isinstance(found, dict) else ""
