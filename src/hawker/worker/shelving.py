@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from hawker.catalog.view import View
+from hawker.errors import StoreError
 from hawker.host import Host
 from hawker.http.app import Handler
 from hawker.images.base import ImageSource
 from hawker.images.service import Images
 from hawker.store.db import Store
+from hawker.telemetry import get_logger
 from hawker.worker.image_api import ImageApi, no_images
 from hawker.worker.peers import TIMES, Peers
 from hawker.worker.sketching import Sketching
@@ -18,6 +21,9 @@ from hawker.worker.uploads import Uploads
 
 if TYPE_CHECKING:
     from hawker.worker.daemon import WorkerSettings
+
+
+TIDY_S = 600.0
 
 
 class Shelving:
@@ -36,11 +42,14 @@ class Shelving:
         self._api: ImageApi | None = None
         self._peers: Peers | None = None
         self._sketching: Sketching | None = None
+        self._tidying: asyncio.Task[None] | None = None
         if not isinstance(images, Images):
             return
         self._images = images
         self.stock = Stock(images)
-        self._api = ImageApi(images, Uploads(images.directory / "uploads", host), settings.name, settings.region)
+        self._uploads = Uploads(images.directory / "uploads", host)
+        self._api = ImageApi(images, self._uploads, settings.name, settings.region)
+        self._tidying = asyncio.get_running_loop().create_task(self._tidy(), name="tidy images")
         self._sketching = Sketching(store, images)
         images.on_change.append(self._sketching.changed)
         self._sketching.changed()
@@ -60,7 +69,20 @@ class Shelving:
         if self.stock:
             self._images.begin_collecting()
 
+    async def _tidy(self) -> None:
+        """Now and then remove what nobody came back for. Not at once: who needs which image is told at a start."""
+        while True:
+            await asyncio.sleep(TIDY_S)
+            self._uploads.sweep()
+            try:
+                await self._images.collect()
+            except StoreError as error:
+                _logger.warning("images.not_collected", error=error.message, cause="local rule: now and then")
+
     async def close(self) -> None:
+        if self._tidying:
+            self._tidying.cancel()
+            await asyncio.gather(self._tidying, return_exceptions=True)
         if self._sketching:
             self._images.on_change.remove(self._sketching.changed)
             await self._sketching.close()
@@ -71,3 +93,6 @@ class Shelving:
             images.fetchers[:] = [fetcher for fetcher in images.fetchers if fetcher is not peers]
             images.namers[:] = [namer for namer in images.namers if namer != peers.resolve]
             await self._peers.close()
+
+
+_logger = get_logger()
