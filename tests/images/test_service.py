@@ -67,6 +67,7 @@ async def test_images_that_share_layers_share_their_trees(images: Images) -> Non
     assert images.layers(one)[1] == images.layers(two)[1]
     assert images.layers(one)[0] != images.layers(two)[0]
     await images.remove("one")
+    assert images.has_blob(base.digest)
     assert tree_of(images.layers(two)[1]) == {"base": "f644 0"}
     assert not images.layers(one)[0].exists()
 
@@ -208,7 +209,8 @@ async def test_above_the_watermark_those_go_first_that_were_not_used_the_longest
         for name in ("held", "oldest", "older", "newest"):
             kept[name] = await have(images, sized(name, 2), name)  # 2 as a blob, 2 as a tree
             clock.now_s += 3600
-        images.hold("machine", kept["held"].digest)
+            if name == "held":
+                images.hold("machine", kept["held"].digest)
         await images.ensure("oldest")  # which it no longer is
         clock.now_s += 3600
         assert (await images.collect()).images == ()  # 16 MiB: below the upper mark
@@ -252,8 +254,10 @@ async def test_an_image_just_asked_for_is_not_collected_before_it_can_be_held(tm
         assert (await images.collect()).images == ()
         clock.now_s += 61
         images.hold("machine", kept.digest)
+        clock.now_s += 61
         assert (await images.collect()).images == ()
         images.release("machine")
+        assert (await images.collect()).images == ()
         clock.now_s += 61
         assert (await images.collect()).images == (kept.digest,)
         assert files(images) == []
@@ -373,6 +377,26 @@ async def test_a_restart_finds_everything_as_it_was(tmp_path: Path) -> None:
         assert tree_of(images.layers(kept)[1]) == {"a": "f644 1"}
         images.hold("machine", kept.digest)
         assert images.list()[0].held == ("machine",)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_of_two_images_that_a_kill_left_with_one_name_the_later_has_it(tmp_path: Path, first: int) -> None:
+    made = [image([layer([file("a", b"1")])]), image([layer([file("b", b"2")])])]
+    old, new = made[first], made[1 - first]
+    root = tmp_path / "images"
+    clock = Clock()
+    async with opened(root, clock=clock) as images:
+        await have(images, old, "web:1")
+        record = root / "images" / f"{old.digest.removeprefix('sha256:')}.json"
+        before = record.read_bytes()
+        clock.now_s += 1
+        await have(images, new, "web:1")
+    record.write_bytes(before)  # as if its last change had not come to the disk
+    async with opened(root, clock=clock) as images:
+        found = images.find("web:1")
+        assert found is not None
+        assert found.digest == new.digest
+        assert sorted(tuple(names) for names, _ in images.all()) == [(), ("registry-1.docker.io/library/web:1",)]
 
 
 @pytest.mark.parametrize("damage", ["record", "manifest", "configuration", "layer", "tree", "tree and layer", "junk"])
