@@ -122,11 +122,9 @@ def _body(worker: str, settings: Settings) -> str:
   chain genuine {{
     # Before connections are tracked: what is forged takes no memory.
     iifname . ip saddr @sources4 ip daddr != 127.0.0.0/8 ip hdrlength 5 return;
-    # Neighbour discovery, and of it only to ask for the gateway (the target is the 16 bytes at 8).
-    icmpv6 type {{ nd-router-solicit, nd-router-advert, nd-neighbor-advert, nd-redirect, 139, 140, 141, 142 }} drop;
-    icmpv6 type {{ mld-listener-query, mld-listener-report, mld-listener-done, mld2-listener-report }} drop;
+    # Of neighbour discovery only questions for the gateway (the target is the 16 bytes at 8). What else there is of it,
+    # and whatever is for many, is for the host, which takes none of it below.
     icmpv6 type nd-neighbor-solicit jump solicited;
-    ip6 daddr ff00::/8 drop;
     iifname . ip6 saddr @sources return;
     drop;
   }}
