@@ -45,7 +45,8 @@ class UnpackedImages:
         return self._there[reference]
 
     def find(self, reference: str) -> Image | None:
-        return self._there.get(reference)
+        named = self._there.get(reference)
+        return named or next((image for image in self._there.values() if image.digest == reference), None)
 
     def layers(self, image: Image) -> Sequence[Path]:
         return self._layers[image.digest]

@@ -41,7 +41,7 @@ def microvms(
     """A driver in this directory, with what is in stock."""
     stock = Path(os.environ[STOCK])
     for name in KEPT:
-        if (stock / name).exists() and not (directory / name).exists():
+        if os.access(stock / name, os.R_OK) and not (directory / name).exists():
             shutil.copytree(stock / name, directory / name, copy_function=os.link)
     return MicrovmDriver(directory, images, network, live(), settings or Settings())
 

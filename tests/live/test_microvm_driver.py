@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from tests.kit.ordinary import run_as_nobody
 from tests.kit.unpacked import UnpackedImages
 from tests.kit.vms import guests, microvms, warmed
 from tests.kit.waiting import eventually
@@ -240,3 +243,35 @@ async def test_without_templates_machines_boot(driver: Opened, tmp_path: Path) -
 def tmp_of(driver: Opened) -> Path:
     assert isinstance(driver.driver, MicrovmDriver)
     return driver.driver.supervisor.directory.parent
+
+
+ORDINARY = """
+import asyncio, sys
+from pathlib import Path
+from tests.kit.unpacked import UnpackedImages
+from tests.kit.vms import microvms
+from tests.live.driver_conformance import opened
+from hawker.worker.drivers.microvm.settings import Settings
+
+async def main():
+    place = Path(sys.argv[1])
+    images = UnpackedImages(place / "images")
+    made = microvms(place / "driver", images, settings=Settings(cgroups=False, templates=False))
+    async with opened(made, "busybox", images.add) as it:
+        print(*await it.run(it.shell("id -u; echo written > /new; cat /new")))
+        one = it.spec("sleep", "1000")
+        await it.driver.start(one)
+        await it.driver.suspend(one.key)
+        await it.driver.resume(one.key)
+        print((await it.driver.exec(one.key, ["echo", "goes on"], timeout_s=20)).stdout.decode())
+
+asyncio.run(main())
+"""
+
+
+async def test_an_ordinary_user_has_microvms_too() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o777)
+        child = run_as_nobody(ORDINARY, [place], 0)
+        said, complaints = await asyncio.to_thread(child.communicate)
+        assert (said.split("\n"), child.returncode) == (["0 written", "goes on", "", ""], 0), complaints

@@ -311,12 +311,15 @@ class MicrovmDriver(SupervisedDriver):
         await self._hypervisors.destroy(guest.record.key)
         self._guests.pop(guest.record.key, None)
         self._records.remove(guest.record.key)
+        self._forget_disks()
 
     async def _let_go(self, guest: Guest) -> None:
         await guest.hang_up()
-        if self._network and guest.record.wanted:
+        machine = guest.record.machine
+        others = (other for other in self._guests.values() if other is not guest and other.record.machine == machine)
+        if self._network and guest.record.wanted and all(other.ended.done() for other in others):
             with contextlib.suppress(NetworkError):
-                await self._network.detach(guest.record.machine)
+                await self._network.detach(machine)
 
     # --- what runs ---------------------------------------------------------------------------------------------------
 
@@ -466,6 +469,7 @@ class MicrovmDriver(SupervisedDriver):
             if guest.acknowledged:
                 await self.stop(key, signal=9, grace_s=0)
         await self._undo(guest)
+        self._starting.pop(key, None)
 
     async def purge(self, machine: str) -> None:
         if any(guest.record.machine == machine for guest in self._guests.values()):
