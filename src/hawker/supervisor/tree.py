@@ -1,0 +1,209 @@
+"""A program that runs from the tree of an image without being isolated: the host's network, processes and users, and a
+root directory of its own, mounted where only the supervisor and its children see it.
+
+It is made, held and let go as containers are, with our init in the place of a runtime: it changes the root directory,
+the user and the directory, and tells how the program ended.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ctypes
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from hawker.supervisor import inside, mounts, proc
+from hawker.supervisor.cgroups import Limits
+from hawker.supervisor.common import Common
+from hawker.supervisor.container import Container, new_record
+from hawker.supervisor.instance import STATUS, Beside, Instance, open_terminal
+from hawker.supervisor.making import GO_FD, STATUS_FD, Making
+
+TREE: Final = "tree"
+_MS_BIND, _MS_REMOUNT = 0x1000, 0x20
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Tree(Container):
+    """`record.made_of` has besides `init`, `cwd` and `user`, as the init takes them."""
+
+    common: Common
+
+    def members(self) -> list[int]:
+        return Instance.members(self)
+
+    def describe(self) -> list[dict[str, Any]]:
+        return Instance.describe(self)
+
+    def run_beside(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        descriptors: Mapping[int, int],
+        terminal: tuple[int, int] | None,
+        done: Beside,
+    ) -> None:
+        program = self._program()
+        full = {**proc.environ(program), **({"TERM": "xterm"} if terminal else {}), **env, proc.MARKER: self.mark}
+        made_of = self.record.made_of
+        command = init_argv(made_of["init"], f"/proc/{program}/root", made_of["cwd"], made_of["user"], argv)
+        master, slave = open_terminal(*terminal) if terminal else (-1, -1)
+        command[1:1] = ["--go-fd", str(GO_FD)]
+        read, tell = os.pipe2(os.O_CLOEXEC)
+        wait, go = os.pipe2(os.O_CLOEXEC)
+        ends = {0: slave, 1: slave, 2: slave} if terminal else dict(descriptors)
+        self.children.expect(True)
+        try:
+            pid = self.children.spawn(command, full, {**ends, STATUS_FD: tell, GO_FD: wait}, lambda status: None)
+            if self._groups:
+                self._groups.attach(self.record.group, pid)
+            os.write(go, b"g")
+        except OSError:
+            self.children.expect(False)
+            os.close(read)
+            if terminal:
+                os.close(master)
+            raise
+        finally:
+            for fd in (tell, wait, go, *([slave] if terminal else [])):
+                os.close(fd)
+        self.children.forget(pid)  # until it is known whether the command runs
+        os.set_blocking(read, False)
+        told = _Told(read)
+        self.children.translate(pid, told.status)
+        self.common.loop.watch(read, lambda mask: self._told_of_command(told, pid, master, done))
+
+    def _told_of_command(self, told: _Told, pid: int, master: int, done: Beside) -> None:
+        self.common.loop.forget(told.fd)
+        began = told.first()
+        try:
+            if "started" in began:
+                done([pid, began["started"]], master, "")
+            else:
+                done([], master, str(began.get("error", "it ended before it was started")))
+        finally:
+            self.children.expect(False)
+
+    def _program(self) -> int:
+        """The process that the init started."""
+        with contextlib.suppress(FileNotFoundError, ValueError), open(self.path + STATUS, "rb") as file:
+            return int(json.loads(file.readline()).get("started", self.record.pid))
+        return self.record.pid
+
+
+class _Told:
+    """What the init of a command tells, read as far as it is there."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._lines: list[bytes] = []
+        self._needed = 2  # by whoever waits for the start, and for the end
+
+    def first(self) -> dict[str, Any]:
+        """Whether it began. Empty when it said nothing. Called once."""
+        self._read()
+        found: dict[str, Any] = json.loads(self._lines[0]) if self._lines else {}
+        self._let_go()
+        return found
+
+    def status(self, seen: int) -> int:
+        """How the command ended, where its init ended with `seen`. Called once."""
+        self._read()
+        number = json.loads(self._lines[-1]).get("signal") if self._lines else None
+        self._let_go()
+        return -number if number else seen
+
+    def _let_go(self) -> None:
+        self._needed -= 1
+        if not self._needed:
+            os.close(self.fd)
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._lines += os.read(self.fd, 8192).splitlines()
+
+
+class TreeMaking(Making):
+    """Asked for with `init`, `argv`, `env`, `cwd` and `user` instead of a runtime and its configuration."""
+
+    def _lay_out(self) -> None:
+        ask, rootfs = self._ask, f"{self._directory}/rootfs"
+        os.makedirs(rootfs)
+        self._roots.mount(self._root, ask["layers"], f"{self._directory}/disk", rootfs, None)
+        root = os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for path in ("/proc", "/sys", "/dev"):
+                with _at(root, path) as target:
+                    _bind_whole(path, target)
+            for mount in ask["mounts"]:
+                with _at(root, mount["path"]) as target:
+                    mounts.bind(mount["source"], target, read_only=mount["read_only"])
+            for tmpfs in ask["tmpfs"]:
+                with _at(root, tmpfs["path"]) as target:
+                    mounts.mount_tmpfs(target, size_bytes=tmpfs["size_mib"] << 20, mode=0o1777)
+            for each in ask["files"]:
+                inside.write(root, each["path"], base64.b64decode(each["content"]), each["mode"])
+        finally:
+            os.close(root)
+        if ask["read_only"]:
+            flags = ctypes.c_ulong(_MS_REMOUNT | _MS_BIND | mounts.MS_RDONLY | mounts.MS_NODEV)
+            _check(_libc.mount(None, os.fsencode(rootfs), None, flags, None), f"{rootfs} cannot be made read-only")
+
+    def _spawn(self) -> None:
+        ask, groups = self._ask, self.common.groups
+        ends = self._open_ends()
+        try:
+            argv = init_argv(ask["init"], f"{self._directory}/rootfs", ask["cwd"], ask["user"], ask["argv"])
+            argv[1:1] = ["--go-fd", str(GO_FD)]
+            env = {**ask["env"], proc.MARKER: self.common.mark(self.machine, self.key)}
+            if groups:
+                groups.create(self._group, Limits(**ask["limits"]))
+            with groups.entered(self._group) if groups else contextlib.nullcontext():
+                self.pid = self.common.children.spawn(argv, env, ends, self._ended)
+        finally:
+            for fd in ends.values():
+                os.close(fd)
+        self.common.loop.later(0, lambda: self._made(self.pid))
+
+    def _instance(self) -> Container:
+        ask = self._ask
+        group = self._group if self.common.groups else ""
+        made_of = {name: ask[name] for name in ("init", "cwd", "user")}
+        record = new_record(self.key, self.machine, self.pid, group, ask["note"], "", self._root, TREE, made_of)
+        tree = Tree(record, self.common.files, self.common.mark(self.machine, self.key), self.common.groups)
+        tree.common = self.common
+        return tree
+
+    def _undo(self) -> None:
+        self.common.kill_marked(self.common.mark(self.machine, self.key))
+        super()._undo()
+
+
+def init_argv(init: str, root: str, cwd: str, user: str, argv: Sequence[str]) -> list[str]:
+    options = {"--status-fd": str(STATUS_FD), "--root": root, "--cwd": cwd, "--user": user}
+    return [init, *(word for option in options.items() for word in option), "--", *argv]
+
+
+@contextlib.contextmanager
+def _at(root: int, path: str) -> Any:
+    """The place of a path in the tree, by a name that leads nowhere else."""
+    fd = inside.directory(root, path)
+    try:
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
+
+
+def _bind_whole(source: str, target: str) -> None:
+    """As it is, devices too."""
+    flags = ctypes.c_ulong(_MS_BIND | mounts.MS_REC)
+    _check(_libc.mount(os.fsencode(source), os.fsencode(target), None, flags, None), f"{source} cannot be shown inside")
+
+
+def _check(result: int, what: str) -> None:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
