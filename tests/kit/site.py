@@ -84,7 +84,8 @@ class Site:
         named += [f"{link['ifname']} {link['address']} {'UP' in link['flags']}" for link in links]
         with self.network.inside(where):
             nft = subprocess.run(["nft", "-s", "list", "ruleset"], check=True, capture_output=True, text=True).stdout
-        routes = {line.strip() for line in shown.splitlines() if not line.startswith("anycast")}  # every router's
+        # The kernel's own table follows the addresses, some milliseconds later.
+        routes = {line.strip() for line in shown.splitlines() if "table local" not in line}
         return {*named, *routes, *_lines(nft)}
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
