@@ -50,6 +50,7 @@ class Fort:
 
     def __init__(self, site: Site, place: Path, runtime: str, *, user_namespaces: bool = True) -> None:
         self.site = site
+        self.user_namespaces = user_namespaces
         self.secret = place / "secret-of-the-host"
         self.secret.write_text("secret")
         self.images = UnpackedImages(place / "images")
