@@ -75,14 +75,17 @@ class Manager:
         self._lock = _lock(self._worker)
         self._thread = ThreadPoolExecutor(1, "hawker-network")
         try:
-            self._keeper = await self._run(lambda: Keeper(self._worker, self._opened()))
+            self._keeper = await self._run(lambda: Keeper(self._worker, self._make(self._worker, self._settings)))
+            self._watch = Watch(self.restore, await self._run(threading.get_native_id))
+            self._watch.open()
+        except OSError as error:
+            await self.close()
+            raise NetworkError(f"netlink cannot be used: {error.strerror}") from error
         except BaseException:
             await self.close()
             raise
-        self._four = dict(self._keeper.given)
+        self._four, self._planned = dict(self._keeper.given), set()
         self._taken = set(self._keeper.taken)
-        self._watch = Watch(self.restore, await self._run(threading.get_native_id))
-        self._watch.open()
 
     async def close(self, *, remove: bool = False) -> None:
         """Let go. Machines keep their network. Without any, and always with `remove`, nothing of it is left but that
@@ -94,6 +97,7 @@ class Manager:
                 self._tidying = None
             if self._watch is not None:
                 await self._watch.close()
+                self._watch = None
             if keeper is not None:
                 await self._run(lambda: keeper.close(remove))
         finally:
@@ -163,12 +167,6 @@ class Manager:
         if self._keeper is None:
             raise NetworkError("the network is not open")
         return self._keeper
-
-    def _opened(self) -> Kernel:
-        try:
-            return self._make(self._worker, self._settings)
-        except OSError as error:
-            raise NetworkError(f"netlink cannot be used: {error.strerror}") from error
 
     def _give_up(self, attached: Attachment) -> None:
         self._taken.add(attached.address4)
