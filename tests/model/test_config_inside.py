@@ -43,10 +43,12 @@ def test_the_runtime_goes_by_the_image_unless_it_is_named() -> None:
     assert check_config({**APP, "runtime": "elses-own-2"}).runtime == "elses-own-2", "third parties have drivers, too"
 
 
-def test_one_word_makes_a_program_of_an_image_one_of_the_host() -> None:
-    both = {**APP, "init": {"exec": ["/bin/serve"]}}
-    found = {runtime: check_config({**both, "runtime": runtime}) for runtime in ("process", "container", "microvm")}
-    assert {config.argv for config in found.values()} == {("/bin/serve",)}
+def test_one_word_chooses_how_an_image_is_run() -> None:
+    found = {runtime: check_config({**APP, "runtime": runtime}) for runtime in ("process", "container", "microvm")}
+    assert {name: (config.runtime, config.of_host) for name, config in found.items()} == {
+        name: (name, False) for name in found
+    }
+    assert check_config(HOST).of_host
 
 
 @pytest.mark.parametrize(
@@ -55,16 +57,26 @@ def test_one_word_makes_a_program_of_an_image_one_of_the_host() -> None:
         ({"files": [{"guest_path": "/a"}]}, "files"),
         ({"volumes": [{"path": "/a", "temp_dir": {"storage_type": "memory", "size_mb": 1}}]}, "volumes"),
         ({"rootfs": {"size_gb": 1}}, "rootfs"),
-        ({"init": {"exec": ["true"], "tty": True}}, "init.tty"),
         ({"processes": [{"user": "app"}]}, "processes[0].user"),
-        ({"dns": {"nameservers": ["::1"]}}, "dns.nameservers"),
     ],
 )
+def test_what_needs_a_root_of_its_own_is_for_images(change: dict[str, Any], field: str) -> None:
+    with pytest.raises(NotBuilt, match="name an image") as refused:
+        check_config({**HOST, **change})
+    assert refused.value.field == f"config.{field}"
+    check_config({**APP, "runtime": "process", **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [({"init": {"exec": ["true"], "tty": True}}, "init.tty"), ({"dns": {"nameservers": ["::1"]}}, "dns.nameservers")],
+)
+@pytest.mark.parametrize("base", [HOST, {**APP, "runtime": "process"}])
 def test_what_a_process_cannot_have_is_refused_and_the_remedy_is_another_runtime(
-    change: dict[str, Any], field: str
+    base: dict[str, Any], change: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(NotBuilt, match="use runtime container or microvm") as refused:
-        check_config({**HOST, **change})
+        check_config({**base, **change})
     assert refused.value.field == f"config.{field}"
 
 
@@ -166,7 +178,7 @@ def test_services_are_read_with_their_ports_and_published_once_each() -> None:
         ({"runtime": "Container"}, "runtime", "use process, container or microvm"),
         ({"runtime": 1}, "runtime", "use process, container or microvm"),
         ({"image": "host", "runtime": "container"}, "runtime", "runs as a process only"),
-        ({"runtime": "process"}, "init.exec", "give its command line here"),
+        ({"image": "host"}, "init.exec", "give its command line here"),
         ({"files": {}, "init": {"tty": "yes"}}, "init.tty", "give true or false"),
         ({"files": {"a": "b"}}, "files", "give a list of objects"),
         ({"files": [{}]}, "files[0].guest_path", "absolute path"),

@@ -98,11 +98,10 @@ async def test_what_a_fetch_has_brought_already_is_not_missing(tmp_path: Path) -
 
 
 @virtual_time
-async def test_for_a_process_no_image_is_missing(tmp_path: Path) -> None:
+async def test_for_a_program_of_the_host_no_image_is_missing(tmp_path: Path) -> None:
     async with a_worker(tmp_path, sweeping=False) as worker:
         shelved(worker)
         assert lacks(offered(worker, "host")) == (True, 0, 0)
-        assert lacks(offered(worker, SHOP, runtime="process")) == (True, 0, 0)
 
 
 @virtual_time

@@ -69,8 +69,9 @@ async def live_outfit(settings: AgentSettings, role: WorkerRole, host: Host) -> 
     names = _chosen(role)
     async with AsyncExitStack() as stack:
         images, network, problem = None, None, ""
-        if any(name != "process" and not _lacks(name) for name in names):
+        if set(names) != {"process"}:
             images, problem = await _images(stack, settings, host)
+        if any(name != "process" and not _lacks(name) for name in names):
             network = await _network(stack, settings, role)
         drivers: dict[str, Driver] = {}
         for name in names:
@@ -178,7 +179,7 @@ def _entry_points() -> Mapping[str, Any]:
 def process(site: Site) -> Driver:
     from hawker.worker.drivers.process import ProcessDriver
 
-    return ProcessDriver(site.directory, cgroups=site.cgroups)
+    return ProcessDriver(site.directory, cgroups=site.cgroups, images=site.images)
 
 
 def container(site: Site) -> Driver:

@@ -51,7 +51,7 @@ _NOT_BUILT_IN = {
 }
 PROCESS, CONTAINER, MICROVM = "process", "container", "microvm"
 _RUNTIME = re.compile(r"[a-z][a-z0-9-]{0,30}")
-_NOT_FOR_PROCESSES = ("files", "volumes", "rootfs")
+_NOT_FOR_THE_HOST = ("files", "volumes", "rootfs")
 """What needs a root of its own."""
 
 
@@ -84,9 +84,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """What Hawker acts on, and `raw`, what the client reads back.
 
-    `runtime`, ours, names the driver that runs it. With "process", the host's own programs, the image is not looked
-    at: a configuration with both an image and a command line runs under each runtime by this word alone.
-    `max_memory_mb` 0: as much as its cpus may have.
+    `runtime`, ours, names the driver that runs it; "process" runs a program of the image, or of the host where the
+    image is `host`, without isolation. `max_memory_mb` 0: as much as its cpus may have.
     """
 
     raw: dict[str, Any]
@@ -112,6 +111,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def argv(self) -> tuple[str, ...]:
         return self.command.argv
+
+    @property
+    def of_host(self) -> bool:
+        """Whether it runs a program of the host itself: no image is looked at."""
+        return is_host_image(self.image)
 
     def resources(self) -> Resources:
         """What the machine takes of its worker while it runs."""
@@ -157,7 +161,7 @@ def check_config(raw: Any, *, at: str = "config") -> Config:
         raw=filled,
         image=image,
         runtime=runtime,
-        command=_command_of(runtime, image, init, process, at),
+        command=_command_of(image, init, process, at),
         env={**string_map(f"{at}.env", raw.get("env"), names=True), **process_env},
         guest=guest,
         restart=restart,
@@ -261,27 +265,35 @@ def _runtime(raw: dict[str, Any], image: str, process: dict[str, Any], at: str) 
         raise Invalid(f"{at}.runtime", runtime, f"use {PROCESS}, {CONTAINER} or {MICROVM}")
     if is_host_image(image) and runtime != PROCESS:
         raise Invalid(f"{at}.runtime", runtime, 'the image "host" runs as a process only; name an image')
+    if is_host_image(image):
+        needs = "needs a root of its own, which the host's programs do not have; name an image"
+        given = [*((field, raw.get(field)) for field in _NOT_FOR_THE_HOST), ("processes[0].user", process.get("user"))]
+        _refuse(given, needs, at)
     if runtime == PROCESS:
-        needs = f"needs a root of its own, which a process does not have; use runtime {CONTAINER} or {MICROVM}"
-        init, dns = raw.get("init") or {}, raw.get("dns")
-        given: list[tuple[str, Any]] = [(field, raw.get(field)) for field in _NOT_FOR_PROCESSES]
-        given += [("init.tty", init.get("tty")), ("processes[0].user", process.get("user"))]
-        if isinstance(dns, dict):
+        needs = f"a process does not have this; use runtime {CONTAINER} or {MICROVM}"
+        given = [("init.tty", (raw.get("init") or {}).get("tty"))]
+        if isinstance(dns := raw.get("dns"), dict):
             given += [(f"dns.{field}", dns.get(field)) for field in ("nameservers", "searches", "options", "hostname")]
-        for field, value in given:
-            if value:
-                raise NotBuilt(f"{at}.{field}", value, needs)
+        _refuse(given, needs, at)
     return runtime
 
 
-def _command_of(runtime: str, image: str, init: dict[str, Any], process: dict[str, Any], at: str) -> Command:
+def _refuse(given: list[tuple[str, Any]], needs: str, at: str) -> None:
+    for field, value in given:
+        if value:
+            raise NotBuilt(f"{at}.{field}", value, needs)
+
+
+def _command_of(image: str, init: dict[str, Any], process: dict[str, Any], at: str) -> Command:
     command = _command(init, f"{at}.init")
     if not command.argv:
         command = _command(process, f"{at}.processes[0]")
-    if runtime == PROCESS and not (command.argv and command.argv[0]):
-        what = 'the image "host"' if is_host_image(image) else "a process"
-        remedy = f"{what} has no program of its own: give its command line here"
-        raise Invalid(f"{at}.init.exec", list(command.argv), remedy)
+    if is_host_image(image) and not (command.argv and command.argv[0]):
+        raise Invalid(
+            f"{at}.init.exec",
+            list(command.argv),
+            'the image "host" has no program of its own: give its command line here',
+        )
     return command
 
 

@@ -32,7 +32,7 @@ from hawker.core.journal import effect_key
 from hawker.errors import Abort, DiskFull, ImageError, Retry, Unreachable
 from hawker.host import Host
 from hawker.images.base import ImageSource
-from hawker.model.config import PROCESS, Config, check_config
+from hawker.model.config import Config, check_config
 from hawker.model.guest import Guest
 from hawker.model.machine import State
 from hawker.model.rows import LeaseRow, MachineRow, RunRow
@@ -53,7 +53,7 @@ try takes. Then the machine has failed."""
 
 def launching(config: Config) -> list[str]:
     """The steps that start a machine."""
-    return ["launch"] if config.runtime == PROCESS else ["prepare", "launch"]
+    return ["launch"] if config.of_host else ["prepare", "launch"]
 
 
 class MachineFlows:

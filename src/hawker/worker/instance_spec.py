@@ -29,15 +29,15 @@ def limits_of(guest: Guest) -> Limits:
 def instance_spec(machine: MachineRow, key: str) -> InstanceSpec:
     """The machine's command line, its environment with ours on top, its limits, and what is put into it."""
     config = check_config(machine.config)
-    isolated = config.runtime != PROCESS
+    command = config.command
     return InstanceSpec(
         key=key,
         machine=machine.id,
         driver=machine.driver,
         image=reference_of(machine),
-        argv=config.command.exec if isolated else config.argv,
-        entrypoint=config.command.entrypoint if isolated else (),
-        cmd=config.command.cmd if isolated else (),
+        argv=config.argv if config.of_host else command.exec,
+        entrypoint=() if config.of_host else command.entrypoint,
+        cmd=() if config.of_host else command.cmd,
         env=_environment(machine, config),
         limits=limits_of(config.guest),
         user=config.user,
@@ -46,7 +46,7 @@ def instance_spec(machine: MachineRow, key: str) -> InstanceSpec:
         root=Root(size_mib=config.rootfs.size_gb * 1024, persist=config.rootfs.persist),
         files=[File(path=file.path, content=file.content, mode=file.mode) for file in config.files],
         tmpfs=[Tmpfs(path=each.path, size_mib=each.size_mib) for each in config.tmpfs],
-        network=_network(machine) if isolated else None,
+        network=None if config.runtime == PROCESS else _network(machine),
         dns=Dns(nameservers=config.dns.nameservers, searches=config.dns.searches, options=config.dns.options),
     )
 
@@ -77,9 +77,9 @@ def _environment(machine: MachineRow, config: Config) -> dict[str, str]:
         "region": machine.region,
         "image": config.image,
     }
-    # A process has no image that names a path to look in.
+    # The host is no image that names a path to look in.
     return {
-        **({"PATH": PATH} if config.runtime == PROCESS else {}),
+        **({"PATH": PATH} if config.of_host else {}),
         **config.env,
         **{variable: fields[of] for variable, of in config.env_from},
         "FLY_APP_NAME": machine.app,

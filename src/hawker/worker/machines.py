@@ -185,6 +185,8 @@ class Machines:
         also when it never will have, `NotBuilt` for an image that this worker's driver does not run.
         """
         found = (await self._driver.fingerprints()).get(config.runtime)
+        if found and found.healthy and not config.of_host and not found.capabilities.images:
+            raise NotBuilt("config.image", config.image, f"the {config.runtime} driver of this worker runs no images")
         if found is None or not found.healthy:
             why = found.problem if found else "it has no such driver"
             raise NotBuilt("config.runtime", config.runtime, f"this worker cannot run it: {why}")

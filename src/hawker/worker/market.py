@@ -37,6 +37,7 @@ from hawker.model.rows import (
     VersionRow,
     WorkerRow,
 )
+from hawker.model.values import is_host_image
 from hawker.store.db import Store
 from hawker.store.tx import Reads, Tx
 from hawker.worker import leases, ledger, ports
@@ -102,7 +103,7 @@ class Market:
         """What this worker has for an ask, now. Reads only; nothing is held."""
         reads = self._store.read
         held = ledger.held(reads)
-        if unfit := self._unfit(reads, ask.region, ask.runtime or usual_runtime(ask.image)):
+        if unfit := self._unfit(reads, ask.region, ask.runtime or usual_runtime(ask.image), ask.image):
             return unfit
         if ask.key and (fill := reads.get(FillRow, ask.key)) and fill.machine:
             return self._offered(ask, held, filled=fill.machine)
@@ -122,7 +123,7 @@ class Market:
             self._lapse(tx)
             if there:
                 return self._refusal(Reason.in_doubt)  # its time ran out: this order was given up
-            if unfit := self._unfit(tx, order.region, runtime_of(order.config)):
+            if unfit := self._unfit(tx, order.region, runtime_of(order.config), order.config["image"]):
                 return unfit
             if order.machine and tx.get(MachineRow, order.machine):
                 return self._refusal(Reason.known_machine)
@@ -282,7 +283,7 @@ class Market:
         return len(expired)
 
     def _hold_image(self, key: str, config: dict[str, Any]) -> None:
-        if self.stock and runtime_of(config) != PROCESS:
+        if self.stock:
             self.stock.hold(f"reservation {key}", config["image"])
 
     def _let_image_go(self, key: str) -> None:
@@ -292,17 +293,20 @@ class Market:
     def _hand_over(self, key: str, row: MachineRow) -> None:
         """What a reservation kept its machine keeps from now on. What is not there yet its first run fetches, also when
         it is not to start."""
-        if self.stock and runtime_of(row.config) != PROCESS:
+        if self.stock:
             self.stock.hold(row.id, row.config["image"])
             self._let_image_go(key)
 
-    def _unfit(self, reads: Reads, region: str, runtime: str) -> Refusal | None:
+    def _unfit(self, reads: Reads, region: str, runtime: str, image: str) -> Refusal | None:
         """Why this worker takes no order at all for this region and runtime, whatever its size."""
         if region != self._region:
             return self._refusal(Reason.wrong_region)
         driver = self.drivers.get(runtime)
         if driver is None or not driver.healthy:
             problem = driver.problem if driver else ""
+            return replace(self._refusal(Reason.no_driver), driver=runtime, problem=problem)
+        if not is_host_image(image) and not driver.capabilities.images:
+            problem = "it runs no images here"
             return replace(self._refusal(Reason.no_driver), driver=runtime, problem=problem)
         if self._store.full:
             return self._refusal(Reason.disk_full)
@@ -312,7 +316,7 @@ class Market:
     def _offered(self, ask: Ask, held: Resources, *, filled: str = "") -> Offer:
         reads = self._store.read
         lack = NOTHING
-        if self.stock and (ask.runtime or usual_runtime(ask.image)) != PROCESS:
+        if self.stock:
             lack = self.stock.lack(ask.image, ask.parts)
         app = reads.get(AppRow, ask.app)
         tally = reads.get(TallyRow, ask.app)

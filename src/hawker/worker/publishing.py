@@ -84,7 +84,6 @@ class Publishing:
             "image": str(row.config.get("image", "")),
             "private_ip": row.private_ip,
             "process_group": _group(row),
-            "hidden": bool((row.config.get("dns") or {}).get("skip_registration")),
             "cpu_kind": str(guest.get("cpu_kind") or Guest().cpu_kind),
             "cpus": row.resources.cpus_shared + row.resources.cpus_dedicated,
             "memory_mib": row.resources.memory_mib,
