@@ -3,6 +3,7 @@ to another, who is preferred for an order, and what removing says."""
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
@@ -232,3 +233,48 @@ async def test_the_catalog_has_a_sketch_of_what_each_worker_has(two: ImageMarket
         return any(worker == "ord-1" and short(SHOP) in names for worker, names in rows)
 
     await eventually(told, "the sketch is in the broker's replica")
+
+
+async def test_a_fetch_goes_on_when_nobody_listens_any_more(two: ImageMarket) -> None:
+    await have(two.images["ord-1"], MADE, SHOP)
+    gate = asyncio.Event()
+
+    async def slow(digest: str, size: int, offset: int) -> None:
+        await gate.wait()
+
+    two.images["ord-2"].fetchers.insert(0, slow)
+    host, _, port = two.endpoint.removeprefix("http://").rpartition(":")
+    peer = Peer(host, int(port), headers={"authorization": "Bearer a user's token"})
+    body = b'{"image": "%s", "worker": "ord-2"}' % SHOP.encode()
+    async with peer.stream("POST", "/v1/hawker/images/prefetch", body=body, timeout_s=5) as stream:
+        assert stream.status == 200
+        assert (await anext(stream.chunks)).startswith(b"event: progress")
+    await peer.close()
+    assert two.images["ord-2"].find(SHOP) is None
+    gate.set()
+
+    async def there() -> bool:
+        return two.images["ord-2"].find(SHOP) is not None
+
+    await eventually(there, "the image is there all the same")
+
+
+async def test_a_worker_that_ends_in_the_middle_has_its_say(tmp_path: Path) -> None:
+    async with market(tmp_path, ["ord-1", "ord-2"], offline=True) as there:
+        await have(there.images["ord-1"], MADE, SHOP)
+
+        async def never(digest: str, size: int, offset: int) -> None:
+            await asyncio.Event().wait()
+
+        there.images["ord-2"].fetchers.insert(0, never)
+        events = asyncio.create_task(there.plain(lambda c: list(c.prefetch_image(SHOP))))
+
+        async def has_begun() -> bool:
+            worker = there.agents["ord-2"].worker
+            return worker is not None and any(task.get_name() == f"image {SHOP}" for task in asyncio.all_tasks())
+
+        await eventually(has_begun, "the worker fetches")
+        await there.agents["ord-2"].close()
+        by_worker = {event.data["worker"]: event for event in last(await events)}
+    assert by_worker["ord-1"].name == "done"
+    assert by_worker["ord-2"].name == "error"
