@@ -63,6 +63,27 @@ def test_machines_reach_those_of_their_own_network_and_no_others_also_across_wor
     all_and_only(site, good, set(tries.values()) - good)
 
 
+def test_machines_see_each_other_and_their_host_under_their_own_addresses(site: Site) -> None:
+    listener = site.listen("a2", 9001)
+    for by, seen in (("a1", six(site, "a1")), ("a3", six(site, "a3")), ("host", site.managers["first"].own)):
+        assert site.reached([Try(by, six(site, "a2"), 9001)])
+        connection, caller = listener.accept()
+        connection.close()
+        assert caller[0] == seen
+
+
+def test_the_resolver_and_the_gateway_answer_an_echo_under_the_addresses_that_were_asked(site: Site) -> None:
+    with site.network.inside("a1"):
+        scope = socket.if_nametoindex("eth0")
+    for to in ((addresses.RESOLVER, 0), (addresses.GATEWAY6, 0, 0, scope)):
+        ping = site.socket("a1", socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6)
+        ping.settimeout(5)
+        ping.bind((six(site, "a1"), 0))
+        ping.sendto(struct.pack("!BBHHH", 128, 0, 0, 7, 7), to)
+        message, source = ping.recvfrom(100)
+        assert (message[0], source[0].partition("%")[0]) == (129, to[0])
+
+
 def test_machines_do_not_reach_each_other_by_ipv4(site: Site) -> None:
     all_and_only(site, {Try("host", four(site, "a2"))}, {Try(by, four(site, "a2")) for by in ("a1", "a3", "b1")})
 
