@@ -79,7 +79,6 @@ class MicrovmDriver(SupervisedDriver):
         self._disks = Disks(directory / "disks")
         self._records = Records(directory)
         self._guests: dict[str, Guest] = {}
-        self._starting: dict[str, asyncio.Lock] = {}
         self._on_exit: Callable[[Exit], None] = lambda exit_: None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -171,7 +170,7 @@ class MicrovmDriver(SupervisedDriver):
             raise StartFailed(f"no template: {error}") from error
 
     async def start(self, spec: InstanceSpec) -> Instance:
-        async with self._starting.setdefault(spec.key, asyncio.Lock()):
+        async with self.alone(spec.key):
             guest = self._guests.get(spec.key)
             if guest is None:
                 guest = await self._make(spec)
@@ -469,7 +468,6 @@ class MicrovmDriver(SupervisedDriver):
             if guest.acknowledged:
                 await self.stop(key, signal=9, grace_s=0)
         await self._undo(guest)
-        self._starting.pop(key, None)
 
     async def purge(self, machine: str) -> None:
         if any(guest.record.machine == machine for guest in self._guests.values()):
