@@ -151,7 +151,14 @@ class Conversation:
 
     async def _end(self, rest: bytes) -> tuple[int, int | None]:
         data = rest
-        while b"\n" not in data:
+        while True:
+            line, newline, after = data.partition(b"\n")
+            if newline:
+                data = after
+                message = msgspec.json.decode(line)
+                if message.get("event") == "ended":  # others are for every connection
+                    return message["code"], message["signal"]
+                continue
             try:
                 more = await asyncio.get_running_loop().sock_recv(self._sock, _LINE_BYTES_MAX)
             except OSError:
@@ -159,8 +166,6 @@ class Conversation:
             if not more:
                 return 255, None  # nobody sees its end
             data += more
-        message = msgspec.json.decode(data.partition(b"\n")[0])
-        return message["code"], message["signal"]
 
     def _close(self, fd: int) -> None:
         self._open.discard(fd)
