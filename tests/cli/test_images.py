@@ -157,3 +157,13 @@ def test_on_a_terminal_a_fetch_shows_how_far_it_is(user: User, site: Path) -> No
 def test_json_of_an_error_is_the_apis(user: User) -> None:
     failed = user("image", "push", "nothing:1", "--json", status=1)
     assert json.loads(failed.err)["status"] == "not_found"
+
+
+def test_a_name_that_means_another_image_elsewhere_is_pointed_out(user: User, site: Path) -> None:
+    first = built(user, site, "--worker", "ord-1")
+    (site / "hello").write_text("changed\n")
+    told = user("image", "build-from", site, SHOP, "--worker", "ord-2")
+    assert "ord-1: still another image under this name" in told.err
+    user("image", "remove", SHOP, "--worker", "ord-1", "--yes")
+    assert first["digest"] not in {entry["digest"] for entry in user.json("image", "list")}
+    assert user("image", "build-from", site, SHOP, "--worker", "ord-1").err == ""

@@ -246,10 +246,24 @@ def _import(
         client.drop_upload(upload, at)
         raise
     events = client.import_image(upload, at, reference, kind=kind, config=config)
-    _follow(session, events, "has")
+    for made in _follow(session, events, "has"):
+        _note_other_meanings(session, made)
 
 
-def _follow(session: Session, events: Any, verb: str) -> None:
+def _note_other_meanings(session: Session, made: Object) -> None:
+    """No registry says what a name means here: a worker goes on with the image that it has under it."""
+    others = [
+        entry["worker"]
+        for entry in session.client.images()
+        if entry["digest"] != made["digest"] and set(entry["names"]) & set(made["names"])
+    ]
+    if others:
+        name = made["names"][0]
+        output.note(f"{', '.join(others)}: still another image under this name, which machines there would get")
+        output.note(f"  try: give each build a tag of its own, or hawker image remove {name} --worker {others[0]}")
+
+
+def _follow(session: Session, events: Any, verb: str) -> list[Object]:
     """Show progress until every worker has ended, then tell what came of it. Raises when one failed."""
     done: list[Object] = []
     failed: list[Object] = []
@@ -273,6 +287,7 @@ def _follow(session: Session, events: Any, verb: str) -> None:
         raise HawkerError("; ".join(f"{f['worker']}: {f['error']}" for f in failed), hint=failed[0]["hint"])
     if not done:
         raise HawkerError("no worker took it", hint="hawker workers")
+    return done
 
 
 # --- shown -----------------------------------------------------------------------------------------------------------
