@@ -1,28 +1,16 @@
 """The microVM driver. QEMU is a program of the driver's own supervisor, under its limits, with the guest's output as
 its own; what only the guest can do is asked over its control port.
-
-What is on disk decides after any crash (`records`). A machine runs if its supervisor has its hypervisor and its record
-does not say that it is suspended. Suspending writes the state first, then the record, and only then ends the
-hypervisor; resuming loads the state into one that stands still, then writes the record, and only then lets it go on. So
-a hypervisor that is there while the record says suspended has never run beyond the state, and is killed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
-from hawker.errors import Unreachable
-from hawker.host import Host
-from hawker.images.base import ImageSource
-from hawker.network.base import HostNetwork, NetworkError, Wanted
-from hawker.telemetry import get_logger
 from hawker.worker.drivers.base import (
     Capabilities,
     ExecResult,
@@ -34,53 +22,24 @@ from hawker.worker.drivers.base import (
     Limits,
     NotSupported,
     Process,
-    Refused,
     StartFailed,
-    Stats,
     Terminal,
     UnknownInstance,
 )
-from hawker.worker.drivers.microvm import figures, machine, templates
+from hawker.worker.drivers.microvm import figures
 from hawker.worker.drivers.microvm.agent import AgentLost, AgentRefused
-from hawker.worker.drivers.microvm.disk import DiskError, Disks
 from hawker.worker.drivers.microvm.guest import ANSWER_S, Guest
-from hawker.worker.drivers.microvm.hypervisors import BOOT_S, STATE_S, Hypervisors
-from hawker.worker.drivers.microvm.qemu import Memory, QemuError, Vm
-from hawker.worker.drivers.microvm.records import DISK, STATE, Record, Records
-from hawker.worker.drivers.microvm.settings import Settings
-from hawker.worker.drivers.microvm.tools import Missing, Tools
-from hawker.worker.drivers.supervised import SupervisedDriver
-
-MEMORY_LEAST_MIB = 96  # with less the kernel has no room for a program
+from hawker.worker.drivers.microvm.machines import Machines
+from hawker.worker.drivers.microvm.qemu import QemuError
+from hawker.worker.drivers.microvm.records import STATE
+from hawker.worker.drivers.microvm.tools import Missing
 
 
-class MicrovmDriver(SupervisedDriver):
+class MicrovmDriver(Machines):
     """See `hawker.worker.drivers.base.Driver`. `directory` is kept between runs. Without `network` machines have
     none."""
 
     name = "microvm"
-
-    def __init__(
-        self,
-        directory: Path,
-        images: ImageSource,
-        network: HostNetwork | None,
-        host: Host,
-        settings: Settings = Settings(),  # noqa: B008  # frozen
-    ) -> None:
-        self._hypervisors = Hypervisors(directory, cgroups=settings.cgroups, with_templates=settings.templates)
-        super().__init__(self._hypervisors.supervisor)
-        self._directory = directory
-        self._images = images
-        self._network = network
-        self._host = host
-        self._settings = settings
-        self._tools = Tools(directory / "kernel", settings)
-        self._disks = Disks(directory / "disks")
-        self._records = Records(directory)
-        self._guests: dict[str, Guest] = {}
-        self._on_exit: Callable[[Exit], None] = lambda exit_: None
-        self._tasks: set[asyncio.Task[None]] = set()
 
     # --- the whole ---------------------------------------------------------------------------------------------------
 
@@ -178,148 +137,6 @@ class MicrovmDriver(SupervisedDriver):
                 return self._shown(guest, None)
             return await self._launch(guest, spec)
 
-    async def _make(self, spec: InstanceSpec) -> Guest:
-        """Everything that is needed before a hypervisor can be started."""
-        image = await self._images.ensure(spec.image)
-        path = await self._disks.of_image(image, self._images.layers(image))
-        wanted = _wanted(spec) if self._network else None
-        tap = self._network.plan(wanted).interface if self._network and wanted else ""
-        directory = self._records.directory(spec.key)
-        directory.mkdir(mode=0o700, exist_ok=True)
-        try:
-            disk = self._records.root(spec.machine, image.digest) if spec.root.persist else directory / DISK
-            if not disk.exists():
-                await self._disks.empty(disk, spec.root.size_mib, journal=spec.root.persist)
-            vm = await self._vm(spec.limits, image=str(path), disk=str(disk), tap=tap)
-            record = Record(
-                key=spec.key, machine=spec.machine, image=image.digest, vm=vm, limits=spec.limits, wanted=wanted
-            )
-            self._records.write(record)
-        except BaseException as error:
-            self._records.remove(spec.key)
-            if isinstance(error, Missing | DiskError):
-                raise StartFailed(str(error)) from error
-            raise
-        guest = self._guests[spec.key] = self._guest(record, acknowledged=False)
-        return guest
-
-    async def _vm(self, limits: Limits, *, image: str, disk: str, tap: str) -> Vm:
-        found = await self._tools.found()
-        return Vm(
-            binary=found.binary,
-            accelerator=found.accelerator,
-            cpus=max(1, -(-limits.cpu_millis // 1000)),
-            memory_mib=max(limits.memory_mib, MEMORY_LEAST_MIB),
-            kernel=found.kernel,
-            tsc_khz=found.tsc_khz,
-            image=image,
-            disk=disk,
-            tap=tap,
-        )
-
-    async def _launch(self, guest: Guest, spec: InstanceSpec) -> Instance:
-        """Start the hypervisor and the program, or what of both is not done yet. Leaves nothing when it fails."""
-        shown = (await self._hypervisors.instances()).get(spec.key)
-        if shown and (shown.exit or guest.record.started_at_ms):
-            return self._shown(guest, shown)
-        try:
-            if shown is None:
-                shown = await self._boot(guest)
-            await guest.unless_ended(self._configure(guest, spec), BOOT_S)
-        except BaseException as error:
-            await self._undo(guest)
-            if isinstance(error, AgentLost | TimeoutError | QemuError):
-                raise StartFailed(f"{spec.image}: the virtual machine did not come up: {error}") from error
-            raise
-        guest.record = replace(guest.record, started_at_ms=shown.started_at_ms)
-        self._records.write(guest.record)
-        guest.acknowledged = True
-        if guest.ended.done():
-            self._on_exit(guest.ended.result())
-        return self._shown(guest, shown)
-
-    async def _boot(self, guest: Guest) -> Instance:
-        """From a template of its size where there is one."""
-        record = guest.record
-        if template := self._hypervisors.template(record.vm):
-            try:
-                vm = templates.of_template(record.vm, template)
-                return await self._run(guest, vm, template / templates.STATE, memory=False)
-            except (QemuError, AgentLost, TimeoutError) as error:
-                self._hypervisors.forget_template(template, error)
-                await self._hypervisors.destroy(record.key)
-                guest.start_over()
-        shown = await self._run(guest, record.vm)
-        if self._settings.templates:
-            self._spawn(self._template_later(guest), f"template for {record.key}")
-        return shown
-
-    async def _template_later(self, guest: Guest) -> None:
-        """Once the machine that needed one runs: it comes first."""
-        try:
-            await guest.agent()
-            await self._hypervisors.make_template(guest.record.vm)
-        except (QemuError, AgentLost, StartFailed, TimeoutError, OSError) as error:
-            _logger.warning("template.failed", error=str(error), instance=guest.record.key)
-
-    async def _run(self, guest: Guest, vm: Vm, state: Path | None = None, *, memory: bool = True) -> Instance:
-        """Start its hypervisor, connect it to the network, and let the machine go on from a state if there is one."""
-        record = guest.record
-        shown = await self._hypervisors.start(record.key, record.machine, vm, record.limits, guest.directory)
-
-        async def attach() -> None:
-            if self._network and record.wanted:
-                try:
-                    await self._network.attach_tap(record.wanted)
-                except NetworkError as error:
-                    raise StartFailed(f"{record.machine}: no network: {error}") from error
-
-        async def ready() -> None:
-            await attach()
-            if guest.record.suspended:
-                guest.record = replace(guest.record, suspended=None)
-                self._records.write(guest.record)
-
-        if state:
-            await guest.unless_ended(
-                self._hypervisors.load(guest.directory, state, memory=memory, ready=ready), STATE_S
-            )
-        elif record.wanted:
-            await guest.unless_ended(self._hypervisors.up(guest.directory), BOOT_S)
-            await attach()
-        return shown
-
-    async def _configure(self, guest: Guest, spec: InstanceSpec) -> None:
-        """Tell the guest what it is. Does nothing where it knows."""
-        agent = await guest.agent()
-        if not agent.idle:
-            return
-        image = await self._images.ensure(spec.image)
-        wanted = guest.record.wanted
-        attachment = self._network.plan(wanted) if self._network and wanted else None
-        await agent.start(machine.told(spec, image.config, attachment, clock_ns=self._clock_ns(), seed=self._seed()))
-
-    def _clock_ns(self) -> int:
-        return self._host.now_ms() * 1_000_000
-
-    def _seed(self) -> bytes:
-        return self._host.rng.getrandbits(8 * machine.SEED_BYTES).to_bytes(machine.SEED_BYTES, "big")
-
-    async def _undo(self, guest: Guest) -> None:
-        await self._let_go(guest)
-        await self._hypervisors.destroy(guest.record.key)
-        self._guests.pop(guest.record.key, None)
-        self._records.remove(guest.record.key)
-        self._forget_disks()
-
-    async def _let_go(self, guest: Guest) -> None:
-        await guest.hang_up()
-        machine = guest.record.machine
-        others = (other for other in self._guests.values() if other is not guest and other.record.machine == machine)
-        if self._network and guest.record.wanted and all(other.ended.done() for other in others):
-            with contextlib.suppress(NetworkError):
-                await self._network.detach(machine)
-
     # --- what runs ---------------------------------------------------------------------------------------------------
 
     async def inspect(self, key: str) -> Instance:
@@ -361,14 +178,6 @@ class MicrovmDriver(SupervisedDriver):
         size = (columns, rows) if tty else None
         return await self._running(key).ask(lambda agent: agent.run(argv, env=env or {}, terminal=size))
 
-    async def stats(self, key: str) -> Stats:
-        guest = self._find(key)
-        if guest.record.suspended:
-            return guest.record.suspended
-        guest.must_run()
-        with guest.refusals():
-            return figures.use(await guest.ask(lambda agent: agent.ask("q")))
-
     async def processes(self, key: str) -> Sequence[Process]:
         guest = self._running(key)
         with guest.refusals():
@@ -377,59 +186,6 @@ class MicrovmDriver(SupervisedDriver):
     async def resize(self, key: str, limits: Limits) -> None:
         self._find(key)
         raise NotSupported("resizing a virtual machine while it runs")
-
-    # --- suspending --------------------------------------------------------------------------------------------------
-
-    async def suspend(self, key: str) -> None:
-        guest = self._find(key)
-        async with guest.moving:
-            if guest.record.suspended:
-                return
-            stats = await self.stats(key)
-            state = guest.directory / STATE
-            try:
-                await guest.unless_ended(self._hypervisors.save(guest.directory, state), STATE_S)
-            except (QemuError, AgentLost, TimeoutError, OSError) as error:
-                state.unlink(missing_ok=True)
-                self._spawn(self._look_after(guest), f"go on with {key}")
-                raise Refused(f"{key} could not be suspended: {error}") from error
-            guest.record = replace(guest.record, suspended=stats)
-            self._records.write(guest.record)
-            await self._let_go(guest)
-            await self._hypervisors.destroy(key)
-
-    async def resume(self, key: str) -> None:
-        guest = self._find(key)
-        async with guest.moving:
-            if guest.record.suspended is None:
-                guest.must_run()
-                return
-            state = guest.directory / STATE
-            vm = replace(guest.record.vm, memory=Memory(), incoming=True)
-            try:
-                await self._run(guest, vm, state)
-            except BaseException as error:
-                if guest.record.suspended:
-                    await self._let_go(guest)
-                    await self._hypervisors.destroy(key)
-                if isinstance(error, QemuError | AgentLost | TimeoutError | OSError):
-                    raise Refused(f"{key} could not be resumed: {error}") from error
-                raise
-            state.unlink(missing_ok=True)
-            await self._renew(guest)
-
-    async def _renew(self, guest: Guest) -> None:
-        """The guest has not seen the time pass."""
-        await guest.ask(lambda agent: agent.renew(self._clock_ns(), self._seed()))
-
-    async def _look_after(self, guest: Guest) -> None:
-        """A machine that somebody halted, to suspend or to resume it, and was killed before he could go on."""
-        with contextlib.suppress(QemuError, Unreachable, UnknownInstance, TimeoutError):
-            async with asyncio.timeout(ANSWER_S):
-                if not await self._hypervisors.let_go_on(guest.directory):
-                    return
-            (guest.directory / STATE).unlink(missing_ok=True)
-            await self._renew(guest)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -476,17 +232,6 @@ class MicrovmDriver(SupervisedDriver):
         if not self.supervisor.unused:
             await self.supervisor.call("purge", machine=machine)
 
-    def forget(self, digest: str) -> None:
-        """An image is gone: so is its disk, unless a machine needs it, which may be suspended."""
-        if all(guest.record.image != digest for guest in self._guests.values()):
-            self._disks.forget(digest)
-
-    def _forget_disks(self) -> None:
-        """Of images that are no longer here."""
-        for digest in self._disks.made():
-            if self._images.find(digest) is None:
-                self.forget(digest)
-
     def _ended(self, ended: Exit) -> None:
         """The supervisor saw a hypervisor end."""
         guest = self._guests.get(ended.key)
@@ -499,47 +244,3 @@ class MicrovmDriver(SupervisedDriver):
             guest.ended.set_result(ended)
         if guest.acknowledged:
             self._on_exit(ended)
-
-    # --- helpers -----------------------------------------------------------------------------------------------------
-
-    def _guest(self, record: Record, *, acknowledged: bool = True) -> Guest:
-        return Guest(record, self._records.directory(record.key), acknowledged=acknowledged)
-
-    def _find(self, key: str) -> Guest:
-        guest = self._guests.get(key)
-        if guest is None or not guest.acknowledged:
-            raise UnknownInstance(f"no instance {key}")
-        return guest
-
-    def _running(self, key: str) -> Guest:
-        guest = self._find(key)
-        guest.must_run()
-        return guest
-
-    def _shown(self, guest: Guest, shown: Instance | None) -> Instance:
-        record = guest.record
-        if shown:
-            return replace(shown, started_at_ms=record.started_at_ms or shown.started_at_ms)
-        return Instance(
-            key=record.key,
-            machine=record.machine,
-            pid=None,
-            started_at_ms=record.started_at_ms,
-            suspended=record.suspended is not None,
-            exit=record.exit,
-        )
-
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-def _wanted(spec: InstanceSpec) -> Wanted | None:
-    if spec.network is None:
-        return None
-    publish = tuple((p.protocol, p.internal_port, p.host_port) for p in spec.network.publish)
-    return Wanted(machine=spec.machine, number=spec.network.number, address=spec.network.address, publish=publish)
-
-
-_logger = get_logger()
