@@ -262,3 +262,22 @@ async def test_a_start_that_is_given_up_leaves_nothing(gated: tuple[Opened, Gate
     await gone(pid=gate.pid)
     assert gate.attached == set()
     await nothing_is_left(driver)
+
+
+async def test_a_start_that_is_given_up_while_the_runtime_works_leaves_nothing(
+    driver: Opened, runtime: Interposed
+) -> None:
+    runtime.once('sleep 0.1; exec "$REAL" "$@"')
+    one = driver.spec("sleep", "60")
+    starting = asyncio.ensure_future(driver.driver.start(one))
+
+    async def works() -> bool:
+        return runtime.done
+
+    await eventually(works, "the runtime works")
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await nothing_is_left(driver)
+    assert (await driver.driver.start(one)).pid is not None
+    await driver.driver.destroy(one.key, force=True)

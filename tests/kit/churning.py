@@ -1,0 +1,331 @@
+"""A worker under churn: machines with short lives, several at a time, while its processes are killed at random moments.
+
+```
+churn = Churn(market, "ord-1", seed=1, runtimes=("process", "container"))
+report = await churn.run(cycles=40)
+assert report.wrong == []
+```
+
+A life is an order, a few things done to the machine, and its end. What is done comes from the seed; when a kill meets
+it, the machine decides. What a broken connection leaves in doubt is neither success nor failure: at the end everything
+that the worker knows is destroyed, and then nothing of it may be left (`tests.kit.belongings`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tests.kit import belongings
+from tests.kit.markets import SLEEPER, Client, Market
+from tests.kit.oci import busybox_layer, file, image, layer, write_docker_archive
+from tests.kit.waiting import eventually
+
+from hawker.client.api import ApiError
+from hawker.client.api import Client as PlainClient
+from hawker.client.wire import PeerUnreachable
+from hawker.errors import HawkerError
+
+APP, IMAGE = "churn", "churn.invalid/busybox:1"
+PATIENCE_S = 60.0
+LOOK_S = 0.4
+"""How long a process that comes and goes is looked for before another kind is killed."""
+KINDS: Mapping[str, Sequence[str]] = {
+    "process": ("daemon", "supervisor", "program"),
+    "container": ("daemon", "supervisor", "program", "runtime", "unpacker"),
+    "microvm": ("daemon", "supervisor", "hypervisor", "disk builder"),
+}
+"""What of a worker can be killed where machines of a runtime come and go."""
+CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "process": SLEEPER,
+    "container": {**SLEEPER, "image": IMAGE, "runtime": "container"},
+    "microvm": {**SLEEPER, "image": IMAGE, "runtime": "microvm"},
+}
+OPERATIONS = ("exec", "restart", "suspend", "update", "resize")
+
+
+@dataclass
+class Report:
+    """`done` and `refused` count operations, `lost` those whose answer never came."""
+
+    cycles: int = 0
+    kills: Counter[str] = field(default_factory=Counter)
+    done: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    lost: Counter[str] = field(default_factory=Counter)
+    started: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+
+class Churn:
+    """Of one worker of a market that nobody else uses."""
+
+    def __init__(self, market: Market, worker: str, *, seed: int, runtimes: Sequence[str], at_once: int = 8) -> None:
+        self._market = market
+        self._name = worker
+        self._directory = market.home / worker
+        self._seed = seed
+        self._runtimes = runtimes
+        self._at_once = at_once
+        self._over = asyncio.Event()
+        self.report = Report()
+
+    async def run(self, cycles: int, *, kills: bool = True, microvms_most: int | None = None) -> Report:
+        """`microvms_most`: how many of the machines may be microVMs, which take seconds each."""
+        kinds = [Random(f"{self._seed}/{n}").choice(self._runtimes) for n in range(cycles)]
+        slow = [number for number, kind in enumerate(kinds) if kind == "microvm"]
+        for number in slow[len(slow) if microvms_most is None else microvms_most :]:
+            kinds[number] = "container"
+        async with self._market.client() as client:
+            await client.ok("POST", "/apps", {"app_name": APP, "org_slug": "personal"})
+            images = set(self._runtimes) != {"process"}
+            if images:
+                await self._import(IMAGE, 0)
+            others = [asyncio.create_task(self._kill_now_and_then())] if kills else []
+            others += [asyncio.create_task(self._images_come_and_go())] if images else []
+            left = iter(enumerate(kinds))
+
+            async def live_on() -> None:
+                for number, kind in left:
+                    await self._life(client, Random(f"{self._seed}/{number}/{kind}"), number, kind)
+                    self.report.cycles += 1
+
+            try:
+                await asyncio.gather(*(live_on() for _ in range(self._at_once)))
+            finally:
+                self._over.set()
+                await asyncio.gather(*others)
+            await self._destroy_all(client)
+            if images:
+                await self._remove_images()
+            await self._nothing_is_left()
+        return self.report
+
+    # --- lives -------------------------------------------------------------------------------------------------------
+
+    async def _life(self, client: Client, rng: Random, number: int, kind: str) -> None:
+        config = dict(CONFIGS[kind])
+        if kind != "process":
+            if rng.random() < 0.5:
+                config["services"] = [{"internal_port": 8080, "protocol": "tcp", "ports": [{"port": 80}]}]
+            if kind == "container" and rng.random() < 0.15:
+                config["rootfs"] = {"size_gb": 1, "persist": rng.choice(("always", "never"))}
+        order = {"name": f"m{number}", "config": config, "region": "ord"}
+        made = await self._insist(client, f"create {kind}", "POST", "/machines", order)
+        if made is None:
+            self.report.wrong.append(f"no machine {order['name']} within {PATIENCE_S:g} s: {config}")
+            return
+        path = f"/machines/{made['id']}"
+        patient = kind == "microvm" or rng.random() < 0.8  # the others are destroyed on their way
+        if patient and await self._insist(client, "wait", "GET", f"{path}/wait?state=started&timeout=20"):
+            self.report.started[kind] += 1
+            for _ in range(rng.randrange(4)):
+                await self._operate(client, rng, path, config)
+        await self._insist(client, "destroy", "DELETE", f"{path}?force=true")
+
+    async def _operate(self, client: Client, rng: Random, path: str, config: dict[str, Any]) -> None:
+        match rng.choice(OPERATIONS):
+            case "exec":
+                await self._try(client, "exec", "POST", f"{path}/exec", {"command": ["sh", "-c", "exit 3"]})
+            case "restart":
+                await self._try(client, "stop", "POST", f"{path}/stop", {"timeout": "1s"})
+                await self._try(client, "wait", "GET", f"{path}/wait?state=stopped&timeout=10")
+                await self._try(client, "start", "POST", f"{path}/start?wait=true")
+            case "suspend":
+                await self._try(client, "suspend", "POST", f"{path}/suspend")
+                await self._try(client, "wait", "GET", f"{path}/wait?state=suspended&timeout=10")
+                if rng.random() < 0.7:
+                    await self._try(client, "resume", "POST", f"{path}/start?wait=true")
+            case "update":
+                await self._try(client, "update", "POST", path, {"config": {**config, "env": {"N": str(rng.random())}}})
+                await self._try(client, "wait", "GET", f"{path}/wait?state=started&timeout=10")
+            case "resize":
+                await self._try(client, "resize", "PUT", f"{path}/memory", {"limit_mb": rng.choice((256, 512))})
+
+    async def _insist(self, client: Client, what: str, method: str, path: str, body: Any = None) -> Any:
+        """Until it succeeds: the worker may be away. A machine that was ordered twice is destroyed with all at the
+        end."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + PATIENCE_S
+        while True:
+            answer = await self._try(client, what, method, path, body)
+            if answer is not None or loop.time() > deadline:
+                return answer
+            await asyncio.sleep(0.1)
+
+    async def _try(self, client: Client, what: str, method: str, path: str, body: Any = None) -> Any:
+        """The answer's body, None unless it was a success."""
+        try:
+            answer = await client.call(method, f"/apps/{APP}{path}", body)
+        except (PeerUnreachable, TimeoutError):
+            self.report.lost[what] += 1
+            return None
+        if answer.status < 300:
+            self.report.done[what] += 1
+            return answer.body
+        (self.report.lost if answer.status >= 500 else self.report.refused)[what] += 1
+        return None
+
+    # --- images ------------------------------------------------------------------------------------------------------
+
+    async def _images_come_and_go(self) -> None:
+        """So that there is somebody who unpacks."""
+        number = 1
+        while not self._over.is_set():
+            name = f"churn.invalid/other:{number}"
+            with contextlib.suppress(HawkerError, ApiError):
+                await self._import(name, number, patience_s=0)
+                await asyncio.to_thread(self._plain, lambda client, name=name: client.remove_image(name))
+                self.report.done["image"] += 1
+            number += 1
+
+    async def _import(self, name: str, number: int, *, patience_s: float = PATIENCE_S) -> None:
+        """An image of busybox and a layer of its own."""
+        above = layer([file(f"own/{number}-{n}", os.urandom(64) * 64) for n in range(200)])
+        made = image([busybox_layer(), above], {"Cmd": ["/bin/sh"], "Env": ["PATH=/bin"]})
+        path = self._market.home / "churn.tar"
+        write_docker_archive(path, {name: made})
+
+        def send(client: PlainClient) -> None:
+            data = path.read_bytes()
+            begun = client.begin_upload(len(data), worker=self._name)
+            client.upload(begun["upload"], begun["worker"], 0, data)
+            told = list(client.import_image(begun["upload"], begun["worker"], name))
+            if told[-1].name != "done":
+                raise HawkerError(str(told[-1].data))
+
+        await asyncio.to_thread(self._plain, send)
+
+    def _plain(self, call: Any) -> Any:
+        with PlainClient(self._market.endpoint, self._market.token) as client:
+            return call(client)
+
+    async def _remove_images(self) -> None:
+        for each in await asyncio.to_thread(self._plain, lambda client: client.images()):
+            await asyncio.to_thread(self._plain, lambda client, d=each["digest"]: client.remove_image(d))
+
+    # --- kills -------------------------------------------------------------------------------------------------------
+
+    async def _kill_now_and_then(self) -> None:
+        """Every kind by turns, in an order of the seed's."""
+        rng = Random(f"{self._seed}/kills")
+        kinds = sorted({kind for runtime in self._runtimes for kind in KINDS[runtime]})
+        while not self._over.is_set():
+            rng.shuffle(kinds)
+            for kind in kinds:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._over.wait(), rng.uniform(0.05, 0.5))
+                if self._over.is_set():
+                    return
+                if pid := await self._seen(kind, rng):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                        self.report.kills[kind] += 1
+                    if kind == "daemon":
+                        await eventually(self._serves, "the daemon is back", PATIENCE_S)
+
+    async def _seen(self, kind: str, rng: Random) -> int:
+        """A process of this kind, 0 when none came in time."""
+        deadline = asyncio.get_running_loop().time() + LOOK_S
+        while True:
+            if found := [pid for pid, its in self._victims().items() if its == kind]:
+                return rng.choice(found)
+            if asyncio.get_running_loop().time() > deadline or self._over.is_set():
+                return 0
+            await asyncio.sleep(0.002)
+
+    def _victims(self) -> dict[int, str]:
+        """Processes of the worker, by what they are."""
+        try:
+            daemon = self._market.pid(self._name)
+        except (FileNotFoundError, ValueError):
+            return {}
+        parents = _parents()
+        kinds = {daemon: "daemon"}
+        for pid in parents:
+            words = belongings.argv(pid)
+            if "hawker.supervisor" in words and any(word.startswith(f"{self._directory}/") for word in words):
+                kinds[pid] = "supervisor"
+        supervisors = {pid for pid, kind in kinds.items() if kind == "supervisor"}
+        for pid, parent in parents.items():
+            if parent == daemon and pid not in kinds:
+                kinds[pid] = _helper(belongings.argv(pid))
+            elif parent in supervisors:
+                kinds[pid] = _supervised(pid)
+        return kinds
+
+    async def _serves(self) -> bool:
+        async with self._market.client() as client:
+            with contextlib.suppress(PeerUnreachable):
+                answer = await client.call("GET", "/hawker/workers")
+                return answer.status == 200 and all(worker["reachable"] for worker in answer.body)
+        return False
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    async def _destroy_all(self, client: Client) -> None:
+        machines: list[Any] = []
+
+        async def gone() -> bool:
+            answer = await client.call("GET", f"/apps/{APP}/machines")
+            if answer.status != 200 or answer.headers.get("hawker-silent"):
+                return False
+            machines[:] = answer.body
+            for machine in machines:
+                await self._try(client, "destroy at the end", "DELETE", f"/machines/{machine['id']}?force=true")
+            return not machines
+
+        try:
+            await eventually(self._serves, "the daemon serves", PATIENCE_S)
+            await eventually(gone, "every machine is destroyed", PATIENCE_S)
+        except AssertionError as error:
+            states = [f"{machine['id']} {machine['state']}" for machine in machines]
+            self.report.wrong.append(f"{error}: {', '.join(states)}")
+
+    async def _nothing_is_left(self) -> None:
+        found: list[str] = []
+
+        async def clear() -> bool:
+            found[:] = await asyncio.to_thread(belongings.left, self._directory)
+            return not found
+
+        with contextlib.suppress(AssertionError):
+            await eventually(clear, "nothing is left of machines", 20)
+        self.report.wrong += found
+
+
+def _parents() -> dict[int, int]:
+    """The parent of every process that lives."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+                if fields[0] not in "ZX":
+                    found[int(name)] = int(fields[1])
+    return found
+
+
+def _helper(words: Sequence[str]) -> str:
+    """What a child of the daemon is."""
+    if "hawker.images.tree.child" in words:
+        return "unpacker"
+    return "disk builder" if "hawker.worker.drivers.microvm.building" in words else "helper"
+
+
+def _supervised(pid: int) -> str:
+    """What a child of a supervisor is."""
+    program = os.path.basename((belongings.argv(pid) or [""])[0])
+    if program in ("crun", "runc"):
+        return "runtime"
+    if program.startswith("qemu-system"):
+        return "hypervisor"
+    return "helper" if program in ("rm", "mke2fs") else "program"

@@ -1,0 +1,37 @@
+"""Machines that come and go while processes of their worker are killed at random moments: nothing of them is left.
+
+`python -m bench.churn` does it with a thousand.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.kit import belongings
+from tests.kit.churning import KINDS, Churn
+from tests.kit.markets import running_market
+from tests.kit.vms import missing
+
+pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(180)]
+
+OPTIONS = ("--region", "ord", "--workers", "1", "--cpus", "1000", "--memory", "400000")
+SEED = 20261121
+CYCLES, MICROVMS = 50, 3
+RUNTIMES = ("process", "container", "microvm")
+
+
+async def test_nothing_is_left_of_machines_that_came_and_went_under_kills(tmp_path: Path) -> None:
+    if why := missing() or ("" if shutil.which("busybox") else "needs busybox (Debian: busybox-static)"):
+        pytest.skip(why)
+    with running_market(tmp_path / "market", OPTIONS) as market:
+        churn = Churn(market, "ord-1", seed=SEED, runtimes=RUNTIMES)
+        report = await churn.run(CYCLES, microvms_most=MICROVMS)
+    print(report)
+    assert report.cycles == CYCLES
+    assert set(report.started) == set(RUNTIMES), "machines of every runtime have run"
+    assert {"daemon", "supervisor", "program"} <= set(report.kills), "what is always there was killed"
+    assert set(report.kills) <= {kind for kinds in KINDS.values() for kind in kinds}
+    assert report.wrong == []
+    assert belongings.ended(tmp_path / "market" / "ord-1") == []
