@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.programs import hawker
 from tests.kit.markets import Market, free_port, running_market
 from tests.kit.oci import busybox_image
 from tests.kit.registry import DockerRegistry, put, registry
@@ -55,6 +56,7 @@ async def test_one_word_makes_an_app_a_process_a_container_or_a_microvm(
         await client.ok("POST", "/apps", {"app_name": "one-word", "org_slug": "personal"})
         machine = await client.ok("POST", "/apps/one-word/machines?wait=true", {"config": config})
         path = f"/apps/one-word/machines/{machine['id']}"
+        own: str = machine["id"]
         said: dict[str, str] = {}
         for runtime in ("process", "container", "microvm"):
             if runtime != "process":
@@ -64,10 +66,10 @@ async def test_one_word_makes_an_app_a_process_a_container_or_a_microvm(
             (published,) = shown["hawker"]["ports"]
             assert (published["internal_port"] == published["host_port"]) == (runtime == "process")
             said[runtime] = await page(published["host_port"])
+            assert await inside(market, own, "cat", "page") == (0, said[runtime] + "\n")
         await client.ok("DELETE", f"{path}?force=true")
-    own = machine["id"]
-    inside = f"{own} on {own}"
-    assert said == {"process": f"{own} on {os.uname().nodename}", "container": inside, "microvm": inside}
+    apart = f"{own} on {own}"
+    assert said == {"process": f"{own} on {os.uname().nodename}", "container": apart, "microvm": apart}
 
 
 async def started(client: Any, path: str) -> Any:
@@ -81,6 +83,13 @@ async def started(client: Any, path: str) -> Any:
 
     await eventually(settled, "the machine has started", UP_S)
     return found
+
+
+async def inside(market: Market, machine: str, *command: str) -> tuple[int, str]:
+    """A command beside the app: its status and what it wrote."""
+    arguments = ("machine", "exec", machine, "--", *command)
+    ended = await asyncio.to_thread(hawker, *arguments, env={"HAWKER_HOME": str(market.home)})
+    return ended.status, ended.out
 
 
 async def page(port: int) -> str:
