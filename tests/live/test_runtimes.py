@@ -72,6 +72,40 @@ async def test_one_word_makes_an_app_a_process_a_container_or_a_microvm(
     assert said == {"process": f"{own} on {os.uname().nodename}", "container": apart, "microvm": apart}
 
 
+async def test_a_container_outlives_kill_9_of_its_worker_and_is_reached_on_its_port(
+    market: Market, registry: DockerRegistry
+) -> None:
+    image = await put(registry.host, "lasting:1", busybox_image())
+    config = {
+        "image": image,
+        "init": {"exec": ["/bin/sh", "-c", SERVE]},
+        "env": {"PORT": "8080"},
+        "services": [{"internal_port": 8080}],
+    }
+    async with market.client() as client:
+        await client.ok("POST", "/apps", {"app_name": "lasting", "org_slug": "personal"})
+        machine = await client.ok("POST", "/apps/lasting/machines?wait=true", {"config": config})
+        path = f"/apps/lasting/machines/{machine['id']}"
+        before = await started(client, path)
+        port = before["hawker"]["ports"][0]["host_port"]
+        said = await page(port)
+        killed = market.pid("ord-1")
+        market.kill("ord-1")
+        assert await page(port) == said, "while no worker is there"
+
+        async def another_answers() -> bool:
+            answer = await client.call("GET", path)
+            return market.pid("ord-1") != killed and bool(answer.status == 200)
+
+        await eventually(another_answers, "the worker is back", UP_S)
+        assert await page(port) == said
+        after = await client.ok("GET", path)
+        assert (after["state"], after["hawker"]["ports"]) == ("started", before["hawker"]["ports"])
+        assert [event["type"] for event in after["events"]] == [event["type"] for event in before["events"]]
+        assert await inside(market, machine["id"], "echo", "again") == (0, "again\n")
+        await client.ok("DELETE", f"{path}?force=true")
+
+
 async def started(client: Any, path: str) -> Any:
     """The machine, once its image is there and its program runs."""
     found: dict[str, Any] = {}
