@@ -156,3 +156,10 @@ def test_what_was_prepared_is_not_made_again(modules: Path, tmp_path: Path) -> N
     assert other.vmlinux == first.vmlinux
     assert other.digest != first.digest
     assert Path(other.initrd).read_bytes() == Path(first.initrd).read_bytes()
+
+
+def test_what_older_kernels_left_is_removed_but_not_what_machines_were_started_with(tmp_path: Path) -> None:
+    for name in ("vmlinux-1", "initrd-1", "vmlinux-2", "initrd-2", "initrd-3", "guest-1"):
+        (tmp_path / name).touch()
+    kernel.forget_others(tmp_path, [str(tmp_path / name) for name in ("vmlinux-2", "initrd-3")])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["guest-1", "initrd-3", "vmlinux-2"]

@@ -49,6 +49,8 @@ class MicrovmDriver(Machines):
         self._disks.open()
         self._hypervisors.open()
         self._guests = {record.key: self._guest(record) for record in self._records.open()}
+        kernels = [guest.record.vm.kernel for guest in self._guests.values()]
+        self._tools.needed = {path for kernel in kernels for path in (kernel.vmlinux, kernel.initrd)}
         await self.supervisor.open(self._ended)
         there = await self._hypervisors.instances()
         for key, shown in there.items():

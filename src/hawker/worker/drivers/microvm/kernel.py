@@ -17,7 +17,7 @@ import re
 import struct
 import tempfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -87,6 +87,15 @@ def prepare(source: Source, init: Path, cache: Path) -> Kernel:
     if not initrd.exists():
         _put(initrd, initial_files(init, source.modules))
     return Kernel(vmlinux=str(elf), initrd=str(initrd), version=source.version, digest=initrd.name)
+
+
+def forget_others(cache: Path, needed: Iterable[str]) -> None:
+    """Remove what was prepared from older kernels and inits, but not these files: a suspended machine goes on with
+    those that it was started with."""
+    kept = set(needed)
+    for path in [*cache.glob("vmlinux-*"), *cache.glob("initrd-*")]:
+        if str(path) not in kept:
+            path.unlink(missing_ok=True)
 
 
 def _digest(*parts: object) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ class Machines(SupervisedDriver):
         super().__init__(self._hypervisors.supervisor)
         self._directory = directory
         self._images = images
-        self._network = network
+        self._network = network if os.geteuid() == 0 else None  # an ordinary user may not make interfaces
         self._host = host
         self._settings = settings
         self._tools = Tools(directory / "kernel", settings)

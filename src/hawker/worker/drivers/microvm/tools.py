@@ -32,6 +32,7 @@ class Tools:
         self._cache = cache
         self._settings = settings
         self._found: Found | None = None
+        self.needed: set[str] = set()  # files of kernels that machines were started with
         self._lock = asyncio.Lock()
 
     async def found(self) -> Found:
@@ -51,6 +52,7 @@ class Tools:
             made = kernel.prepare(source, program("guest", self._cache), self._cache)
         except (kernel.NoKernel, NoCompiler) as error:
             raise Missing(str(error)) from error
+        kernel.forget_others(self._cache, {*self.needed, made.vmlinux, made.initrd})
         why = self._no_kvm()
         return Found(
             binary=binary,
