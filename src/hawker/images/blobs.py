@@ -2,7 +2,7 @@
 
 A blob appears under its digest in one step, after its bytes were hashed and are on disk. What a kill leaves is a
 partial file, and the next fetch goes on at its end: its bytes are hashed again then, so a torn end cannot do harm. File
-work is done in threads, a mebibyte or so at a time.
+work is done in threads, a mebibyte or so at a time. `partial/<hex>.<number>` is on its way in or out by itself.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from io import FileIO
+from itertools import count
 from pathlib import Path
 
 from hawker.errors import DiskFull, StoreError
+from hawker.images.flights import to_its_end
 from hawker.images.manifest import digest_of
 from hawker.model.values import is_digest
 
@@ -52,6 +54,7 @@ class Partial:
         self._blobs = blobs
         self._path = blobs.partial_path(digest)
         self._file: FileIO | None = None
+        self._left = False
         self._lock = threading.RLock()  # a cancelled caller closes while its thread writes; the number is used again
         self._hash = hashlib.sha256()
 
@@ -61,7 +64,14 @@ class Partial:
 
     async def open(self) -> None:
         """Take up what an earlier fetch left."""
-        await asyncio.to_thread(self._open)
+        self._left = False
+        try:
+            await asyncio.shield(opening := asyncio.ensure_future(asyncio.to_thread(self._open)))
+        except asyncio.CancelledError:
+            self._left = True  # nobody waits for gigabytes to be hashed
+            await asyncio.wait([opening])
+            self.close()
+            raise
 
     def _open(self) -> None:
         try:
@@ -70,7 +80,7 @@ class Partial:
             self._hash = hashlib.sha256()
             self.offset = 0
             self._blobs.writing.add(self.digest)
-            while piece := self._file.read(PIECE_BYTES):
+            while not self._left and (piece := self._file.read(PIECE_BYTES)):
                 self._hash.update(piece)
                 self.offset += len(piece)
         except OSError as error:
@@ -110,8 +120,8 @@ class Partial:
             self.offset = 0
 
     async def finish(self) -> Path:
-        """Make it a blob. Raises `CorruptBlob`."""
-        return await asyncio.to_thread(self._finish)
+        """Make it a blob. Raises `CorruptBlob`. Cancelled, it waits for the disk: to close it would wait, too."""
+        return await to_its_end(asyncio.to_thread(self._finish))
 
     def _finish(self) -> Path:
         with self._lock:
@@ -154,9 +164,13 @@ class Blobs:
         self.writing: set[str] = set()
         self._whole = directory / "sha256"
         self._partial = directory / "partial"
+        self._numbers = count()
         try:
             for each in (self._whole, self._partial):
                 each.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for each in self._partial.iterdir():
+                if "." in each.name:
+                    each.unlink()  # a killed process was about to
         except OSError as error:
             raise translated(error, directory) from error
         self._sizes = {f"sha256:{each.name}": each.stat().st_size for each in self._whole.iterdir()}
@@ -187,6 +201,8 @@ class Blobs:
         """Size and time of the last write, Unix seconds, of what is on its way or was left behind."""
         found = {}
         for each in self._partial.iterdir():
+            if "." in each.name:
+                continue
             with suppress(FileNotFoundError):
                 about = each.stat()
                 found[f"sha256:{each.name}"] = about.st_size, about.st_mtime
@@ -198,22 +214,35 @@ class Blobs:
     async def begin(self, digest: str) -> Partial:
         """The caller sees to it that a digest has one writer at a time, and closes, finishes or discards it."""
         partial = Partial(self, digest)
-        await partial.open()
+        try:
+            await partial.open()
+        except BaseException:
+            partial.close()
+            raise
         return partial
 
     async def put(self, data: bytes) -> str:
-        """Add bytes that are at hand; returns their digest. What is here already stays as it is."""
+        """Add bytes that are at hand; returns their digest. What is here already stays as it is. Several may add the
+        same at once."""
+        return await to_its_end(asyncio.to_thread(self._put, data))
+
+    def _put(self, data: bytes) -> str:
         digest = digest_of(data)
         if digest not in self:
-            partial = await self.begin(digest)
+            new = self._aside(digest)
             try:
-                await partial.restart()
-                await partial.write(data)
-                await partial.finish()
-            except BaseException:
-                partial.discard()
-                raise
+                with new.open("xb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                self.take(new, digest)
+            except OSError as error:
+                new.unlink(missing_ok=True)
+                raise translated(error, new) from error
         return digest
+
+    def _aside(self, digest: str) -> Path:
+        return self._partial / f"{digest.removeprefix('sha256:')}.{next(self._numbers)}"
 
     def take(self, path: Path, digest: str) -> Path:
         """Take over a file of the same file system whose bytes the caller knows to have this digest and to be on disk.
@@ -270,6 +299,15 @@ class Blobs:
         self._sizes.pop(digest, None)
         self.path(digest).unlink(missing_ok=True)
 
+    async def let_go(self, digest: str) -> None:
+        """As `remove`, for large ones: out of sight at once, and another of the digest may come while its bytes, which
+        can take a while, are given back."""
+        self._sizes.pop(digest, None)
+        going = self._aside(digest)
+        with suppress(FileNotFoundError):
+            self.path(digest).rename(going)
+            await asyncio.to_thread(going.unlink)
+
 
 def sync_directory(path: Path) -> None:
     """Put the names in a directory on disk."""
@@ -282,7 +320,7 @@ def sync_directory(path: Path) -> None:
 
 def write_durably(path: Path, data: bytes) -> None:
     """Replace a small file in one step. Raises `OSError`."""
-    new = path.with_name(path.name + ".new")
+    new = path.with_name(path.name + ".new")  # one writer of a file at a time
     try:
         with new.open("wb") as file:
             file.write(data)

@@ -65,7 +65,7 @@ class Collecting:
     async def collect(self, room: int = 0) -> Collected:
         """Down to the lower limit if the upper one is passed; besides, free at least `room` bytes if that can be."""
         async with self._lock:
-            self._names.flush()
+            await asyncio.to_thread(self._names.flush)
             before = self.total
             await self._orphans(ORPHANS_MS)
             least = self._settings.keep_mib_least * MIB if self.is_over() else before
@@ -84,10 +84,13 @@ class Collecting:
                 _logger.info("image.collected", images=gone, bytes=collected.bytes)
             return collected
 
-    async def drop(self, known: Known) -> None:
-        """Remove an image, and of what it is made of that which nobody else needs."""
+    async def drop(self, known: Known) -> bool:
+        """Remove an image, and of what it is made of that which nobody else needs. False: somebody holds it."""
         async with self._lock:
+            if known.image.digest in self._held.values():
+                return False
             await self._drop(known)
+            return True
 
     async def clean_up(self, blobs: Collection[str], trees: Collection[str] = ()) -> None:
         """Remove what an image that was refused has brought and nobody needs."""
@@ -113,18 +116,22 @@ class Collecting:
         needed = self._needed_blobs()
         blobs = [digest for digest in self._blobs if digest not in needed]
         old = [digest for digest in blobs if self._blobs.path(digest).stat().st_mtime < before_s]
-        trees = [chain_id for chain_id in self._trees.all() if self._trees.changed_s(chain_id) < before_s]
-        await self._remove(old, trees)
+        kept = self._needed_trees()
+        trees = [chain_id for chain_id in self._trees.all() if chain_id not in kept]
+        await self._remove(old, [chain_id for chain_id in trees if self._trees.changed_s(chain_id) < before_s])
 
     async def _remove(self, blobs: Collection[str], trees: Collection[str]) -> None:
-        """What of these nobody needs. Asked anew before each, as time passes."""
+        """What of these nobody needs. Asked anew after each that is removed, as time passes."""
+        needed = self._needed_trees()
         for chain_id in trees:
-            if chain_id not in self._needed_trees():
+            if chain_id not in needed:
                 await self._trees.remove(chain_id)
+                needed = self._needed_trees()
         needed = self._needed_blobs()
         for digest in blobs:
-            if digest not in needed and not self._obtaining.is_fetched(digest):
-                self._blobs.remove(digest)
+            if digest in self._blobs and digest not in needed and not self._obtaining.is_fetched(digest):
+                await self._blobs.let_go(digest)
+                needed = self._needed_blobs()
 
     def _needed_blobs(self) -> set[str]:
         return self._obtaining.wanted_blobs().union(*(known.blobs for known in self._names.all()))

@@ -6,6 +6,7 @@ are blobs; the file adds what they do not tell. One that cannot be read costs it
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import msgspec
@@ -62,6 +63,7 @@ class Names:
         self._blobs = blobs
         self._known: dict[str, Known] = {}
         self._names: dict[str, str] = {}
+        self._writing = threading.Lock()  # files are written by several threads
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             for path in sorted(self._directory.iterdir()):
@@ -105,7 +107,12 @@ class Names:
         return self._known.get(self._names.get(name, ""))
 
     def put(self, known: Known, names: list[str], now_ms: int) -> None:
-        """Add an image, or names to one. Raises `StoreError`; then nothing has changed but on disk."""
+        """Add an image, or names to one. Blocks on the disk. Raises `StoreError`; then nothing has changed but on
+        disk."""
+        with self._writing:
+            self._put(known, names, now_ms)
+
+    def _put(self, known: Known, names: list[str], now_ms: int) -> None:
         digest = known.image.digest
         old = self._known.get(digest)
         record = Record(
@@ -126,13 +133,14 @@ class Names:
                 self._write(other.image.digest, other.record)
 
     def unname(self, name: str) -> Known | None:
-        """Let a name go; the image that it had."""
-        known = self.named(name)
-        if known is not None:
-            del self._names[name]
-            known.record.names.pop(name, None)
-            self._write(known.image.digest, known.record)
-        return known
+        """Let a name go; the image that it had. Blocks on the disk. Raises `StoreError`."""
+        with self._writing:
+            known = self.named(name)
+            if known is not None:
+                del self._names[name]
+                known.record.names.pop(name, None)
+                self._write(known.image.digest, known.record)
+            return known
 
     def used(self, digest: str, now_ms: int) -> None:
         """Noted; written down by `flush`, so that a kill forgets a little of it and asking costs nothing."""
@@ -143,17 +151,19 @@ class Names:
     def flush(self) -> None:
         """Write down when images were used. Blocks on the disk. Raises `StoreError`."""
         for digest, known in list(self._known.items()):
-            if known.record.used_ms != known.written_ms:
-                known.written_ms = known.record.used_ms
-                self._write(digest, known.record)
+            with self._writing:
+                if known.record.used_ms != known.written_ms and self._known.get(digest) is known:
+                    known.written_ms = known.record.used_ms
+                    self._write(digest, known.record)
 
     def drop(self, digest: str) -> None:
-        known = self._known.pop(digest, None)
-        if known is not None:
-            for name in known.record.names:
-                if self._names.get(name) == digest:
-                    del self._names[name]
-            self._path(digest).unlink(missing_ok=True)
+        with self._writing:
+            known = self._known.pop(digest, None)
+            if known is not None:
+                for name in known.record.names:
+                    if self._names.get(name) == digest:
+                        del self._names[name]
+                self._path(digest).unlink(missing_ok=True)
 
     def _path(self, digest: str) -> Path:
         return self._directory / f"{digest.removeprefix('sha256:')}.json"

@@ -166,7 +166,7 @@ class Images:
         return [self._trees.path(chain_id) for chain_id in reversed(chain)]
 
     def missing(self, reference: str) -> Missing:
-        known = self._known(reference) or self._described.get(key_of(ImageRef(reference)))
+        known = self._known(reference) or self._described.get(_key(reference))
         if known is None:
             return Missing(known=False)
         lacking = self._obtaining.lacking(known)
@@ -275,7 +275,11 @@ class Images:
 
     def list(self) -> list[Listed]:
         """The one used last first."""
-        return [self._listed(known) for known in self._names.all()]
+        holders: dict[str, list[str]] = {}
+        for holder, digest in sorted(self._held.items()):
+            holders.setdefault(digest, []).append(holder)
+        trees = self._trees.all()
+        return [self._listed(known, trees, holders.get(known.image.digest, ())) for known in self._names.all()]
 
     async def remove(self, reference: str) -> None:
         """Let a name go, and the image with its last name; by digest, the image with all its names.
@@ -287,12 +291,12 @@ class Images:
             raise ImageNotFound(reference, "this worker does not have it")
         name = "" if is_digest(reference) else _name_of(reference)
         if name in known.record.names and len(known.record.names) > 1:
-            self._names.unname(name)
+            await asyncio.to_thread(self._names.unname, name)
             self._changed()
             return
-        if holders := self._holders(known.image.digest):
+        if not await self._collecting.drop(known):
+            holders = sorted(holder for holder, held in self._held.items() if held == known.image.digest)
             raise Conflict(f"image {reference} is needed by {', '.join(holders[:5])}")
-        await self._collecting.drop(known)
         self._gone([known.image.digest])
 
     async def collect(self) -> Collected:
@@ -383,8 +387,7 @@ class Images:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    def _listed(self, known: Known) -> Listed:
-        trees = self._trees.all()
+    def _listed(self, known: Known, trees: Mapping[str, int], holders: Sequence[str]) -> Listed:
         return Listed(
             image=known.image,
             names=tuple(sorted(known.record.names)),
@@ -392,12 +395,9 @@ class Images:
             unpacked=sum(trees.get(chain_id, 0) for chain_id in known.chain),
             fetched_ms=known.record.fetched_ms,
             used_ms=known.record.used_ms,
-            held=tuple(self._holders(known.image.digest)),
+            held=tuple(holders),
             complete=self._is_complete(known),
         )
-
-    def _holders(self, digest: str) -> Sequence[str]:
-        return sorted(holder for holder, held in self._held.items() if held == digest)
 
     def _gone(self, digests: Iterable[str]) -> None:
         for digest in digests:
@@ -408,6 +408,10 @@ class Images:
     def _changed(self) -> None:
         for call in self.on_change:
             call()
+
+
+def _key(reference: str) -> str:
+    return reference if is_digest(reference) else key_of(ImageRef(reference))
 
 
 def _name_of(reference: str) -> str:
