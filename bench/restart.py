@@ -14,6 +14,7 @@ from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.telemetry import Metrics, set_up_logs
 from hawker.worker.drivers.process import ProcessDriver
+from hawker.worker.drivers.several import Several
 from hawker.worker.flows import MachineFlows
 from hawker.worker.machine_log import MachineLog
 from hawker.worker.market import Market
@@ -36,10 +37,11 @@ async def fill_log(path: Path, name: str, count: int) -> None:
     room = 10 * count
     capacity = Resources(cpus_shared=room, memory_mib=room * 512, disk_mib=room * 2048, machines=room)
     log = MachineLog(host, capacity)
-    driver = ProcessDriver(path.parent / "process")
+    processes = ProcessDriver(path.parent / "process")
+    driver = Several({"process": processes})  # not opened: nothing is started
     runner = Runner(store, host, MachineFlows(store, host, driver, log).all(), Metrics())
     market = Market(store, host, driver, log, runner, me)
-    await market.look()
+    market.drivers = {"process": await processes.fingerprint()}
     config = check_config({"image": "host", "init": {"exec": ["sleep", "3600"]}})
     app = AppRow(name="bench", id="bench", org="bench", network="default", number=1, created_at_ms=1, stamp_ms=1)
 

@@ -95,7 +95,7 @@ async def test_a_container_outlives_kill_9_of_its_worker_and_is_reached_on_its_p
 
         async def another_answers() -> bool:
             answer = await client.call("GET", path)
-            return market.pid("ord-1") != killed and bool(answer.status == 200)
+            return bool(market.pid("ord-1") != killed and answer.status == 200)
 
         await eventually(another_answers, "the worker is back", UP_S)
         assert await page(port) == said
@@ -113,7 +113,7 @@ async def started(client: Any, path: str) -> Any:
     async def settled() -> bool:
         found.update(await client.ok("GET", path))
         assert found["state"] != "failed", [event.get("request") for event in found["events"]][:2]
-        return found["state"] == "started"
+        return bool(found["state"] == "started")
 
     await eventually(settled, "the machine has started", UP_S)
     return found
