@@ -139,6 +139,14 @@ async def test_a_machines_disk_is_an_empty_file_system_of_its_size_that_takes_li
         await disks.empty(path, 65_537, journal=False)
 
 
+async def test_machines_that_are_the_first_at_once_get_their_disks(disks: Disks, tmp_path: Path) -> None:
+    paths = [tmp_path / f"machine{n}" for n in range(4)]
+    await asyncio.gather(*(disks.empty(path, 300, journal=False) for path in paths))
+    sizes = {path.stat().st_size for path in paths}
+    assert sizes == {DEVICE_BYTES}
+    assert [path.name for path in (tmp_path / "disks").iterdir()] == ["empty-300.ext4"]
+
+
 def test_holes_stay_holes_in_a_copy(tmp_path: Path) -> None:
     source = tmp_path / "a"
     with open(source, "wb") as file:

@@ -39,6 +39,7 @@ class Disks:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._building: dict[str, asyncio.Task[Path]] = {}
+        self._formatting = asyncio.Lock()
 
     def open(self) -> None:
         """Remove what was left half made."""
@@ -117,8 +118,9 @@ class Disks:
         if size_mib << 20 > DEVICE_BYTES:
             raise DiskError(f"root.size_mib {size_mib} is more than {DEVICE_BYTES >> 20}")
         model = self._directory / f"empty-{size_mib}{'-journal' if journal else ''}.ext4"
-        if not model.exists():
-            await self._format(model, size_mib, journal)
+        async with self._formatting:  # once however many ask
+            if not model.exists():
+                await self._format(model, size_mib, journal)
         await asyncio.to_thread(copy_sparse, model, path, DEVICE_BYTES)
 
     async def _format(self, model: Path, size_mib: int, journal: bool) -> None:
