@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.kit.unpacked import UnpackedImages
 from tests.live.driver_conformance import (
     Conformance,
@@ -22,6 +24,7 @@ from tests.live.driver_conformance import (
     opened,
 )
 
+from hawker.worker.drivers.base import Mount
 from hawker.worker.drivers.container.driver import ContainerDriver
 
 pytestmark = pytest.mark.root
@@ -49,7 +52,28 @@ def runc(directory: Path) -> ContainerDriver:
 
 
 class Containers(Conformance, Telling, Talking, Limited, Imaged, Killed):
-    pass
+    async def test_the_output_of_a_machine_configured_with_a_terminal_is_logged(self, driver: Opened) -> None:
+        assert await driver.run(replace(driver.shell("echo $TERM"), tty=True)) == ["xterm"]
+
+    async def test_its_root_is_nobody_on_the_host(self, driver: Opened) -> None:
+        started = await driver.driver.start(driver.spec("sleep", "60"))
+        uid = os.stat(f"/proc/{started.pid}").st_uid
+        assert uid >= 1 << 20
+        assert (await driver.driver.exec(started.key, ["id", "-u"], timeout_s=20)).stdout == b"0\n"
+
+    async def test_a_volume_is_shared_with_the_host_and_belongs_to_the_machines_root(
+        self, driver: Opened, tmp_path: Path
+    ) -> None:
+        volume = tmp_path / "volume"
+        volume.mkdir()
+        (volume / "given").write_text("hello\n")
+        one = driver.shell("cat /data/given; echo back > /data/taken; echo no > /fixed/new || echo refused")
+        mounts = [Mount(source=str(volume), path="/data"), Mount(source=str(volume), path="/fixed", read_only=True)]
+        lines = await driver.run(replace(one, mounts=mounts))
+        assert "hello" in lines
+        assert "refused" in lines
+        assert (volume / "taken").read_text() == "back\n"
+        assert (volume / "taken").stat().st_uid == 0
 
 
 class TestCrun(Containers):

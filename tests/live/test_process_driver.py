@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from tests.kit import cgroups
+from tests.kit.unpacked import UnpackedImages
 from tests.kit.waiting import eventually
 from tests.live.driver_conformance import (
     Conformance,
+    Imaged,
     Killed,
     Limited,
     Opened,
@@ -22,6 +25,7 @@ from tests.live.driver_conformance import (
     shell,
     spec,
 )
+from tests.live.test_container_driver import programs
 
 from hawker.worker.drivers.base import Refused, StartFailed
 from hawker.worker.drivers.process import ProcessDriver
@@ -70,6 +74,34 @@ class TestWithCgroups(Conformance, Telling, Talking, Limited, Killed):
         assert cgroups.parents(directory)
         await driver.driver.stop_all(grace_s=0)
         await eventually(lambda: ungrouped(directory), "the parent group is removed")
+
+
+def from_image(directory: Path) -> ProcessDriver:
+    return ProcessDriver(directory / "driver", images=UnpackedImages(directory / "images"), programs=programs())
+
+
+@pytest.mark.root
+class TestFromAnImage(Conformance, Talking, Limited, Imaged, Killed):
+    factory = "tests.live.test_process_driver:from_image"
+
+    async def test_it_has_a_name(self, driver: Opened) -> None:
+        """The host's."""
+        assert await driver.run(driver.shell("hostname")) == [os.uname().nodename]
+
+    @pytest.fixture
+    async def driver(self, tmp_path: Path) -> AsyncIterator[Opened]:
+        images = UnpackedImages(tmp_path / "images")
+        made = ProcessDriver(tmp_path / "driver", images=images, programs=programs())
+        async with opened(made, "busybox", images.add) as it:
+            yield it
+
+    async def test_programs_of_the_host_run_beside_it_and_see_the_hosts_files(self, driver: Opened) -> None:
+        inside = driver.shell("cat /etc/passwd | wc -l; mount | grep -c ' / '")
+        assert await driver.run(inside) == ["2", "1"]
+        outside = shell("readlink /proc/self/ns/mnt; pwd")
+        assert (await driver.run(outside))[0] == os.readlink("/proc/self/ns/mnt")  # no disk is read
+        with pytest.raises(StartFailed, match="no images"):
+            await ProcessDriver(Path("unused")).start(driver.shell("true"))
 
 
 async def ungrouped(directory: Path) -> bool:

@@ -23,6 +23,7 @@ class Children:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._told: dict[int, Ended] = {}
+        self._meant: dict[int, Callable[[int], int]] = {}
         self._unknown: dict[int, int] = {}
         self._expecting = 0
 
@@ -56,6 +57,10 @@ class Children:
         else:
             self._told[pid] = ended
 
+    def translate(self, pid: int, meant: Callable[[int], int]) -> None:
+        """For a child that runs something for us: `meant` makes of its status that of what it ran."""
+        self._meant[pid] = meant
+
     def forget(self, pid: int) -> None:
         self._told.pop(pid, None)
 
@@ -74,6 +79,8 @@ class Children:
             if found is None:
                 return
             status = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+            if meant := self._meant.pop(found.si_pid, None):
+                status = meant(status)
             if ended := self._told.pop(found.si_pid, None):
                 ended(status)
             elif self._expecting:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from hawker.supervisor import proc
@@ -17,6 +18,8 @@ from hawker.supervisor.loop import Loop
 from hawker.supervisor.notify import Writes
 
 KILL_AGAIN_S: Final = 0.002
+_CLONE_NEWNS: Final = 0x20000
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Common:
@@ -24,6 +27,7 @@ class Common:
 
     def __init__(self, directory: str, *, cgroups: bool) -> None:
         self.directory = directory
+        self.host_namespace = -1  # of mounts, where we have one of our own
         self.id = hashlib.blake2b(os.path.realpath(directory).encode(), digest_size=6).hexdigest()
         self.files = Files(directory, in_memory())
         self.group_prefix = f"hawker-{self.id}"
@@ -32,15 +36,38 @@ class Common:
         self.children = Children(self.loop)
         self.writes = Writes(self.loop)
 
+    @contextlib.contextmanager
+    def host_mounts(self) -> Iterator[None]:
+        """For programs of the host itself: they see its mounts, and what they mount is its own. The working directory
+        is the root meanwhile."""
+        if self.host_namespace < 0:
+            yield
+            return
+        back = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        here = os.open(".", os.O_PATH | os.O_CLOEXEC)
+        try:
+            _enter(self.host_namespace)
+            yield
+        finally:
+            _enter(back)
+            os.fchdir(here)
+            os.close(here)
+            os.close(back)
+
     def mark(self, machine: str, key: str) -> str:
         """What the environment of an instance's processes holds, where it is ours to set."""
         return f"{self.id}:{machine}:{key}"
 
-    def kill_marked(self, mark: str) -> None:
-        for pid in proc.everyone():
-            if proc.marker(pid) == mark:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+    def kill_marked(self, mark: str, then: Callable[[], None] = lambda: None) -> None:
+        """Kill what has this mark until nothing has."""
+        its = [pid for pid in proc.everyone() if proc.marker(pid) == mark]
+        for pid in its:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if its:
+            self.loop.later(KILL_AGAIN_S, lambda: self.kill_marked(mark, then))
+        else:
+            then()
 
     def remove_group(self, name: str, then: Callable[[], None] = lambda: None) -> None:
         """Kill what is in a group until nothing is, and remove it."""
@@ -53,3 +80,9 @@ class Common:
             self.loop.later(KILL_AGAIN_S, lambda: self.remove_group(name, then))
         else:
             then()
+
+
+def _enter(namespace: int) -> None:
+    if _libc.setns(namespace, _CLONE_NEWNS) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"a mount namespace cannot be entered: {os.strerror(number)}")

@@ -104,7 +104,17 @@ class Container(Instance):
             raise
 
 
-def new_record(key: str, machine: str, pid: int, group: str, note: dict[str, Any], runtime: str, root: Root) -> Record:
+def new_record(
+    key: str,
+    machine: str,
+    pid: int,
+    group: str,
+    note: dict[str, Any],
+    runtime: str,
+    root: Root,
+    kind: str = CONTAINER,
+    more: Mapping[str, Any] | None = None,
+) -> Record:
     now = proc.stat(pid)
     return Record(
         key=key,
@@ -114,9 +124,9 @@ def new_record(key: str, machine: str, pid: int, group: str, note: dict[str, Any
         started_at_ms=proc.now_ms(),
         group=group,
         status=True,
-        kind=CONTAINER,
+        kind=kind,
         note=note,
-        made_of={"runtime": runtime, "root": asdict(root)},
+        made_of={"runtime": runtime, "root": asdict(root), **(more or {})},
     )
 
 
@@ -127,17 +137,20 @@ def directory_of(instance: str) -> str:
 
 def clear_directory(directory: str) -> None:
     """Remove it. Nothing mounted in it is followed. Not there: success."""
-    try:
-        places = [f"{directory}/{name}" for name in ("rootfs", "disk")]
-        places += [entry.path for entry in os.scandir(directory) if entry.name.startswith("mount-")]
-    except FileNotFoundError:
+    if not os.path.exists(directory):
         return
-    for place in places:
-        with contextlib.suppress(FileNotFoundError):
-            mounts.unmount(place)
-            if os.path.isdir(place):
-                os.rmdir(place)  # fails where something is still mounted, and nothing below is touched then
+    for place in unmount_all(directory):
+        if os.path.isdir(place):
+            os.rmdir(place)  # fails where something is still mounted, and nothing below is touched then
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def unmount_all(directory: str) -> list[str]:
+    """Take off what is mounted in it, here. Gives the places."""
+    places = [e.path for e in os.scandir(directory) if e.name in ("rootfs", "disk", "init") or e.name[:6] == "mount-"]
+    for place in places:
+        mounts.unmount(place)
+    return places
 
 
 def runtime_argv(program: str, directory: str, log: str, *command: str) -> list[str]:
@@ -146,14 +159,14 @@ def runtime_argv(program: str, directory: str, log: str, *command: str) -> list[
 
 def complaint(log: str) -> str:
     """What a runtime gave as the reason of its failure in its log of JSON lines; "" for nothing."""
-    text = ""
+    reasons: list[str] = []
     with contextlib.suppress(FileNotFoundError), open(log, "rb") as file:
         for line in file:
             with contextlib.suppress(ValueError):
                 said = json.loads(line)
-                if said.get("level") in ("error", "fatal"):
-                    text = str(said.get("msg", ""))
-    return text
+                if said.get("level") in ("error", "fatal") and said.get("msg") not in reasons:
+                    reasons.append(str(said.get("msg", "")))
+    return "; ".join(reasons)
 
 
 def read_pid(path: str) -> int:

@@ -112,6 +112,7 @@ class Files:
         if there and any(not name.endswith(RECORD) for name in os.listdir(self._run)):
             return  # programs that run have their pipes here
         target = tempfile.mkdtemp(prefix="hawker-", dir=memory)
+        os.chmod(target, 0o711)  # the root of a container with users of its own has to find its place in it
         if there:
             _copy_records(self._run, target)
         os.symlink(target, f"{self._run}.new")

@@ -67,6 +67,7 @@ class Instance:
         self.work = files.work(record.machine)
         self.log = MachineLog(files.log(record.machine))
         self.mark = mark
+        self.outside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self.suspended = False
         self.exit: dict[str, Any] | None = None
         self.adopted_fd = -1  # a pidfd when we are not the parent
@@ -245,20 +246,21 @@ class Instance:
         full = {**proc.environ(self.record.pid), **({"TERM": "xterm"} if terminal else {}), **env}
         full[proc.MARKER] = self.mark
         program = which(argv[0], full.get("PATH", os.defpath))
-        master, slave = _terminal(*terminal) if terminal else (-1, -1)
+        master, slave = open_terminal(*terminal) if terminal else (-1, -1)
         ends = [slave] * 3 if terminal else [descriptors[number] for number in range(3)]
         try:
-            child = subprocess.Popen(
-                argv,
-                executable=program,
-                env=full,
-                cwd=self.work,
-                stdin=ends[0],
-                stdout=ends[1],
-                stderr=ends[2],
-                start_new_session=True,
-                preexec_fn=_take_terminal if terminal else None,
-            )
+            with self.outside():
+                child = subprocess.Popen(
+                    argv,
+                    executable=program,
+                    env=full,
+                    cwd=self.work,
+                    stdin=ends[0],
+                    stdout=ends[1],
+                    stderr=ends[2],
+                    start_new_session=True,
+                    preexec_fn=_take_terminal if terminal else None,
+                )
         except BaseException:
             if terminal:
                 os.close(master)
@@ -388,7 +390,7 @@ class Instance:
         }
 
 
-def _terminal(columns: int, rows: int) -> tuple[int, int]:
+def open_terminal(columns: int, rows: int) -> tuple[int, int]:
     master, slave = os.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     return master, slave

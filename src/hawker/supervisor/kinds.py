@@ -10,13 +10,14 @@ from hawker.supervisor.container import CONTAINER, Container, clear_directory
 from hawker.supervisor.instance import Instance, Record
 from hawker.supervisor.making import Making
 from hawker.supervisor.roots import Roots
+from hawker.supervisor.tree import TREE, Tree, TreeMaking
 from hawker.supervisor.wire import Ask, Refused
 
 
 class Containers:
     """`register` takes a container whose program runs."""
 
-    kind = CONTAINER
+    kinds = (CONTAINER, TREE)
 
     def __init__(self, common: Common, register: Callable[[Instance], None]) -> None:
         self._common = common
@@ -30,7 +31,7 @@ class Containers:
         return bool(self._makings)
 
     def make(self, ask: Ask) -> None:
-        making = Making(ask, self._common, self.roots)
+        making = (TreeMaking if ask.get("kind", CONTAINER) == TREE else Making)(ask, self._common, self.roots)
         if making.key in self._makings:
             raise Refused("Refused", f"{making.key} is being made")
         self._makings[making.key] = making
@@ -62,7 +63,12 @@ class Containers:
                 making.end(partial(self._failed, making, None))
 
     def recorded(self, record: Record, mark: str) -> Container:
-        container = Container(record, self._common.files, mark, self._common.groups)
+        container: Container
+        if record.kind == TREE:
+            container = tree = Tree(record, self._common.files, mark, self._common.groups)
+            tree.common = self._common
+        else:
+            container = Container(record, self._common.files, mark, self._common.groups)
         container.roots, container.children = self.roots, self._common.children
         return container
 

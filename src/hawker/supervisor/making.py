@@ -25,6 +25,7 @@ from hawker.supervisor.container import (
     new_record,
     read_pid,
     runtime_argv,
+    unmount_all,
 )
 from hawker.supervisor.instance import STATUS, STREAMS, group_of
 from hawker.supervisor.output import Pipe
@@ -51,7 +52,7 @@ class Making:
         self._path = common.files.instance(self.key)
         self._directory = directory_of(self._path)
         self._group = group_of(self.machine, self.key)
-        self._runtime: str = ask["runtime"]
+        self._runtime: str = ask.get("runtime", "")
         wanted = ask["root"]
         name = "kept" if wanted["persist"] else os.path.basename(self._path)
         self._root = Root(self.machine, name, wanted["size_mib"])
@@ -100,36 +101,47 @@ class Making:
             else:
                 _write(target, b"", 0o600, 0)
             mounts.bind(source, target, read_only=read_only, ids=self._ids)
+        if self._ids:  # the container's root may not go where ours may
+            _write(f"{directory}/init", b"", 0o600, 0)
+            mounts.bind(ask["init"], f"{directory}/init", read_only=True)
         group = f"/{self.common.group_prefix}/{self._group}"
         config = ask["config"].replace(GROUP, group).replace(PLACE, directory)
         _write(f"{directory}/config.json", config.encode(), 0o600, 0)
         self._roots.mount(self._root, ask["layers"], f"{directory}/disk", f"{directory}/rootfs", self._ids)
 
-    def _spawn(self) -> None:
-        ends: list[int] = []
+    def _open_ends(self) -> dict[int, int]:
+        """What the container gets of us, by the number it knows it by. To be closed once it has it."""
+        ends: dict[int, int] = {}
         try:
-            for stream in STREAMS:
+            for number, stream in enumerate(STREAMS, 1):
                 self._pipes.append(Pipe(f"{self._path}.{stream}", stream[0], self.key))
-                ends.append(self._pipes[-1].open_for_child())
-                os.fchown(ends[-1], self._ask["owner"], -1)  # so that it can be opened again as /dev/stdout
-            ends.append(os.open(self._path + STATUS, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            wait, self._go = os.pipe2(os.O_CLOEXEC)
-            ends.append(wait)
+                ends[number] = self._pipes[-1].open_for_child()
+                os.fchown(ends[number], self._ask["owner"], -1)  # so that it can be opened again as /dev/stdout
+            status = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            ends[STATUS_FD] = os.open(self._path + STATUS, status, 0o600)
+            ends[GO_FD], self._go = os.pipe2(os.O_CLOEXEC)
+        except OSError:
+            for fd in ends.values():
+                os.close(fd)
+            raise
+        return ends
+
+    def _spawn(self) -> None:
+        ends = self._open_ends()
+        try:
             directory = self._directory
             command = ["run", "--detach", "--bundle", directory, "--pid-file", f"{directory}/pid"]
             argv = runtime_argv(self._runtime, directory, f"{directory}/log", *command, "--preserve-fds", "2", ID)
             env = {"PATH": os.defpath, proc.MARKER: self.common.mark(self.machine, self.key)}
             self.common.children.expect(True)
             try:
-                self._working = self.common.children.spawn(
-                    argv, env, {1: ends[0], 2: ends[1], STATUS_FD: ends[2], GO_FD: ends[3]}, self._runtime_ended
-                )
+                self._working = self.common.children.spawn(argv, env, ends, self._runtime_ended)
             except OSError:
                 self.common.children.expect(False)
                 raise
             self.common.loop.later(MADE_S, self._late)
         finally:
-            for fd in ends:
+            for fd in ends.values():
                 os.close(fd)
 
     def _runtime_ended(self, status: int) -> None:
@@ -139,7 +151,7 @@ class Making:
             self.common.children.watch(self.pid, self._ended)
         self.common.children.expect(False)
         with contextlib.suppress(OSError):
-            mounts.unmount(f"{self._directory}/rootfs")  # the container has its own by now
+            unmount_all(self._directory)  # the container has its own by now
         if self._failure:
             self._undo()
         elif status < 0:
@@ -183,9 +195,7 @@ class Making:
     def _finish(self, started: Callable[[Container], None]) -> None:
         """Its program runs: from now on it is an instance like any other."""
         self._end_waiting()
-        note = self._ask["note"]
-        record = new_record(self.key, self.machine, self.pid, self._group, note, self._runtime, self._root)
-        instance = Container(record, self.common.files, self.common.mark(self.machine, self.key), self.common.groups)
+        instance = self._instance()
         instance.roots, instance.children = self._roots, self.common.children
         try:
             instance.write_down()
@@ -197,6 +207,11 @@ class Making:
         self.common.children.forget(self.pid)
         instance.status = self._status
         started(instance)
+
+    def _instance(self) -> Container:
+        note = self._ask["note"]
+        record = new_record(self.key, self.machine, self.pid, self._group, note, self._runtime, self._root)
+        return Container(record, self.common.files, self.common.mark(self.machine, self.key), self.common.groups)
 
     def _ended(self, status: int) -> None:
         """Its first process ended before it was an instance."""
@@ -223,7 +238,9 @@ class Making:
         self.fail("UnknownInstance", f"{self.key} was given up")
 
     def _undo(self) -> None:
-        self.common.remove_group(self._group, self._undone)
+        """First what a runtime that was killed has left: it may still clear up, in the place of the next try."""
+        mark = self.common.mark(self.machine, self.key)
+        self.common.kill_marked(mark, lambda: self.common.remove_group(self._group, self._undone))
 
     def _undone(self) -> None:
         assert self._failure

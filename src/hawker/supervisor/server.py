@@ -35,9 +35,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 class Server:
     """All instances of one worker."""
 
-    def __init__(self, directory: str, *, cgroups: bool, mounts: bool) -> None:
+    def __init__(self, directory: str, *, cgroups: bool, mounts: bool, host_namespace: int = -1) -> None:
         self._directory = directory
         self._common = Common(directory, cgroups=cgroups)
+        self._common.host_namespace = host_namespace
         self._files, self._groups, self._loop = self._common.files, self._common.groups, self._common.loop
         self._children = self._common.children
         self._containers = Containers(self._common, self._register) if mounts else None
@@ -111,18 +112,20 @@ class Server:
             if self._stopping:
                 raise Refused("StartFailed", "the host is shutting down")
             try:
-                instance = Instance.start(
-                    key=key,
-                    machine=machine,
-                    argv=ask["argv"],
-                    env=ask["env"],
-                    limits=Limits(**ask["limits"]),
-                    files=self._files,
-                    mark=self._common.mark(machine, key),
-                    groups=self._groups,
-                    cwd=ask.get("cwd", ""),
-                    status=ask.get("status", False),
-                )
+                with self._common.host_mounts():
+                    instance = Instance.start(
+                        key=key,
+                        machine=machine,
+                        argv=ask["argv"],
+                        env=ask["env"],
+                        limits=Limits(**ask["limits"]),
+                        files=self._files,
+                        mark=self._common.mark(machine, key),
+                        groups=self._groups,
+                        cwd=ask.get("cwd", ""),
+                        status=ask.get("status", False),
+                    )
+                instance.outside = self._common.host_mounts
             except CannotStart as error:
                 self._common.remove_group(group_of(machine, key))
                 raise Refused("StartFailed", str(error)) from error
@@ -341,10 +344,11 @@ class Server:
             return None
         record = Record(**{name: value for name, value in known.items() if name not in ("suspended", "exit")})
         mark = self._common.mark(record.machine, record.key)
-        if self._containers and record.kind == Containers.kind:
+        if self._containers and record.kind in Containers.kinds:
             instance: Instance = self._containers.recorded(record, mark)
         else:
             instance = Instance(record, self._files, mark, self._groups)
+            instance.outside = self._common.host_mounts
         instance.take_over(known)
         return instance
 
@@ -426,10 +430,12 @@ def main(directory: str, options: Sequence[str]) -> int:
         from hawker.supervisor.ordinary import become_root
 
         become_root(_one_that_runs(directory))
-    mounts = "--mounts" in options
+    mounts, host_namespace = "--mounts" in options, -1
     if mounts:
         from hawker.supervisor.mounts import private_namespace
 
-        private_namespace()
-    Server(directory, cgroups="--no-cgroups" not in options, mounts=mounts).run()
+        if "--own-users" not in options:
+            host_namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        private_namespace(cgroups="--own-users" not in options)
+    Server(directory, cgroups="--no-cgroups" not in options, mounts=mounts, host_namespace=host_namespace).run()
     return 0

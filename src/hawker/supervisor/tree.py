@@ -177,10 +177,6 @@ class TreeMaking(Making):
         tree.common = self.common
         return tree
 
-    def _undo(self) -> None:
-        self.common.kill_marked(self.common.mark(self.machine, self.key))
-        super()._undo()
-
 
 def init_argv(init: str, root: str, cwd: str, user: str, argv: Sequence[str]) -> list[str]:
     options = {"--status-fd": str(STATUS_FD), "--root": root, "--cwd": cwd, "--user": user}

@@ -1,42 +1,88 @@
-"""The process driver: runs programs of the host itself, anywhere, as any user.
+"""The process driver: runs programs of the host itself, anywhere, as any user; and, as root, those of an image, from
+its tree but without any other isolation.
 
 The programs belong to a supervisor, one process per worker that outlives this daemon; see
-`hawker.worker.drivers.supervised`.
+`hawker.worker.drivers.supervised` and, for images, `hawker.supervisor.tree`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import os
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 
+from hawker.images.base import ImageSource
+from hawker.init.build import NoCompiler, program
+from hawker.model.image import Image
 from hawker.supervisor import cgroups as groups
-from hawker.worker.drivers.base import Capabilities, Fingerprint, Instance, InstanceSpec
+from hawker.worker.drivers.base import (
+    Capabilities,
+    File,
+    Fingerprint,
+    Instance,
+    InstanceSpec,
+    StartFailed,
+    UnknownInstance,
+)
+from hawker.worker.drivers.container.command import NoCommand, resolve
+from hawker.worker.drivers.container.users import UnknownUser, User, resolve_user
+from hawker.worker.drivers.refusals import SupervisorLost
 from hawker.worker.drivers.supervised import SupervisedDriver, Supervisor
+
+HOST: Final = "host"
+"""The image of programs that are the host's own."""
+_TRIES: Final = 3
 
 
 class ProcessDriver(SupervisedDriver):
-    """See `hawker.worker.drivers.base.Driver`. `directory` is kept between runs; `cgroups` False does without them."""
+    """See `hawker.worker.drivers.base.Driver`. `directory` is kept between runs; `cgroups` False does without them.
+
+    `images` are those that programs may be run from. `programs` is where the init is kept that is compiled once.
+    """
 
     name = "process"
 
-    def __init__(self, directory: Path, *, cgroups: bool = True) -> None:
-        super().__init__(Supervisor(directory, *([] if cgroups else ["--no-cgroups"])))
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        cgroups: bool = True,
+        images: ImageSource | None = None,
+        programs: Path | None = None,
+    ) -> None:
+        self._mounts = images is not None and os.geteuid() == 0
+        options = ["--mounts"] * self._mounts + ["--no-cgroups"] * (not cgroups)
+        super().__init__(Supervisor(directory, *options))
         self._kind = groups.usable() if cgroups else ""
+        self._images = images
+        self._programs = programs or directory / "programs"
 
     async def fingerprint(self) -> Fingerprint:
         limited = bool(self._kind)
         return Fingerprint(
             driver=self.name,
             healthy=True,
-            capabilities=Capabilities(suspend=True, exec=True, limits=limited, images=False),
+            capabilities=Capabilities(
+                suspend=True, exec=True, limits=limited, images=self._mounts, terminal=True, resize=limited
+            ),
             attributes={"cgroups": self._kind or "none: limits of cpu and memory are counted, not enforced"},
         )
 
     async def prepare(self, image: str) -> None:
         """Programs of the host need nothing."""
+        if image != HOST:
+            await self._sources(image).ensure(image)
 
     async def start(self, spec: InstanceSpec) -> Instance:
+        if spec.image != HOST:
+            async with self.alone(spec.key):
+                return await self._start_from_image(spec)
         shown = await self.supervisor.call(
             "start",
             key=spec.key,
@@ -46,3 +92,77 @@ class ProcessDriver(SupervisedDriver):
             limits=msgspec.to_builtins(spec.limits),
         )
         return msgspec.convert(shown, Instance)
+
+    # --- from an image -----------------------------------------------------------------------------------------------
+
+    async def _start_from_image(self, spec: InstanceSpec) -> Instance:
+        with suppress(UnknownInstance):
+            if not self.supervisor.unused:
+                return await self.inspect(spec.key)
+        images = self._sources(spec.image)
+        image = await images.ensure(spec.image)
+        try:
+            init = await asyncio.to_thread(program, "container", self._programs)
+            fields = order(spec, image, images.layers(image), init)
+        except (NoCompiler, NoCommand, UnknownUser) as error:
+            raise StartFailed(str(error)) from error
+        for attempt in range(1, _TRIES + 1):
+            try:
+                made = await self.supervisor.call_once("make", **fields)
+                shown = made["instance"] if "instance" in made else await self._go(spec.key)
+                return msgspec.convert(shown, Instance)
+            except (SupervisorLost, UnknownInstance):
+                if attempt == _TRIES:
+                    raise
+        raise AssertionError
+
+    async def _go(self, key: str) -> Any:
+        try:
+            return await self.supervisor.call_once("go", key=key)
+        except asyncio.CancelledError:
+            with suppress(UnknownInstance, SupervisorLost):
+                await asyncio.shield(self.supervisor.call_once("unmake", key=key))
+            raise
+
+    def _sources(self, image: str) -> ImageSource:
+        if self._images is None or not self._mounts:
+            why = "it has no images" if self._images is None else "running an image's program takes root"
+            raise StartFailed(f"{image}: this worker runs only the host's own programs as plain processes: {why}")
+        return self._images
+
+
+def order(spec: InstanceSpec, image: Image, layers: Sequence[Path], init: Path) -> dict[str, Any]:
+    """What the supervisor is asked to make. Raises `NoCommand`, `UnknownUser`."""
+    user: User = resolve_user(layers, spec.user or image.config.user)
+    command = resolve(spec, image.config, home=user.home)
+    groups = ",".join(str(number) for number in (user.gid, *user.groups))
+    return {
+        "kind": "tree",
+        "key": spec.key,
+        "machine": spec.machine,
+        "init": str(init),
+        "argv": list(command.argv),
+        "env": command.env,
+        "cwd": command.cwd,
+        "user": f"{user.uid}:{groups}",
+        "owner": user.uid,
+        "layers": [str(path) for path in layers],
+        "root": {"persist": spec.root.persist, "size_mib": spec.root.size_mib},
+        "read_only": spec.root.read_only,
+        "ids": None,
+        "mounts": [{"source": m.source, "path": m.path, "read_only": m.read_only} for m in spec.mounts],
+        "tmpfs": [{"path": tmpfs.path, "size_mib": tmpfs.size_mib} for tmpfs in spec.tmpfs],
+        "files": [
+            {"path": file.path, "content": base64.b64encode(file.content).decode(), "mode": file.mode}
+            for file in (*_resolver(), *spec.files)
+        ],
+        "limits": msgspec.to_builtins(spec.limits),
+        "note": {},
+    }
+
+
+def _resolver() -> list[File]:
+    """The host's own: its network is the program's."""
+    with suppress(OSError):
+        return [File(path="/etc/resolv.conf", content=Path("/etc/resolv.conf").read_bytes())]
+    return []

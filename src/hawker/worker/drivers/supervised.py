@@ -318,12 +318,26 @@ class SupervisedDriver:
 
     def __init__(self, supervisor: Supervisor) -> None:
         self.supervisor = supervisor
+        self._starting: dict[str, tuple[asyncio.Lock, list[None]]] = {}  # the lock of a key, and who is at it
 
     async def open(self, on_exit: Callable[[Exit], None]) -> None:
         await self.supervisor.open(on_exit)
 
     async def close(self) -> None:
         await self.supervisor.close()
+
+    @contextlib.asynccontextmanager
+    async def alone(self, key: str) -> AsyncIterator[None]:
+        """One start of a key at a time."""
+        lock, there = self._starting.setdefault(key, (asyncio.Lock(), []))
+        there.append(None)
+        try:
+            async with lock:
+                yield
+        finally:
+            there.pop()
+            if not there:
+                del self._starting[key]
 
     async def recover(self) -> Sequence[Instance]:
         if self.supervisor.unused:

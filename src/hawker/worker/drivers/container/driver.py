@@ -11,8 +11,8 @@ import asyncio
 import base64
 import os
 import resource
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
@@ -75,7 +75,6 @@ class ContainerDriver(SupervisedDriver):
         self._programs = programs or directory / "programs"
         self._host: Host | None = None
         self._looking = asyncio.Lock()
-        self._starting: dict[str, tuple[asyncio.Lock, list[None]]] = {}  # the lock of a key, and who is at it
 
     async def open(self, on_exit: Callable[[Exit], None]) -> None:
         self._host = None  # something may have been installed
@@ -111,7 +110,7 @@ class ContainerDriver(SupervisedDriver):
         await self._images.ensure(image)
 
     async def start(self, spec: InstanceSpec) -> Instance:
-        async with self._alone(spec.key):
+        async with self.alone(spec.key):
             return await self._start(spec)
 
     async def destroy(self, key: str, *, force: bool = False) -> None:
@@ -136,19 +135,28 @@ class ContainerDriver(SupervisedDriver):
             raise StartFailed(host.problem)
         image = await self._images.ensure(spec.image)
         fields = self._order(spec, image, host, host.runtime)
+        killed = False
         for attempt in range(1, TRIES + 1):
             try:
                 return await self._make_and_go(spec, fields)
             except RuntimeKilled as error:
+                killed = True
                 if attempt == TRIES:
                     raise StartFailed(str(error)) from error
+            except StartFailed:  # what a killed runtime was about may get in the way of the next
+                if not killed or attempt == TRIES:
+                    raise
             except (SupervisorLost, UnknownInstance):
                 if attempt == TRIES:
                     raise
         raise AssertionError
 
     async def _make_and_go(self, spec: InstanceSpec, fields: Mapping[str, Any]) -> Instance:
-        made = await self.supervisor.call_once("make", **fields)
+        try:
+            made = await self.supervisor.call_once("make", **fields)
+        except asyncio.CancelledError:  # the supervisor would make it all the same, and let it wait
+            await asyncio.shield(self._give_up(spec))
+            raise
         if "instance" in made:  # let go before its supervisor was lost
             instance = msgspec.convert(made["instance"], Instance)
             if instance.exit is None and instance.pid:
@@ -204,7 +212,7 @@ class ContainerDriver(SupervisedDriver):
             "layers": [str(path) for path in layers],
             "root": {"persist": spec.root.persist, "size_mib": spec.root.size_mib},
             "ids": ids.base if ids else None,
-            "mounts": [(mount.source, mount.read_only) for mount in spec.mounts],
+            "mounts": [(source, False) for source in sources(spec)],  # the configuration says which are read-only
             "files": [
                 {
                     "name": str(number),
@@ -234,7 +242,7 @@ class ContainerDriver(SupervisedDriver):
             init=f"{PLACE}/init" if ids else host.init,
             cgroup=GROUP,
             files={path: f"{PLACE}/files/{number}" for number, path in enumerate(files)},
-            mounts={mount.source: f"{PLACE}/mount-{number}" for number, mount in enumerate(spec.mounts)},
+            mounts={source: f"{PLACE}/mount-{number}" for number, source in enumerate(sources(spec))},
         )
         config = runtime_spec(
             spec,
@@ -249,6 +257,8 @@ class ContainerDriver(SupervisedDriver):
             swap=host.swap,
         )
         config["process"]["args"][1:1] = ["--go-fd", str(GO_FD)]
+        # What it writes goes to the log by pipes, which outlive every supervisor; a terminal is for who talks to it.
+        config["process"]["terminal"] = False
         return config
 
     def _files(self, spec: InstanceSpec) -> dict[str, tuple[bytes, int]]:
@@ -266,19 +276,6 @@ class ContainerDriver(SupervisedDriver):
             files["/etc/resolv.conf"] = (text.encode(), 0o644)
         return files | {file.path: (file.content, file.mode) for file in spec.files}
 
-    @asynccontextmanager
-    async def _alone(self, key: str) -> AsyncIterator[None]:
-        """One start of a key at a time."""
-        lock, there = self._starting.setdefault(key, (asyncio.Lock(), []))
-        there.append(None)
-        try:
-            async with lock:
-                yield
-        finally:
-            there.pop()
-            if not there:
-                del self._starting[key]
-
     async def _looked(self) -> Host:
         async with self._looking:
             if self._host is None:
@@ -293,6 +290,11 @@ def ids_of(machine: str) -> IdMap:
     share them, rarely; they are apart by everything else."""
     number = int.from_bytes(blake2b(machine.encode(), digest_size=8).digest(), "big") % IDS_MACHINES
     return IdMap(IDS_FIRST + number * 65536)
+
+
+def sources(spec: InstanceSpec) -> list[str]:
+    """Each once: a volume may be at several places."""
+    return list(dict.fromkeys(mount.source for mount in spec.mounts))
 
 
 def wanted(machine: str, network: Network) -> Wanted:

@@ -106,7 +106,7 @@ async def _try(supervisor: Supervisor, host: Host, runtime: Runtime) -> str:
         spec,
         resolve(spec, ImageConfig()),
         User(),
-        Place(rootfs=f"{PLACE}/rootfs", init=host.init, cgroup=GROUP),
+        Place(rootfs=f"{PLACE}/rootfs", init=f"{PLACE}/init" if ids else host.init, cgroup=GROUP),
         ids=ids,
         hard_limits={"RLIMIT_NOFILE": resource.getrlimit(resource.RLIMIT_NOFILE)[1]},
         runtime=runtime.name,
@@ -119,6 +119,7 @@ async def _try(supervisor: Supervisor, host: Host, runtime: Runtime) -> str:
         "key": key,
         "machine": PROBE,
         "runtime": runtime.path,
+        "init": host.init,
         "config": msgspec.json.encode(config).decode(),
         "layers": [os.path.dirname(host.init)],  # some tree, to see that it can be shown with other owners
         "root": {"persist": False, "size_mib": 0},
