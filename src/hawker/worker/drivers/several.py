@@ -109,14 +109,13 @@ class Several:
         return frozenset(self._opened)
 
     async def fingerprints(self) -> Mapping[str, Fingerprint]:
-        found: dict[str, Fingerprint] = {}
-        for name, driver in self._drivers.items():
-            if name in self._opened:
-                found[name] = await driver.fingerprint()
-            else:
-                problem = self._problems.get(name, "it has not been opened")
-                found[name] = Fingerprint(driver=name, healthy=False, problem=problem)
-        return found
+        found = await asyncio.gather(*(self._fingerprint(name) for name in self._drivers))  # the first looks are slow
+        return dict(zip(self._drivers, found, strict=True))
+
+    async def _fingerprint(self, name: str) -> Fingerprint:
+        if name in self._opened:
+            return await self._drivers[name].fingerprint()
+        return Fingerprint(driver=name, healthy=False, problem=self._problems.get(name, "it has not been opened"))
 
     async def fingerprint(self) -> Fingerprint:
         """What at least one of them can."""
