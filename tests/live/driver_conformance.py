@@ -145,7 +145,9 @@ async def opened(driver: Driver, image: str = "host", add: AddImage | None = Non
 
 
 class Conformance:
-    """The suite. `driver` yields an `Opened`."""
+    """The suite. `driver` yields an `Opened`. In `late_s` seconds a command certainly has begun."""
+
+    late_s: ClassVar[float] = 0.3
 
     async def test_a_program_runs_and_its_exit_code_is_kept_until_destroy(self, driver: Opened) -> None:
         one = driver.shell("exit 7")
@@ -262,7 +264,9 @@ class Conformance:
         one = driver.spec("sleep", "60")
         await driver.driver.start(one)
         mark = word()
-        late = await driver.driver.exec(one.key, ["sh", "-c", f"echo on; sleep {mark}; echo never"], timeout_s=0.3)
+        late = await driver.driver.exec(
+            one.key, ["sh", "-c", f"echo on; sleep {mark}; echo never"], timeout_s=self.late_s
+        )
         assert (late.timed_out, late.stdout) == (True, b"on\n")
 
         async def killed() -> bool:

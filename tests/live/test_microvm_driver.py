@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import signal
 import tempfile
@@ -32,7 +33,7 @@ from tests.live.driver_conformance import (
     word,
 )
 
-from hawker.worker.drivers.base import NotSupported, Refused, Root, UnknownInstance
+from hawker.worker.drivers.base import File, NotSupported, Refused, Root, StartFailed, UnknownInstance
 from hawker.worker.drivers.microvm.disk import copy_sparse
 from hawker.worker.drivers.microvm.driver import MicrovmDriver
 from hawker.worker.drivers.microvm.qemu import Qmp
@@ -58,6 +59,7 @@ async def driver(tmp_path: Path) -> AsyncIterator[Opened]:
 
 class TestMicrovms(Conformance, Telling, Talking, Imaged, Killed):
     factory = "tests.live.test_microvm_driver:elsewhere"
+    late_s = 2.0  # on a processor that is emulated
 
     test_want_of_memory_is_told_apart = Limited.test_want_of_memory_is_told_apart
     test_a_fork_bomb_meets_its_limit = Limited.test_a_fork_bomb_meets_its_limit
@@ -157,6 +159,16 @@ async def test_copies_that_go_on_draw_other_random_numbers(driver: Opened, tmp_p
             copy_sparse(path, directory / name, path.stat().st_size)
         await driver.driver.open(driver.on_exit)
     assert drawn[0] != drawn[1]
+
+
+async def test_files_may_be_larger_than_a_frame(driver: Opened) -> None:
+    large = bytes(range(256)) * 10_000
+    one = replace(driver.shell("md5sum < /large"), files=[File(path="/large", content=large)])
+    assert await driver.run(one) == [f"{hashlib.md5(large).hexdigest()}  -"]
+    other = driver.spec("sleep", "60")
+    await driver.driver.start(other)
+    with pytest.raises(StartFailed, match="a frame of"):
+        await driver.driver.exec(other.key, ["echo", "x" * (1 << 20)], timeout_s=5)
 
 
 async def test_a_killed_hypervisor_is_told_as_a_killed_program(driver: Opened) -> None:

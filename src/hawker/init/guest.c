@@ -55,6 +55,7 @@ static struct pump output[2];     /* of the program: out, err */
 static pid_t main_pid;
 static int main_status;
 static enum { IDLE, RUNNING, ENDING } state;
+static struct bytes announced; /* of a configuration that is longer than a frame, what has come */
 
 /* --- booting ----------------------------------------------------------------------------------------------------- */
 
@@ -153,11 +154,13 @@ static void tell_end(void)
 
 /* --- requests ---------------------------------------------------------------------------------------------------- */
 
-static void start(uint32_t id, struct reader *fields)
+static void start(uint32_t id, const uint8_t *payload, size_t length)
 {
 	char problem[600] = "";
 	if (state == IDLE) {
-		struct program *program = configure(fields, problem, sizeof problem);
+		append(&announced, payload, length);
+		struct reader fields = {announced.data, announced.data + announced.length};
+		struct program *program = configure(&fields, problem, sizeof problem);
 		if (!*problem) main_pid = spawn(program, GROUP, problem, sizeof problem);
 		if (*problem) {
 			char line[1300] = "{\"error\": \"";
@@ -175,11 +178,13 @@ static void start(uint32_t id, struct reader *fields)
 		output[0].from = program->output;
 		output[1].from = program->error;
 		state = RUNNING;
+		free(announced.data);
 	}
 	send_text(&to_agent, 'r', id, "running");
 }
 
 /* h hello       a daemon is there: whatever one before it ran is killed -> r state
+ * b before      a part of what `start` has, which comes with the rest; not answered
  * s start       configure the machine and run its program, once; see guest_configuration.h -> r "running"
  * g signal      number: to the program -> r
  * x execute     run a command beside the program; see guest_commands.h -> r, then its frames
@@ -194,11 +199,14 @@ static void handle(uint8_t kind, uint32_t id, const uint8_t *payload, size_t len
 	switch (kind) {
 	case 'h':
 		drop_commands();
-		to_agent.length = 0; /* was meant for another */
+		announced.length = to_agent.length = 0; /* was meant by another, and for another */
 		send_text(&to_agent, 'r', id, state == IDLE ? "idle" : "running");
 		break;
+	case 'b':
+		if (state == IDLE) append(&announced, payload, length);
+		break;
 	case 's':
-		start(id, &fields);
+		start(id, payload, length);
 		break;
 	case 'g': {
 		int number = (int)next_number(&fields);

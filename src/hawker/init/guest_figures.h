@@ -22,7 +22,7 @@ static void append_file(struct bytes *payload, const char *path)
 /* Inodes of sockets that a process has open, a line each. */
 static void append_sockets(struct bytes *payload, const char *pid)
 {
-	char path[300], to[64], text[8192] = "";
+	char path[600], to[64], text[8192] = "";
 	snprintf(path, sizeof path, "/proc/%s/fd", pid);
 	DIR *directory = opendir(path);
 	struct dirent *entry;

@@ -21,6 +21,7 @@ from hawker.worker.drivers.microvm import wire
 
 CREDIT = 256 * 1024  # what a command may send, and be sent, ahead of who reads it; see init/guest_commands.h
 CHUNK = 32 * 1024
+PART = 512 * 1024  # of a configuration, which may have files in it
 RETRY_S = 0.001
 RETRY_LONGEST_S = 0.02
 
@@ -115,8 +116,12 @@ class Agent:
 
     async def start(self, pairs: Pairs) -> None:
         """Make the idle guest a machine and run its program. Repeating does nothing. Raises `StartFailed`."""
+        payload = _pairs(pairs)
+        *before, last = [payload[at : at + PART] for at in range(0, len(payload), PART)]
         try:
-            await self.ask("s", _pairs(pairs))
+            for part in before:
+                self.send("b", 0, part)
+            await self.ask("s", last)
         except AgentRefused as error:
             raise StartFailed(str(error)) from error
         self.idle = False
@@ -146,7 +151,7 @@ class Agent:
             await self._ask("x", command.number, _pairs(pairs))
         except BaseException as error:
             await command.close()
-            if isinstance(error, AgentRefused):
+            if isinstance(error, AgentRefused | ValueError):  # the latter of a command line that is too long
                 raise StartFailed(str(error)) from error
             raise
         return command
