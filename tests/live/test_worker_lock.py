@@ -43,9 +43,9 @@ def agent(directory: Path, name: str) -> Iterator[subprocess.Popen[bytes]]:
     argv = [*PROGRAM, "agent", "--config", str(configured(directory, name))]
     with subprocess.Popen(argv, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            lock, socket = directory / LOCK, directory / "process" / "socket"
+            lock, later = directory / LOCK, directory / "catalog.db"  # which is opened after the worker's own
             held = f"{process.pid}\n"
-            wait_until(lambda: lock.exists() and lock.read_text() == held and socket.exists(), "the agent is up", UP_S)
+            wait_until(lambda: lock.exists() and lock.read_text() == held and later.exists(), "the agent is up", UP_S)
             yield process
         finally:
             process.terminate()
