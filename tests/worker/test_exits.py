@@ -170,6 +170,26 @@ async def test_a_host_that_lost_power_starts_its_machines_again_but_those_with_p
 
 
 @virtual_time
+async def test_a_machine_that_was_being_suspended_when_its_host_lost_power_is_started_again(tmp_path: Path) -> None:
+    world = a_world()
+    worker = await SimWorker.open(tmp_path, world)
+    machine = await worker.run_machine(restart={"policy": "always"})
+    world.delays["suspend"] = 60
+    await worker.machines.suspend(APP.name, machine, worker.request())
+    await asyncio.sleep(1)
+    await worker.die()
+    world.lose_power()
+    world.delays.clear()
+    worker = await SimWorker.open(tmp_path, world)
+    await worker.until(lambda: len(world.running(machine)) == 1)
+    await worker.at_rest()
+    assert worker.machine(machine).state is State.started
+    assert [placed.spec.key for placed in world.running(machine)] == [worker.machine(machine).instance]
+    assert worker.wrong() == []
+    await worker.close()
+
+
+@virtual_time
 async def test_a_daemon_that_was_killed_restarts_no_program(tmp_path: Path) -> None:
     world = a_world()
     worker = await SimWorker.open(tmp_path, world)

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.sim_worker import APP, SimWorker, a_worker, machine_config
+from tests.kit.sim_worker import APP, SimWorker, a_worker, a_world, machine_config
 from tests.kit.virtual_time import virtual_time
 
 from hawker.model.config import check_config
 from hawker.model.machine import State
+from hawker.model.rows import PortRow
 from hawker.worker.flows import STARTS_TRIED
 from hawker.worker.machine_api import with_runtime
 
@@ -153,6 +154,96 @@ async def test_while_its_image_is_on_its_way_a_machine_can_be_destroyed_by_force
         await worker.at_rest()
         assert worker.machine(machine).state is State.destroyed
         assert worker.wrong() == []
+
+
+@pytest.mark.parametrize("why", ["refused", "silent", "given up"])
+@virtual_time
+async def test_an_update_whose_image_cannot_be_had_leaves_the_machine_as_it_was(why: str, tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        worker.world.meanings["app:1"] = FIRST
+        machine = await worker.run_machine(image="app:1", services=[{"internal_port": 80}])
+        before, program = worker.machine(machine), worker.world.running(machine)
+        if why == "refused":
+            worker.world.bad_images["app:2"] = "there is no such tag"
+        else:
+            worker.world.silent_images.add("app:2")
+        config = check_config(machine_config(image="app:2", services=[{"internal_port": 81}]))
+        await worker.machines.update(APP.name, machine, worker.request(), config=config, cordoned=True)
+        assert worker.machine(machine).config["image"] == "app:2"
+        if why == "given up":
+            await asyncio.sleep(5)
+            await worker.runner.cancel(worker.runs(machine)[-1].id, "a person")
+        await worker.at_rest()
+        assert worker.world.running(machine) == program
+        after = worker.machine(machine)
+        changed = {name for name in before.__struct_fields__ if getattr(before, name) != getattr(after, name)}
+        assert changed <= {"updated_at_ms", "cause"}
+        assert (worker.events(machine)[-1].type, worker.events(machine)[-1].status) == ("update", "failed")
+        assert [row.number for row in worker.store.read.select(PortRow)] == [port.host_port for port in before.ports]
+        assert worker.driver.images.holds == {machine: FIRST}
+        assert worker.wrong() == []
+
+
+@virtual_time
+async def test_a_program_that_ends_while_an_update_waits_in_vain_is_treated_as_ever(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await worker.run_machine(image="app:1")
+        worker.world.silent_images.add("app:2")
+        config = check_config(machine_config(image="app:2"))
+        await worker.machines.update(APP.name, machine, worker.request(), config=config)
+        await asyncio.sleep(5)
+        worker.world.end(worker.machine(machine).instance, code=0)
+        await worker.until(lambda: worker.machine(machine).state is State.stopped)
+        await worker.at_rest()
+        assert worker.machine(machine).config["image"] == "app:1"
+        assert worker.wrong() == []
+
+
+@virtual_time
+async def test_an_update_that_waits_in_vain_after_a_loss_of_power_has_nothing_to_go_back_to(tmp_path: Path) -> None:
+    world = a_world()
+    worker = await SimWorker.open(tmp_path, world)
+    machine = await worker.run_machine(image="app:1")
+    world.silent_images.add("app:2")
+    config = check_config(machine_config(image="app:2"))
+    await worker.machines.update(APP.name, machine, worker.request(), config=config)
+    await asyncio.sleep(5)
+    await worker.die()
+    world.lose_power()
+    worker = await SimWorker.open(tmp_path, world)
+    await worker.at_rest()
+    assert worker.machine(machine).state is State.failed
+    assert worker.machine(machine).config["image"] == "app:2"
+    assert worker.wrong() == []
+    await worker.close()
+
+
+@pytest.mark.parametrize("force", [False, True])
+@virtual_time
+async def test_an_image_on_its_way_keeps_nobody_waiting(force: bool, tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        worker.world.silent_images.add("app:1")
+        began = asyncio.get_running_loop().time()
+        stopped, gone = await worker.create("first", image="app:1"), await worker.create("second", image="app:1")
+        await worker.machines.stop(APP.name, stopped, worker.request())
+        await worker.machines.destroy(APP.name, gone, worker.request(), force=force)
+        await worker.at_rest()
+        assert worker.machine(stopped).state is State.stopped
+        assert worker.machine(gone).state is State.destroyed
+        assert asyncio.get_running_loop().time() - began < 5
+        assert worker.wrong() == []
+
+
+@virtual_time
+async def test_a_stop_right_after_a_start_does_not_take_an_image_that_is_here_for_one_on_its_way(
+    tmp_path: Path,
+) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await worker.create(image="app:1")
+        await worker.machines.stop(APP.name, machine, worker.request())
+        await worker.at_rest()
+        assert "start/started" in [f"{event.type}/{event.status}" for event in worker.events(machine)]
+        assert worker.machine(machine).state is State.stopped
 
 
 @pytest.mark.parametrize(

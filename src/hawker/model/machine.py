@@ -66,7 +66,16 @@ MOVES: dict[State, frozenset[State]] = {
         }  # it died asleep
     ),
     State.restarting: frozenset({State.starting, State.failed, State.destroying}),
-    State.updating: frozenset({State.starting, State.stopped, State.created, State.failed, State.destroying}),
+    State.updating: frozenset(
+        {
+            State.starting,
+            State.started,  # as it was: the new image cannot be had
+            State.stopped,
+            State.created,
+            State.failed,
+            State.destroying,
+        }
+    ),
     State.failed: frozenset({State.starting, State.stopping, State.updating, State.destroying}),
     State.destroying: frozenset({State.destroyed}),
     State.destroyed: frozenset(),

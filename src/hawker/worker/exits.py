@@ -95,10 +95,12 @@ class Exits:
         there = {instance.key: instance for instance in instances}
         for row in self._store.read.select(MachineRow, "instance <> ''"):
             instance = there.get(row.instance)
-            if row.state not in (State.started, State.suspended) or row.driver not in drivers:
+            if row.state not in (State.started, State.suspended, State.suspending) or row.driver not in drivers:
                 continue
             if instance is None:
                 self.on_exit(Exit(key=row.instance, machine=row.id, error=LOST, at_ms=self._host.now_ms()))
+            elif row.state is State.suspending:
+                pass  # its run goes on
             elif instance.exit is None and instance.suspended != (row.state is State.suspended):
                 _logger.warning("instance.corrected", resource=row.id, frozen=instance.suspended, cause=ROWS_DECIDE)
                 with suppress(UnknownInstance):  # it has just ended

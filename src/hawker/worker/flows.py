@@ -14,9 +14,10 @@
 |                 | or purge                                             |                                |
 
 The outside effects are calls of the driver, keyed `run/step`; every one may be repeated. `prepare`, of machines that
-have an image, makes it ready and keeps what its reference meant: an update prepares before it stops anything. `settle`
-is the final step: it writes the resting state, and after a failure or a cancel first removes what a launch may have
-left. Which runs begin when is decided in `hawker.worker.machines` and `hawker.worker.exits`.
+have an image, makes it ready and keeps what its reference meant: an update prepares before it stops anything, and one
+whose image cannot be had leaves the machine as it was. `settle` is the final step: it writes the resting state, and
+after a failure or a cancel first removes what a launch may have left. Which runs begin when is decided in
+`hawker.worker.machines` and `hawker.worker.exits`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from hawker.model.config import Config, check_config
 from hawker.model.guest import Guest
 from hawker.model.machine import State
 from hawker.model.rows import LeaseRow, MachineRow, RunRow
+from hawker.model.services import Port
 from hawker.network.base import NetworkError
 from hawker.store.db import Store
 from hawker.store.tx import Tx
@@ -54,6 +56,17 @@ try takes. Then the machine has failed."""
 def launching(config: Config) -> list[str]:
     """The steps that start a machine."""
     return ["launch"] if config.of_host else ["prepare", "launch"]
+
+
+class Before(msgspec.Struct, frozen=True, kw_only=True):
+    """What an update changes of a machine that runs: fields of its row, as they were."""
+
+    version: str
+    config: dict[str, Any]
+    driver: str
+    image_digest: str
+    ports: tuple[Port, ...]
+    cordoned: bool
 
 
 class MachineFlows:
@@ -119,10 +132,11 @@ class MachineFlows:
         if found and self._images:
             self._images.hold(machine.id, found.digest)
 
-        def commit(tx: Tx, run: RunRow) -> None:
+        def commit(tx: Tx, run: RunRow) -> bool:
             row = get_machine(tx, run.resource)
             if found and not row.image_digest:
                 self._log.move(tx, row, cause=run.cause, image_digest=found.digest)
+            return True
 
         return Done(commit)
 
@@ -262,6 +276,10 @@ class MachineFlows:
             with suppress(UnknownInstance, NotSupported, Refused):  # as it was: what it had it may have
                 await self._had(run).resize(key, limits_of(check_config(row.config).guest))
             return Done(self._settle)
+        if "before" in run.args and "prepare" not in run.outputs:  # nothing was stopped yet
+            with suppress(UnknownInstance):  # it was lost with its host: then there is nothing to go back to
+                await self._had(run).inspect(key)
+                return Done(self._settle_as_before)
         if "launch" in run.steps:
             row = get_machine(self._store.read, run.resource)
             await self._driver.of(row.driver).destroy(effect_key(run.id, "launch"), force=True)
@@ -287,6 +305,7 @@ class MachineFlows:
             self._log.event(tx, row, "resize", row.state, run)
         elif run.flow == "machine.update":
             changes = {"resources": check_config(row.config).resources()}
+            ports.settle(tx, row)
             self._log.move(
                 tx, row, *([State.stopped] if row.state is State.updating else []), cause=run.cause, **changes
             )
@@ -313,8 +332,20 @@ class MachineFlows:
             State.updating: [target],
         }.get(row.state, [])
         changes = {"resources": check_config(row.config).resources()}
+        if run.flow == "machine.update":
+            ports.settle(tx, row)
         row = self._log.move(tx, row, *path, cause=run.cause, instance="", desired="stopped", **changes)
         self._log.event(tx, row, "start", row.state, run, request=_why(tx, row, run))
+
+    def _settle_as_before(self, tx: Tx, run: RunRow) -> None:
+        """An update came to nothing while the old program ran on: the machine is what that program is."""
+        row, before = get_machine(tx, run.resource), msgspec.convert(run.args["before"], Before)
+        changes = {**msgspec.structs.asdict(before), "resources": check_config(before.config).resources()}
+        row = self._log.move(tx, row, State.started, cause=run.cause, desired="started", **changes)
+        ports.settle(tx, row)
+        self._log.event(tx, row, "update", "failed", run, request=_why(tx, row, run))
+        if (images := self._images) and before.image_digest:
+            tx.after_commit(lambda: images.hold(row.id, before.image_digest))
 
     def _settle_destroyed(self, tx: Tx, run: RunRow) -> None:
         row = get_machine(tx, run.resource)

@@ -4,6 +4,7 @@ Each request is one change: lease, state and room are checked and the run is rec
 answer of 200 means the work survives a crash. A request that meets another run on its machine waits for it, for a
 bounded time. A restart that is only waiting out its backoff is no reason to wait: stop and destroy cancel it; start,
 restart and update take its place in the commit that accepts them, so that one that is refused leaves it as it was.
+An image that is on its way keeps nobody from stopping or destroying its machine either.
 `hawker.worker.flows` has the steps.
 """
 
@@ -29,7 +30,7 @@ from hawker.store.tx import Tx
 from hawker.worker import leases, ledger, ports
 from hawker.worker.drivers.base import Capabilities
 from hawker.worker.drivers.several import Runtimes
-from hawker.worker.flows import launching, resized
+from hawker.worker.flows import Before, launching, resized
 from hawker.worker.machine_log import MachineLog, get_machine
 from hawker.worker.runner import Busy, Runner, active_run
 
@@ -37,6 +38,7 @@ T = TypeVar("T")
 
 BUSY_WAIT_S = 60.0
 CLEARING_LOOK_S = 0.1  # how often to look whether a restart has come to its backoff
+PREPARING_LOOK_S = 0.5  # how long a stop waits for the image of a start before it ends that
 
 IN_BACKOFF = State.starting
 """A machine's state while it waits to be restarted. No other machine that is free of runs is in it."""
@@ -179,7 +181,8 @@ class Machines:
         cordoned: bool | None = None,
     ) -> tuple[MachineRow, LeaseRow | None]:
         """Replace the configuration: a new version. A running machine is stopped and started with it, one in a backoff
-        starts with it now, one at rest stays at rest. Returns the row as it is right after acceptance.
+        starts with it now, one at rest stays at rest. A running one whose new image cannot be had stays what it was.
+        Returns the row as it is right after acceptance.
 
         Raises `Conflict` when `current_version` is not the present one, `ledger.Full` when a larger guest has no room,
         also when it never will have, `NotBuilt` for an image that this worker's driver does not run.
@@ -232,7 +235,10 @@ class Machines:
             # What is new is made ready while the old one runs.
             first, last = ([], []) if not launch else (launching(config)[:-1], launching(config)[-1:])
             steps = [*first, *([] if resting or waiting else ["stop", "clear"]), *last]
-            self._begin(tx, "machine.update", row, steps, request, writes, _stop_args(row, None, None))
+            args = _stop_args(row, None, None)
+            if first and "stop" in steps:  # while its image is on its way there is something to go back to
+                args["before"] = {name: getattr(row, name) for name in Before.__struct_fields__}
+            self._begin(tx, "machine.update", row, steps, request, writes, msgspec.to_builtins(args))
             after = get_machine(tx, machine_id)
             lease = leases.acquire(tx, self._host, after, request, lease_ttl_s) if lease_ttl_s else None
             return after, lease
@@ -398,7 +404,8 @@ class Machines:
     async def _when_free(self, change: Callable[[Tx], T], *, force: bool = False, ends_backoff: bool = False) -> T:
         """Submit a change that begins a run; while another run holds the machine, wait for its end and try again.
 
-        With `ends_backoff` a restart in its backoff is cancelled first: only for what ends with the machine stopped.
+        With `ends_backoff` a restart in its backoff is cancelled first, and so is a run that waits for an image: only
+        for what ends with the machine stopped.
         """
         try:
             async with asyncio.timeout(BUSY_WAIT_S):
@@ -425,6 +432,14 @@ class Machines:
                 async with asyncio.timeout(CLEARING_LOOK_S):
                     await self._runner.wait_ended(run.id)
             return
+        elif ends_backoff and "prepare" in run.steps[run.next :]:  # mostly the image is here, and this soon over
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PREPARING_LOOK_S):
+                    await self._runner.wait_ended(run.id)
+            now = self._store.read.get(RunRow, run.id)
+            if now is None or not _is_at(now, "prepare"):
+                return
+            await self._runner.cancel(run.id, "a later request took its place")
         await self._runner.wait_ended(run.id)
 
 
@@ -443,7 +458,11 @@ class Parked(Conflict):
 
 
 def _in_backoff(run: RunRow) -> bool:
-    return run.status == "active" and run.next < len(run.steps) and run.steps[run.next] == "backoff"
+    return _is_at(run, "backoff")
+
+
+def _is_at(run: RunRow, step: str) -> bool:
+    return run.status == "active" and run.next < len(run.steps) and run.steps[run.next] == step
 
 
 def parked_hint(run: RunRow) -> str:

@@ -1,8 +1,8 @@
 """The ports of the host on which a worker publishes its machines' services.
 
 They are given out in the commit that makes or updates a machine, from the worker's own range, and given back in the
-commit that destroys it. A port that nobody gave out is never published: two workers of one host have ranges of their
-own.
+commit that destroys it, or that ends an update: until then the old program may be there, with the old ones. A port that
+nobody gave out is never published: two workers of one host have ranges of their own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from hawker.errors import Conflict
 from hawker.model.config import PROCESS, Config
-from hawker.model.rows import PortRow
+from hawker.model.rows import MachineRow, PortRow
 from hawker.model.services import Port, published
 from hawker.store.tx import Tx
 
@@ -34,26 +34,28 @@ class NoPort(Conflict):
 
 
 def assign(tx: Tx, ports: range, machine: str, config: Config, kept: Sequence[Port] = ()) -> tuple[Port, ...]:
-    """What a machine with this configuration publishes, in the order of its services. What it had it keeps; what it
-    does not need any more is given back. Raises `NoPort`; nothing is written then.
+    """What a machine with this configuration publishes, in the order of its services. What it had it keeps, and what it
+    does not need any more is not given back before `settle`. Raises `NoPort`; nothing is written then.
 
     A process listens on the host's own ports: it is found where it listens, and nothing is given out.
     """
     wanted = published(config.services)
     if config.runtime == PROCESS:
-        found = [Port(protocol=protocol, internal_port=port, host_port=port) for protocol, port in wanted]
-    else:
-        given = {(p.protocol, p.internal_port): p for p in kept if _has(tx, machine, p)}
-        new = [service for service in wanted if service not in given]
-        for service, number in zip(new, _free(tx, ports, machine, len(new)), strict=True):
-            given[service] = Port(protocol=service[0], internal_port=service[1], host_port=number)
-            tx.put(PortRow(number=number, machine=machine))
-        found = [given[service] for service in wanted]
-    used = {port.host_port for port in found} if config.runtime != PROCESS else set()
-    for port in kept:
-        if port.host_port not in used and _has(tx, machine, port):
-            tx.delete(PortRow, str(port.host_port))
-    return tuple(found)
+        return tuple(Port(protocol=protocol, internal_port=port, host_port=port) for protocol, port in wanted)
+    given = {(p.protocol, p.internal_port): p for p in kept if _has(tx, machine, p)}
+    new = [service for service in wanted if service not in given]
+    for service, number in zip(new, _free(tx, ports, machine, len(new)), strict=True):
+        given[service] = Port(protocol=service[0], internal_port=service[1], host_port=number)
+        tx.put(PortRow(number=number, machine=machine))
+    return tuple(given[service] for service in wanted)
+
+
+def settle(tx: Tx, machine: MachineRow) -> None:
+    """Give back all that a machine has but does not need any more. May be repeated."""
+    needed = {port.host_port for port in machine.ports} if machine.driver != PROCESS else set()
+    for row in tx.select(PortRow, "machine = ?", (machine.id,)):
+        if row.number not in needed:
+            tx.delete(PortRow, row.key)
 
 
 def release(tx: Tx, machine: str) -> None:
