@@ -27,7 +27,8 @@ EMPTY = (
 )
 """Directories of a worker in which nothing stays that belonged to a machine or an image. Everything else is to stay:
 databases, locks, sockets and logs of its own, the init it compiled, the kernel and the templates of microVMs, the model
-of an empty disk, and for a day the blobs of images whose making was cut off, so that it can go on."""
+of an empty disk, the disk of an image that was removed after its last machine until the driver looks again, and for a
+day the blobs of images whose making was cut off, so that it can go on."""
 
 
 def left(worker: Path) -> list[str]:
@@ -193,7 +194,6 @@ def _files(worker: Path) -> list[str]:
     for name in EMPTY:
         place = (worker / name).resolve()
         found += [f"file: {worker.name}/{name}/{path.relative_to(place)}" for path in place.rglob("*")]
-    disks = worker / "microvm/disks"
-    found += [f"file: {path}" for path in disks.glob("*") if not path.name.startswith("empty-")]
+    found += [f"file: {path}" for path in worker.glob("microvm/*/.making-*")]
     found += [f"file: {path}" for path in worker.rglob("*.new")]
     return sorted(set(found))

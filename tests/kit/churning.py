@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -78,8 +79,10 @@ class Churn:
         self._over = asyncio.Event()
         self.report = Report()
 
-    async def run(self, cycles: int, *, kills: bool = True, microvms_most: int | None = None) -> Report:
-        """`microvms_most`: how many of the machines may be microVMs, which take seconds each."""
+    async def run(
+        self, cycles: int, *, microvms_most: int | None = None, kills_most: Mapping[str, int] | None = None
+    ) -> Report:
+        """`microvms_most`: how many of the machines may be microVMs, which take seconds each. `kills_most`: by kind."""
         kinds = [Random(f"{self._seed}/{n}").choice(self._runtimes) for n in range(cycles)]
         slow = [number for number, kind in enumerate(kinds) if kind == "microvm"]
         for number in slow[len(slow) if microvms_most is None else microvms_most :]:
@@ -89,7 +92,7 @@ class Churn:
             images = set(self._runtimes) != {"process"}
             if images:
                 await self._import(IMAGE, 0)
-            others = [asyncio.create_task(self._kill_now_and_then())] if kills else []
+            others = [asyncio.create_task(self._kill_now_and_then(kills_most or {}))]
             others += [asyncio.create_task(self._images_come_and_go())] if images else []
             left = iter(enumerate(kinds))
 
@@ -125,8 +128,9 @@ class Churn:
             return
         path = f"/machines/{made['id']}"
         patient = kind == "microvm" or rng.random() < 0.8  # the others are destroyed on their way
-        if patient and await self._insist(client, "wait", "GET", f"{path}/wait?state=started&timeout=20"):
-            self.report.started[kind] += 1
+        if patient and await self._insist(client, "wait", "GET", f"{path}/wait?state=settled&timeout=20"):
+            shown = await self._try(client, "show", "GET", path) or {"state": "unknown"}
+            self.report.started[kind] += shown["state"] == "started"
             for _ in range(rng.randrange(4)):
                 await self._operate(client, rng, path, config)
         await self._insist(client, "destroy", "DELETE", f"{path}?force=true")
@@ -209,18 +213,36 @@ class Churn:
             return call(client)
 
     async def _remove_images(self) -> None:
-        for each in await asyncio.to_thread(self._plain, lambda client: client.images()):
-            await asyncio.to_thread(self._plain, lambda client, d=each["digest"]: client.remove_image(d))
+        """A reservation whose broker never heard of it needs its image until it lapses."""
+        why = ""
+
+        def remove(client: PlainClient) -> bool:
+            nonlocal why
+            try:
+                for each in client.images():
+                    client.remove_image(each["digest"])
+            except ApiError as error:
+                why = str(error)
+                return False
+            return True
+
+        async def gone() -> bool:
+            return bool(await asyncio.to_thread(self._plain, remove))
+
+        try:
+            await eventually(gone, "every image is removed", PATIENCE_S)
+        except AssertionError as error:
+            self.report.wrong.append(f"{error}: {why}")
 
     # --- kills -------------------------------------------------------------------------------------------------------
 
-    async def _kill_now_and_then(self) -> None:
+    async def _kill_now_and_then(self, most: Mapping[str, int]) -> None:
         """Every kind by turns, in an order of the seed's."""
         rng = Random(f"{self._seed}/kills")
         kinds = sorted({kind for runtime in self._runtimes for kind in KINDS[runtime]})
         while not self._over.is_set():
             rng.shuffle(kinds)
-            for kind in kinds:
+            for kind in [kind for kind in kinds if self.report.kills[kind] < most.get(kind, sys.maxsize)]:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._over.wait(), rng.uniform(0.05, 0.5))
                 if self._over.is_set():
