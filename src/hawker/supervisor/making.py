@@ -150,8 +150,6 @@ class Making:
         if self.pid and status == 0:
             self.common.children.watch(self.pid, self._ended)
         self.common.children.expect(False)
-        with contextlib.suppress(OSError):
-            unmount_all(self._directory)  # the container has its own by now
         if self._failure:
             self._undo()
         elif status < 0:
@@ -161,6 +159,12 @@ class Making:
             self.fail("StartFailed", f"{os.path.basename(self._runtime)}: {why}")
         else:
             self._made(self.pid)
+            self.common.loop.later(0, self._unmount)  # the kernel takes its time, and nobody has to wait for it
+
+    def _unmount(self) -> None:
+        """The container has its own mounts by now."""
+        with contextlib.suppress(OSError):  # it has ended, and its directory is gone
+            unmount_all(self._directory)
 
     def _late(self) -> None:
         if self._working:
