@@ -10,8 +10,8 @@ import pytest
 from tests.kit.images import have, images, opened
 from tests.kit.oci import file, image, layer
 
-from hawker.errors import Conflict
-from hawker.images.blobs import Blobs
+from hawker.errors import Conflict, DiskFull
+from hawker.images.blobs import PIECE_BYTES, Blobs
 from hawker.images.manifest import digest_of
 from hawker.images.service import Images
 
@@ -81,6 +81,15 @@ async def test_a_writer_that_leaves_while_it_is_opened_is_none_any_more(tmp_path
     await asyncio.wait([beginning])
     assert beginning.cancelled()
     assert blobs.writing == set()
+
+
+async def test_a_blob_leaves_others_the_room_that_is_theirs(tmp_path: Path) -> None:
+    blobs = Blobs(tmp_path, free=1 << 60)
+    partial = await blobs.begin(digest_of(b"abc"))
+    await partial.write(b"x" * PIECE_BYTES)
+    with pytest.raises(DiskFull, match="left"):
+        await partial.write(b"x")
+    partial.discard()
 
 
 async def test_missing_knows_by_digest_what_was_described(images: Images) -> None:

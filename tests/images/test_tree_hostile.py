@@ -373,6 +373,54 @@ async def test_trees_below_that_lead_out_by_links_are_not_followed_out(tmp_path:
     assert (store / "top" / str(outside).lstrip("/") / "new").read_bytes() == b"x"
 
 
+async def test_a_layer_that_hides_more_than_is_kept_in_memory_is_refused(tmp_path: Path) -> None:
+    few = TreeLimits(lists=64 << 10)
+    tar = several(*(whiteout(f"{number:03}" + "/d" * 50) for number in range(400)))
+    assert "hides or implies more than 65536 bytes" in await refusal(tmp_path, tar, few)
+
+
+async def test_directories_that_are_only_implied_count_as_entries(tmp_path: Path) -> None:
+    tar = several(*(file(f"{number}" + "/d" * 15, b"") for number in range(10)))
+    assert "more than 100 entries" in await refusal(tmp_path, tar)
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [("d/" * 1500, "deeper than 256 directories"), (("d" * 250 + "/") * 16 + "d" * 70, "too long")],
+    ids=["deep", "long"],
+)
+async def test_links_below_that_lead_too_far_are_the_layer_s_fault(tmp_path: Path, target: str, reason: str) -> None:
+    trees: list[Path] = []
+    for name, entries in (("low", [symlink("l", target)]), ("top", [file("l/f", b"x")])):
+        tar = tar_of(entries)
+        (tmp_path / "blob").write_bytes(tar)
+        unpacked = await unpack(tmp_path / "blob", "tar", digest(tar), tmp_path / name, limits=TreeLimits())
+        if name == "top":
+            with pytest.raises(LayerRefused, match=reason):
+                await settle(tmp_path / name, unpacked, trees)
+        else:
+            await settle(tmp_path / name, unpacked, trees)
+        trees.insert(0, tmp_path / name)
+
+
+async def test_a_layer_with_much_to_hide_is_settled_by_a_process_of_its_own_and_the_same(tmp_path: Path) -> None:
+    names = [f"d/{number}" for number in range(11_000)]
+    trees: list[Path] = []
+    for name, entries in (
+        ("low", [file(each, b"") for each in names]),
+        ("top", [*(whiteout(each) for each in names[1:]), file("implied/f", b"")]),
+    ):
+        tar = tar_of(entries)
+        (tmp_path / "blob").write_bytes(tar)
+        unpacked = await unpack(tmp_path / "blob", "tar", digest(tar), tmp_path / name, limits=TreeLimits())
+        await settle(tmp_path / name, unpacked, trees)
+        trees.insert(0, tmp_path / name)
+    hidden = list((tmp_path / "top/d").iterdir())
+    assert len(hidden) == len(names) - 1
+    assert {each.lstat().st_rdev for each in hidden} == {0}
+    assert (tmp_path / "top/implied/f").exists()
+
+
 @pytest.mark.parametrize("below", [symlink("d", "d"), file("d", b"")], ids=["circle", "file"])
 async def test_a_layer_that_needs_a_directory_where_those_below_have_none_is_refused(
     tmp_path: Path, below: Entry

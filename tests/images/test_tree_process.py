@@ -23,7 +23,7 @@ from tests.kit.waiting import eventually, wait_until
 
 from hawker.errors import DiskFull
 from hawker.images.tree import confine
-from hawker.images.tree.unpacking import LayerRefused, TreeLimits, sweep, unpack
+from hawker.images.tree.unpacking import LayerRefused, TreeLimits, remove, sweep, unpack
 
 pytestmark = pytest.mark.root
 MADE = layer([directory("d"), file("d/f", b"x" * 5000)], compression="")
@@ -207,6 +207,23 @@ def test_when_its_parent_is_killed_it_ends_and_the_next_sweep_removes_what_it_ma
     assert names(store) == ["other"]
 
 
+async def test_a_tree_deeper_than_any_path_is_removed(store: Path) -> None:
+    deep = store / "tree"
+    deep.mkdir()
+    here = os.open(deep, os.O_RDONLY | os.O_DIRECTORY)
+    for number in range(3000):
+        os.mkdir("d", 0o700 if number % 2 else 0o000, dir_fd=here)
+        below = os.open("d", os.O_RDONLY | os.O_DIRECTORY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.mkdir("0", dir_fd=here)
+    os.symlink("/", "out", dir_fd=here)
+    os.close(here)
+    await remove(deep)
+    await remove(deep)  # it is gone
+    assert names(store) == []
+
+
 async def test_a_tree_that_is_there_stays_as_it_is(tmp_path: Path, store: Path) -> None:
     (tmp_path / "blob").write_bytes(MADE.blob)
     (store / "tree").mkdir()
@@ -228,18 +245,22 @@ from hawker.images.tree.unpacking import DiskFull, TreeLimits, unpack
 libc = ctypes.CDLL(None)
 assert libc.unshare(0x20000) == 0
 assert libc.mount(b"none", b"/", None, 0x44000, None) == 0
-assert libc.mount(b"none", os.fsencode(sys.argv[3]), b"tmpfs", 0, b"size=256k") == 0
+assert libc.mount(b"none", os.fsencode(sys.argv[3]), b"tmpfs", 0, sys.argv[4].encode()) == 0
+limits = TreeLimits(free=int(sys.argv[5]))
 try:
-    asyncio.run(unpack(Path(sys.argv[1]), "tar", sys.argv[2], Path(sys.argv[3]) / "tree", limits=TreeLimits()))
+    asyncio.run(unpack(Path(sys.argv[1]), "tar", sys.argv[2], Path(sys.argv[3]) / "tree", limits=limits))
 except DiskFull as error:
     print(error.message, os.listdir(sys.argv[3]))
 """
 
 
-def test_a_full_disk_is_told_apart_from_a_bad_layer_and_nothing_is_left_on_it(tmp_path: Path, store: Path) -> None:
-    made = layer([file("small"), file("large", os.urandom(1 << 20))])
+@pytest.mark.parametrize(("size", "free"), [("size=256k", 0), ("size=64m", 60 << 20)], ids=["full", "kept free"])
+def test_a_full_disk_is_told_apart_from_a_bad_layer_and_nothing_is_left_on_it(
+    tmp_path: Path, store: Path, size: str, free: int
+) -> None:
+    made = layer([file("small"), file("large", os.urandom(1 << 20 if not free else 20 << 20))])
     (tmp_path / "blob").write_bytes(made.blob)
-    argv = [sys.executable, "-c", FULL, str(tmp_path / "blob"), made.diff_id, str(store)]
+    argv = [sys.executable, "-c", FULL, str(tmp_path / "blob"), made.diff_id, str(store), size, str(free)]
     done = subprocess.run(argv, capture_output=True, text=True)
     assert done.stdout == "there is no room to unpack a layer []\n", done.stderr
     assert DiskFull.code == "disk_full"

@@ -97,6 +97,8 @@ class Partial:
         with self._lock:
             file = self._opened()
             try:
+                if self.offset >= PIECE_BYTES:  # there is always room to say what is lacking
+                    self._blobs.check_room()
                 while view:
                     view = view[file.write(view) or 0 :]
             except OSError as error:
@@ -157,10 +159,12 @@ class Partial:
 
 
 class Blobs:
-    """The blobs of one host. One process at a time. `writing`: digests whose partial files are open."""
+    """The blobs of one host. One process at a time. `writing`: digests whose partial files are open. `free`: bytes of
+    the disk that are not for them."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, free: int = 0) -> None:
         self.directory = directory
+        self.free = free
         self.writing: set[str] = set()
         self._whole = directory / "sha256"
         self._partial = directory / "partial"
@@ -196,6 +200,13 @@ class Blobs:
     @property
     def total(self) -> int:
         return sum(self._sizes.values())
+
+    def check_room(self) -> None:
+        """Raises `OSError` as a full disk does."""
+        if self.free:
+            about = os.statvfs(self.directory)
+            if about.f_bavail * about.f_frsize < self.free:
+                raise OSError(errno.ENOSPC, f"{about.f_bavail * about.f_frsize >> 20} MiB are left")
 
     def partials(self) -> dict[str, tuple[int, float]]:
         """Size and time of the last write, Unix seconds, of what is on its way or was left behind."""

@@ -29,7 +29,7 @@ from hawker.images.manifest import chain_ids
 from hawker.images.obtaining import Obtaining, key_of
 from hawker.images.progress import Watcher
 from hawker.images.pushing import push, with_credentials
-from hawker.images.settings import ImageSettings, host_platform
+from hawker.images.settings import MIB, ImageSettings, host_platform
 from hawker.images.transfer import Peer
 from hawker.images.tree.values import TreeLimits
 from hawker.images.trees import Trees
@@ -87,7 +87,7 @@ class Images:
         self.on_change: list[Callable[[], None]] = []
         self.on_removed: list[OnRemoved] = []
         self._host = host
-        self._limits = limits or TreeLimits()
+        self._limits = limits or TreeLimits(free=settings.free_mib_least * MIB)
         self._held: dict[str, str] = {}
         self._described: dict[str, Known] = {}
         self._flights: Flights[Image] = Flights()
@@ -112,7 +112,8 @@ class Images:
         return images
 
     async def _open(self) -> None:
-        self._blobs = await asyncio.to_thread(Blobs, self.directory / "blobs")
+        free = self.settings.free_mib_least * MIB
+        self._blobs = await asyncio.to_thread(Blobs, self.directory / "blobs", free)
         self._trees = Trees(self.directory)
         await self._trees.open()
         self._names = await asyncio.to_thread(Names, self.directory, self._blobs, self.platform)

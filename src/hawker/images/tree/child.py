@@ -41,7 +41,8 @@ def main() -> None:
 def _do(request: dict[str, Any]) -> dict[str, Any] | None:
     if request["do"] == "unpack":
         return _unpack(request)
-    confine.enter_user_namespace()  # an ordinary user's other users are there alone
+    if os.geteuid() != 0:
+        confine.enter_user_namespace()  # an ordinary user's other users are there alone
     if request["do"] == "remove":
         settling.remove(request["tree"])
     else:
@@ -66,6 +67,8 @@ def _unpack(request: dict[str, Any]) -> dict[str, Any]:
         entries=limits["entries"],
         depth=limits["depth"],
         xattrs=limits["xattrs"],
+        lists=limits["lists"],
+        free=limits["free"],
         devices=limits["devices"],
     )
     extraction.make_all(entries(stream, limits["header"]))
@@ -85,6 +88,7 @@ def _unpack(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settle(request: dict[str, Any]) -> None:
+    confine.limit_time(request["cpu_s"])
     lists = json.load(sys.stdin)
     settling.settle(
         os.fsencode(request["tree"]),
@@ -92,7 +96,7 @@ def _settle(request: dict[str, Any]) -> None:
         implied=[os.fsencode(path) for path in lists["implied"]],
         removed=[os.fsencode(path) for path in lists["removed"]],
         opaque=[os.fsencode(path) for path in lists["opaque"]],
-        namespace=b"user.",
+        namespace=request["namespace"].encode(),
     )
 
 

@@ -28,17 +28,27 @@ SPECIAL = {CHAR: stat.S_IFCHR, BLOCKDEV: stat.S_IFBLK, FIFO: stat.S_IFIFO}
 IGNORED = (b"trusted.", b"user.overlay.", b"security.selinux", b"system.nfs4_acl")
 """Attributes that are a host's own affair, or that would speak to the overlayfs that the tree becomes part of."""
 TRANSIENT = 0o700
+LISTED = 64
+"""Bytes that a path in a list costs besides its own."""
+LOOK_BYTES, LOOK_ENTRIES = 16 << 20, 4096
+"""How often there is a look at the room that is left."""
 
 
 class Extraction:
     """Takes each entry with `make`, then `finish`."""
 
-    def __init__(self, stream: TarStream, *, entries: int, depth: int, xattrs: int, devices: bool) -> None:
+    def __init__(
+        self, stream: TarStream, *, entries: int, depth: int, xattrs: int, lists: int, devices: bool, free: int
+    ) -> None:
         self._stream = stream
         self._max_entries = entries
         self._depth = depth
         self._max_xattrs = xattrs
+        self._max_lists = lists
         self._devices = devices
+        self._free = free
+        self._listed = 0
+        self._look = (0, 0)
         self._kinds: dict[bytes, bytes] = {b"": DIRECTORY}
         self._directories: dict[bytes, Entry] = {}
         self.entries = 0
@@ -50,16 +60,34 @@ class Extraction:
 
     def make_all(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
-            self.entries += 1
-            if self.entries > self._max_entries:
-                raise LayerRefused(f"it has more than {self._max_entries} entries")
+            self._count(1)
             try:
+                self._check_room()
                 self._make(entry)
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM):
                     raise
                 raise LayerRefused(f"{shown(entry.name)} cannot be made: {error.strerror}") from None
         self._finish()
+
+    def _count(self, more: int) -> None:
+        self.entries += more
+        if self.entries > self._max_entries:
+            raise LayerRefused(f"it has more than {self._max_entries} entries")
+
+    def _list(self, path: bytes, where: dict[bytes, None]) -> None:
+        self._listed += len(path) + LISTED
+        if self._listed > self._max_lists:
+            raise LayerRefused(f"it hides or implies more than {self._max_lists} bytes of names")
+        where[path] = None
+
+    def _check_room(self) -> None:
+        at, entries = self._look
+        if self._free and (self._stream.position >= at or self.entries >= entries):
+            self._look = self._stream.position + LOOK_BYTES, self.entries + LOOK_ENTRIES
+            about = os.statvfs(".")
+            if about.f_bavail * about.f_frsize < self._free:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _make(self, entry: Entry) -> None:
         path = self._path(entry.name, "name")
@@ -115,7 +143,7 @@ class Extraction:
     def _hide(self, parent: bytes, name: bytes, entry: Entry) -> None:
         self._check_directories(parent, entry)
         if name == OPAQUE:
-            self.opaque[parent] = None
+            self._list(parent, self.opaque)
             return
         hidden = name[len(WHITEOUT) :]
         if hidden in (b"", b".", b"..") or hidden.startswith(WHITEOUT):
@@ -123,9 +151,9 @@ class Extraction:
         path = parent + b"/" + hidden if parent else hidden
         kind = self._kinds.get(path)
         if kind is None:
-            self.removed[path] = None
+            self._list(path, self.removed)
         elif kind == DIRECTORY:
-            self.opaque[path] = None
+            self._list(path, self.opaque)
 
     def _check_directories(self, path: bytes, entry: Entry) -> None:
         """Nothing that this layer made stands where a whiteout needs a directory."""
@@ -143,14 +171,15 @@ class Extraction:
         if kind != DIRECTORY:
             what = "a symbolic link" if kind == SYMLINK else "no directory"
             raise LayerRefused(f"{shown(entry.name)} would be written through {shown(path)}, which is {what}")
+        self._count(len(missing))
         for path in reversed(missing):
             os.mkdir(path, TRANSIENT)
             self._kinds[path] = DIRECTORY
             if path in self.removed:
                 del self.removed[path]
-                self.opaque[path] = None
+                self._list(path, self.opaque)
             elif not self._is_in_opaque(path):
-                self.implied[path] = None
+                self._list(path, self.implied)
 
     def _is_in_opaque(self, path: bytes) -> bool:
         """Whether a directory above is opaque by now, so that nothing below this layer shows through."""
@@ -165,10 +194,10 @@ class Extraction:
         if kind != DIRECTORY:
             if kind is not None:
                 os.unlink(path)  # it had taken the place of what is below, so the directory begins empty
-                self.opaque[path] = None
+                self._list(path, self.opaque)
             elif path in self.removed:
                 del self.removed[path]
-                self.opaque[path] = None
+                self._list(path, self.opaque)
             os.mkdir(path, TRANSIENT)
             self._kinds[path] = DIRECTORY
         self._note_directory(path, entry)
@@ -195,6 +224,7 @@ class Extraction:
         try:
             written = 0
             for piece in self._stream.pieces(entry.size):
+                self._check_room()
                 while piece:
                     count = os.write(fd, piece)
                     written += count

@@ -11,6 +11,8 @@ links below are resolved by name inside the image. Nothing else changes these tr
 from __future__ import annotations
 
 import contextlib
+import errno
+import itertools
 import os
 import stat
 from collections.abc import Iterable, Sequence
@@ -19,6 +21,8 @@ from hawker.images.tree.refused import LayerRefused, shown
 
 MAX_MOVED = 1000
 UNCLEAR = "the layer has something of its own there, and it is not clear which of them is meant"
+MAX_DEPTH = 256
+"""Of directories that a link below leads to."""
 MAX_LINKS = 40
 """As many links as the kernel follows on one path."""
 
@@ -128,9 +132,9 @@ class _Joining:
     def _follow_links(self) -> None:
         """Where a directory that is only implied is a link below, what is in it belongs where the link leads."""
         moved = 0
-        todo = sorted(self._implied)
+        todo = sorted(self._implied, reverse=True)
         while todo:
-            path = todo.pop(0)
+            path = todo.pop()
             found = self._below.find(path)
             if found is None or _is_directory(found):
                 continue
@@ -151,7 +155,7 @@ class _Joining:
                 {_rebased(each, path, target) for each in paths}
                 for paths in (self._implied - {path}, self._removed, self._opaque)
             )
-            todo = sorted(self._implied)
+            todo = sorted(self._implied, reverse=True)
         self._removed, self._opaque = (
             {self._resolved(path) for path in self._removed},
             {self._below.resolve(path) if lstat(self._at(path)) is None else path for path in self._opaque},
@@ -211,6 +215,8 @@ class _Joining:
 
     def _make_directories(self, path: bytes) -> None:
         """Have a directory and those above it, where the layer has nothing else in their place."""
+        if path.count(b"/") >= MAX_DEPTH:
+            raise LayerRefused(f"a link of the layers below leads deeper than {MAX_DEPTH} directories: {shown(path)}")
         missing = []
         while path and lstat(self._at(path)) is None:
             missing.append(path)
@@ -260,7 +266,12 @@ def settle(
 ) -> None:
     """`implied`, `removed` and `opaque` as in `Unpacked`; `namespace` of the attributes that overlayfs is to read."""
     mark = opaque_mark(namespace)
-    _Joining(tree, Below(lowers, mark), implied, removed, opaque, mark).join()
+    try:
+        _Joining(tree, Below(lowers, mark), implied, removed, opaque, mark).join()
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        raise LayerRefused("a link of the layers below leads to a path that is too long") from None
 
 
 def opaque_mark(namespace: bytes) -> bytes:
@@ -275,14 +286,36 @@ def is_opaque(directory: bytes, mark: bytes) -> bool:
 
 
 def remove(tree: str) -> None:
-    """Directories may be closed even to their owner."""
+    """Directories may be closed even to their owner, which is nothing to root, and deeper than calls or paths can go.
+    So each is moved beside the others before it is emptied; a kill leaves the tree and `<tree>.<number>`."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISDIR(os.lstat(tree).st_mode):
             os.unlink(tree)
         elif os.geteuid() == 0:
-            import shutil  # not for those who only unpack
+            _remove_directory(tree)
 
-            shutil.rmtree(tree)
+
+def _remove_directory(tree: str) -> None:
+    beside = next(name for number in itertools.count() if not os.path.lexists(name := f"{tree}.{number}"))
+    os.mkdir(beside, 0o700)
+    moved = 0
+    try:
+        os.rename(tree, f"{beside}/{moved}")
+        todo = [f"{beside}/{moved}"]
+        while todo:
+            directory = todo.pop()
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        moved += 1
+                        os.rename(entry.path, f"{beside}/{moved}")
+                        todo.append(f"{beside}/{moved}")
+                    else:
+                        os.unlink(entry.path)
+            os.rmdir(directory)
+    finally:
+        with contextlib.suppress(OSError):  # of what could not be removed the first error tells
+            os.rmdir(beside)
 
 
 def joined(directory: bytes, name: bytes) -> bytes:

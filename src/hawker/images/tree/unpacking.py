@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 
 from hawker.errors import DiskFull
+from hawker.images.flights import to_its_end
 from hawker.images.tree import settling, streams
 from hawker.images.tree.values import LayerRefused, TreeLimits, Unpacked
 
@@ -34,6 +35,11 @@ __all__ = ["LayerRefused", "TreeLimits", "Unpacked", "remove", "settle", "sweep"
 UNFINISHED = ".unfinished-"
 _PACKAGES = str(Path(__file__).parents[3])
 _numbers = count()
+CPU_S_LEAST, CPU_BYTES_PER_S = 120, 1_000_000
+"""What the process may take for a blob, within the limits: others wait for their turn."""
+SETTLE_CPU_S = 300
+SETTLE_HERE = 20_000
+"""Paths times trees: with more to look for, it is work for a process of its own, which can be stopped."""
 
 
 async def unpack(blob: Path, media_type: str, diff_id: str, into: Path, *, limits: TreeLimits) -> Unpacked:
@@ -50,15 +56,16 @@ async def unpack(blob: Path, media_type: str, diff_id: str, into: Path, *, limit
     made = into.parent / f"{UNFINISHED}{os.getpid()}-{next(_numbers)}"
     made.mkdir(mode=0o755)
     try:
-        request = {
-            "do": "unpack",
-            "into": _absolute(made),
-            "diff_id": diff_id,
-            "limits": msgspec.to_builtins(limits),
-        }
         with blob.open("rb", 0) as opened:
+            cpu_s = min(limits.cpu_s, CPU_S_LEAST + os.fstat(opened.fileno()).st_size // CPU_BYTES_PER_S)
+            request = {
+                "do": "unpack",
+                "into": _absolute(made),
+                "diff_id": diff_id,
+                "limits": {**msgspec.to_builtins(limits), "cpu_s": cpu_s},
+            }
             done = await _ask({**request, "zstd": _may_be_zstd(opened.fileno())}, opened.fileno())
-        await asyncio.to_thread(_put_in_place, made, into)
+        await to_its_end(asyncio.to_thread(_put_in_place, made, into))
     except BaseException:
         await asyncio.shield(remove(made))
         raise
@@ -71,7 +78,8 @@ async def settle(tree: Path, unpacked: Unpacked, lowers: Sequence[Path]) -> None
     layer only implied with the mode, owner, times and attributes they have below, and what it put below a link of a
     lower layer where that link leads. May be repeated. Raises `LayerRefused` when layers do not go together."""
     lists = {name: getattr(unpacked, name) for name in ("implied", "removed", "opaque")}
-    if os.geteuid() == 0:
+    is_root = os.geteuid() == 0
+    if is_root and sum(map(len, lists.values())) * (len(lowers) + 1) <= SETTLE_HERE:
         await asyncio.to_thread(
             settling.settle,
             os.fsencode(tree),
@@ -80,7 +88,13 @@ async def settle(tree: Path, unpacked: Unpacked, lowers: Sequence[Path]) -> None
             namespace=b"trusted.",
         )
         return
-    request = {"do": "settle", "tree": _absolute(tree), "lowers": [_absolute(lower) for lower in lowers]}
+    request = {
+        "do": "settle",
+        "tree": _absolute(tree),
+        "lowers": [_absolute(lower) for lower in lowers],
+        "namespace": "trusted." if is_root else "user.",
+        "cpu_s": SETTLE_CPU_S,
+    }
     await _ask(request, None, json.dumps(lists).encode())
 
 

@@ -16,11 +16,13 @@ class TreeLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     `bytes`: of the tar, padding and headers included, which bounds what is written (sparse files count whole).
     `ratio`: of the tar's bytes to the blob's, once the tar is longer than `ratio_from`; zeros compress 1,000 to 1.
-    `entries`: of the tar; `depth`: of directories; `header`: bytes of one entry's extended header.
-    `xattrs`: of one entry, all their names and values in bytes.
+    `entries`: of the tar, and directories that it only implies; `depth`: of directories; `header`: bytes of one
+    entry's extended header. `xattrs`: of one entry, all their names and values in bytes. `lists`: of what `settle` is
+    told, the bytes of each path and 64 more: they are kept in memory until then.
     `devices`: whether device nodes are made. They are no way in as long as nothing but root reaches the trees and
     containers' roots are mounted or limited so that nodes do not open (as umoci, runc and the kernel's cgroups assume).
-    `cpu_s`, `memory`: of the process that unpacks.
+    `cpu_s`, `memory`: of the process that unpacks; of a small blob it gets less time.
+    `free`: bytes of the disk that must stay free for others: unpacking ends as on a full disk.
     """
 
     bytes: int = 64 << 30
@@ -30,9 +32,11 @@ class TreeLimits(msgspec.Struct, frozen=True, kw_only=True):
     depth: int = 256
     header: int = MIB
     xattrs: int = 64 * 1024
+    lists: int = 16 * MIB
     devices: bool = True
     cpu_s: int = 1800
     memory: int = 1 << 30
+    free: int = 0
 
 
 class Unpacked(msgspec.Struct, frozen=True, kw_only=True):
