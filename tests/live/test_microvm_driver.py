@@ -6,6 +6,8 @@ import asyncio
 import hashlib
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -287,3 +289,46 @@ async def test_an_ordinary_user_has_microvms_too() -> None:
         child = run_as_nobody(ORDINARY, [place], 0)
         said, complaints = await asyncio.to_thread(child.communicate)
         assert (said.split("\n"), child.returncode) == (["0 written", "goes on", "", ""], 0), complaints
+
+
+STARTING = """
+import asyncio, sys
+from pathlib import Path
+from tests.live.driver_conformance import shell
+from tests.live.test_microvm_driver import elsewhere
+
+async def main():
+    driver = elsewhere(Path(sys.argv[1]))
+    await driver.open(lambda exit_: None)
+    print("open", flush=True)
+    await driver.start(shell("echo here; sleep 1000", image="busybox"))
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("moment", ["record", "qmp", "agent"])
+async def test_a_start_that_a_kill_cut_off_is_taken_up_by_the_next(driver: Opened, tmp_path: Path, moment: str) -> None:
+    """Killed once this file of the machine is there: before, while, and after its hypervisor is started."""
+    place = tmp_path / "elsewhere"
+    one = replace(spec("sh", "-c", "echo here; sleep 1000", image="busybox"), key="run0001/launch", machine=f"{1:014x}")
+    with subprocess.Popen([sys.executable, "-c", STARTING, str(place)], stdout=subprocess.PIPE) as daemon:  # noqa: ASYNC220  # a real process to kill
+        assert daemon.stdout is not None
+        await asyncio.to_thread(daemon.stdout.readline)
+        file = place / "driver/vms/run0001.launch" / moment
+
+        async def there() -> bool:
+            return file.exists()
+
+        await eventually(there, f"{moment} is there")
+        daemon.kill()
+    async with opened(elsewhere(place), "busybox") as it:
+        await it.driver.start(one)
+        await it.says(one.machine, "here")
+        assert len(await it.driver.recover()) == 1
+        done = await it.driver.exec(one.key, ["hostname"], timeout_s=20)
+        assert done.stdout.decode().strip() == one.machine
+        assert [line.text for line in await it.lines(one.machine)] == ["here"]
+        await it.driver.destroy(one.key, force=True)
+        assert await it.driver.recover() == []

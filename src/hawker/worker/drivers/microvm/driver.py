@@ -57,7 +57,7 @@ class MicrovmDriver(Machines):
             guest = self._guests.get(key)
             if guest is None or guest.record.suspended or guest.record.exit:
                 await self._hypervisors.destroy(key)
-            elif shown.exit is None:
+            elif shown.exit is None and guest.record.started_at_ms:
                 self._spawn(self._look_after(guest), f"look after {key}")
         for key, guest in list(self._guests.items()):
             if guest.record.exit:

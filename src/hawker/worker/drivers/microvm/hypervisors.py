@@ -93,6 +93,14 @@ class Hypervisors:
         """Wait until a hypervisor has made what it needs of its host: its network interface, too."""
         await (await Qmp.connect(directory / "qmp")).close()
 
+    async def runs(self, directory: Path) -> bool:
+        """Whether its machine runs, and does not wait for a state or stand still."""
+        qmp = await Qmp.connect(directory / "qmp")
+        try:
+            return bool((await qmp.run("query-status"))["status"] == "running")
+        finally:
+            await qmp.close()
+
     async def let_go_on(self, directory: Path) -> bool:
         """Whether it was halted."""
         qmp = await Qmp.connect(directory / "qmp")

@@ -118,8 +118,13 @@ class Machines(SupervisedDriver):
         if shown and (shown.exit or guest.record.started_at_ms):
             return self._shown(guest, shown)
         try:
+            if shown and not await guest.unless_ended(self._hypervisors.runs(guest.directory), BOOT_S):
+                await self._discard(guest)  # whoever started it was killed before it had all its state
+                shown = None
             if shown is None:
                 shown = await self._boot(guest)
+            else:
+                await self._attach(guest)
             await guest.unless_ended(self._configure(guest, spec), BOOT_S)
         except BaseException as error:
             await self._undo(guest)
@@ -142,12 +147,22 @@ class Machines(SupervisedDriver):
                 return await self._run(guest, vm, template / templates.STATE, memory=False)
             except (QemuError, AgentLost, TimeoutError) as error:
                 self._hypervisors.forget_template(template, error)
-                await self._hypervisors.destroy(record.key)
-                guest.start_over()
+                await self._discard(guest)
         shown = await self._run(guest, record.vm)
         if self._settings.templates:
             self._spawn(self._template_later(guest), f"template for {record.key}")
         return shown
+
+    async def _discard(self, guest: Guest) -> None:
+        """End a hypervisor that never was this machine. Its end is waited for, so that it is not taken for that of the
+        next one."""
+        guest.acknowledged = False
+        with contextlib.suppress(UnknownInstance, TimeoutError):
+            async with asyncio.timeout(ANSWER_S):
+                await self.supervisor.call("stop", key=guest.record.key, signal=9, grace_s=0)
+                await asyncio.shield(guest.ended)
+        await self._hypervisors.destroy(guest.record.key)
+        guest.start_over()
 
     async def _template_later(self, guest: Guest) -> None:
         """Once the machine that needed one runs: it comes first."""
@@ -162,15 +177,8 @@ class Machines(SupervisedDriver):
         record = guest.record
         shown = await self._hypervisors.start(record.key, record.machine, vm, record.limits, guest.directory)
 
-        async def attach() -> None:
-            if self._network and record.wanted:
-                try:
-                    await self._network.attach_tap(record.wanted)
-                except NetworkError as error:
-                    raise StartFailed(f"{record.machine}: no network: {error}") from error
-
         async def ready() -> None:
-            await attach()
+            await self._attach(guest)
             if guest.record.suspended:
                 guest.record = replace(guest.record, suspended=None)
                 self._records.write(guest.record)
@@ -181,8 +189,15 @@ class Machines(SupervisedDriver):
             )
         elif record.wanted:
             await guest.unless_ended(self._hypervisors.up(guest.directory), BOOT_S)
-            await attach()
+            await self._attach(guest)
         return shown
+
+    async def _attach(self, guest: Guest) -> None:
+        if self._network and guest.record.wanted:
+            try:
+                await self._network.attach_tap(guest.record.wanted)
+            except NetworkError as error:
+                raise StartFailed(f"{guest.record.machine}: no network: {error}") from error
 
     async def _configure(self, guest: Guest, spec: InstanceSpec) -> None:
         """Tell the guest what it is. Does nothing where it knows."""
