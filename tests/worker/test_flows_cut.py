@@ -193,6 +193,13 @@ async def another_image(client: Client) -> None:
     await client.restart("a")
 
 
+async def another_image_that_must_not_be_used(client: Client) -> None:
+    client.world.bad_images["app:2"] = "a layer is corrupt"
+    await client.create("a", image="app:1", services=WEB)
+    await client.rest()
+    await client.update("a", image="app:2", services=[*WEB, {"internal_port": 81}])
+
+
 async def another_runtime(client: Client) -> None:
     await client.create("a", image="app:1", runtime="process", services=WEB)
     await client.rest()
@@ -260,6 +267,7 @@ SCENARIOS = [
         an_image_that_must_not_be_used,
         an_image_that_comes_too_late,
         another_image,
+        another_image_that_must_not_be_used,
         another_runtime,
         a_program_of_an_image_that_fails,
         more_and_less_memory,
