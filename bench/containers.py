@@ -352,6 +352,8 @@ def podman(table: Table, home: Path, archive: Path, rounds: int) -> None:
         print("podman is not installed")
         return
     kept = ["--root", str(home / "podman"), "--runroot", str(home / "podman-run"), "--cgroup-manager", "cgroupfs"]
+    if Path("/sys/fs/cgroup/unified").exists():  # crun refuses both versions of control groups, and podman prefers crun
+        kept += ["--runtime", "runc"]
     limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1000:1000"]
     peer(table, "podman", [program, *kept], archive, rounds, limits)
 

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.kit.cgroups import parents
+from tests.kit.filters import filters
 
 from hawker.network import addresses, ruleset
-from hawker.network.base import NetworkError
-from hawker.network.nft import Library
 from hawker.supervisor.proc import MARKER
 
 DRIVERS = ("process", "container", "microvm")
@@ -38,11 +37,11 @@ def left(worker: Path) -> list[str]:
 
 
 def ended(worker: Path) -> list[str]:
-    """What is there, files aside, of a worker that has ended."""
+    """What the host still has of a worker that has ended together with its machines. Their files are kept."""
     found = [f"process: {pid} {command(pid)}" for pid in processes(worker)]
     found += [f"file in memory: {path}" for path in _in_memory(worker)]
     found += [f"cgroup: {path}" for each in _supervised(worker) for path in parents(each)]
-    return sorted([*left(worker), *found])
+    return sorted([*found, *_groups(worker), *_network(worker), *_mounts(worker), *_loops(worker)])
 
 
 def processes(worker: Path) -> list[int]:
@@ -126,35 +125,6 @@ def _network(worker: Path) -> list[str]:
     if packed in Path("/proc/net/if_inet6").read_text():
         found.append(f"address: {own}")
     return found + [f"filter: {what}" for what in filters(ruleset.table(str(worker)))]
-
-
-def filters(prefix: str) -> list[str]:
-    """Tables of nftables whose names begin so, and their elements."""
-    try:
-        library = Library()
-    except OSError:
-        return []
-    found = []
-    try:
-        for each in library.run('{"nftables": [{"list": {"tables": null}}]}'):
-            table = each.get("table")
-            if not (table and table["name"].startswith(prefix)):
-                continue
-            family, name = table["family"], table["name"]
-            found.append(f"table {family} {name}")
-            for item in library.run(f"list table {family} {name}"):
-                for it in (item.get("set") or item.get("map") or {}).get("elem", ()) if _of_machines(item) else ():
-                    found.append(f"element {family} {name} {it}")
-    except NetworkError:  # no nftables in this kernel, no right to it, or a table that has just gone
-        return found
-    finally:
-        library.close()
-    return found
-
-
-def _of_machines(item: dict[str, dict[str, str]]) -> bool:
-    shown = item.get("set") or item.get("map") or {}
-    return shown.get("name") in ruleset.DYNAMIC
 
 
 def _whole(address: str) -> list[str]:

@@ -50,6 +50,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "container": {**SLEEPER, "image": IMAGE, "runtime": "container"},
     "microvm": {**SLEEPER, "image": IMAGE, "runtime": "microvm"},
 }
+SERVICES = [{"internal_port": 8080, "protocol": "tcp", "ports": [{"port": 80}]}]
 OPERATIONS = ("exec", "restart", "suspend", "update", "resize")
 
 
@@ -112,13 +113,22 @@ class Churn:
             await self._nothing_is_left()
         return self.report
 
+    async def one_runs(self) -> None:
+        """A machine of the first runtime, which stays."""
+        async with self._market.client() as client:
+            await client.ok("POST", "/apps", {"app_name": APP, "org_slug": "personal"})
+            await self._import(IMAGE, 0)
+            order = {"config": {**CONFIGS[self._runtimes[0]], "services": SERVICES}, "region": "ord"}
+            machine = await client.ok("POST", f"/apps/{APP}/machines?wait=true", order)
+            await client.ok("GET", f"/apps/{APP}/machines/{machine['id']}/wait?state=started&timeout=30")
+
     # --- lives -------------------------------------------------------------------------------------------------------
 
     async def _life(self, client: Client, rng: Random, number: int, kind: str) -> None:
         config = dict(CONFIGS[kind])
         if kind != "process":
             if rng.random() < 0.5:
-                config["services"] = [{"internal_port": 8080, "protocol": "tcp", "ports": [{"port": 80}]}]
+                config["services"] = SERVICES
             if kind == "container" and rng.random() < 0.15:
                 config["rootfs"] = {"size_gb": 1, "persist": rng.choice(("always", "never"))}
         order = {"name": f"m{number}", "config": config, "region": "ord"}

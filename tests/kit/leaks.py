@@ -1,5 +1,5 @@
-"""Finds what a test leaves on the host: mounts, network namespaces, interfaces, routes, filters, cgroups, loop devices,
-files in memory.
+"""Finds what a test leaves on the host: mounts, namespaces, interfaces, addresses, routes, filters, cgroups, loop
+devices, files in memory. Processes are found by `tests.kit.leftovers`.
 
 Everything the kernel keeps for a machine is compared before and after each test; what is there afterwards and was not
 before is a leak of that test. Something that a fixture of a wider scope holds may stay until that scope ends: then the
@@ -14,6 +14,8 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from tests.kit.filters import filters
 
 SETTLE_S = 5.0
 """How long the kernel and ending processes may take to give things back after a test."""
@@ -50,8 +52,27 @@ def _interfaces() -> set[str]:
     return set(_names("/sys/class/net"))
 
 
+def _addresses() -> set[str]:
+    """Of version 6: workers give themselves one of their own on the loopback."""
+    with contextlib.suppress(FileNotFoundError):
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+        return {f"{fields[0]} on {fields[5]}" for line in lines if (fields := line.split())[0].startswith("fdaa")}
+    return set()
+
+
 def _namespaces() -> set[str]:
     return set(_names("/run/netns"))
+
+
+def _namespaces_of_processes() -> set[str]:
+    """Those that have no name: of networks and of mounts, which end with the last process in them."""
+    found = set()
+    for name in _names("/proc"):
+        if name.isdigit():
+            for kind in ("net", "mnt"):
+                with contextlib.suppress(OSError):
+                    found.add(os.readlink(f"/proc/{name}/ns/{kind}"))
+    return found
 
 
 def _cgroups() -> set[str]:
@@ -87,6 +108,11 @@ def _routes() -> set[str]:
     return found
 
 
+def _filters() -> set[str]:
+    """Tables of nftables that are named as ours, and the elements of machines in them."""
+    return set(filters("hawker-"))
+
+
 def _names(directory: str) -> list[str]:
     try:
         return os.listdir(directory)
@@ -98,7 +124,10 @@ KINDS: dict[str, Callable[[], set[str]]] = {
     "mount": _mounts,
     "interface": _interfaces,
     "network namespace": _namespaces,
+    "namespace of processes": _namespaces_of_processes,
+    "address": _addresses,
     "route": _routes,
+    "filter": _filters,
     "cgroup": _cgroups,
     "loop device": _loops,
     "file in memory": _in_memory,

@@ -35,3 +35,12 @@ async def test_nothing_is_left_of_machines_that_came_and_went_under_kills(tmp_pa
     assert set(report.kills) <= {kind for kinds in KINDS.values() for kind in kinds}
     assert report.wrong == []
     assert belongings.ended(tmp_path / "market" / "ord-1") == []
+
+
+async def test_a_worker_that_stops_its_machines_leaves_nothing_of_them_on_the_host(tmp_path: Path) -> None:
+    worker = tmp_path / "market" / "ord-1"
+    with running_market(tmp_path / "market", OPTIONS) as market:
+        churn = Churn(market, "ord-1", seed=SEED, runtimes=("container",))
+        await churn.one_runs()
+        assert {what.partition(":")[0] for what in belongings.left(worker)} >= {"process", "interface", "filter"}
+    assert belongings.ended(worker) == []

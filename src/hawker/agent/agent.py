@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -56,6 +56,7 @@ class Agent:
         self._make_outfit = make_outfit or live_outfit
         self._bind = bind or listen
         self._network: HostNetwork | None = None
+        self._remove_network: Callable[[], Awaitable[None]] | None = None
         self.worker: Worker | None = None  # from the moment its database is open
         self.broker: Broker | None = None
         self.node: Node | None = None
@@ -121,7 +122,7 @@ class Agent:
         )
         outfit = await self._make_outfit(settings, role, self._host)
         stack.push_async_callback(outfit.close)
-        self._network = outfit.network
+        self._network, self._remove_network = outfit.network, outfit.remove_network
         worker = Worker(worker_settings, self._host, outfit.driver, self.metrics, outfit.images, outfit.network)
         self._publisher = await worker.open_store()
         self.worker = worker
@@ -166,7 +167,10 @@ class Agent:
         assert node is not None  # every worker is a member
 
         async def close() -> None:
-            await worker.close(stop_machines=settings.stop_machines_on_exit and not worker.failed.is_set())
+            stopping = settings.stop_machines_on_exit and not worker.failed.is_set()
+            await worker.close(stop_machines=stopping)
+            if stopping and self._remove_network:
+                await self._remove_network()
 
         app = await worker.open(self._tokens, node.replica, node.routes(), self.reading, settings.tokens.cluster)
         stack.push_async_callback(close)

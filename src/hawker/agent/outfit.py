@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from hawker.catalog.view import View
     from hawker.images.base import ImageSource
     from hawker.network.base import HostNetwork
+    from hawker.network.manager import Manager
     from hawker.worker.drivers.base import Driver, Exit
     from hawker.worker.drivers.several import Runtimes
 
@@ -54,6 +56,8 @@ class Outfit:
     images: ImageSource | None = None
     network: HostNetwork | None = None
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    remove_network: Callable[[], Awaitable[None]] | None = None
+    """Lets nothing of it be left on the host, once every machine has ended."""
 
     async def close(self) -> None:
         await self.stack.aclose()
@@ -88,7 +92,8 @@ async def live_outfit(settings: AgentSettings, role: WorkerRole, host: Host) -> 
                 cgroups=role.cgroups,
             )
             drivers[name] = _make(name, site)
-        return Outfit(Several(drivers), images, network, stack.pop_all())
+        remove = partial(_remove, network, settings.name) if network else None
+        return Outfit(Several(drivers), images, network, stack.pop_all(), remove)
     raise AssertionError("an exit stack lets nothing through")
 
 
@@ -122,7 +127,7 @@ async def _images(stack: AsyncExitStack, settings: AgentSettings, host: Host) ->
     return images, ""
 
 
-async def _network(stack: AsyncExitStack, settings: AgentSettings, role: WorkerRole) -> HostNetwork | None:
+async def _network(stack: AsyncExitStack, settings: AgentSettings, role: WorkerRole) -> Manager | None:
     """Without it machines that need none still run, and the others say why they do not."""
     from hawker.network.manager import Manager
 
@@ -134,6 +139,13 @@ async def _network(stack: AsyncExitStack, settings: AgentSettings, role: WorkerR
         return None
     stack.push_async_callback(network.close)
     return network
+
+
+async def _remove(network: Manager, worker: str) -> None:
+    try:
+        await network.close(remove=True)
+    except NetworkError as error:
+        _logger.warning("network.not_removed", worker=worker, why=str(error), cause="agent stop")
 
 
 async def open_resolver(
