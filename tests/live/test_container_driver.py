@@ -94,3 +94,13 @@ class TestRunc(Containers):
         made, images = driver_of(tmp_path, "runc")
         async with opened(made, "busybox", images.add) as it:
             yield it
+
+
+async def test_what_a_machine_writes_is_bounded_also_where_its_configuration_does_not_say(tmp_path: Path) -> None:
+    images = UnpackedImages(tmp_path / "images")
+    driver = ContainerDriver(tmp_path / "driver", images, root_mib=16, programs=programs())
+    async with opened(driver, "busybox", images.add) as it:
+        fills = it.shell("head -c 64000000 /dev/zero > /big || echo full; wc -c < /big")
+        full, size = (await it.run(fills))[-2:]
+        assert full == "full"
+        assert 4 << 20 < int(size) < 16 << 20

@@ -20,10 +20,12 @@ from typing import Any, Final
 import msgspec
 
 from hawker.images.base import ImageSource
+from hawker.model.guest import ROOT_DISK_MIB
 from hawker.model.image import Image
 from hawker.network.base import HostNetwork, NetworkError, Wanted
 from hawker.supervisor.making import GO_FD, GROUP, PLACE
 from hawker.supervisor.mounts import IdMap
+from hawker.supervisor.roots import can_bound
 from hawker.worker.drivers.base import (
     Capabilities,
     Dns,
@@ -50,9 +52,10 @@ IDS_MACHINES: Final = 30_000
 class ContainerDriver(SupervisedDriver):
     """See `hawker.worker.drivers.base.Driver`. `directory` is kept between runs.
 
-    `runtime` is "crun", "runc", or "auto": crun where it really runs a container, else runc. `user_namespaces` False
-    lets a machine's root be the host's. Without `network` machines get no interface but their loopback. `programs` is
-    where the init is kept that is compiled once.
+    `runtime` is "crun", "runc", or "auto": crun where it really runs a container, else runc. `user_namespaces`
+    False lets a machine's root be the host's. `root_mib` bounds what a machine writes whose configuration does not
+    say; 0 does not, and no ordinary user can. Without `network` machines get no interface but their loopback.
+    `programs` is where the init is kept that is compiled once.
     """
 
     name = "container"
@@ -65,6 +68,7 @@ class ContainerDriver(SupervisedDriver):
         *,
         runtime: str = "auto",
         user_namespaces: bool = True,
+        root_mib: int = ROOT_DISK_MIB,
         programs: Path | None = None,
     ) -> None:
         super().__init__(Supervisor(directory, "--mounts", *([] if os.geteuid() == 0 else ["--own-users"])))
@@ -72,6 +76,7 @@ class ContainerDriver(SupervisedDriver):
         self._network = network if os.geteuid() == 0 else None  # an ordinary user may not make interfaces
         self._wanted_runtime = runtime
         self._wants_ids = user_namespaces
+        self._root_mib = root_mib if can_bound() else 0
         self._programs = programs or directory / "programs"
         self._host: Host | None = None
         self._looking = asyncio.Lock()
@@ -210,7 +215,7 @@ class ContainerDriver(SupervisedDriver):
             "init": host.init,
             "config": msgspec.json.encode(config).decode(),
             "layers": [str(path) for path in layers],
-            "root": {"persist": spec.root.persist, "size_mib": spec.root.size_mib},
+            "root": {"persist": spec.root.persist, "size_mib": spec.root.size_mib or self._root_mib},
             "ids": ids.base if ids else None,
             "mounts": [(source, False) for source in sources(spec)],  # the configuration says which are read-only
             "files": [
