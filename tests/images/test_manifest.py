@@ -208,6 +208,8 @@ def test_a_configuration_becomes_an_image() -> None:
         (configuration(rootfs={"type": "layers", "diff_ids": ["../x"]}), 'diff_id 0 of its configuration is "../x"'),
         (configuration(config={"Cmd": "sh"}), r"cannot be read: .*\$\.config\.Cmd"),
         (b"x", "its configuration cannot be read"),
+        (configuration(config={"Labels": {"x": "y" * 300_000}}), "have 300321 bytes; 262144 may be"),
+        (configuration(config={"Env": ["A=B"] * 5000}), "have 335192 bytes"),
     ],
 )
 def test_what_is_wrong_with_a_configuration_is_said(data: bytes, problem: str) -> None:

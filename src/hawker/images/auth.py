@@ -18,6 +18,8 @@ from hawker.images.settings import ImageSettings, docker_config_path
 
 TOKEN_S = 60.0
 """How long a token lasts that does not say (token specification, `expires_in`)."""
+TOKENS_MAX, TOKEN_BYTES_MAX = 1000, 32 << 10
+"""Kept at a time: whoever names images chooses registries and scopes."""
 _MARGIN_S = 5.0
 _TOKEN68 = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 _PART = re.compile(r'\s*,?\s*([!#$%&\'*+.^_`|~0-9A-Za-z-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s",]+))')
@@ -120,7 +122,10 @@ class Tokens:
         return found[0] if found and now_s < found[1] else None
 
     def put(self, origin: str, scope: str, header: str, expires_s: float) -> None:
+        self._granted.pop((origin, scope), None)
         self._granted[origin, scope] = header, expires_s - _MARGIN_S
+        if len(self._granted) > TOKENS_MAX:
+            del self._granted[next(iter(self._granted))]
 
     def drop(self, origin: str, scope: str) -> None:
         self._granted.pop((origin, scope), None)
@@ -142,7 +147,7 @@ def read_token(data: bytes) -> tuple[str, float] | None:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     token = granted.token or granted.access_token
-    if not re.fullmatch(r"[\x21-\x7e]+", token):
+    if len(token) > TOKEN_BYTES_MAX or not re.fullmatch(r"[\x21-\x7e]+", token):
         return None
     lasts = granted.expires_in
     return token, max(float(lasts), TOKEN_S) if isinstance(lasts, int | float) else TOKEN_S

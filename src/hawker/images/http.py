@@ -13,10 +13,11 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
 from email.utils import parsedate_to_datetime
 from typing import Any
+from weakref import WeakValueDictionary
 
 import httpx2
 import msgspec
@@ -32,6 +33,9 @@ AFTER_S_MAX = 60.0
 """A registry that asks for more patience (`Retry-After`) is asked again after this."""
 _SAID_BYTES_MAX = 4096
 _TOKEN_BYTES_MAX = 1 << 20
+_HEAD_TIMES = 3
+"""So many read time-outs may pass until an answer begins, with all redirects and tokens that it takes."""
+_SMALL_PIECES = 64
 _CLIENT_ID = "hawker"
 
 Content = Callable[[], AsyncIterator[bytes]]
@@ -112,7 +116,7 @@ class Exchange:
         self._settings = settings
         self._host = host
         self._tokens = Tokens()
-        self._granting: dict[tuple[str, str], asyncio.Lock] = {}
+        self._granting: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._client: httpx2.AsyncClient | None = None
 
     async def close(self) -> None:
@@ -156,10 +160,15 @@ class Exchange:
         Raises `Again`; `ImageNotFound` for 404 and `ImageError` for every other status that is not `expected`.
         """
         with _broken(to.host):
-            response = await self._authorized(image, to, method, path, scope, dict(headers or {}), content)
-            try:
+            most_s = self._settings.read_timeout_s * _HEAD_TIMES
+            async with _in_time(to.host, most_s) if content is None else nullcontext():
+                response = await self._authorized(image, to, method, path, scope, dict(headers or {}), content)
                 if response.status_code not in expected:
-                    await self._refuse(image, to, response)
+                    try:
+                        await self._refuse(image, to, response)
+                    finally:
+                        await response.aclose()
+            try:
                 yield response
             finally:
                 await response.aclose()
@@ -275,14 +284,38 @@ class Exchange:
 
 async def body_of(response: httpx2.Response, bytes_max: int, *, cut: bool = False) -> bytes:
     """The whole body. A longer one is an error, or `cut` off."""
-    body = b""
-    async for piece in response.aiter_raw():
-        body += piece
-        if len(body) > bytes_max:
-            if cut:
-                return body[:bytes_max]
-            raise Again(f"{response.request.url.host} sent more than {bytes_max} bytes")
-    return body
+    body = bytearray()
+    async with aclosing(considerate(response.aiter_raw())) as pieces:
+        async for piece in pieces:
+            body += piece
+            if len(body) > bytes_max:
+                if cut:
+                    return bytes(body[:bytes_max])
+                raise Again(f"{response.request.url.host} sent more than {bytes_max} bytes")
+    return bytes(body)
+
+
+async def considerate(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """The same pieces. Thousands of tiny ones may come in one packet: others have their turn in between."""
+    number = 0
+    try:
+        async for piece in pieces:
+            yield piece
+            number += 1
+            if number % _SMALL_PIECES == 0:
+                await asyncio.sleep(0)
+    finally:
+        if isinstance(pieces, AsyncGenerator):
+            await pieces.aclose()
+
+
+@asynccontextmanager
+async def _in_time(host: str, seconds: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise Again(f"{host} did not begin to answer within {seconds:g} s") from error
 
 
 @contextmanager

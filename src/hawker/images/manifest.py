@@ -31,6 +31,8 @@ ACCEPT = ", ".join((INDEX, DOCKER_LIST, MANIFEST, DOCKER_MANIFEST))
 MANIFEST_BYTES_MAX = 4 << 20
 """What registries take at least and at most (distribution-spec.md, "Pushing Manifests")."""
 CONFIG_BYTES_MAX = 4 << 20
+PROGRAM_BYTES_MAX = 256 << 10
+"""What is kept in memory of a configuration, 64 bytes for each of its words besides: environment, labels and so on."""
 LAYERS_MAX = 127
 """As Docker has it."""
 LAYER_BYTES_MAX = 1 << 40
@@ -134,8 +136,7 @@ def digest_of(data: bytes) -> str:
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
-def check_digest(image: str, what: str, data: bytes, digest: str) -> None:
-    found = digest_of(data)
+def check_digest(image: str, what: str, found: str, digest: str) -> None:
     if found != digest:
         raise ImageError(image, f"{what} is corrupt: it has the digest {found}, not {digest}")
 
@@ -266,7 +267,7 @@ def _name(platform: Platform) -> str:
 def read_config(image: str, digest: str, manifest: Manifest, data: bytes, wanted: Platform) -> Image:
     """The image of a manifest whose digest is `digest`, from the bytes of its configuration, which must be for the
     platform `wanted`."""
-    check_digest(image, "its configuration", data, manifest.config.digest)
+    check_digest(image, "its configuration", digest_of(data), manifest.config.digest)
     config = _decode(image, "its configuration", data, _Config)
     platform = Platform(os=config.os, architecture=config.architecture, variant=config.variant or "")
     if not runs_on(platform, wanted):
@@ -285,7 +286,15 @@ def read_config(image: str, digest: str, manifest: Manifest, data: bytes, wanted
         Layer(media_type=layer.media_type, digest=layer.digest, size=layer.size, diff_id=diff_id)
         for layer, diff_id in zip(manifest.layers, diff_ids, strict=True)
     )
-    return Image(digest=digest, platform=platform, config=_program(config.config or _Program()), layers=layers)
+    program = _program(config.config or _Program())
+    words = (*program.entrypoint, *program.cmd, *program.env, *program.exposed, *program.labels)
+    words = (*words, *program.labels.values(), program.user, program.working_dir, program.stop_signal)
+    if (size := sum(len(word) + 64 for word in words)) > PROGRAM_BYTES_MAX:
+        raise ImageError(
+            image,
+            f"its environment, labels and the like have {size} bytes; {PROGRAM_BYTES_MAX} may be, 64 counted for each",
+        )
+    return Image(digest=digest, platform=platform, config=program, layers=layers)
 
 
 def _program(given: _Program) -> ImageConfig:

@@ -17,6 +17,7 @@ from hawker.errors import DiskFull, ImageError, ImageNotFound, Unreachable
 from hawker.host import Host
 from hawker.images.blobs import Blobs
 from hawker.images.flights import Flights
+from hawker.images.http import considerate
 from hawker.images.known import Known, Names, Record
 from hawker.images.manifest import MANIFEST_BYTES_MAX, Manifest, choose, digest_of, read_config, read_manifest
 from hawker.images.progress import State, Watchers
@@ -101,10 +102,11 @@ class Obtaining:
         wanted = digest or (ref.digest if ref else "")
         document = await self._document(ref, wanted)
         for _ in range(INDEXES_MAX):
-            manifest = read_manifest(image, document.media_type, document.data)
+            manifest = await asyncio.to_thread(read_manifest, image, document.media_type, document.data)
             if isinstance(manifest, Manifest):
                 return await self._resolved(ref, image, document, manifest)
-            document = await self._document(ref, choose(image, manifest, self._platform).digest)
+            chosen = await asyncio.to_thread(choose, image, manifest, self._platform)
+            document = await self._document(ref, chosen.digest)
         raise ImageError(image, f"its index leads to more than {INDEXES_MAX} others")
 
     async def _resolved(self, ref: ImageRef | None, image: str, document: Document, manifest: Manifest) -> Known:
@@ -114,7 +116,7 @@ class Obtaining:
             await self.blob(ref, manifest.config)
             try:
                 data = await asyncio.to_thread(self._blobs.read, config)
-                made = read_config(image, document.digest, manifest, data, self._platform)
+                made = await asyncio.to_thread(read_config, image, document.digest, manifest, data, self._platform)
             except ImageError:
                 if not was_here:
                     self._blobs.remove(config)
@@ -141,15 +143,16 @@ class Obtaining:
         try:
             async with asyncio.timeout(_PEER_S):
                 pieces = await peer(digest, 0, 0)
-                data = b""
-                async for piece in pieces or _nothing():
+                data = bytearray()
+                async for piece in considerate(pieces or _nothing()):
                     data += piece
                     if len(data) > MANIFEST_BYTES_MAX:
                         return None
+                whole = bytes(data)
+                return whole if await asyncio.to_thread(digest_of, whole) == digest else None
         except Exception as error:  # there are others to ask
             _logger.info("image.peer_failed", blob=digest, problem=repr(error))
             return None
-        return data if digest_of(data) == digest else None
 
     # Its blobs and trees
 

@@ -19,7 +19,7 @@ import msgspec
 from hawker.errors import HawkerError, Unreachable
 from hawker.host import Host
 from hawker.images.blobs import PIECE_BYTES
-from hawker.images.http import Again, Endpoint, Exchange, body_of, endpoint
+from hawker.images.http import Again, Endpoint, Exchange, body_of, considerate, endpoint
 from hawker.images.manifest import ACCEPT, MANIFEST_BYTES_MAX, check_digest, digest_of
 from hawker.images.settings import ImageSettings
 from hawker.model.image import Descriptor
@@ -126,9 +126,9 @@ class Registries:
                 data = await body_of(response, MANIFEST_BYTES_MAX)
         except TimeoutError as error:
             raise Again(f"{to.host} did not send a manifest within {MANIFEST_S:g} s") from error
-        if digest:
-            check_digest(str(ref), "its manifest", data, digest)
-        return Document(digest or digest_of(data), response.headers.get("content-type", ""), data)
+        found = await asyncio.to_thread(digest_of, data)
+        check_digest(str(ref), "its manifest", found, digest or found)
+        return Document(found, response.headers.get("content-type", ""), data)
 
     async def _first(self, ref: ImageRef, ask: Callable[[Endpoint], Awaitable[T]]) -> T:
         endpoints = self.endpoints(ref)
@@ -164,7 +164,7 @@ class Registries:
                 start, total = _range(response)
                 if start > offset:
                     raise Again(f"{to.host} sent another range than it was asked for")
-            yield Body(start, total, response.aiter_raw())
+            yield Body(start, total, considerate(response.aiter_raw()))
 
     # Uploads
 

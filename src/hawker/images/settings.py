@@ -3,7 +3,7 @@
 ```toml
 [images]
 keep_mib_max = 40960          # above this, unused images go, the longest unused first, down to keep_mib_least
-parallel = 3                  # layers fetched at once
+parallel = 3                  # layers fetched at once from one registry
 
 [images.registries."docker.io"]
 mirrors = ["mirror.example:5000", "cache.example/dockerhub"]     # asked before it, in this order

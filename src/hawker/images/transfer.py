@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, nullcontext
+from weakref import WeakValueDictionary
 
 from hawker.errors import HawkerError, ImageError, StoreError, Unreachable
 from hawker.images.blobs import PIECE_BYTES, Blobs, CorruptBlob, Partial
@@ -79,7 +80,7 @@ class Rate:
 
 
 class Transfers:
-    """Blobs on their way to a host, `parallel` at once."""
+    """Blobs on their way to a host, of each registry `parallel` at once: a slow one holds up nobody else."""
 
     def __init__(
         self, blobs: Blobs, registries: Registries, peers: Sequence[Peer], parallel: int, read_timeout_s: float
@@ -87,7 +88,8 @@ class Transfers:
         self._blobs = blobs
         self._registries = registries
         self._peers = peers
-        self._gate = asyncio.Semaphore(parallel)
+        self._parallel = parallel
+        self._gates: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by registry
         self._read_timeout_s = read_timeout_s
         self.rate = Rate()
 
@@ -96,7 +98,8 @@ class Transfers:
 
         Raises `ImageError`, `Unreachable`, `DiskFull`, `StoreError`. Bytes that came are kept when more may come later.
         """
-        async with self._gate if blob.size > SMALL_BYTES else nullcontext():
+        gate = self._gates.setdefault(ref.registry if ref else "", asyncio.Semaphore(self._parallel))
+        async with gate if blob.size > SMALL_BYTES else nullcontext():
             partial = await self._blobs.begin(blob.digest)
             self.rate.begin(self._now_s())
             try:
