@@ -6,7 +6,10 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -111,6 +114,30 @@ def test_an_image_that_a_machine_needs_is_kept_and_the_rest_removed(user: User, 
     user("image", "remove", SHOP, "--yes")
     assert user.workers_of(SHOP) == []
     assert "no worker has the image" in user("image", "remove", SHOP, "--yes", status=1).err
+
+
+def test_an_update_to_an_image_that_there_is_not_leaves_the_machine_running(
+    user: User, site: Path, tmp_path: Path
+) -> None:
+    built(user, site)
+    user("apps", "create", "shop")
+    before = user.json("machine", "run", "--app", "shop", SHOP)
+    registry = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=tmp_path / "nothing"))
+    serving = Thread(target=registry.serve_forever)
+    serving.start()
+    try:
+        image = f"127.0.0.1:{registry.server_port}/gone:1"
+        told = user("machine", "update", before["id"], "--image", image, status=1)
+    finally:
+        registry.shutdown()
+        serving.join()
+        registry.server_close()
+    assert "runs on as it was" in told.err
+    assert image in told.err
+    after = user.json("machine", "status", before["id"])
+    assert (after["state"], after["version"], after["config"]) == ("started", before["version"], before["config"])
+    said = user("machine", "exec", before["id"], "--", "/bin/busybox", "cat", "/hello")
+    assert said.out == "from a directory\n"
 
 
 def test_images_are_listed_and_shown_for_people(user: User, site: Path) -> None:

@@ -121,6 +121,19 @@ def test_ctrl_c_goes_to_the_command_and_not_to_ours(market: Market, machine: str
         assert screen.process.wait(ENDS_S) == 9
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_us_ends_the_command_and_leaves_the_terminal_as_it_was(
+    market: Market, machine: str, number: signal.Signals
+) -> None:
+    with at_terminal(market, "machine", "exec", "-it", machine, "--", "sh", "-c", "echo pid $$; sleep 600") as screen:
+        screen.until(r"pid ")
+        screen.until(r"\r\n")
+        assert not screen.is_as_it_was()
+        screen.process.send_signal(number)
+        assert screen.process.wait(ENDS_S) == 128 + number
+        assert screen.is_as_it_was()
+
+
 def test_the_console_is_bash_where_there_is_one(market: Market, machine: str) -> None:
     with at_terminal(market, "console", machine) as screen:
         screen.type("echo shell:${BASH_VERSION:+bash}:\n")

@@ -303,7 +303,11 @@ def update(
     body = {"config": config, "current_version": found["version"], "skip_launch": skip_launch}
     with _own_words():
         session.client.update_machine(app_of(found), found["id"], body)
-    after = session.wait(found, ["started", "stopped", "failed"], LONGEST_STOP_S, "updating")
+    fetches = config.get("image") != HOST_IMAGE
+    longest_s = LONGEST_STOP_S + IMAGE_S if fetches else LONGEST_STOP_S
+    after = session.wait(found, ["started", "stopped", "failed"], longest_s, "updating")
+    if after["version"] == found["version"]:
+        raise HawkerError(f"{label(after)} runs on as it was: {failure_of(after)}")
     if after["state"] == "failed" and found["state"] != "failed":
         raise HawkerError(f"{label(after)} has its new configuration and did not start: {failure_of(after)}")
     session.show(after, f"has version {after['version']} and is {after['state']}")

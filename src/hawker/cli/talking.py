@@ -59,7 +59,8 @@ def talk(
     """Run a command beside a machine's program up to its end. `tty`: with a terminal, this one if there is one; `feed`:
     it gets this program's input; `keep`: its output is not printed.
 
-    However this ends, the command has ended: Ctrl-C ends it, too, but with `tty` goes to it.
+    However this ends, the command has ended and the terminal is as it was: Ctrl-C ends it, too, but with `tty` goes to
+    it.
     """
     client = session.client
     columns, rows = _window()
@@ -68,6 +69,7 @@ def talk(
     done = False
     try:
         with contextlib.ExitStack() as stack:
+            stack.enter_context(_ended_in_order())
             pieces = stack.enter_context(client.read_session(app, machine, running))
             wake_out, wake_in = os.pipe()
             stack.callback(os.close, wake_out)
@@ -205,6 +207,24 @@ def _raw_terminal() -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+@contextlib.contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Signals that would end this program at once, and leave its terminal raw, end it as an error does."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    found = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: handler for number, handler in found.items() if handler is signal.SIG_DFL}
+    for number in before:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
