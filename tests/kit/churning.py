@@ -249,12 +249,13 @@ class Churn:
     async def _kill_now_and_then(self, most: Mapping[str, int]) -> None:
         """Every kind by turns, in an order of the seed's."""
         rng = Random(f"{self._seed}/kills")
+        slower = 5 if "microvm" in self._runtimes else 1  # they take seconds to start
         kinds = sorted({kind for runtime in self._runtimes for kind in KINDS[runtime]})
         while not self._over.is_set():
             rng.shuffle(kinds)
             for kind in [kind for kind in kinds if self.report.kills[kind] < most.get(kind, sys.maxsize)]:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._over.wait(), rng.uniform(0.05, 0.5))
+                    await asyncio.wait_for(self._over.wait(), rng.uniform(0.05, 0.5) * slower)
                 if self._over.is_set():
                     return
                 if pid := await self._seen(kind, rng):
