@@ -26,11 +26,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.namespaces import missing_for_namespaces
 from tests.kit.site import HOST6, Site, Try
+from tests.kit.waiting import until
 
 from hawker.network import addresses, messages
 from hawker.network.forward import Forwarder, Upstream
 from hawker.network.names import Machine, Network
-from hawker.network.resolver import BURST, RATE, Rate, Resolver
+from hawker.network.resolver import BURST, FORWARDED_EACH, RATE, Rate, Resolver
 
 T = TypeVar("T")
 UPSTREAM = Upstream("127.0.0.1", 5399)
@@ -345,3 +346,27 @@ def test_upstreams_are_the_hosts_and_never_a_workers_own(tmp_path: Path) -> None
     forwarder = Forwarder(random.Random(1), resolv_conf=config)
     assert [each.address for each in forwarder.upstreams()] == ["192.0.2.53", "2001:db8::53"]
     assert Forwarder(random.Random(1), resolv_conf=tmp_path / "none").upstreams() == ()
+
+
+async def test_a_machine_whose_questions_nobody_answers_leaves_others_their_places() -> None:
+    elsewhere, rng = Elsewhere(), random.Random(1)
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_datagram_endpoint(lambda: elsewhere, local_addr=("127.0.0.1", 0))
+    upstream = Upstream(*transport.get_extra_info("sockname"))
+    resolver = Resolver("::1", network, Forwarder(rng, [upstream]), rng)
+
+    async def asked(name: str, asker: str) -> dns.rcode.Rcode:
+        answer = await resolver.answer(dns.message.make_query(name, "A").to_wire(), asker, "udp")
+        return dns.message.from_wire(answer or b"").rcode()
+
+    one, other = "fdaa:0:7:1:2:0:1:2", "fdaa:0:9:1:2:0:1:2"
+    waiting = [asyncio.ensure_future(asked(f"silent.{n}.example", one)) for n in range(FORWARDED_EACH)]
+    await until(lambda: len(elsewhere.asked) == FORWARDED_EACH)
+    assert await asked("fine.example", one) == dns.rcode.SERVFAIL
+    assert await asked("fine.example", other) == dns.rcode.NOERROR
+    for each in waiting:
+        each.cancel()
+    await asyncio.wait(waiting)
+    assert await asked("fine.example", one) == dns.rcode.NOERROR
+    await resolver.close()
+    transport.close()

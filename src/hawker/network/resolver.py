@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import IPv6Address
@@ -26,6 +26,9 @@ IPV6_FREEBIND = 78
 RATE, BURST = 200.0, 400.0
 """Questions that one machine may ask, a second and at once."""
 ASKERS = 4096
+FORWARDED_EACH = 32
+"""Questions of one machine that may be with others at a time: a name whose servers are silent takes a place that
+everybody shares for seconds."""
 CONNECTIONS, CONNECTIONS_EACH = 256, 8
 IDLE_S = 10.0
 
@@ -67,6 +70,7 @@ class Resolver:
         self._tcp: asyncio.Server | None = None
         self._connections: dict[asyncio.Task[None], str] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self._forwarding: Counter[str] = Counter()
 
     async def open(self) -> None:
         """Raises `OSError` when the address cannot be had."""
@@ -109,8 +113,19 @@ class Resolver:
         if messages.private(query.question[0].name):
             found = messages.answered(query, self._network(addresses.number(asker)), asker, self._rng)
             return messages.fitted(found, query, by)
-        forwarded = await self._forwarder.ask(query)
+        forwarded = await self._forward(query, asker)
         return messages.fitted(forwarded or messages.response(query, dns.rcode.SERVFAIL), query, by)
+
+    async def _forward(self, query: messages.Query, asker: str) -> messages.Query | None:
+        if self._forwarding[asker] >= FORWARDED_EACH:
+            return None
+        self._forwarding[asker] += 1
+        try:
+            return await self._forwarder.ask(query)
+        finally:
+            self._forwarding[asker] -= 1
+            if not self._forwarding[asker]:
+                del self._forwarding[asker]
 
     def _received(self, wire: bytes, source: tuple[str, int]) -> None:
         asker = self._asker(source[0])
