@@ -24,7 +24,7 @@ from tests.live.driver_conformance import (
     opened,
 )
 
-from hawker.worker.drivers.base import Mount
+from hawker.worker.drivers.base import Mount, Network, Publish, StartFailed
 from hawker.worker.drivers.container.driver import ContainerDriver
 
 pytestmark = pytest.mark.root
@@ -104,3 +104,13 @@ async def test_what_a_machine_writes_is_bounded_also_where_its_configuration_doe
         full, size = (await it.run(fills))[-2:]
         assert full == "full"
         assert 4 << 20 < int(size) < 16 << 20
+
+
+async def test_a_machine_whose_ports_could_not_be_reached_is_not_started(tmp_path: Path) -> None:
+    images = UnpackedImages(tmp_path / "images")
+    async with opened(ContainerDriver(tmp_path / "driver", images, programs=programs()), "busybox", images.add) as it:
+        network = Network(number=7, address="fdaa:0:7:1:2:3:4:2")
+        assert await it.run(replace(it.shell("echo up"), network=network)) == ["up"]
+        port = Publish(protocol="tcp", internal_port=80, host_port=20080)
+        with pytest.raises(StartFailed, match="hawker doctor"):
+            await it.driver.start(replace(it.shell("true"), network=replace(network, publish=[port])))

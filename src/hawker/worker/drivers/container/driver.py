@@ -22,7 +22,7 @@ import msgspec
 from hawker.images.base import ImageSource
 from hawker.model.guest import ROOT_DISK_MIB
 from hawker.model.image import Image
-from hawker.network.base import HostNetwork, NetworkError, Wanted
+from hawker.network.base import HostNetwork, NetworkError
 from hawker.supervisor.making import GO_FD, GROUP, PLACE
 from hawker.supervisor.mounts import IdMap
 from hawker.supervisor.roots import can_bound
@@ -33,7 +33,6 @@ from hawker.worker.drivers.base import (
     Fingerprint,
     Instance,
     InstanceSpec,
-    Network,
     StartFailed,
     UnknownInstance,
 )
@@ -41,6 +40,7 @@ from hawker.worker.drivers.container.command import Command, NoCommand, resolve
 from hawker.worker.drivers.container.runtimes import PROBE, Host, Runtime, look
 from hawker.worker.drivers.container.spec import BadSpec, Place, runtime_spec
 from hawker.worker.drivers.container.users import UnknownUser, User, resolve_user
+from hawker.worker.drivers.networks import must_publish, wanted_of
 from hawker.worker.drivers.refusals import RuntimeKilled, SupervisorLost
 from hawker.worker.drivers.supervised import SupervisedDriver, Supervisor
 
@@ -179,8 +179,8 @@ class ContainerDriver(SupervisedDriver):
             raise
 
     async def _attach(self, spec: InstanceSpec, pid: int) -> None:
-        if self._network and spec.network:
-            await self._network.attach_namespace(wanted(spec.machine, spec.network), pid)
+        if self._network and (wanted := wanted_of(spec)):
+            await self._network.attach_namespace(wanted, pid)
 
     async def _give_up(self, spec: InstanceSpec) -> bool:
         """Remove what was made. False when it was gone already, perhaps with its supervisor."""
@@ -198,6 +198,7 @@ class ContainerDriver(SupervisedDriver):
             raise StartFailed(
                 "rootfs.size_gb: only a worker that runs as root can bound the size of a root file system"
             )
+        must_publish(spec, self._network)
         layers = self._images.layers(image)
         ids = ids_of(spec.machine) if runtime.ids else None
         files = self._files(spec)
@@ -275,8 +276,8 @@ class ContainerDriver(SupervisedDriver):
             "/etc/hosts": (hosts(name, address).encode(), 0o644),
         }
         resolver = ""
-        if self._network and spec.network:
-            resolver = self._network.plan(wanted(spec.machine, spec.network)).resolver
+        if self._network and (wanted := wanted_of(spec)):
+            resolver = self._network.plan(wanted).resolver
         if text := resolv_conf(spec.dns, resolver):
             files["/etc/resolv.conf"] = (text.encode(), 0o644)
         return files | {file.path: (file.content, file.mode) for file in spec.files}
@@ -300,11 +301,6 @@ def ids_of(machine: str) -> IdMap:
 def sources(spec: InstanceSpec) -> list[str]:
     """Each once: a volume may be at several places."""
     return list(dict.fromkeys(mount.source for mount in spec.mounts))
-
-
-def wanted(machine: str, network: Network) -> Wanted:
-    ports = tuple((port.protocol, port.internal_port, port.host_port) for port in network.publish)
-    return Wanted(machine=machine, number=network.number, address=network.address, publish=ports)
 
 
 def hosts(name: str, address: str) -> str:

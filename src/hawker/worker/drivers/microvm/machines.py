@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from hawker.errors import Unreachable
 from hawker.host import Host
 from hawker.images.base import ImageSource
-from hawker.network.base import HostNetwork, NetworkError, Wanted
+from hawker.network.base import HostNetwork, NetworkError
 from hawker.telemetry import get_logger
 from hawker.worker.drivers.base import (
     Exit,
@@ -41,6 +41,7 @@ from hawker.worker.drivers.microvm.qemu import Memory, QemuError, Vm
 from hawker.worker.drivers.microvm.records import DISK, STATE, Record, Records
 from hawker.worker.drivers.microvm.settings import Settings
 from hawker.worker.drivers.microvm.tools import Missing, Tools
+from hawker.worker.drivers.networks import must_publish, wanted_of
 from hawker.worker.drivers.supervised import SupervisedDriver
 
 MEMORY_LEAST_MIB = 96  # with less the kernel has no room for a program
@@ -75,9 +76,10 @@ class Machines(SupervisedDriver):
 
     async def _make(self, spec: InstanceSpec) -> Guest:
         """Everything that is needed before a hypervisor can be started."""
+        must_publish(spec, self._network)
         image = await self._images.ensure(spec.image)
         path = await self._disks.of_image(image, self._images.layers(image))
-        wanted = _wanted(spec) if self._network else None
+        wanted = wanted_of(spec) if self._network else None
         tap = self._network.plan(wanted).interface if self._network and wanted else ""
         directory = self._records.directory(spec.key)
         directory.mkdir(mode=0o700, exist_ok=True)
@@ -335,13 +337,6 @@ class Machines(SupervisedDriver):
             suspended=record.suspended is not None,
             exit=record.exit,
         )
-
-
-def _wanted(spec: InstanceSpec) -> Wanted | None:
-    if spec.network is None:
-        return None
-    publish = tuple((p.protocol, p.internal_port, p.host_port) for p in spec.network.publish)
-    return Wanted(machine=spec.machine, number=spec.network.number, address=spec.network.address, publish=publish)
 
 
 _logger = get_logger()

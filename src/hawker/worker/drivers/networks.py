@@ -1,0 +1,24 @@
+"""A machine's network as its driver asks the host for it."""
+
+from __future__ import annotations
+
+from hawker.network.base import HostNetwork, Wanted
+from hawker.worker.drivers.base import InstanceSpec, StartFailed
+
+
+def wanted_of(spec: InstanceSpec) -> Wanted | None:
+    """None for a machine without a network."""
+    if spec.network is None:
+        return None
+    publish = tuple((port.protocol, port.internal_port, port.host_port) for port in spec.network.publish)
+    return Wanted(machine=spec.machine, number=spec.network.number, address=spec.network.address, publish=publish)
+
+
+def must_publish(spec: InstanceSpec, network: HostNetwork | None) -> None:
+    """Raises `StartFailed` for a machine whose ports could not be reached. One without services runs without a network
+    where there is none."""
+    if network is None and spec.network and spec.network.publish:
+        raise StartFailed(
+            "services: this worker cannot give machines a network, so their ports would lead nowhere; "
+            "`hawker doctor` on its host says what is missing"
+        )
