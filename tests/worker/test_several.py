@@ -10,6 +10,7 @@ import pytest
 from tests.kit.sim_worker import APP, SimWorker, a_world, order
 from tests.kit.virtual_time import virtual_time
 
+from hawker.errors import DeadlineExceeded
 from hawker.model.machine import State
 from hawker.sim.world import FakeDriver, Program, World
 from hawker.worker.drivers.base import Exit, Instance, InstanceSpec, Limits, UnknownInstance
@@ -149,6 +150,33 @@ async def test_a_machine_is_not_lost_because_its_driver_is_down(tmp_path: Path) 
     await stopping
     await worker.until(lambda: worker.machine(row.id).state is State.stopped)
     assert worlds["container"].instances == {}
+    await worker.close()
+
+
+@virtual_time
+async def test_what_cannot_be_done_without_its_driver_is_told_and_goes_on(tmp_path: Path) -> None:
+    worlds = {name: a_world() for name in ("process", "container")}
+    worker = await opened(tmp_path, worlds, there=True)
+    await worker.market.reserve(order("a", image="app:1"))
+    row, _, _ = await worker.market.confirm("a", APP, None)
+    await worker.at_rest(row.id)
+    await worker.die()
+
+    worker = await opened(tmp_path, worlds, there=False)
+    with pytest.raises(DriverDown, match=r"container driver .* not available: the runtime is not inst"):
+        await worker.machines.suspend(APP.name, row.id, worker.request())
+    with pytest.raises(DriverDown, match="not available"):
+        await worker.machines.resize(APP.name, row.id, worker.request(), memory_mb=512)
+    run = await worker.machines.destroy(APP.name, row.id, worker.request(), force=True)
+    with pytest.raises(
+        DeadlineExceeded, match=r"machine\.destroy of machine .* the container driver .* is not available"
+    ):
+        await worker.machines.wait_ended(run)
+    worker.late.there = True
+    ended = await worker.machines.wait_ended(run)
+    assert ended
+    assert ended.status == "done"
+    assert worker.machine(row.id).state is State.destroyed
     await worker.close()
 
 

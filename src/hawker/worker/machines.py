@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hawker.core import capacity
-from hawker.errors import Conflict, Invalid, NotBuilt, NotFound, PreconditionFailed
+from hawker.errors import Conflict, DeadlineExceeded, Invalid, NotBuilt, NotFound, PreconditionFailed
 from hawker.host import Host
 from hawker.model.config import Config, check_config
 from hawker.model.guest import Guest, Resources, check_guest, larger
@@ -37,6 +37,7 @@ from hawker.worker.runner import Busy, Runner, active_run
 T = TypeVar("T")
 
 BUSY_WAIT_S = 60.0
+RUN_WAIT_S = 75.0  # less than a broker waits for an answer
 CLEARING_LOOK_S = 0.1  # how often to look whether a restart has come to its backoff
 PREPARING_LOOK_S = 0.5  # how long a stop waits for the image of a start before it ends that
 
@@ -353,12 +354,24 @@ class Machines:
         await self._store.submit(change)
 
     async def _can(self, runtime: str) -> Capabilities:
+        """Raises `DriverDown`: what a driver can do that is not there, nobody knows."""
+        self._driver.of(runtime)
         found = (await self._driver.fingerprints()).get(runtime)
         return found.capabilities if found else Capabilities()
 
     async def wait_ended(self, run_id: str) -> RunRow | None:
-        """The run's end; None for the empty run of a request that had nothing to do."""
-        return await self._runner.wait_ended(run_id) if run_id else None
+        """The run's end, or that it is parked; None for the empty run of a request that had nothing to do. Raises
+        `DeadlineExceeded` after `RUN_WAIT_S`, as for a driver that is not there; the run goes on."""
+        try:
+            async with asyncio.timeout(RUN_WAIT_S):
+                return await self._runner.wait_ended(run_id) if run_id else None
+        except TimeoutError:
+            run = self._store.read.get(RunRow, run_id)
+            why = f": {run.error}" if run and run.error else ""
+            raise DeadlineExceeded(
+                f"deadline_exceeded: {run.flow if run else run_id} of machine {run.resource if run else ''} has not "
+                f"ended within {RUN_WAIT_S:g} s and is still at it{why}"
+            ) from None
 
     def _leased(self, tx: Tx, app: str, machine_id: str, request: Request) -> MachineRow:
         row = get_machine(tx, machine_id, app)
