@@ -55,6 +55,56 @@ async def test_what_a_program_says_of_its_end_counts(
     assert await how(supervisor) == ended
 
 
+@pytest.mark.parametrize(
+    "says",
+    [
+        "5",
+        "null",
+        "[1, 2]",
+        '"code"',
+        "{}",
+        '{"code": "5"}',
+        '{"code": true}',
+        '{"code": 256}',
+        '{"code": -1}',
+        '{"signal": 0}',
+        '{"signal": 65}',
+        '{"error": 7}',
+        '{"code": 1' + "0" * 5000 + "}",
+        "[" * 10_000,
+    ],
+)
+async def test_what_is_no_end_counts_for_nothing_whoever_wrote_it(supervisor: Supervisor, says: str) -> None:
+    script = f"printf '%s\\n' '{says}' >> /proc/self/fd/{{status}}; exit 3"
+    await run(supervisor, f"printf '%s\\n' '{{\"code\": 4}}' >> /proc/self/fd/{{status}}; {script}", status=True)
+    assert await how(supervisor) == (4, None, False, "")
+
+
+async def test_an_error_that_is_no_text_or_a_very_long_one_is_told_all_the_same(supervisor: Supervisor) -> None:
+    says = '{"error": "\\\\udcff' + "x" * 5000 + '"}'
+    await run(supervisor, f"printf '%b' '{says}' >> /proc/self/fd/{{status}}; exit 3", status=True)
+    assert (await how(supervisor))[3] == "?" + "x" * 999
+
+
+async def test_one_that_says_more_than_an_end_is_ended_and_takes_no_more_of_the_hosts_memory(
+    supervisor: Supervisor,
+) -> None:
+    await run(supervisor, "exec cat /dev/zero >> /proc/self/fd/{status}", status=True)
+    assert await how(supervisor) == (None, signal.SIGKILL, False, "")
+    assert not [path for path in (supervisor.directory / "run").iterdir() if path.name.endswith(".status")]
+
+
+async def test_a_name_that_is_no_text_is_shown_as_far_as_it_is_one(supervisor: Supervisor) -> None:
+    name = os.fsdecode(b"odd-\xff")
+    await run(supervisor, f"mkdir '{name}' && cd '{name}' && echo there && exec sleep 60")
+
+    async def moved() -> bool:
+        [process] = await supervisor.call_once("processes", key=KEY)
+        return bool(process["directory"].endswith("/odd-?"))
+
+    await eventually(moved, "it is in the directory")
+
+
 async def test_one_that_does_not_say_how_it_ended_is_not_taken_for_well_ended(supervisor: Supervisor) -> None:
     await run(supervisor, "exit 0", status=True)
     assert await how(supervisor) == (None, None, False, "it ended with exit code 0 before it said how")

@@ -4,15 +4,13 @@ Everything a new supervisor needs to take over is in files: the record, appended
 pipes `out` and `err` (see `hawker.supervisor.files`).
 
 A program may itself know better than the kernel how it ended, or what ran inside it: one that is started with `status`
-gets a descriptor of a file beside its record and appends to it, a JSON object a line: `{"started": pid}` once what it
-is for runs, and last `{"code"}`, `{"signal"}` or `{"error"}`, perhaps with `"oom_killed": true`.
+gets a descriptor of a file to tell it by (see `hawker.supervisor.words`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import signal
 import stat as stats
@@ -29,10 +27,10 @@ from hawker.supervisor import proc
 from hawker.supervisor.cgroups import CannotResize, Groups, Limits
 from hawker.supervisor.files import Files, RecordFile
 from hawker.supervisor.output import MachineLog, Pipe
+from hawker.supervisor.words import STATUS, last_words
 
 STREAMS = ("out", "err")
-STATUS = ".status"
-
+PROCESS = "process"  # the kind
 
 Beside = Callable[[list[int], int, str], None]
 """Is told of a command that was started: its pid and then further leaders of sessions it may be in, its terminal's
@@ -54,7 +52,7 @@ class Record:
     started_at_ms: int
     group: str
     status: bool = False  # it tells itself how it ended
-    kind: str = "process"
+    kind: str = PROCESS
     note: dict[str, Any] = field(default_factory=dict)  # the daemon's own
     made_of: dict[str, Any] = field(default_factory=dict)  # of its kind
 
@@ -320,23 +318,8 @@ class Instance:
 
     def _told(self) -> dict[str, Any] | None:
         """How it ended in its own words. None when it has none: it was not asked, or had no time to say."""
-        if not self.record.status:
-            return None
-        told = None
-        with contextlib.suppress(FileNotFoundError), open(self.path + STATUS, "rb") as file:
-            for line in file:
-                with contextlib.suppress(ValueError):  # one that was cut off
-                    said = json.loads(line)
-                    if "started" not in said:
-                        told = said
-        if told is None:
-            return None
-        return {
-            "code": told.get("code"),
-            "signal": told.get("signal"),
-            "oom_killed": bool(told.get("oom_killed")) or self.oom,
-            "error": str(told.get("error", "")),
-        }
+        told = last_words(self.path + STATUS) if self.record.status else None
+        return told and {**told, "oom_killed": told["oom_killed"] or self.oom}
 
     def _seen(self) -> dict[str, Any]:
         """How it ended as its parent sees it."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import json
 import os
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from hawker.supervisor import mounts, proc
 from hawker.supervisor.common import Common
@@ -27,10 +26,11 @@ from hawker.supervisor.container import (
     runtime_argv,
     unmount_all,
 )
-from hawker.supervisor.instance import STATUS, STREAMS, group_of
+from hawker.supervisor.instance import STREAMS, group_of
 from hawker.supervisor.output import Pipe
 from hawker.supervisor.roots import Root, Roots
 from hawker.supervisor.wire import Ask
+from hawker.supervisor.words import STATUS, words
 
 PLACE: Final = "@directory@"  # in the configuration, for the container's own directory
 GROUP: Final = "@group@"  # and for its control group
@@ -186,7 +186,7 @@ class Making:
         """Whether the init has said that the program runs, or why it does not."""
         if self._over or self._started is None:
             return
-        for said in _lines(self._path + STATUS):
+        for said in words(self._path + STATUS):
             if "started" in said:
                 self._finish(self._started)
                 return
@@ -265,15 +265,6 @@ class Making:
         if self._watch >= 0:
             self.common.writes.forget(self._watch)
             self._watch = -1
-
-
-def _lines(path: str) -> list[Mapping[str, Any]]:
-    found = []
-    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-        for line in file:
-            with contextlib.suppress(ValueError):
-                found.append(json.loads(line))
-    return found
 
 
 def _write(path: str, content: bytes, mode: int, owner: int) -> None:

@@ -22,9 +22,10 @@ from hawker.supervisor.cgroups import CannotResize, Limits
 from hawker.supervisor.command import Command, Conversation
 from hawker.supervisor.common import KILL_AGAIN_S, Common
 from hawker.supervisor.files import RECORD, RecordFile
-from hawker.supervisor.instance import CannotStart, Instance, Record, group_of
+from hawker.supervisor.instance import PROCESS, CannotStart, Instance, Record, group_of
 from hawker.supervisor.kinds import Containers
 from hawker.supervisor.wire import Ask, Connection, Refused, listen
+from hawker.supervisor.words import BYTES_MAX, STATUS
 
 IDLE_S = 5.0
 KILL_AGAIN_MOST_S = 0.25
@@ -44,6 +45,7 @@ class Server:
         self._containers = Containers(self._common, self._register) if mounts else None
         self._connections: list[Connection] = []
         self._instances: dict[str, Instance] = {}
+        self._heard: dict[str, int] = {}  # what is watched of it, by key
         self._waiting: dict[str, list[Callable[[dict[str, Any]], None]]] = {}
         self._idle_since = time.monotonic()
         self._stopping = False
@@ -160,6 +162,7 @@ class Server:
         """From now on it is one of ours."""
         self._instances[instance.record.key] = instance
         self._watch_output(instance)
+        self._watch_words(instance)
         if instance.status is None:
             self._children.watch(instance.record.pid, partial(self._ended, instance))
         else:
@@ -301,6 +304,8 @@ class Server:
             return
         for pipe in instance.pipes:
             self._loop.forget(pipe.fd)
+        if (watch := self._heard.pop(instance.record.key, None)) is not None:
+            self._common.writes.forget(watch)
         ended = instance.finish()
         if instance.record.group:
             self._common.remove_group(instance.record.group)
@@ -309,6 +314,23 @@ class Server:
             waiter(ended)
         for connection in self._connections:
             connection.send({"event": "exit", "exit": ended})
+
+    def _watch_words(self, instance: Instance) -> None:
+        """A stranger may have the file that a hypervisor tells its end by, and what is in it takes the host's memory:
+        one that writes more than an end into it is ended."""
+        if not instance.record.status or instance.record.kind != PROCESS:
+            return
+        path = instance.path + STATUS
+
+        def look() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.getsize(path) > BYTES_MAX:
+                    instance.signal_main(signal.SIGKILL)
+                    os.truncate(path, 0)
+
+        with contextlib.suppress(OSError):  # it has ended
+            self._heard[instance.record.key] = self._common.writes.watch(path, look)
+            look()
 
     # --- output ------------------------------------------------------------------------------------------------------
 
@@ -374,6 +396,7 @@ class Server:
 
     def _watch_adopted(self, instance: Instance) -> None:
         self._watch_output(instance)
+        self._watch_words(instance)
         if instance.main_ended:
             self._loop.later(0, lambda: self._main_ended(instance))
         else:

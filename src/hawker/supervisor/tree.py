@@ -19,8 +19,9 @@ from hawker.supervisor import inside, mounts, proc
 from hawker.supervisor.cgroups import Limits
 from hawker.supervisor.common import Common
 from hawker.supervisor.container import Container, new_record
-from hawker.supervisor.instance import STATUS, Beside, Instance, open_terminal
+from hawker.supervisor.instance import Beside, Instance, open_terminal
 from hawker.supervisor.making import GO_FD, STATUS_FD, Making
+from hawker.supervisor.words import STATUS, words
 
 TREE: Final = "tree"
 _MS_BIND, _MS_REMOUNT = 0x1000, 0x20
@@ -89,9 +90,8 @@ class Tree(Container):
 
     def _program(self) -> int:
         """The process that the init started."""
-        with contextlib.suppress(FileNotFoundError, ValueError), open(self.path + STATUS, "rb") as file:
-            return int(json.loads(file.readline()).get("started", self.record.pid))
-        return self.record.pid
+        said = words(self.path + STATUS)
+        return int(said[0].get("started", self.record.pid)) if said else self.record.pid
 
 
 class _Told:

@@ -69,7 +69,7 @@ class Connection:
         """Does nothing once it is closed."""
         if not self.open:
             return
-        self._out += json.dumps(message).encode() + b"\n"
+        self._out += _line(message)
         if len(self._out) > OUTBOX_BYTES_MAX:
             self.close()
         else:
@@ -79,7 +79,7 @@ class Connection:
         if not self.open:
             return
         try:
-            socket.send_fds(self._sock, [json.dumps(message).encode() + b"\n"], fds)
+            socket.send_fds(self._sock, [_line(message)], fds)
         except OSError:
             self.close()
 
@@ -120,6 +120,11 @@ class Connection:
         if ready != self._watched:
             self._watched = ready
             self._loop.watch(self._sock.fileno(), self._ready, ready)
+
+
+def _line(message: Mapping[str, Any]) -> bytes:
+    """Names that a program has given itself or its files may be no text: what cannot be written is a "?" then."""
+    return json.dumps(message, ensure_ascii=False).encode(errors="replace") + b"\n"
 
 
 def listen(directory: str) -> socket.socket:
