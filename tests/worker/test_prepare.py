@@ -128,7 +128,12 @@ async def test_a_machine_keeps_its_image_until_it_is_destroyed(tmp_path: Path) -
         machine = await worker.run_machine(image="app:1")
         holds = worker.driver.images.holds
         assert holds == {machine: FIRST}
-        await update(worker, machine, image="app:2")
+        worker.world.delays["stop"] = 20
+        updating = asyncio.ensure_future(update(worker, machine, image="app:2"))
+        await asyncio.sleep(10)
+        assert holds[machine] == SECOND
+        assert set(holds.values()) == {FIRST, SECOND}, "the old program still runs"
+        await updating
         assert holds == {machine: SECOND}
         await worker.machines.destroy(APP.name, machine, worker.request(), force=True)
         await worker.at_rest()

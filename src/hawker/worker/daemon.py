@@ -28,7 +28,7 @@ from hawker.http.call import Call
 from hawker.images.base import ImageSource
 from hawker.model.endpoints import ENDPOINTS
 from hawker.model.guest import RESOURCES, Resources
-from hawker.model.rows import MachineRow, WorkerRow
+from hawker.model.rows import MachineRow, RunRow, WorkerRow
 from hawker.network.base import HostNetwork, NetworkError, Wanted
 from hawker.store.db import Store
 from hawker.store.tx import Tx
@@ -37,7 +37,7 @@ from hawker.worker import ledger
 from hawker.worker.adopting import Adopting
 from hawker.worker.drivers.several import Runtimes
 from hawker.worker.exits import Exits
-from hawker.worker.flows import MachineFlows
+from hawker.worker.flows import MachineFlows, hold_before
 from hawker.worker.inside_api import InsideApi
 from hawker.worker.instance_spec import instance_spec
 from hawker.worker.machine_api import MachineApi
@@ -219,6 +219,8 @@ class Worker:
         for row in self.store.read.select(MachineRow, "state <> 'destroyed'"):
             if row.image_digest:
                 self._images.hold(row.id, row.image_digest)
+        for run in self.store.read.select(RunRow, "status in ('active', 'parked')"):
+            hold_before(self._images, run)
 
     def _identify(self, tx: Tx) -> WorkerRow:
         """The worker's own row, made at its first start. Also notes the end of a shutdown of the host."""

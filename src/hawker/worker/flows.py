@@ -122,6 +122,8 @@ class MachineFlows:
         is found out which bytes the reference means."""
         machine = self._not_superseded(context.run)
         reference = reference_of(machine)
+        if self._images:
+            hold_before(self._images, context.run)
         try:
             await self._driver.of(machine.driver).prepare(reference)
         except ImageError as error:
@@ -305,7 +307,7 @@ class MachineFlows:
             self._log.event(tx, row, "resize", row.state, run)
         elif run.flow == "machine.update":
             changes = {"resources": check_config(row.config).resources()}
-            ports.settle(tx, row)
+            self._let_go_of_before(tx, row)
             self._log.move(
                 tx, row, *([State.stopped] if row.state is State.updating else []), cause=run.cause, **changes
             )
@@ -333,7 +335,7 @@ class MachineFlows:
         }.get(row.state, [])
         changes = {"resources": check_config(row.config).resources()}
         if run.flow == "machine.update":
-            ports.settle(tx, row)
+            self._let_go_of_before(tx, row)
         row = self._log.move(tx, row, *path, cause=run.cause, instance="", desired="stopped", **changes)
         self._log.event(tx, row, "start", row.state, run, request=_why(tx, row, run))
 
@@ -342,10 +344,16 @@ class MachineFlows:
         row, before = get_machine(tx, run.resource), msgspec.convert(run.args["before"], Before)
         changes = {**msgspec.structs.asdict(before), "resources": check_config(before.config).resources()}
         row = self._log.move(tx, row, State.started, cause=run.cause, desired="started", **changes)
-        ports.settle(tx, row)
         self._log.event(tx, row, "update", "failed", run, request=_why(tx, row, run))
         if (images := self._images) and before.image_digest:
             tx.after_commit(lambda: images.hold(row.id, before.image_digest))
+        self._let_go_of_before(tx, row)
+
+    def _let_go_of_before(self, tx: Tx, row: MachineRow) -> None:
+        """An update has ended: what only the old program needed, or only a new one that never came."""
+        ports.settle(tx, row)
+        if images := self._images:
+            tx.after_commit(lambda: images.release(_before(row.id)))
 
     def _settle_destroyed(self, tx: Tx, run: RunRow) -> None:
         row = get_machine(tx, run.resource)
@@ -362,6 +370,16 @@ def _why(tx: Tx, row: MachineRow, run: RunRow) -> dict[str, Any]:
     """Why a flow did not do what it was begun for, as the `request` of the event that tells it."""
     ended = Exit(key=row.instance, machine=row.id, error=run.error, at_ms=tx.now_ms)
     return exit_request(row, ended, requested=run.ending == "cancelled", restarting=False)
+
+
+def hold_before(images: ImageSource, run: RunRow) -> None:
+    """Keep the image of the program that runs until an update has stopped it: the machine's own hold is for the new."""
+    if digest := run.args.get("before", {}).get("image_digest"):
+        images.hold(_before(run.resource), digest)
+
+
+def _before(machine: str) -> str:
+    return f"{machine} before its update"
 
 
 def patient(act: Act) -> Act:
