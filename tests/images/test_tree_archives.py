@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gzip
 import io
 import json
@@ -10,6 +12,7 @@ import shutil
 import stat
 import subprocess
 import tarfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +146,14 @@ def test_what_skopeo_writes_is_read(tmp_path: Path, transport: str) -> None:
     assert found.names == ("example.com/app:1",)
 
 
+def opened_files() -> list[str]:
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the listing's own
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+    return found
+
+
 def tar(**members: bytes) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
@@ -204,6 +215,26 @@ def test_an_archive_is_refused_that(tmp_path: Path, what: str) -> None:
         read(tmp_path / "bad.tar")
     assert reason in caught.value.message
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.tar", "bad.tar.into"]
+
+
+def test_an_archive_takes_neither_memory_for_names_nor_the_room_of_others(tmp_path: Path) -> None:
+    (tmp_path / "archive").write_bytes(tar(**{"n" * 5000: b"x"}))
+    (tmp_path / "into").mkdir()
+    with pytest.raises(ImageError, match="too long a name"):
+        read_archive(tmp_path / "archive", tmp_path / "into", AMD64)
+    (tmp_path / "archive").write_bytes(tar(large=b"x"))
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        read_archive(tmp_path / "archive", tmp_path / "into", AMD64, limits=TreeLimits(free=1 << 60))
+
+
+def test_of_an_archive_that_is_refused_midway_nothing_is_read_any_more(tmp_path: Path) -> None:
+    threads = threading.active_count()
+    (tmp_path / "archive").write_bytes(tar(**{"n" * 5000: b"x", "large": os.urandom(32 << 20)}))
+    (tmp_path / "into").mkdir()
+    with pytest.raises(ImageError):
+        read_archive(tmp_path / "archive", tmp_path / "into", AMD64)
+    assert threading.active_count() == threads
+    assert not [link for link in opened_files() if link.startswith(str(tmp_path))]
 
 
 def test_an_archive_with_links_out_of_it_reads_nothing_there(tmp_path: Path) -> None:

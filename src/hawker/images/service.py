@@ -87,7 +87,7 @@ class Images:
         self.on_change: list[Callable[[], None]] = []
         self.on_removed: list[OnRemoved] = []
         self._host = host
-        self._limits = limits or TreeLimits(free=settings.free_mib_least * MIB)
+        self.limits = limits or TreeLimits(free=settings.free_mib_least * MIB)
         self._held: dict[str, str] = {}
         self._described: dict[str, Known] = {}
         self._flights: Flights[Image] = Flights()
@@ -121,7 +121,7 @@ class Images:
             self.settings,
             self._host,
             self.platform,
-            self._limits,
+            self.limits,
             self._blobs,
             self._trees,
             self._names,
@@ -132,7 +132,7 @@ class Images:
         )
 
         self._making = Making(
-            self.platform, self._limits, self._blobs, self._trees, self._obtaining, self._collecting, self._keep
+            self.platform, self.limits, self._blobs, self._trees, self._obtaining, self._collecting, self._keep
         )
 
     async def close(self) -> None:

@@ -20,11 +20,13 @@ from hawker.errors import HawkerError, ImageNotFound, Invalid, NotFound, Precond
 from hawker.http.app import Handler
 from hawker.http.call import Call
 from hawker.http.events import KEEP_ALIVE, EventStream, event
+from hawker.images.blobs import translated
+from hawker.images.flights import to_its_end
 from hawker.images.progress import Progress
 from hawker.images.service import Images, Listed
 from hawker.images.tree.archive import Archived, read_archive, read_files
 from hawker.model import api, image_api
-from hawker.model.image import Image, ImageConfig, Platform
+from hawker.model.image import Image, ImageConfig
 from hawker.model.values import ImageRef, check_image, is_digest, is_host_image
 from hawker.telemetry import get_logger
 from hawker.worker.peers import Named
@@ -171,8 +173,10 @@ class ImageApi:
             into = path.with_name(f"{path.name}.parts")
             end = self._images.watch(name, progress)
             try:
-                found = await asyncio.to_thread(_unwrapped, path, into, body, self._images.platform)
+                found = await to_its_end(asyncio.to_thread(_unwrapped, path, into, body, self._images))
                 return await self._images.add(name, found.manifest, found.blobs)
+            except OSError as error:
+                raise translated(error, into) from error
             finally:
                 end()
                 self._uploads.drop(body.upload)
@@ -338,11 +342,11 @@ async def _begun(work: Work, layers: dict[str, Progress]) -> Image:
     return await work(moved)
 
 
-def _unwrapped(path: Path, into: Path, body: image_api.ImportImage, platform: Platform) -> Archived:
+def _unwrapped(path: Path, into: Path, body: image_api.ImportImage, images: Images) -> Archived:
     into.mkdir(mode=0o700)
     if body.kind == "archive":
-        return read_archive(path, into, platform, wanted=body.image)
-    return read_files(path, into, config_of(body.config), platform)
+        return read_archive(path, into, images.platform, wanted=body.image, limits=images.limits)
+    return read_files(path, into, config_of(body.config), images.platform, limits=images.limits)
 
 
 def checked(image: str) -> str:

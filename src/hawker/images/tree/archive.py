@@ -11,6 +11,8 @@ hashed on its way. `read_archive` tells what a file is by what is in it:
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import itertools
 import os
@@ -35,6 +37,9 @@ SMALL = 4 << 20
 """Bytes of a document that is read into memory, as of a manifest."""
 MEMBERS = 20_000
 PIECE = 1 << 20
+NAME_MAX = 4096
+"""Bytes of a member's name and of where a link leads: they are kept."""
+LOOK_BYTES = 16 << 20
 NESTED = 4
 """Indexes within indexes."""
 T = TypeVar("T")
@@ -78,10 +83,9 @@ def read_files(
     """An image of the files in a tar. Blocks on the disk. Raises `ImageError`."""
     limits = limits or TreeLimits()
     try:
-        with path.open("rb") as file:
+        out = into / "files"
+        with path.open("rb") as file, contextlib.closing(_stream(file.fileno(), limits)) as stream:
             magic = os.pread(file.fileno(), 4, 0)
-            stream = _stream(file.fileno(), limits)
-            out = into / "files"
             if magic.startswith(GZIP) or magic == ZSTD:
                 while stream.skip(PIECE):
                     pass
@@ -147,15 +151,16 @@ class _Tar:
         self._members: dict[str, _Member] = {}
         self._links: dict[str, str] = {}
         numbers = itertools.count()
-        with path.open("rb") as file:
-            stream = _stream(file.fileno(), limits)
+        with path.open("rb") as file, contextlib.closing(_stream(file.fileno(), limits)) as stream:
             for entry in entries(stream, limits.header):
+                if len(entry.name) + len(entry.link) > NAME_MAX:
+                    raise LayerRefused(f"{shown(entry.name)} is too long a name for an archive of an image")
                 name = posixpath.normpath(entry.name.decode("utf-8", "surrogateescape")).lstrip("/")
                 if len(self._members) + len(self._links) >= MEMBERS:
                     raise LayerRefused(f"it has more than {MEMBERS} files; no archive of an image needs that many")
                 if entry.kind == FILE:
                     out = into / f"member-{next(numbers)}"
-                    digest = _save(stream.pieces(entry.size), out)
+                    digest = _save(stream.pieces(entry.size), out, limits.free)
                     self._members[name] = _Member(out, digest, entry.size)
                 elif entry.kind in (LINK, SYMLINK):
                     link = entry.link.decode("utf-8", "surrogateescape")
@@ -303,11 +308,18 @@ def _copied(path: Path, out: Path, compression: Compression, diff_id: str) -> La
     return Layer(media_type=f"{LAYER}+{compression}", digest=digest, size=out.stat().st_size, diff_id=diff_id)
 
 
-def _save(pieces: Iterator[bytes] | Iterator[memoryview], out: Path) -> str:
-    """Write them to a new file and on disk. Returns their digest."""
+def _save(pieces: Iterator[bytes] | Iterator[memoryview], out: Path, free: int = 0) -> str:
+    """Write them to a new file and on disk. Returns their digest. With less than `free` bytes left it is as on a full
+    disk."""
     hasher = hashlib.sha256()
+    looked = -LOOK_BYTES
     with out.open("xb") as file:
         for piece in pieces:
+            if free and file.tell() - looked >= LOOK_BYTES:
+                looked = file.tell()
+                about = os.statvfs(out.parent)
+                if about.f_bavail * about.f_frsize < free:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(out))
             hasher.update(piece)
             file.write(piece)
         file.flush()

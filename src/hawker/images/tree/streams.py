@@ -7,6 +7,7 @@ checked.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import queue
@@ -58,16 +59,25 @@ class Blob:
 
 
 class TarStream:
-    """The tar, read from front to back. `digest` is there once the end was read."""
+    """The tar, read from front to back. `digest` is there once the end was read. Who may not read to the end and lives
+    on must `close` it."""
 
     def __init__(self, fd: int, limits: Limits) -> None:
         self._pieces: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
         self._room = threading.Semaphore(AHEAD)
         self._piece = memoryview(b"")
         self._ended = False
+        self._closed = False
         self.position = 0
         self.digest = ""
-        threading.Thread(target=self._produce, args=(Blob(fd), limits), daemon=True).start()
+        self._thread = threading.Thread(target=self._produce, args=(os.dup(fd), limits), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Nothing of it runs any more then."""
+        self._closed = True
+        self._room.release()
+        self._thread.join()
 
     def take(self, size: int) -> bytes:
         """The next `size` bytes, fewer at the end."""
@@ -104,7 +114,8 @@ class TarStream:
         self._ended = not piece
         return not self._ended
 
-    def _produce(self, blob: Blob, limits: Limits) -> None:
+    def _produce(self, fd: int, limits: Limits) -> None:
+        blob = Blob(fd)
         try:
             hasher = hashlib.sha256()
             total = 0
@@ -115,12 +126,23 @@ class TarStream:
                 self._put(piece)
             self.digest = f"sha256:{hasher.hexdigest()}"
             self._put(b"")
+        except _Closed:
+            pass
         except Exception as error:  # raised again where it is read
-            self._put(error)
+            with contextlib.suppress(_Closed):
+                self._put(error)
+        finally:
+            os.close(fd)
 
     def _put(self, piece: bytes | Exception) -> None:
         self._room.acquire()
+        if self._closed:
+            raise _Closed
         self._pieces.put(piece)
+
+
+class _Closed(Exception):
+    """Nobody reads any more."""
 
 
 def _check(total: int, taken: int, limits: Limits) -> None:
