@@ -22,7 +22,8 @@ OUTPUT_BYTES_MAX = 1 << 20
 class _Beside:
     """The processes of one command. It may be killed before they are known."""
 
-    def __init__(self, common: Common) -> None:
+    def __init__(self, instance: Instance, common: Common) -> None:
+        self._instance = instance
         self._common = common
         self._sessions: set[int] = set()
         self._killed = False
@@ -38,6 +39,9 @@ class _Beside:
         """End it, and what it started in its session."""
         self._killed = True
         its = [pid for pid, s in proc.everyone().items() if self._sessions & {s.session, pid}]
+        if its:  # long after its end the number may be a stranger's
+            inside = set(self._instance.members())
+            its = [pid for pid in its if pid in inside or proc.marker(pid) == self._instance.mark]
         for pid in its:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -52,7 +56,7 @@ class Command(_Beside):
     """Answers with what it gave back. Killed at its time-out."""
 
     def __init__(self, ask: Ask, instance: Instance, common: Common) -> None:
-        super().__init__(common)
+        super().__init__(instance, common)
         self._ask = ask
         self._output: dict[int, bytearray] = {}
         self._over = False
@@ -66,7 +70,7 @@ class Command(_Beside):
         ends = {0: source, 1: pairs[0][1], 2: pairs[1][1]}
         try:
             instance.run_beside(ask["argv"], ask["env"], ends, None, self._started)
-        except (CannotStart, OSError) as error:
+        except (CannotStart, OSError, ValueError) as error:
             self._refuse(str(error))
         finally:
             for fd in ends.values():
@@ -127,7 +131,7 @@ class Conversation(_Beside):
     told on it, and it is killed when the connection closes."""
 
     def __init__(self, ask: Ask, instance: Instance, common: Common) -> None:
-        super().__init__(common)
+        super().__init__(instance, common)
         self._ask = ask
         self._ours: list[int] = []
         ask.connection.on_close = self._kill
@@ -140,7 +144,7 @@ class Conversation(_Beside):
                 os.set_blocking(fd, False)
         try:
             instance.run_beside(ask["argv"], ask["env"], theirs, terminal, self._started)
-        except (CannotStart, OSError) as error:
+        except (CannotStart, OSError, ValueError) as error:
             self._refuse(str(error))
         finally:
             for fd in theirs.values():

@@ -18,6 +18,7 @@ from hawker.supervisor.loop import Loop
 from hawker.supervisor.notify import Writes
 
 KILL_AGAIN_S: Final = 0.002
+KILL_AGAIN_MOST_S: Final = 0.25
 _CLONE_NEWNS: Final = 0x20000
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -69,7 +70,7 @@ class Common:
         else:
             then()
 
-    def remove_group(self, name: str, then: Callable[[], None] = lambda: None) -> None:
+    def remove_group(self, name: str, then: Callable[[], None] = lambda: None, again_s: float = KILL_AGAIN_S) -> None:
         """Kill what is in a group until nothing is, and remove it."""
         if self.groups:
             with contextlib.suppress(OSError):  # a dying process may hold it a moment longer
@@ -77,7 +78,8 @@ class Common:
                     self.groups.remove(name)
                     then()
                     return
-            self.loop.later(KILL_AGAIN_S, lambda: self.remove_group(name, then))
+            longer = min(again_s * 2, KILL_AGAIN_MOST_S)
+            self.loop.later(again_s, lambda: self.remove_group(name, then, longer))
         else:
             then()
 

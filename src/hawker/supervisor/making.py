@@ -60,6 +60,7 @@ class Making:
         self._pipes: list[Pipe] = []
         self._go = -1
         self._watch = -1
+        self._rooting = False  # its root is being made
         self._working = 0  # the runtime's pid while it works
         self._failure: tuple[str, str] | None = None
         self._over = False
@@ -75,10 +76,15 @@ class Making:
         self._made, self._failed = made, failed
         clear_directory(self._directory)
         self._roots.drop(self._root)
+        self._rooting = True
         self._roots.make(self._root, self._rooted)
 
     def _rooted(self, why: str) -> None:
-        if why or self._failure:
+        self._rooting = False
+        if self._failure:
+            self._undo()
+            return
+        if why:
             self.fail("StartFailed", why)
             return
         try:
@@ -233,7 +239,7 @@ class Making:
         self._end_waiting()
         if self._working:
             self.common.kill_marked(self.common.mark(self.machine, self.key))  # `_runtime_ended` goes on
-        else:
+        elif not self._rooting:  # else `_rooted` does
             self._undo()
 
     def end(self, gone: Callable[[str, str], None]) -> None:

@@ -14,13 +14,14 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
 from hawker.supervisor import proc
 from hawker.supervisor.cgroups import CannotResize, Limits
 from hawker.supervisor.command import Command, Conversation
-from hawker.supervisor.common import KILL_AGAIN_S, Common
+from hawker.supervisor.common import KILL_AGAIN_MOST_S, KILL_AGAIN_S, Common
 from hawker.supervisor.files import RECORD, RecordFile
 from hawker.supervisor.instance import PROCESS, CannotStart, Instance, Record, group_of
 from hawker.supervisor.kinds import Containers
@@ -28,7 +29,6 @@ from hawker.supervisor.wire import Ask, Connection, Refused, listen
 from hawker.supervisor.words import BYTES_MAX, STATUS
 
 IDLE_S = 5.0
-KILL_AGAIN_MOST_S = 0.25
 REAPED_S = 5.0  # how long the status of a program that is not our child may take: its parent must reap it first
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -364,7 +364,7 @@ class Server:
         known = RecordFile(path).read()
         if not known:
             return None
-        record = Record(**{name: value for name, value in known.items() if name not in ("suspended", "exit")})
+        record = Record(**{each.name: known[each.name] for each in fields(Record) if each.name in known})
         mark = self._common.mark(record.machine, record.key)
         if self._containers and record.kind in Containers.kinds:
             instance: Instance = self._containers.recorded(record, mark)

@@ -1,0 +1,77 @@
+"""What a supervisor is asked and finds, where something is wrong with it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.kit.waiting import wait_until
+
+from hawker.worker.drivers.base import StartFailed, UnknownInstance
+from hawker.worker.drivers.supervised import Supervisor
+
+LIMITS = {"cpu_millis": 100, "memory_mib": 64, "dedicated": False, "pids": 64}
+KEY = "run/launch"
+
+
+@pytest.fixture
+async def supervisor(tmp_path: Path) -> AsyncIterator[Supervisor]:
+    connection = Supervisor(tmp_path / "there", "--no-cgroups")
+    await connection.open(lambda ended: None)
+    yield connection
+    await connection.shut_down(grace_s=0)
+    await connection.close()
+
+
+async def run(supervisor: Supervisor) -> int:
+    """Gives the supervisor's pid."""
+    await supervisor.call("start", key=KEY, machine="m", argv=["/bin/sleep", "60"], env={}, limits=LIMITS)
+    pid = (await supervisor.call("hello"))["pid"]
+    assert isinstance(pid, int)
+    return pid
+
+
+async def test_commands_that_cannot_be_started_leave_no_descriptors(supervisor: Supervisor) -> None:
+    pid = await run(supervisor)
+    before = len(os.listdir(f"/proc/{pid}/fd"))
+    for argv in (["a\0b"], ["/nowhere/at/all"]):
+        with pytest.raises(StartFailed):
+            await supervisor.call_once("exec", key=KEY, argv=argv, stdin="", env={}, timeout_s=1)
+    with pytest.raises(StartFailed):
+        await supervisor.call_once("exec", key=KEY, argv=["true"], stdin="", env={"A=B": ""}, timeout_s=1)
+    await supervisor.call("hello")  # answered once all of the last request is done
+    assert len(os.listdir(f"/proc/{pid}/fd")) == before
+
+
+async def test_a_record_of_a_newer_version_is_taken_over_as_far_as_it_is_known(supervisor: Supervisor) -> None:
+    pid = await run(supervisor)
+    os.kill(pid, signal.SIGKILL)
+    record = supervisor.directory / "run" / "run.launch.record"
+    record.write_text(record.read_text() + '\n{"of_tomorrow": [1]}\n')
+    [shown] = await supervisor.call("list")
+    assert (shown["key"], shown["exit"]) == (KEY, None)
+    assert (await supervisor.call("hello"))["pid"] != pid
+
+
+@pytest.mark.root
+async def test_a_container_whose_daemon_ends_while_its_disk_is_formatted_leaves_nothing(tmp_path: Path) -> None:
+    connection = Supervisor(tmp_path / "there", "--mounts", "--no-cgroups")
+    fields = {"key": KEY, "machine": "m", "root": {"persist": False, "size_mib": 64}, "ids": None, "runtime": "none"}
+    sock = await connection.dial()
+    asking = json.dumps({"id": 0, "op": "make", "layers": [], **fields}).encode() + b"\n"
+    await asyncio.get_running_loop().sock_sendall(sock, asking)
+    sock.close()
+    there = tmp_path / "there"
+    try:
+        await asyncio.to_thread(wait_until, (there / "blank" / "64.ext4").exists, "its disk is formatted")
+        with pytest.raises(UnknownInstance):  # answered once what followed on that is done
+            await connection.call_once("unmake", key=KEY)
+        assert not [path for path in (there / "roots").rglob("*") if not path.is_dir()]
+    finally:
+        await connection.shut_down(grace_s=0)
+        await connection.close()
