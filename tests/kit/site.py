@@ -7,6 +7,7 @@ kernel completes connections, and that is all that is asked. The machine's own n
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import selectors
 import socket
@@ -143,7 +144,8 @@ class Site:
                     made.setblocking(False)
                     if each.source:
                         made.bind((each.source, 0))
-                    made.connect_ex((each.address, each.port))
+                    if made.connect_ex((each.address, each.port)) not in (0, errno.EINPROGRESS):
+                        continue  # there is no way at all: a socket that never began has no error to ask for
                 waiting.register(made, selectors.EVENT_WRITE, each)
             while waiting.get_map() and (ready := waiting.select(PATIENCE_S)):
                 for key, _ in ready:

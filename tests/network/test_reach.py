@@ -22,13 +22,17 @@ METADATA = "169.254.169.254"
 DENIED4, DENIED6 = "203.0.113.66", "2001:db8::66"
 LAN = "10.1.0.9"
 ALLOWED = "10.1.0.10"
+TRANSLATED, TRANSLATED_METADATA, TRANSLATED_LAN = "64:ff9b::cb00:7142", "64:ff9b::a9fe:a9fe", "64:ff9b::a01:9"
+"""As a translator to IPv4 beside the host would have DENIED4, METADATA, LAN."""
 
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
     with Site() as site:
         site.ip("internet", *(f"addr add {it}/32 dev eth2" for it in (METADATA, DENIED4, ALLOWED)))
-        site.ip("internet", f"addr add {DENIED6}/128 dev eth2 nodad")
+        site.ip("host", "-6 route add 64:ff9b::/96 dev eth1")
+        for it in (DENIED6, TRANSLATED, TRANSLATED_METADATA, TRANSLATED_LAN):
+            site.ip("internet", f"addr add {it}/128 dev eth2 nodad")
         site.ip("host", *(f"route add {it}/32 dev eth1" for it in (METADATA, ALLOWED)))
         site.worker("first", Settings(denied=(DENIED4, "2001:db8::60/124"), allowed=(ALLOWED,)))
         site.worker("second")
@@ -113,10 +117,12 @@ def test_machines_reach_neither_metadata_nor_private_networks_nor_what_is_denied
     site: Site,
 ) -> None:
     good = {Try("host", it) for it in (METADATA, LAN, DENIED4, DENIED6, ALLOWED)}
+    good |= {Try("host", it) for it in (TRANSLATED, TRANSLATED_METADATA, TRANSLATED_LAN)} | {Try("a1", TRANSLATED)}
     good |= {Try("b2", DENIED4), Try("a1", ALLOWED)}  # the second worker denies nothing, the first allows one
     bad = {Try("a1", it) for it in (METADATA, LAN, DENIED4, DENIED6)} | {
         Try("b2", it) for it in (METADATA, LAN, ALLOWED)
     }
+    bad |= {Try("a1", it) for it in (TRANSLATED_METADATA, TRANSLATED_LAN)}
     all_and_only(site, good, bad)
 
 

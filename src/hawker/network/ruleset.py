@@ -35,6 +35,8 @@ UNREACHABLE = (
     "240.0.0.0/4",
     "::/127",
     "::ffff:0.0.0.0/96",
+    "64:ff9b::7f00:0/104",  # the same as a translator to IPv4 has them (RFC 6052)
+    "64:ff9b::a9fe:0/112",
     "fe80::/10",
     "ff00::/8",
 )
@@ -43,8 +45,12 @@ DYNAMIC = frozenset(
     {"sources", "sources4", "solicitors", "networks", "machines", "machines4", "marks", "published4", "published6"}
 )
 """The sets and maps that machines are elements of."""
-PRIVATE = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7", "fec0::/10")
-"""What machines reach only where `Settings.allowed` says so (RFC 1918, 6598, 4193, 3879)."""
+PRIVATE = (
+    *("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7", "fec0::/10"),
+    *("64:ff9b::a00:0/104", "64:ff9b::6440:0/106", "64:ff9b::ac10:0/108", "64:ff9b::c0a8:0/112", "64:ff9b:1::/48"),
+)
+"""What machines reach only where `Settings.allowed` says so (RFC 1918, 6598, 4193, 3879), also by a translator to IPv4
+(RFC 6052, 8215)."""
 
 
 def table(worker: str) -> str:
