@@ -13,7 +13,7 @@ from tests.kit.virtual_time import virtual_time
 from hawker.errors import DeadlineExceeded
 from hawker.model.machine import State
 from hawker.sim.world import FakeDriver, Program, World
-from hawker.worker.drivers.base import Exit, Instance, InstanceSpec, Limits, UnknownInstance
+from hawker.worker.drivers.base import Exit, Fingerprint, Instance, InstanceSpec, Limits, UnknownInstance
 from hawker.worker.drivers.several import RETRY_S, DriverDown, Several
 
 LIMITS = Limits(cpu_millis=1000, memory_mib=256)
@@ -94,6 +94,21 @@ async def test_one_that_cannot_be_opened_keeps_no_other_from_working_and_is_said
     assert (found["process"].healthy, found["container"].healthy) == (True, False)
     assert found["container"].problem == "the runtime is not installed"
     assert several.opened() == {"process"}
+    await several.close()
+
+
+class Mute(FakeDriver):
+    async def fingerprint(self) -> Fingerprint:
+        raise ConnectionResetError("its supervisor was killed")
+
+
+@virtual_time
+async def test_one_that_cannot_say_what_it_can_is_not_healthy_and_the_others_are() -> None:
+    several = Several({"process": FakeDriver(a_world()), "container": Mute(a_world())})
+    await several.open(ignore)
+    found = await several.fingerprints()
+    assert {name: one.healthy for name, one in found.items()} == {"process": True, "container": False}
+    assert found["container"].problem == "it does not say what it can: its supervisor was killed"
     await several.close()
 
 

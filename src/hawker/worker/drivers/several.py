@@ -113,9 +113,15 @@ class Several:
         return dict(zip(self._drivers, found, strict=True))
 
     async def _fingerprint(self, name: str) -> Fingerprint:
+        """One that cannot even say what it can is not healthy, and keeps none of the others from saying it."""
+        problem = self._problems.get(name, "it has not been opened")
         if name in self._opened:
-            return await self._drivers[name].fingerprint()
-        return Fingerprint(driver=name, healthy=False, problem=self._problems.get(name, "it has not been opened"))
+            try:
+                return await self._drivers[name].fingerprint()
+            except Exception as error:
+                problem = f"it does not say what it can: {str(error) or type(error).__name__}"
+                _logger.error("driver.not_looked_at", driver=name, why=problem, cause="it was asked what it can")
+        return Fingerprint(driver=name, healthy=False, problem=problem)
 
     async def fingerprint(self) -> Fingerprint:
         """What at least one of them can."""
