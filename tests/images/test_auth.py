@@ -131,6 +131,8 @@ def test_secrets_are_in_no_text_of_an_object() -> None:
         ({"attempts": 0}, "images.attempts"),
         ({"keep_mib_max": 10, "keep_mib_least": 11}, "images.keep_mib_max"),
         ({"registries": {"https://x": RegistrySettings()}}, "images.registries"),
+        ({"registries": {"x.example": RegistrySettings(ca="/nonexistent/ca.pem")}}, r"ca.*No such file"),
+        ({"registries": {"x.example": RegistrySettings(ca="/dev/null")}}, r"ca.*PEM certificates"),
         ({"registries": {"x.example": RegistrySettings(mirrors=("http://y",))}}, "mirrors"),
         ({"registries": {"x.example": RegistrySettings(password="p")}}, "a password needs a user name"),
     ],

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import platform
+import ssl
 from collections.abc import Mapping
 
 import msgspec
@@ -95,6 +96,12 @@ class ImageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 ImageRef.checked(f"{mirror}/name", f'images.registries."{host}".mirrors')
             if registry.password and not registry.username:
                 raise Invalid(f'images.registries."{host}".username', "", "a password needs a user name")
+            if registry.ca:
+                try:
+                    ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(registry.ca)
+                except OSError as error:
+                    remedy = f"a file with PEM certificates: {error.strerror or error}"
+                    raise Invalid(f'images.registries."{host}".ca', registry.ca, remedy) from None
 
 
 _PLAIN = RegistrySettings()
