@@ -168,17 +168,15 @@ def test_a_log_without_its_newest_file_is_purged_whole(home: Path) -> None:
     files = Files(str(home), "")
     for suffix in (".1", ".2"):
         Path(files.log("a") + suffix).touch()
-    files.purge("a")
+    files.purge_log("a")
     assert os.listdir(home / "logs") == []
 
 
-def test_purging_a_machine_removes_its_work_and_its_logs_and_nobody_elses(home: Path) -> None:
+def test_purging_a_machine_removes_its_logs_and_nobody_elses(home: Path) -> None:
     files = Files(str(home), "")
     for machine in ("a", "ab"):
-        os.makedirs(f"{files.work(machine)}/deep")
         for suffix in ("", ".1", ".2"):
             Path(files.log(machine) + suffix).touch()
-    files.purge("a")
-    files.purge("a")
-    assert os.listdir(home / "work") == ["ab"]
+    files.purge_log("a")
+    files.purge_log("a")
     assert sorted(os.listdir(home / "logs")) == ["ab", "ab.1", "ab.2"]

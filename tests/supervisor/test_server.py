@@ -58,6 +58,31 @@ async def test_a_record_of_a_newer_version_is_taken_over_as_far_as_it_is_known(s
     assert (await supervisor.call("hello"))["pid"] != pid
 
 
+async def test_a_purge_removes_a_machines_files_and_nobody_elses_and_lets_nobody_wait(supervisor: Supervisor) -> None:
+    await run(supervisor)
+    work = supervisor.directory / "work"
+    for machine in ("a", "ab"):
+        (work / machine / "deep" / "deeper").mkdir(parents=True)
+    outside = supervisor.directory / "outside"
+    outside.mkdir()
+    (work / "a" / "link").symlink_to(outside)
+    await supervisor.call("purge", machine="a")
+    await supervisor.call("purge", machine="a")
+    assert sorted(os.listdir(work)) == ["ab", "m"]
+    trash = supervisor.directory / "trash"
+    await asyncio.to_thread(wait_until, lambda: not os.listdir(trash), "what was removed is gone")
+    assert outside.is_dir()
+
+
+async def test_what_a_killed_supervisor_was_removing_is_removed_by_the_next(supervisor: Supervisor) -> None:
+    pid = await run(supervisor)
+    os.kill(pid, signal.SIGKILL)
+    left = supervisor.directory / "trash" / "17" / "deep"
+    left.mkdir(parents=True)
+    await supervisor.call("hello")
+    await asyncio.to_thread(wait_until, lambda: not os.listdir(left.parents[1]), "it is gone")
+
+
 @pytest.mark.root
 async def test_a_container_whose_daemon_ends_while_its_disk_is_formatted_leaves_nothing(tmp_path: Path) -> None:
     connection = Supervisor(tmp_path / "there", "--mounts", "--no-cgroups")

@@ -16,6 +16,7 @@ from hawker.supervisor.children import Children
 from hawker.supervisor.files import Files, in_memory
 from hawker.supervisor.loop import Loop
 from hawker.supervisor.notify import Writes
+from hawker.supervisor.trash import Trash
 
 KILL_AGAIN_S: Final = 0.002
 KILL_AGAIN_MOST_S: Final = 0.25
@@ -35,6 +36,7 @@ class Common:
         self.groups: Groups | None = find(self.group_prefix) if cgroups else None
         self.loop = Loop()
         self.children = Children(self.loop)
+        self.trash = Trash(directory, self.children)
         self.writes = Writes(self.loop)
 
     @contextlib.contextmanager

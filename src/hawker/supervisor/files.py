@@ -66,15 +66,8 @@ class Files:
             if name.rpartition(".")[0] not in recorded and not name.endswith(DIRECTORY):
                 os.unlink(f"{self._run}/{name}")
 
-    def purge(self, machine: str) -> None:
-        """Remove a machine's own files."""
-        work = self.work(machine)
-        try:
-            os.rmdir(work)
-        except FileNotFoundError:
-            pass
-        except OSError:  # not empty
-            shutil.rmtree(work, ignore_errors=True)
+    def purge_log(self, machine: str) -> None:
+        """Remove all that a machine wrote out."""
         log = self.log(machine)
         for number in range(FILES):
             with contextlib.suppress(FileNotFoundError):

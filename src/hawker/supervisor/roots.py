@@ -21,6 +21,7 @@ from typing import Final
 
 from hawker.supervisor import mounts
 from hawker.supervisor.children import Children
+from hawker.supervisor.trash import Trash
 
 KEPT: Final = "kept"
 _MKFS: Final = "mke2fs"
@@ -60,13 +61,12 @@ class Roots:
 
     def __init__(self, directory: str, children: Children) -> None:
         self._directory = f"{directory}/roots"
-        self._trash = f"{directory}/trash"
+        self._trash = Trash(directory, children)
         self._blanks = f"{directory}/blank"
         self._children = children
         self._formatting: dict[str, list[Callable[[str, str], None]]] = {}
-        for path in (self._directory, self._trash, self._blanks):
+        for path in (self._directory, self._blanks):
             os.makedirs(path, mode=0o700, exist_ok=True)
-        self._empty_trash()
 
     def make(self, root: Root, done: Callable[[str], None]) -> None:
         """Have it there, new or kept; `done` is told what went wrong, "" when nothing."""
@@ -134,13 +134,13 @@ class Roots:
     def drop(self, root: Root) -> None:
         """Remove what one instance wrote, unless it is to be kept. Nothing there: success."""
         if not root.kept:
-            self._discard(self._path(root))
+            self._trash.discard(self._path(root))
             with contextlib.suppress(OSError):  # what is kept may be there
                 os.rmdir(f"{self._directory}/{root.machine}")
 
     def purge(self, machine: str) -> None:
         """Remove all that a machine wrote."""
-        self._discard(f"{self._directory}/{machine}")
+        self._trash.discard(f"{self._directory}/{machine}")
 
     def keep_only(self, roots: Iterable[Root]) -> None:
         """Remove what earlier supervisors left of instances that are no more."""
@@ -149,7 +149,7 @@ class Roots:
             for name in os.listdir(f"{self._directory}/{machine}"):
                 path = f"{self._directory}/{machine}/{name}"
                 if path not in known and name not in (KEPT, f"{KEPT}.ext4"):
-                    self._discard(path)
+                    self._trash.discard(path)
             with contextlib.suppress(OSError):
                 os.rmdir(f"{self._directory}/{machine}")
 
@@ -162,21 +162,6 @@ class Roots:
         if there >= size_mib:
             return ""
         return f"the machine's root file system was made for {there} MiB and cannot grow to {size_mib} MiB"
-
-    def _discard(self, path: str) -> None:
-        """At once as others see it; the work is done aside, for there may be many files."""
-        if os.path.isfile(path):
-            _unlink(path)
-            return
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(path, f"{self._trash}/{os.stat(path).st_ino}")
-            self._empty_trash()
-
-    def _empty_trash(self) -> None:
-        names = os.listdir(self._trash)
-        if names and (program := shutil.which("rm", path="/usr/bin:/bin")):
-            argv = [program, "-rf", "--", *(f"{self._trash}/{name}" for name in names)]
-            self._children.spawn(argv, {}, {}, lambda status: None)
 
 
 def _copied(blank: str, path: str) -> str:

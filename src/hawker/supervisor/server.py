@@ -221,7 +221,8 @@ class Server:
     def _op_purge(self, ask: Ask) -> Any:
         machine = ask["machine"]
         if not any(i.record.machine == machine for i in self._instances.values()):
-            self._files.purge(machine)
+            self._common.trash.discard(self._files.work(machine))
+            self._files.purge_log(machine)
             if self._containers:
                 self._containers.roots.purge(machine)
         return None
