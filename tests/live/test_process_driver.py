@@ -104,6 +104,15 @@ class TestFromAnImage(Conformance, Talking, Limited, Imaged, Killed):
             await ProcessDriver(Path("unused")).start(driver.shell("true"))
 
 
+async def test_a_driver_that_never_ran_a_machine_starts_no_supervisor_to_forget_it(tmp_path: Path) -> None:
+    driver = without_cgroups(tmp_path)
+    await driver.open(lambda ended: None)
+    await driver.purge("m")
+    assert driver.supervisor.unused
+    assert await driver.recover() == []
+    await driver.close()
+
+
 async def ungrouped(directory: Path) -> bool:
     return not cgroups.parents(directory)
 

@@ -359,7 +359,10 @@ class SupervisedDriver:
             await self.supervisor.call("destroy", key=key, force=force)
 
     async def purge(self, machine: str) -> None:
-        await self.supervisor.call("purge", machine=machine)
+        """Every driver is asked, whoever ran the machine: one that has nothing of it starts no supervisor for that."""
+        there = self.supervisor.directory
+        if any((there / place).exists() for place in (f"logs/{machine}", f"work/{machine}", f"roots/{machine}")):
+            await self.supervisor.call("purge", machine=machine)
 
     async def signal(self, key: str, signal: int) -> None:
         await self.supervisor.call("signal", key=key, signal=signal)
