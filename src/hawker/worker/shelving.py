@@ -6,13 +6,11 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from hawker.catalog.view import View
-from hawker.errors import StoreError
 from hawker.host import Host
 from hawker.http.app import Handler
 from hawker.images.base import ImageSource
 from hawker.images.service import Images
 from hawker.store.db import Store
-from hawker.telemetry import get_logger
 from hawker.worker.image_api import ImageApi, no_images
 from hawker.worker.peers import TIMES, Peers
 from hawker.worker.sketching import Sketching
@@ -70,14 +68,10 @@ class Shelving:
             self._images.begin_collecting()
 
     async def _tidy(self) -> None:
-        """Now and then remove what nobody came back for. Not at once: who needs which image is told at a start."""
+        """Now and then remove uploads that nobody came back for. Images are collected by themselves once `all_held`."""
         while True:
             await asyncio.sleep(TIDY_S)
             self._uploads.sweep()
-            try:
-                await self._images.collect()
-            except StoreError as error:
-                _logger.warning("images.not_collected", error=error.message, cause="local rule: now and then")
 
     async def close(self) -> None:
         if self._tidying:
@@ -93,6 +87,3 @@ class Shelving:
             images.fetchers[:] = [fetcher for fetcher in images.fetchers if fetcher is not peers]
             images.namers[:] = [namer for namer in images.namers if namer != peers.resolve]
             await self._peers.close()
-
-
-_logger = get_logger()
