@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.sim_worker import APP, SimWorker, a_worker, machine_config
+from tests.kit.sim_worker import APP, SimWorker, a_worker, machine_config, order
 from tests.kit.virtual_time import virtual_time
 
 from hawker.model.config import check_config
 from hawker.model.machine import State
+from hawker.model.market import Refusal, Reservation
 from hawker.model.rows import PortRow
 from hawker.worker.ports import NoPort
 
@@ -94,12 +95,32 @@ async def test_a_destroyed_machine_has_given_its_ports_back(tmp_path: Path) -> N
 
 
 @virtual_time
+async def test_a_worker_without_ports_refuses_an_order_so_that_another_one_fills_it(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        worker.log.ports = range(20000, 20002)
+        await worker.run_machine("first", image="app:1", services=services(80))
+        refused = await worker.market.reserve(order("second", image="app:1", services=services(80, 81)))
+        assert isinstance(refused, Refusal)
+        assert refused.sentence() == f"{refused.worker}: ports 2 wanted, 1 free"
+        assert isinstance(
+            await worker.market.reserve(order("third", image="app:1", services=services(80))), Reservation
+        )
+        assert isinstance(await worker.market.reserve(order("fourth", services=services(80, 81))), Reservation)
+
+
+@virtual_time
 async def test_an_order_that_finds_no_port_changes_nothing(tmp_path: Path) -> None:
     async with a_worker(tmp_path) as worker:
         worker.log.ports = range(20000, 20002)
         first = await worker.run_machine("first", image="app:1", services=services(80))
-        with pytest.raises(NoPort, match="ports: 2 wanted, 1 free"):
-            await worker.create("second", image="app:1", services=services(80, 81))
+        await worker.market.reserve(order("second", image="app:1", services=services(80)))
+        await worker.market.reserve(order("third", image="app:1", services=services(80)))
+        await worker.market.confirm("second", APP, None)
+        with pytest.raises(NoPort, match="ports: 1 wanted, 0 free"):
+            await worker.market.confirm("third", APP, None)
+        await worker.market.release("third", "gave up")
+        await worker.machines.destroy(APP.name, worker.market.fate("second"), worker.request(), force=True)
+        await worker.at_rest()
         assert set(given(worker).values()) == {first}
         with pytest.raises(NoPort):
             await update(worker, first, image="app:1", services=services(80, 81, 82))

@@ -127,6 +127,10 @@ class Market:
                 return unfit
             if order.machine and tx.get(MachineRow, order.machine):
                 return self._refusal(Reason.known_machine)
+            if order.config.get("services") and (
+                short := ports.shortfall(tx, self._log.ports, check_config(order.config))
+            ):
+                return self._refusal(Reason.full, short)
             row = ReservationRow(
                 id=order.key,
                 machine=order.machine or self._host.machine_id(),

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hawker.core import capacity
 from hawker.errors import Conflict
 from hawker.model.config import PROCESS, Config
 from hawker.model.rows import MachineRow, PortRow
 from hawker.model.services import Port, published
-from hawker.store.tx import Tx
+from hawker.store.tx import Reads, Tx
 
 PORTS = range(20000, 30000)
 """What a worker gives out when its settings say nothing."""
@@ -48,6 +49,14 @@ def assign(tx: Tx, ports: range, machine: str, config: Config, kept: Sequence[Po
         given[service] = Port(protocol=service[0], internal_port=service[1], host_port=number)
         tx.put(PortRow(number=number, machine=machine))
     return tuple(given[service] for service in wanted)
+
+
+def shortfall(reads: Reads, ports: range, config: Config) -> capacity.Shortfall | None:
+    """What is missing for another machine with this configuration. Reservations hold no ports: of two orders for the
+    last one, the second is told when it is confirmed."""
+    wanted = 0 if config.runtime == PROCESS else len(published(config.services))
+    free = len(ports) - reads.query("select count(*) from port")[0][0] if wanted else 0
+    return capacity.Shortfall(resource="ports", wanted=wanted, free=max(0, free)) if wanted > free else None
 
 
 def settle(tx: Tx, machine: MachineRow) -> None:
