@@ -143,7 +143,7 @@ def test_a_missing_kernel_is_named_with_its_package(tmp_path: Path, monkeypatch:
 def test_what_was_prepared_is_not_made_again(modules: Path, tmp_path: Path) -> None:
     image = tmp_path / "vmlinuz"
     image.write_bytes(ELF)
-    for name in kernel.MODULES:
+    for name in (*kernel.MODULES, *kernel.VSOCK_MODULES):
         module(modules / f"kernel/all/{name}.ko", "")
     init = tmp_path / "init-1"
     init.write_bytes(b"init")

@@ -4,7 +4,8 @@
  * has ended, {"code"}, {"signal"} or {"error"}, perhaps with "oom_killed"; then the machine is switched off. Over
  * `agent` the host's daemon asks for everything else; the frames are described in guest_wire.h, the requests below in
  * `handle`. Nothing is configured before `start` comes, and no disk is read, so that a guest may be snapshotted, idle,
- * and its copies each become another machine, with other disks.
+ * and its copies each become another machine, with other disks. A hypervisor that has no such ports is served otherwise,
+ * see guest_console.h.
  *
  * Compiled static; everything is in one process with one loop.
  */
@@ -16,6 +17,7 @@
 #include <linux/netlink.h>
 #include <linux/random.h>
 #include <linux/rtnetlink.h>
+#include <linux/vm_sockets.h>
 #include <net/if.h>
 #include <poll.h>
 #include <signal.h>
@@ -44,6 +46,7 @@
 #include "guest_configuration.h"
 #include "guest_commands.h"
 #include "guest_figures.h"
+#include "guest_console.h"
 
 static const char *const PORTS[] = {"agent", "out", "err", "status"};
 enum { AGENT, OUT, ERR, STATUS };
@@ -85,10 +88,10 @@ static void mount_kernel_files(void)
 	mkdir(GROUP, 0755);
 }
 
-/* /modules lists files in order. */
-static void load_modules(void)
+/* The list has files in order. */
+static void load_modules(const char *list_path)
 {
-	FILE *list = fopen("/modules", "re");
+	FILE *list = fopen(list_path, "re");
 	char line[256];
 	while (list && fgets(line, sizeof line, list)) {
 		line[strcspn(line, "\n")] = 0;
@@ -121,9 +124,17 @@ static int open_port(const char *name)
 
 static void open_ports(void)
 {
-	for (int i = 0; i < 4; i++)
+	bool serial = told("hawker.console=serial"), vsock = told("hawker.agent=vsock");
+	if (serial) {
+		ports[OUT] = ports[ERR] = open_serial();
+		ports[STATUS] = open_status_drive();
+	}
+	if (vsock) listen_on_vsock();
+	for (int i = 0; i < 4; i++) {
+		if (i == AGENT ? vsock : serial) continue;
 		for (int tries = 0; tries < 5000 && (ports[i] = open_port(PORTS[i])) < 0; tries++)
 			usleep(1000);
+	}
 }
 
 /* --- the end ----------------------------------------------------------------------------------------------------- */
@@ -131,7 +142,8 @@ static void open_ports(void)
 static void power_off(void)
 {
 	sync();
-	reboot(RB_AUTOBOOT); /* by a triple fault, at which the hypervisor ends: the quickest way on every one */
+	if (isatty(ports[OUT])) tcdrain(ports[OUT]);
+	reboot(RB_AUTOBOOT); /* by a triple fault or as the command line has it, at which the hypervisor ends */
 	for (;;) pause();
 }
 
@@ -242,6 +254,26 @@ static void handle(uint8_t kind, uint32_t id, const uint8_t *payload, size_t len
 	}
 }
 
+/* What was begun with a connection ends with it. */
+static void hang_up(void)
+{
+	drop_commands();
+	to_agent.length = from_agent.frame.length = 0;
+	from_agent.escaped = from_agent.too_long = false;
+}
+
+static void serve_agent(void)
+{
+	int fd = newest_connection(ports[AGENT]);
+	if (fd != ports[AGENT]) hang_up(), ports[AGENT] = fd;
+	bool open = read_frames(ports[AGENT], &from_agent, handle);
+	if (listener >= 0 && !open && ports[AGENT] >= 0) {
+		close(ports[AGENT]);
+		ports[AGENT] = -1;
+		hang_up();
+	}
+}
+
 /* --- the loop ---------------------------------------------------------------------------------------------------- */
 
 static void reap(void)
@@ -264,7 +296,8 @@ static void woken(int number) { (void)number; }
 int main(void)
 {
 	mount_kernel_files();
-	load_modules();
+	load_modules("/modules");
+	if (told("hawker.agent=vsock")) load_modules("/modules.vsock");
 	open_ports();
 	umask(022);
 
@@ -276,9 +309,10 @@ int main(void)
 	output[0].from = output[1].from = -1;
 
 	for (;;) {
-		struct pollfd polled[3 + 2 + 3 * COMMANDS_MAX];
+		struct pollfd polled[4 + 2 + 3 * COMMANDS_MAX];
 		int count = 0;
 		polled[count++] = (struct pollfd){ports[AGENT], POLLIN | (to_agent.length ? POLLOUT : 0), 0};
+		polled[count++] = (struct pollfd){listener, POLLIN, 0};
 		for (int i = 0; i < 2; i++) {
 			polled[count++] = (struct pollfd){output[i].from, output[i].waiting.length ? 0 : POLLIN, 0};
 			if (output[i].from >= 0 && output[i].waiting.length)
@@ -294,7 +328,7 @@ int main(void)
 		struct timespec soon = {0, state == ENDING ? 1000000 : 20000000};
 		ppoll(polled, count, away || state == ENDING ? &soon : NULL, &open_mask);
 		reap();
-		read_frames(ports[AGENT], &from_agent, handle);
+		serve_agent();
 		bool some = false;
 		for (int i = 0; i < 2; i++)
 			some |= pump(&output[i], ports[OUT + i]);

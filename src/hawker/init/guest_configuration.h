@@ -33,7 +33,8 @@ static void add_seed(struct field value)
 	close(fd);
 }
 
-static bool mount_disk(const char *serial, const char *type, const char *path, unsigned long flags)
+/* By its serial number, "" for any that has such a file system. */
+static bool mount_disk_of(const char *serial, const char *type, const char *path, unsigned long flags)
 {
 	char name[300], found[64];
 	DIR *directory = opendir("/sys/block");
@@ -49,6 +50,12 @@ static bool mount_disk(const char *serial, const char *type, const char *path, u
 	}
 	if (directory) closedir(directory);
 	return done;
+}
+
+/* Firecracker gives disks serial numbers of its own, so there the file system decides. */
+static bool mount_disk(const char *serial, const char *type, const char *path, unsigned long flags)
+{
+	return mount_disk_of(serial, type, path, flags) || mount_disk_of("", type, path, flags);
 }
 
 static void make_root(char *problem, size_t room)

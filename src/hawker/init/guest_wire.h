@@ -118,13 +118,15 @@ static void decode(struct decoder *decoder, uint8_t byte, void (*handle)(uint8_t
 		decoder->too_long = true;
 }
 
-static void read_frames(int fd, struct decoder *decoder, void (*handle)(uint8_t, uint32_t, const uint8_t *, size_t))
+/* False when the other end is closed, or this one was never open. */
+static bool read_frames(int fd, struct decoder *decoder, void (*handle)(uint8_t, uint32_t, const uint8_t *, size_t))
 {
 	static uint8_t buffer[READ_SIZE];
 	ssize_t n;
 	while ((n = read(fd, buffer, sizeof buffer)) > 0)
 		for (ssize_t i = 0; i < n; i++)
 			decode(decoder, buffer[i], handle);
+	return n < 0 && (errno == EAGAIN || errno == EINTR);
 }
 
 /* The next field; empty, with `data` NULL, when there is none. */

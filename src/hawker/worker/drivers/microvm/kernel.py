@@ -26,10 +26,13 @@ import zstandard
 MODULES = ("virtio_mmio", "virtio_console", "virtio_blk", "virtio_net", "crc32c_intel", "erofs", "overlay")
 """In this order, each after what it depends on."""
 
+VSOCK_MODULES = ("vsock", "vmw_vsock_virtio_transport_common", "vmw_vsock_virtio_transport")
+"""Loaded only by a guest whose agent is there, see `init/guest_console.h`."""
+
 PACKAGE = "linux-image-cloud-amd64"
 ENVIRONMENT = "HAWKER_GUEST_KERNEL"
 PLACES = (Path("/var/lib/hawker/guest"), Path("/"))
-_FORMAT = 3  # of what is made; another number makes it anew
+_FORMAT = 4  # of what is made; another number makes it anew
 
 
 class NoKernel(Exception):
@@ -81,7 +84,7 @@ def prepare(source: Source, init: Path, cache: Path) -> Kernel:
     about = source.image.stat()
     cache.mkdir(parents=True, exist_ok=True)
     elf = cache / f"vmlinux-{_digest(source.version, about.st_size, about.st_mtime_ns)}"
-    initrd = cache / f"initrd-{_digest(elf.name, init.name, MODULES, _FORMAT)}"
+    initrd = cache / f"initrd-{_digest(elf.name, init.name, MODULES, VSOCK_MODULES, _FORMAT)}"
     if not elf.exists():
         _put(elf, [vmlinux(source.image.read_bytes())])
     if not initrd.exists():
@@ -157,9 +160,11 @@ def initial_files(init: Path, modules: Path) -> Iterator[bytes]:
     """A cpio archive (format newc, Documentation/driver-api/early-userspace/buffer-format.rst). The same files give the
     same bytes."""
     chosen = in_order(MODULES, modules)
+    vsock = [path for path in in_order(VSOCK_MODULES, modules) if path not in chosen]
     yield entry("init", init.read_bytes(), 0o100755)
     yield entry("modules", "".join(f"/{path.name}\n" for path in chosen).encode())
-    for path in chosen:
+    yield entry("modules.vsock", "".join(f"/{path.name}\n" for path in vsock).encode())
+    for path in (*chosen, *vsock):
         yield entry(path.name, unsigned(path.read_bytes()))
     yield entry("TRAILER!!!", b"", 0)
 
