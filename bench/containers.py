@@ -45,6 +45,7 @@ from hawker.worker.drivers.container.runtimes import Host
 IMAGE = "bench.invalid/first:1"
 LIMITS = Limits(cpu_millis=1000, memory_mib=256)
 PATIENCE_S = 20.0
+QUIET_S = 0.1  # so that what the one before has left to do does not count for the next
 _numbers = count(1)
 Times = dict[str, list[float]]
 
@@ -71,8 +72,15 @@ async def main(sizes: Sizes, table: Table) -> None:
             for number in range(-2, sizes.rounds):  # the first two fill caches
                 found: Times = defaultdict(list)
                 await asyncio.to_thread(market.round, found)
-                await driver.round(found)
-                await asyncio.to_thread(bare.round, found)
+                for network in (True, False):
+                    for turn in ("ours", "bare") if number % 2 else ("bare", "ours"):
+                        await asyncio.sleep(QUIET_S)
+                        if turn == "ours":
+                            await driver.start(found, network=network)
+                        else:
+                            await asyncio.to_thread(bare.create, found, network=network)
+                await asyncio.to_thread(bare.run, found)
+                await driver.prepared(found)
                 if number >= 0:
                     for name, each in found.items():
                         times[name] += each
@@ -152,6 +160,7 @@ class Market:
         self._client.start("bench", machine, wait=True)
         times["market, again"].append(ms(began, self._said(machine, 2)))
         self._client.destroy("bench", machine, force=True)
+        self._client.wait("bench", machine, "destroyed")
 
     def _said(self, machine: str, times: int) -> int:
         """What the program said at its latest start."""
@@ -201,12 +210,8 @@ class Ours:
             network=its,
         )
 
-    async def round(self, times: Times) -> None:
-        await self._start(times, "driver", network=True)
-        await self._start(times, "driver, alone", network=False)
-        await self._prepared(times)
-
-    async def _start(self, times: Times, name: str, *, network: bool) -> None:
+    async def start(self, times: Times, *, network: bool) -> None:
+        name = "driver" if network else "driver, alone"
         spec = self.spec(network=network)
         began = monotonic_ns()
         await self.driver.start(spec)
@@ -223,7 +228,7 @@ class Ours:
             times["destroy"].append(ms(began))
         await self._end(spec)
 
-    async def _prepared(self, times: Times) -> None:
+    async def prepared(self, times: Times) -> None:
         """What is left to do once a container waits with its network."""
         spec = self.spec(network=True)
         found = await self.images.ensure(spec.image)
@@ -280,18 +285,19 @@ class Bare:
         self._host = host
         self._image = found
 
-    def round(self, times: Times) -> None:
-        for name, how, network in (("bare", "create", True), ("bare, alone", "create", False)):
-            directory, told, said = self._start(how, network=network)
-            times[name].append(ms(told["began"], said))
-            if network:
-                times["bare, start"].append(ms(told["connected"], said))
-                run = self._ask("exec", directory, ["/first", "once"])
-                times["bare, exec"].append(ms(run["began"], run["ended"]))
-            end = self._ask("end", directory)
-            if network:
-                times["bare, stop"].append(ms(end["began"], end["stopped"]))
-                times["bare, destroy"].append(ms(end["stopped"], end["ended"]))
+    def create(self, times: Times, *, network: bool) -> None:
+        directory, told, said = self._start("create", network=network)
+        times["bare" if network else "bare, alone"].append(ms(told["began"], said))
+        if network:
+            times["bare, start"].append(ms(told["connected"], said))
+            done = self._ask("exec", directory, ["/first", "once"])
+            times["bare, exec"].append(ms(done["began"], done["ended"]))
+        end = self._ask("end", directory)
+        if network:
+            times["bare, stop"].append(ms(end["began"], end["stopped"]))
+            times["bare, destroy"].append(ms(end["stopped"], end["ended"]))
+
+    def run(self, times: Times) -> None:
         directory, told, said = self._start("run", network=False)
         times["bare, one run"].append(ms(told["began"], said))
         self._ask("end", directory)
@@ -414,7 +420,7 @@ def peer(table: Table, name: str, command: Sequence[str], archive: Path, rounds:
         quiet(*command, "exec", box, "/first", "once")
         executed = ms(again)
         again = monotonic_ns()
-        quiet(*command, "rm", "-f", box)
+        quiet(*command, "rm", "-f", *(["-t", "0"] if name == "podman" else []), box)
         removed = ms(again)
         if number >= 0:
             for what, value in (("first", first), ("run", answered), ("exec", executed), ("rm", removed)):
