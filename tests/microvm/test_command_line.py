@@ -93,7 +93,7 @@ def test_what_the_guest_says_goes_where_the_supervisor_listens_or_nowhere() -> N
 
 
 def test_it_may_start_no_other_program() -> None:
-    assert options(VM, "sandbox") == ["on,obsolete=deny,elevateprivileges=deny,spawn=deny"]
+    assert options(VM, "sandbox") == ["on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]
 
 
 def test_the_rate_of_the_processor_is_read() -> None:

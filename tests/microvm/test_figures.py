@@ -53,6 +53,18 @@ def test_nonsense_is_said_to_be_malformed(payload: bytes) -> None:
             continue
 
 
+@pytest.mark.parametrize("number", ["1" + "0" * 30, "-1" + "0" * 30, "1" + "0" * 5000, "inf", "nan", "1e300"])
+def test_a_number_that_nobody_else_can_take_is_malformed(number: str) -> None:
+    with pytest.raises(wire.Malformed):
+        figures.use(f"cpu_us 1\nmemory {number}\nprocesses 3\n".encode())
+    with pytest.raises(wire.Malformed):
+        figures.processes(wire.fields([f"{number} 1", "", ""]), 0)
+    with pytest.raises(wire.Malformed):
+        figures.processes(
+            wire.fields(["1 1", "", "", "42", STAT.replace(" 1000 25 ", f" 1000 {number} "), "", "", ""]), 0
+        )
+
+
 def test_a_field_that_is_cut_off_is_malformed() -> None:
     with pytest.raises(wire.Malformed):
         figures.processes(b"\xff\xff\xff\xff", 0)

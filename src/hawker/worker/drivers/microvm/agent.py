@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Literal
@@ -22,6 +22,7 @@ from hawker.worker.drivers.microvm import wire
 CREDIT = 256 * 1024  # what a command may send, and be sent, ahead of who reads it; see init/guest_commands.h
 CHUNK = 32 * 1024
 PART = 512 * 1024  # of a configuration, which may have files in it
+REFUSAL_BYTES_MAX = 1000  # of the words of a guest, which may be a stranger's
 RETRY_S = 0.001
 RETRY_LONGEST_S = 0.02
 
@@ -86,11 +87,12 @@ class Agent:
         self.idle = False  # no program has been started in it
 
     @classmethod
-    async def connect(cls, path: Path) -> Agent:
-        """Wait until somebody listens at `path` and the guest behind it answers. Only cancelling ends the wait."""
+    async def connect(cls, path: Path | Callable[[asyncio.Protocol], Awaitable[bool]]) -> Agent:
+        """Wait until somebody listens at `path`, or what dials in its place has somebody, and the guest behind it
+        answers. Only cancelling ends the wait."""
         agent = cls()
         pause_s = RETRY_S
-        while not await dial(path, agent._stream):
+        while not await (dial(path, agent._stream) if isinstance(path, Path) else path(agent._stream)):
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 1.5, RETRY_LONGEST_S)
         agent.open = True
@@ -220,7 +222,7 @@ class Agent:
                 if kind == "r":
                     future.set_result(payload)
                 else:
-                    future.set_exception(AgentRefused(payload.decode(errors="replace")))
+                    future.set_exception(AgentRefused(payload[:REFUSAL_BYTES_MAX].decode(errors="replace")))
         elif self._greeted and (command := self._commands.get(number)):
             command.received(kind, payload)
 
@@ -243,23 +245,31 @@ class Command:
         self._agent = agent
         self.number = number
         self._read: deque[tuple[Literal["stdout", "stderr"], bytes]] = deque()
+        self._unread = 0  # bytes of output that nobody has read yet
         self._some = asyncio.Event()
         self._untaken = 0  # bytes of input that the guest has not told to have taken
         self._taken = asyncio.Event()
         self._ended: asyncio.Future[tuple[int, int | None]] = asyncio.get_running_loop().create_future()
 
     def received(self, kind: str, payload: bytes) -> None:
+        if self._ended.done():
+            return
         if kind in "oe":
+            self._unread += len(payload)
+            if not payload or self._unread > CREDIT:  # our init sends no such thing: it is no longer ours
+                self.kill()
+                self.lost()
+                return
             self._read.append(("stdout" if kind == "o" else "stderr", payload))
             self._some.set()
             return
         try:
             values = wire.read_fields(payload)
             if kind == "a":
-                self._untaken -= int(values[0])
+                self._untaken = max(0, self._untaken - max(0, int(values[0])))
                 self._taken.set()
-            elif kind == "w" and not self._ended.done():
-                number = int(values[1])
+            elif kind == "w":
+                number = int(values[1]) & 0xFF
                 self._ended.set_result((number, None) if values[0] == b"code" else (128 + number, number))
                 self._some.set()
                 self._taken.set()
@@ -280,6 +290,7 @@ class Command:
             self._some.clear()
             await self._some.wait()
         stream, data = self._read.popleft()
+        self._unread -= len(data)
         if not self._ended.done():
             with contextlib.suppress(AgentLost):
                 self._agent.send("c", self.number, wire.fields([len(data)]))

@@ -12,12 +12,13 @@ TICKS = 100  # a second; the kernel's interface has had this number on every x86
 PAGE = 4096
 _LISTEN = "0A"  # TCP_LISTEN
 _PER_PROCESS = 5
+_NUMBER_MAX = 1 << 50  # a petabyte
 
 
 def use(payload: bytes) -> Stats:
     """Raises `wire.Malformed`."""
     try:
-        numbers = {name: int(value) for name, value in (line.split() for line in payload.decode().splitlines())}
+        numbers = {name: _number(value) for name, value in (line.split() for line in payload.decode().splitlines())}
         return Stats(
             cpu_s=max(0, numbers["cpu_us"]) / 1e6, memory_bytes=numbers["memory"], processes=numbers["processes"]
         )
@@ -29,14 +30,22 @@ def processes(payload: bytes, now_ms: int) -> Sequence[Process]:
     """Raises `wire.Malformed`."""
     found = wire.read_fields(payload)
     try:
-        booted_ms = now_ms - int(float(found[0].split()[0]) * 1000)
+        booted_ms = now_ms - _number(float(found[0].split()[0]) * 1000)
         listening = dict(_listening(found[1], found[2]))
         rest = found[3:]
         groups = (rest[i : i + _PER_PROCESS] for i in range(0, len(rest) - _PER_PROCESS + 1, _PER_PROCESS))
         shown = (_process(group, booted_ms, listening) for group in groups)
         return [process for process in shown if process]
-    except (ValueError, IndexError) as error:
+    except (ArithmeticError, ValueError, IndexError) as error:
         raise wire.Malformed(f"the guest's processes: {error}") from error
+
+
+def _number(written: str | bytes | float) -> int:
+    """One that others than Python can take. Raises ValueError, OverflowError."""
+    number = int(written)
+    if abs(number) > _NUMBER_MAX:
+        raise ValueError(f"{number:.3g} is more than any kernel counts")
+    return number
 
 
 def _process(group: Sequence[bytes], booted_ms: int, listening: dict[bytes, str]) -> Process | None:
@@ -48,11 +57,11 @@ def _process(group: Sequence[bytes], booted_ms: int, listening: dict[bytes, str]
     if f[0] in b"ZX":
         return None
     return Process(
-        pid=int(pid),
-        ppid=int(f[1]),
-        started_at_ms=booted_ms + int(f[19]) * 1000 // TICKS,
-        cpu_s=(int(f[11]) + int(f[12])) / TICKS,
-        rss_bytes=int(f[21]) * PAGE,
+        pid=_number(pid),
+        ppid=_number(f[1]),
+        started_at_ms=booted_ms + _number(f[19]) * 1000 // TICKS,
+        cpu_s=(_number(f[11]) + _number(f[12])) / TICKS,
+        rss_bytes=_number(f[21]) * PAGE,
         directory=directory.decode(errors="replace"),
         command=command.rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace"),
         listen=sorted({("tcp", listening[inode]) for inode in sockets.split() if inode in listening}),

@@ -33,7 +33,11 @@ _CODE_CACHE_MIB = 64  # of an emulated processor; QEMU's own default is a gigaby
 OVERHEAD_MIB = {"kvm": 64, "tcg": 96 + _CODE_CACHE_MIB}  # what QEMU takes beside the guest's memory
 
 
-class QemuError(Exception):
+class HypervisorError(Exception):
+    """What a hypervisor refused, in its words, or that it is gone."""
+
+
+class QemuError(HypervisorError):
     """What QEMU refused, in its words, or that it is gone."""
 
 
@@ -62,6 +66,8 @@ class Vm(msgspec.Struct, frozen=True, kw_only=True):
     memory: Memory = Memory()
     incoming: bool = False
     output: bool = True
+    vmm: Literal["qemu", "firecracker"] = "qemu"
+    jailer: str = ""  # of Firecracker, "" to do without
 
 
 def command(vm: Vm) -> list[str]:
@@ -74,7 +80,7 @@ def command(vm: Vm) -> list[str]:
         *("-machine", "microvm,x-option-roms=off,pit=on,pic=on,rtc=on,isa-serial=off,acpi=on,memory-backend=memory"),
         *("-accel", accel, "-cpu", cpu, "-smp", str(vm.cpus), "-m", f"{vm.memory_mib}M"),
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
-        *("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny"),
+        *("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"),
         *("-object", _memory(vm)),
         *("-kernel", vm.kernel.vmlinux, "-initrd", vm.kernel.initrd, "-append", _append(vm)),
         *("-global", "virtio-mmio.force-legacy=false"),
