@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -116,7 +117,7 @@ def _groups(worker: Path) -> list[str]:
 def _network(worker: Path) -> list[str]:
     """Of its machines: interfaces, elements of filters, routes, and its own address once it has no machine."""
     prefix, own = addresses.device_prefix(str(worker)), addresses.worker_address(str(worker))
-    found = [f"interface: {name}" for name in os.listdir("/sys/class/net") if name.startswith(prefix)]
+    found = [f"interface: {name}" for _, name in socket.if_nameindex() if name.startswith(prefix)]
     for family in ("route", "ipv6_route"):
         with contextlib.suppress(FileNotFoundError):
             lines = Path(f"/proc/net/{family}").read_text().splitlines()

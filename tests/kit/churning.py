@@ -81,9 +81,15 @@ class Churn:
         self.report = Report()
 
     async def run(
-        self, cycles: int, *, microvms_most: int | None = None, kills_most: Mapping[str, int] | None = None
+        self,
+        cycles: int,
+        *,
+        microvms_most: int | None = None,
+        kills_most: Mapping[str, int] | None = None,
+        kill_within_s: float = 0.0,
     ) -> Report:
-        """`microvms_most`: how many of the machines may be microVMs, which take seconds each. `kills_most`: by kind."""
+        """`microvms_most`: how many of the machines may be microVMs, which take seconds each. `kills_most`: by kind.
+        `kill_within_s`: how long after a kill the next one follows at the latest."""
         kinds = [Random(f"{self._seed}/{n}").choice(self._runtimes) for n in range(cycles)]
         slow = [number for number, kind in enumerate(kinds) if kind == "microvm"]
         for number in slow[len(slow) if microvms_most is None else microvms_most :]:
@@ -93,7 +99,7 @@ class Churn:
             images = set(self._runtimes) != {"process"}
             if images:
                 await self._import(IMAGE, 0)
-            others = [asyncio.create_task(self._kill_now_and_then(kills_most or {}))]
+            others = [asyncio.create_task(self._kill_now_and_then(kills_most or {}, kill_within_s))]
             others += [asyncio.create_task(self._images_come_and_go())] if images else []
             left = iter(enumerate(kinds))
 
@@ -107,6 +113,12 @@ class Churn:
             finally:
                 self._over.set()
                 await asyncio.gather(*others)
+            await self._serves_again()
+            for number, kind in enumerate(dict.fromkeys(self._runtimes), cycles):
+                before = self.report.started[kind]
+                await self._life(client, Random(number), number, kind, calm=True)
+                if self.report.started[kind] == before:
+                    self.report.wrong.append(f"afterwards no {kind} starts")
             await self._destroy_all(client)
             if images:
                 await self._remove_images()
@@ -124,7 +136,7 @@ class Churn:
 
     # --- lives -------------------------------------------------------------------------------------------------------
 
-    async def _life(self, client: Client, rng: Random, number: int, kind: str) -> None:
+    async def _life(self, client: Client, rng: Random, number: int, kind: str, *, calm: bool = False) -> None:
         config = dict(CONFIGS[kind])
         if kind != "process":
             if rng.random() < 0.5:
@@ -137,7 +149,7 @@ class Churn:
             self.report.wrong.append(f"no machine {order['name']} within {PATIENCE_S:g} s: {config}")
             return
         path = f"/machines/{made['id']}"
-        patient = kind == "microvm" or rng.random() < 0.8  # the others are destroyed on their way
+        patient = calm or kind == "microvm" or rng.random() < 0.8  # the others are destroyed on their way
         if patient and await self._insist(client, "wait", "GET", f"{path}/wait?state=settled&timeout=20"):
             shown = await self._try(client, "show", "GET", path) or {"state": "unknown"}
             self.report.started[kind] += shown["state"] == "started"
@@ -246,16 +258,16 @@ class Churn:
 
     # --- kills -------------------------------------------------------------------------------------------------------
 
-    async def _kill_now_and_then(self, most: Mapping[str, int]) -> None:
+    async def _kill_now_and_then(self, most: Mapping[str, int], within_s: float) -> None:
         """Every kind by turns, in an order of the seed's."""
         rng = Random(f"{self._seed}/kills")
-        slower = 5 if "microvm" in self._runtimes else 1  # they take seconds to start
+        within_s = within_s or (2.5 if "microvm" in self._runtimes else 0.5)  # they take seconds to start
         kinds = sorted({kind for runtime in self._runtimes for kind in KINDS[runtime]})
         while not self._over.is_set():
             rng.shuffle(kinds)
             for kind in [kind for kind in kinds if self.report.kills[kind] < most.get(kind, sys.maxsize)]:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._over.wait(), rng.uniform(0.05, 0.5) * slower)
+                    await asyncio.wait_for(self._over.wait(), rng.uniform(within_s / 10, within_s))
                 if self._over.is_set():
                     return
                 if pid := await self._seen(kind, rng):
@@ -295,6 +307,12 @@ class Churn:
                 kinds[pid] = _supervised(pid)
         return kinds
 
+    async def _serves_again(self) -> None:
+        try:
+            await eventually(self._serves, "the daemon serves", PATIENCE_S)
+        except AssertionError as error:
+            self.report.wrong.append(str(error))
+
     async def _serves(self) -> bool:
         async with self._market.client() as client:
             with contextlib.suppress(PeerUnreachable):
@@ -317,7 +335,6 @@ class Churn:
             return not machines
 
         try:
-            await eventually(self._serves, "the daemon serves", PATIENCE_S)
             await eventually(gone, "every machine is destroyed", PATIENCE_S)
         except AssertionError as error:
             states = [f"{machine['id']} {machine['state']}" for machine in machines]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -49,7 +50,7 @@ def _mounts() -> set[str]:
 
 
 def _interfaces() -> set[str]:
-    return set(_names("/sys/class/net"))
+    return {name for _, name in socket.if_nameindex()}
 
 
 def _addresses() -> set[str]:
