@@ -61,6 +61,29 @@ class Containers(Conformance, Telling, Talking, Limited, Imaged, Killed):
         assert uid >= 1 << 20
         assert (await driver.driver.exec(started.key, ["id", "-u"], timeout_s=20)).stdout == b"0\n"
 
+    async def test_a_command_beside_the_program_may_do_no_more_than_the_program(self, driver: Opened) -> None:
+        # What is true of both: rights, filter, groups, bounds, namespaces, and that nothing of ours is open in it.
+        looks = """
+            grep -E '^(Cap|NoNewPrivs|Seccomp:|Uid|Gid|Groups)' /proc/self/status
+            cat /proc/self/cgroup /proc/self/limits
+            for kind in cgroup ipc mnt net pid user uts; do readlink /proc/self/ns/$kind; done
+            ls /proc/$$/fd | grep -vxE '0|1|2|10|255' || echo nothing open
+            unshare -U true 2>/dev/null && echo a user namespace
+            for fd in $(ls /proc/1/fd); do true 2>/dev/null >> /proc/1/fd/$fd && echo a descriptor of the init; done
+            true"""
+        one = driver.shell(f"{looks}; echo over; sleep 60")
+        await driver.driver.start(one)
+        own: list[str] = []
+        async for line in driver.driver.logs(one.machine, follow=True):
+            if line.text == "over":
+                break
+            own.append(line.text)
+        done = await driver.driver.exec(one.key, ["sh", "-c", looks], timeout_s=20)
+        assert done.stdout.decode().splitlines() == own
+        assert "nothing open" in own
+        assert {"NoNewPrivs:\t1", "Seccomp:\t2"} <= set(own)
+        assert not {"a user namespace", "a descriptor of the init"} & set(own)
+
     async def test_a_volume_is_shared_with_the_host_and_belongs_to_the_machines_root(
         self, driver: Opened, tmp_path: Path
     ) -> None:
