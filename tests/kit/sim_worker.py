@@ -31,8 +31,9 @@ from hawker.worker.exits import Exits
 from hawker.worker.flow import Flow
 from hawker.worker.flows import MachineFlows
 from hawker.worker.machine_log import MachineLog, get_machine
-from hawker.worker.machines import Machines, Request
+from hawker.worker.machines import Machines
 from hawker.worker.market import Market
+from hawker.worker.requests import Request
 from hawker.worker.runner import Runner
 from hawker.worker.superseding import Superseding
 

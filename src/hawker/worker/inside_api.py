@@ -18,7 +18,8 @@ from hawker.store.db import Store
 from hawker.worker.drivers.base import NotSupported, StartFailed, UnknownInstance
 from hawker.worker.drivers.several import Runtimes
 from hawker.worker.machine_log import get_machine
-from hawker.worker.machines import Machines, Parked, Request
+from hawker.worker.machines import Machines
+from hawker.worker.requests import Parked, Request
 from hawker.worker.sessions import Session, Sessions
 
 

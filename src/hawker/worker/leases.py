@@ -16,7 +16,7 @@ from hawker.model.values import rfc3339
 from hawker.store.tx import Reads, Tx
 
 if TYPE_CHECKING:
-    from hawker.worker.machines import Request
+    from hawker.worker.requests import Request
 
 TTL_S_DEFAULT = 120
 TTL_S_MAX = 24 * 3600

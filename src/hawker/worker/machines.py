@@ -1,11 +1,8 @@
 """What clients may ask of a machine: the checks that must hold, then the run that does it.
 
 Each request is one change: lease, state and room are checked and the run is recorded in the same commit, so an
-answer of 200 means the work survives a crash. A request that meets another run on its machine waits for it, for a
-bounded time. A restart that is only waiting out its backoff is no reason to wait: stop and destroy cancel it; start,
-restart and update take its place in the commit that accepts them, so that one that is refused leaves it as it was.
-An image that is on its way keeps nobody from stopping or destroying its machine either.
-`hawker.worker.flows` has the steps.
+answer of 200 means the work survives a crash. What a request does that finds its machine busy is in
+`hawker.worker.requests`, the steps in `hawker.worker.flows`.
 """
 
 from __future__ import annotations
@@ -13,13 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from hawker.core import capacity
-from hawker.errors import Conflict, DeadlineExceeded, Invalid, NotBuilt, NotFound, PreconditionFailed
+from hawker.errors import Conflict, DeadlineExceeded, Invalid, NotBuilt, PreconditionFailed
 from hawker.host import Host
 from hawker.model.config import Config, check_config
 from hawker.model.guest import Guest, Resources, check_guest, larger
@@ -32,48 +29,20 @@ from hawker.worker.drivers.base import Capabilities
 from hawker.worker.drivers.several import Runtimes
 from hawker.worker.flows import Before, launching, resized
 from hawker.worker.machine_log import MachineLog, get_machine
-from hawker.worker.runner import Busy, Runner, active_run
+from hawker.worker.requests import IN_BACKOFF, Request, Requests, require
+from hawker.worker.runner import Runner, active_run
 
-T = TypeVar("T")
-
-BUSY_WAIT_S = 60.0
 RUN_WAIT_S = 75.0  # less than a broker waits for an answer
-CLEARING_LOOK_S = 0.1  # how often to look whether a restart has come to its backoff
-PREPARING_LOOK_S = 0.5  # how long a stop waits for the image of a start before it ends that
-
-IN_BACKOFF = State.starting
-"""A machine's state while it waits to be restarted. No other machine that is free of runs is in it."""
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks, and why: carried into every record and event of what follows.
-
-    `nonce` is the lease the caller holds, if any; `trace` a W3C traceparent. `rule` is the worker's own, where nobody
-    asks; no lease stands against it.
-    """
-
-    id: str
-    owner: str = ""
-    nonce: str = ""
-    trace: str = ""
-    rule: str = ""
-
-    @property
-    def cause(self) -> str:
-        if self.rule:
-            return self.rule
-        return f"request {self.id}" + (f" by {self.owner}" if self.owner else "")
-
-
-class Machines:
+class Machines(Requests):
     """The operations on machines that exist. Creating one is the market's: `hawker.worker.market`."""
 
     def __init__(self, store: Store, host: Host, driver: Runtimes, log: MachineLog, runner: Runner) -> None:
-        self._store = store
+        super().__init__(store, runner)
         self._host = host
         self._driver = driver
         self._log = log
-        self._runner = runner
 
     async def start(self, app: str, machine_id: str, request: Request) -> tuple[State, str]:
         """Start a machine at rest or in a backoff, or wake a suspended one. Returns its state before, and the run (""
@@ -86,7 +55,7 @@ class Machines:
             row = self._free(tx, app, machine_id, request, takes_over=True)
             if row.state is State.started:
                 return row.state, ""
-            _require(row, "start", State.created, State.stopped, State.suspended, State.failed, IN_BACKOFF)
+            require(row, "start", State.created, State.stopped, State.suspended, State.failed, IN_BACKOFF)
             asleep = row.state is State.suspended
 
             def writes(tx: Tx, run: RunRow) -> None:
@@ -108,7 +77,7 @@ class Machines:
             row = self._free(tx, app, machine_id, request)
             if row.state is State.stopped:
                 return ""
-            _require(row, "stop", State.created, State.started, State.suspended, State.failed)
+            require(row, "stop", State.created, State.started, State.suspended, State.failed)
 
             def writes(tx: Tx, run: RunRow) -> None:
                 after = self._log.move(tx, row, State.stopping, cause=run.cause, desired="stopped")
@@ -134,7 +103,7 @@ class Machines:
 
         def change(tx: Tx) -> str:
             row = self._free(tx, app, machine_id, request, takes_over=True)
-            _require(row, "restart", State.started, IN_BACKOFF)
+            require(row, "restart", State.started, IN_BACKOFF)
             waiting = row.state is IN_BACKOFF
 
             def writes(tx: Tx, run: RunRow) -> None:
@@ -158,7 +127,7 @@ class Machines:
             row = self._free(tx, app, machine_id, request)
             if row.state is State.suspended:
                 return ""
-            _require(row, "suspend", State.started)
+            require(row, "suspend", State.started)
 
             def writes(tx: Tx, run: RunRow) -> None:
                 after = self._log.move(tx, row, State.suspending, cause=run.cause, desired="suspended")
@@ -203,7 +172,7 @@ class Machines:
                     details={"current_version": row.version},
                 )
             at_rest = (State.created, State.stopped, State.failed)
-            _require(row, "update", State.started, State.suspended, *at_rest, IN_BACKOFF)
+            require(row, "update", State.started, State.suspended, *at_rest, IN_BACKOFF)
             resting = row.state in at_rest
             waiting = row.state is IN_BACKOFF
             version = self._host.ulid()
@@ -260,7 +229,7 @@ class Machines:
         def change(tx: Tx) -> str:
             row = self._free(tx, app, machine_id, request)
             at_rest = (State.created, State.stopped, State.failed)
-            _require(row, "resize", State.started, *at_rest)
+            require(row, "resize", State.started, *at_rest)
             present = check_config(row.config)
             guest = _sized(present, memory_mb, cpus)
             if guest == present.guest:
@@ -302,7 +271,7 @@ class Machines:
             row = self._free(tx, app, machine_id, request)
             if not force:
                 resting = (State.created, State.stopped, State.suspended, State.failed)
-                _require(row, "destroy", *resting, hint="stop it first, or destroy it with force=true")
+                require(row, "destroy", *resting, hint="stop it first, or destroy it with force=true")
 
             def writes(tx: Tx, run: RunRow) -> None:
                 after = self._log.move(tx, row, State.destroying, cause=run.cause, desired="destroyed")
@@ -372,124 +341,6 @@ class Machines:
                 f"deadline_exceeded: {run.flow if run else run_id} of machine {run.resource if run else ''} has not "
                 f"ended within {RUN_WAIT_S:g} s and is still at it{why}"
             ) from None
-
-    def _leased(self, tx: Tx, app: str, machine_id: str, request: Request) -> MachineRow:
-        row = get_machine(tx, machine_id, app)
-        if not request.rule:
-            leases.check(tx, row.id, request)
-        return row
-
-    def _free(self, tx: Tx, app: str, machine_id: str, request: Request, *, takes_over: bool = False) -> MachineRow:
-        """The machine, at rest: while a run holds it, its state is on the way to another one and decides nothing.
-
-        With `takes_over` a restart in its backoff is ended, as part of this change; the machine is left `IN_BACKOFF`
-        for the run that takes its place. Raises `Busy`.
-        """
-        row = self._leased(tx, app, machine_id, request)
-        if holder := active_run(tx, row.id):
-            if not (takes_over and _in_backoff(holder)):
-                raise Busy(holder)
-            self._runner.end_waiting(tx, holder, f"{request.cause} took its place")
-        return row
-
-    def _begin(
-        self,
-        tx: Tx,
-        flow: str,
-        row: MachineRow,
-        steps: list[str],
-        request: Request,
-        writes: Callable[[Tx, RunRow], None],
-        args: dict[str, Any],
-    ) -> RunRow:
-        return self._runner.begin(
-            tx,
-            flow,
-            row.id,
-            steps=steps,
-            cause=request.cause,
-            source="flyd" if request.rule else "user",
-            trace=request.trace,
-            args=args,
-            writes=writes,
-        )
-
-    async def _when_free(self, change: Callable[[Tx], T], *, force: bool = False, ends_backoff: bool = False) -> T:
-        """Submit a change that begins a run; while another run holds the machine, wait for its end and try again.
-
-        With `ends_backoff` a restart in its backoff is cancelled first, and so is a run that waits for an image: only
-        for what ends with the machine stopped.
-        """
-        try:
-            async with asyncio.timeout(BUSY_WAIT_S):
-                while True:
-                    try:
-                        return await self._store.submit(change)
-                    except Busy as busy:
-                        try:
-                            await self._make_way(busy, force, ends_backoff)
-                        except NotFound:  # the commit that began that run is still on its way, or has failed
-                            await self._store.submit(lambda tx: None)  # after it
-        except TimeoutError:
-            raise Conflict(f"the machine was still busy after {BUSY_WAIT_S:g} s; try again later") from None
-
-    async def _make_way(self, busy: Busy, force: bool, ends_backoff: bool) -> None:
-        run = busy.run
-        if (ends_backoff and _in_backoff(run)) or (force and run.flow != "machine.destroy"):
-            await self._runner.cancel(run.id, "a later request took its place")
-        elif run.status == "parked":
-            busy.hint = parked_hint(run)
-            raise busy
-        elif "backoff" in run.steps[run.next + 1 :]:  # it may be over in a moment, the backoff after it is not
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CLEARING_LOOK_S):
-                    await self._runner.wait_ended(run.id)
-            return
-        elif ends_backoff and "prepare" in run.steps[run.next :]:  # mostly the image is here, and this soon over
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PREPARING_LOOK_S):
-                    await self._runner.wait_ended(run.id)
-            now = self._store.read.get(RunRow, run.id)
-            if now is None or not _is_at(now, "prepare"):
-                return
-            await self._runner.cancel(run.id, "a later request took its place")
-        await self._runner.wait_ended(run.id)
-
-
-class Parked(Conflict):
-    """What was asked for has begun and waits for a person."""
-
-    code = "parked"
-
-    def __init__(self, run: RunRow) -> None:
-        step = run.steps[run.next]
-        super().__init__(
-            f"{run.resource}: {run.flow} is parked at step {step}: {run.error}",
-            details={"run": run.id, "flow": run.flow, "step": step, "status": run.status},
-            hint=parked_hint(run),
-        )
-
-
-def _in_backoff(run: RunRow) -> bool:
-    return _is_at(run, "backoff")
-
-
-def _is_at(run: RunRow, step: str) -> bool:
-    return run.status == "active" and run.next < len(run.steps) and run.steps[run.next] == step
-
-
-def parked_hint(run: RunRow) -> str:
-    """What a person can do about a parked run."""
-    return f"hawker workers retry {run.id} tries the step again, hawker workers cancel {run.id} gives the run up"
-
-
-def _require(row: MachineRow, verb: str, *states: State, hint: str = "") -> None:
-    if row.state not in states:
-        raise PreconditionFailed(
-            f"failed_precondition: unable to {verb} machine from current state: '{row.state}'",
-            details={"machine": row.id, "state": row.state, "allowed": list(states)},
-            hint=hint,
-        )
 
 
 def _stop_args(row: MachineRow, signal: int | None, timeout_s: float | None) -> dict[str, Any]:

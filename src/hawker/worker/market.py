@@ -44,7 +44,7 @@ from hawker.worker import leases, ledger, ports
 from hawker.worker.drivers.base import Driver, Fingerprint
 from hawker.worker.flows import launching
 from hawker.worker.machine_log import MachineLog, get_machine
-from hawker.worker.machines import Request
+from hawker.worker.requests import Request
 from hawker.worker.runner import Runner
 from hawker.worker.stock import NOTHING, Stock
 

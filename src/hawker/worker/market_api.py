@@ -28,8 +28,9 @@ from hawker.worker import ledger
 from hawker.worker.drivers.base import Driver
 from hawker.worker.machine_api import MachineApi
 from hawker.worker.machine_log import MachineLog
-from hawker.worker.machines import Machines, Request
+from hawker.worker.machines import Machines
 from hawker.worker.market import Market
+from hawker.worker.requests import Request
 
 
 class Confirm(msgspec.Struct, kw_only=True):

@@ -11,7 +11,7 @@ from hawker.http.call import Call
 from hawker.model import api
 from hawker.model.rows import RunRow
 from hawker.store.db import Store
-from hawker.worker.machines import Request
+from hawker.worker.requests import Request
 from hawker.worker.runner import Runner
 
 STATUSES = ("active", "parked", "done", "failed", "cancelled")

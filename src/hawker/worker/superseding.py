@@ -17,7 +17,8 @@ from hawker.model.machine import State
 from hawker.model.rows import MachineRow
 from hawker.store.db import Store
 from hawker.telemetry import get_logger
-from hawker.worker.machines import Machines, Request
+from hawker.worker.machines import Machines
+from hawker.worker.requests import Request
 
 LOOK_S = 0.2
 """Changes in the catalog come in bursts; one look for all of them."""
