@@ -85,8 +85,12 @@ async def main(sizes: Sizes, table: Table) -> None:
                     for name, each in found.items():
                         times[name] += each
         tell(table, times)
+        before = peers_groups()
         podman(table, home, archive, sizes.peers)
         docker(table, home, archive, sizes.peers)
+        for group in peers_groups() - before:
+            with contextlib.suppress(OSError):  # others use it by now
+                group.rmdir()
 
 
 @contextmanager
@@ -350,6 +354,11 @@ def the_bare(home: Path, ours: Ours, host: Host, found: Image) -> Iterator[Bare]
 
 
 # --- others ----------------------------------------------------------------------------------------------------------
+
+
+def peers_groups() -> set[Path]:
+    """Parent groups that podman and dockerd make and leave."""
+    return {path for name in ("libpod_parent", "docker") for path in Path("/sys/fs/cgroup").glob(f"*/{name}")}
 
 
 def podman(table: Table, home: Path, archive: Path, rounds: int) -> None:
