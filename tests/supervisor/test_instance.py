@@ -13,7 +13,8 @@ from tests.kit.waiting import wait_until
 from hawker.supervisor import proc
 from hawker.supervisor.cgroups import Limits
 from hawker.supervisor.files import Files, RecordFile
-from hawker.supervisor.instance import CannotStart, Instance, Record
+from hawker.supervisor.instance import Instance, Record
+from hawker.supervisor.programs import CannotStart
 
 KEY = "01JD/launch"
 LIMITS = Limits(cpu_millis=62, memory_mib=64, dedicated=False, pids=100)

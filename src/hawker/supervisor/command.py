@@ -13,7 +13,8 @@ from typing import Any
 
 from hawker.supervisor import proc
 from hawker.supervisor.common import KILL_AGAIN_S, Common
-from hawker.supervisor.instance import CannotStart, Instance
+from hawker.supervisor.instance import Instance
+from hawker.supervisor.programs import CannotStart
 from hawker.supervisor.wire import Ask
 
 OUTPUT_BYTES_MAX = 1 << 20

@@ -10,13 +10,9 @@ gets a descriptor of a file to tell it by (see `hawker.supervisor.words`).
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
-import stat as stats
-import struct
 import subprocess
-import termios
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +23,7 @@ from hawker.supervisor import proc
 from hawker.supervisor.cgroups import CannotResize, Groups, Limits
 from hawker.supervisor.files import Files, RecordFile
 from hawker.supervisor.output import MachineLog, Pipe
+from hawker.supervisor.programs import CannotStart, open_terminal, take_terminal, which
 from hawker.supervisor.words import STATUS, last_words
 
 STREAMS = ("out", "err")
@@ -35,10 +32,6 @@ PROCESS = "process"  # the kind
 Beside = Callable[[list[int], int, str], None]
 """Is told of a command that was started: its pid and then further leaders of sessions it may be in, its terminal's
 other end or -1; or, without pids, why it was not."""
-
-
-class CannotStart(Exception):
-    """The program cannot be started; nothing is left of the attempt but its group, if it was made."""
 
 
 @dataclass(frozen=True)
@@ -257,7 +250,7 @@ class Instance:
                     stdout=ends[1],
                     stderr=ends[2],
                     start_new_session=True,
-                    preexec_fn=_take_terminal if terminal else None,
+                    preexec_fn=take_terminal if terminal else None,
                 )
         except BaseException:
             if terminal:
@@ -373,16 +366,6 @@ class Instance:
         }
 
 
-def open_terminal(columns: int, rows: int) -> tuple[int, int]:
-    master, slave = os.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    return master, slave
-
-
-def _take_terminal() -> None:
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-
 def _remove(path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
@@ -391,16 +374,3 @@ def _remove(path: str) -> None:
 def group_of(machine: str, key: str) -> str:
     """The name of an instance's cgroup."""
     return f"{machine}.{key.rpartition('/')[0][-10:]}"
-
-
-def which(program: str, path: str) -> str:
-    """The program's file, looked up in `path` unless it has a slash. Raises `CannotStart` with what is wrong."""
-    names = [program] if "/" in program else [f"{d or '.'}/{program}" for d in path.split(":")]
-    for name in names:
-        with contextlib.suppress(OSError):
-            mode = os.stat(name).st_mode
-            if stats.S_ISREG(mode) and os.access(name, os.X_OK):
-                return name
-            if "/" in program:
-                raise CannotStart(f"{program}: not an executable file")
-    raise CannotStart(f"{program}: not found" + ("" if "/" in program else f" in PATH ({path})"))

@@ -14,17 +14,16 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from functools import partial
 from typing import Any
 
-from hawker.supervisor import proc
 from hawker.supervisor.cgroups import CannotResize, Limits
 from hawker.supervisor.command import Command, Conversation
 from hawker.supervisor.common import KILL_AGAIN_MOST_S, KILL_AGAIN_S, Common
-from hawker.supervisor.files import RECORD, RecordFile
-from hawker.supervisor.instance import PROCESS, CannotStart, Instance, Record, group_of
+from hawker.supervisor.instance import PROCESS, Instance, group_of
 from hawker.supervisor.kinds import Containers
+from hawker.supervisor.programs import CannotStart
+from hawker.supervisor.taking_over import one_that_runs, take_over
 from hawker.supervisor.wire import Ask, Connection, Refused, listen
 from hawker.supervisor.words import BYTES_MAX, STATUS
 
@@ -351,49 +350,10 @@ class Server:
     # --- taking over -------------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        """Take over what an earlier supervisor started, also a program it had no time to write down."""
-        for path in self._files.recorded():
-            if instance := self._recorded(path):
-                self._instances[instance.record.key] = instance
-        self._clear_unrecorded()
+        self._instances = take_over(self._common, self._containers)
         for instance in self._instances.values():
             if instance.exit is None:
                 self._watch_adopted(instance)
-
-    def _recorded(self, path: str) -> Instance | None:
-        """None when it was killed before it had written anything."""
-        known = RecordFile(path).read()
-        if not known:
-            return None
-        record = Record(**{each.name: known[each.name] for each in fields(Record) if each.name in known})
-        mark = self._common.mark(record.machine, record.key)
-        if self._containers and record.kind in Containers.kinds:
-            instance: Instance = self._containers.recorded(record, mark)
-        else:
-            instance = Instance(record, self._files, mark, self._groups)
-            instance.outside = self._common.host_mounts
-        instance.take_over(known)
-        return instance
-
-    def _clear_unrecorded(self) -> None:
-        """Remove what an earlier supervisor began to start and had no time to write down: processes, groups, files.
-
-        Their start was not acknowledged, so nobody relies on them; the same key may then be started once more.
-        """
-        known = {i.mark for i in self._instances.values()}
-        for pid in proc.everyone():
-            mark = proc.marker(pid)
-            if mark.startswith(f"{self._common.id}:") and mark not in known:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        if self._groups:
-            running = {i.record.group for i in self._instances.values() if i.exit is None}
-            for name in self._groups.names():
-                if name not in running:
-                    self._common.remove_group(name)
-        if self._containers:
-            self._containers.clear_unrecorded(self._instances.values())
-        self._files.remove_unrecorded()
 
     def _watch_adopted(self, instance: Instance) -> None:
         self._watch_output(instance)
@@ -426,18 +386,6 @@ class Server:
 _LATER = object()
 
 
-def _one_that_runs(directory: str) -> int:
-    """A process of an earlier supervisor's instances; 0 for none."""
-    with contextlib.suppress(FileNotFoundError):
-        for entry in os.scandir(f"{directory}/run"):
-            if entry.name.endswith(RECORD):
-                known = RecordFile(entry.path.removesuffix(RECORD)).read()
-                now = proc.stat(known.get("pid", 0))
-                if now and now.start == known.get("start_ticks") and "exit" not in known:
-                    return now.pid
-    return 0
-
-
 def main(directory: str, options: Sequence[str]) -> int:
     """Run the supervisor of `directory`. Returns 1 when another one holds it already.
 
@@ -453,7 +401,7 @@ def main(directory: str, options: Sequence[str]) -> int:
     if "--own-users" in options:
         from hawker.supervisor.ordinary import become_root
 
-        become_root(_one_that_runs(directory))
+        become_root(one_that_runs(directory))
     mounts, host_namespace = "--mounts" in options, -1
     if mounts:
         from hawker.supervisor.mounts import private_namespace

@@ -19,8 +19,9 @@ from hawker.supervisor import inside, mounts, proc
 from hawker.supervisor.cgroups import Limits
 from hawker.supervisor.common import Common
 from hawker.supervisor.container import Container, new_record
-from hawker.supervisor.instance import Beside, Instance, open_terminal
+from hawker.supervisor.instance import Beside, Instance
 from hawker.supervisor.making import GO_FD, STATUS_FD, Making
+from hawker.supervisor.programs import open_terminal
 from hawker.supervisor.words import STATUS, words
 
 TREE: Final = "tree"

@@ -1,0 +1,37 @@
+"""What a program is started from and with: its file, and a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat as stats
+import struct
+import termios
+
+
+class CannotStart(Exception):
+    """The program cannot be started; nothing is left of the attempt but its group, if it was made."""
+
+
+def which(program: str, path: str) -> str:
+    """The program's file, looked up in `path` unless it has a slash. Raises `CannotStart` with what is wrong."""
+    names = [program] if "/" in program else [f"{d or '.'}/{program}" for d in path.split(":")]
+    for name in names:
+        with contextlib.suppress(OSError):
+            mode = os.stat(name).st_mode
+            if stats.S_ISREG(mode) and os.access(name, os.X_OK):
+                return name
+            if "/" in program:
+                raise CannotStart(f"{program}: not an executable file")
+    raise CannotStart(f"{program}: not found" + ("" if "/" in program else f" in PATH ({path})"))
+
+
+def open_terminal(columns: int, rows: int) -> tuple[int, int]:
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    return master, slave
+
+
+def take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -1,0 +1,73 @@
+"""What a supervisor finds of the one before it, which was killed: what runs is taken over, what had only begun goes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import fields
+
+from hawker.supervisor import proc
+from hawker.supervisor.common import Common
+from hawker.supervisor.files import RECORD, RecordFile
+from hawker.supervisor.instance import Instance, Record
+from hawker.supervisor.kinds import Containers
+
+
+def take_over(common: Common, containers: Containers | None) -> dict[str, Instance]:
+    """All that was recorded, by key, also what has ended since. A program that there was no time to write down is
+    ended."""
+    found = (_recorded(path, common, containers) for path in common.files.recorded())
+    instances = {instance.record.key: instance for instance in found if instance}
+    _clear_unrecorded(instances, common, containers)
+    return instances
+
+
+def one_that_runs(directory: str) -> int:
+    """A process of an earlier supervisor's instances; 0 for none."""
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.scandir(f"{directory}/run"):
+            if entry.name.endswith(RECORD):
+                known = RecordFile(entry.path.removesuffix(RECORD)).read()
+                now = proc.stat(known.get("pid", 0))
+                if now and now.start == known.get("start_ticks") and "exit" not in known:
+                    return now.pid
+    return 0
+
+
+def _recorded(path: str, common: Common, containers: Containers | None) -> Instance | None:
+    """None when it was killed before it had written anything."""
+    known = RecordFile(path).read()
+    if not known:
+        return None
+    record = Record(**{each.name: known[each.name] for each in fields(Record) if each.name in known})
+    mark = common.mark(record.machine, record.key)
+    if containers and record.kind in Containers.kinds:
+        instance: Instance = containers.recorded(record, mark)
+    else:
+        instance = Instance(record, common.files, mark, common.groups)
+        instance.outside = common.host_mounts
+    instance.take_over(known)
+    return instance
+
+
+def _clear_unrecorded(instances: Mapping[str, Instance], common: Common, containers: Containers | None) -> None:
+    """Remove what an earlier supervisor began to start and had no time to write down: processes, groups, files.
+
+    Their start was not acknowledged, so nobody relies on them; the same key may then be started once more.
+    """
+    known = {i.mark for i in instances.values()}
+    for pid in proc.everyone():
+        mark = proc.marker(pid)
+        if mark.startswith(f"{common.id}:") and mark not in known:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    if common.groups:
+        running = {i.record.group for i in instances.values() if i.exit is None}
+        for name in common.groups.names():
+            if name not in running:
+                common.remove_group(name)
+    if containers:
+        containers.clear_unrecorded(instances.values())
+    common.files.remove_unrecorded()
