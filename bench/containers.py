@@ -90,7 +90,8 @@ async def main(sizes: Sizes, table: Table) -> None:
         docker(table, home, archive, sizes.peers)
         for group in peers_groups() - before:
             with contextlib.suppress(OSError):  # others use it by now
-                group.rmdir()
+                for path in (*(path for path in group.rglob("*") if path.is_dir()), group):
+                    path.rmdir()
 
 
 @contextmanager
