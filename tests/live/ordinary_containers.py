@@ -43,3 +43,18 @@ class TestOrdinaryUser(Conformance, Telling, Talking, Imaged, Killed):
         one = replace(driver.shell("true"), root=Root(size_mib=16, persist=persist))
         with pytest.raises(StartFailed, match="only a worker that runs as root can bound"):
             await driver.driver.start(one)
+
+
+async def test_a_command_has_a_terminal_of_its_own_also_where_paths_are_longer_than_a_sockets_name(
+    tmp_path: Path,
+) -> None:
+    deep = tmp_path / ("d" * 60) / ("e" * 60)
+    images = UnpackedImages(tmp_path / "images")
+    async with opened(ordinary(deep, images), "busybox", images.add) as it:
+        one = it.spec("sleep", "60")
+        await it.driver.start(one)
+        terminal = await it.driver.terminal(one.key, ["tty"], tty=True)
+        try:
+            assert await terminal.wait() == (0, None)
+        finally:
+            await terminal.close()

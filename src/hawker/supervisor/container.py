@@ -72,9 +72,11 @@ class Container(Instance):
         listener = None
         if terminal:
             process["consoleSize"] = {"width": terminal[0], "height": terminal[1]}
-            command += ["--console-socket", f"{path}.sock"]
+            # A socket's name has 108 bytes at most, and the runtime has our working directory.
+            where = min(f"{path}.sock", os.path.relpath(f"{path}.sock"), key=len)
+            command += ["--console-socket", where]
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-            listener.bind(f"{path}.sock")
+            listener.bind(where)
             listener.listen(1)
         with open(f"{path}.json", "w") as file:
             json.dump(process, file)
