@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -17,15 +16,6 @@ from hawker.worker.drivers.supervised import Supervisor
 
 LIMITS = {"cpu_millis": 100, "memory_mib": 64, "dedicated": False, "pids": 64}
 KEY = "run/launch"
-
-
-@pytest.fixture
-async def supervisor(tmp_path: Path) -> AsyncIterator[Supervisor]:
-    connection = Supervisor(tmp_path / "there", "--no-cgroups")
-    await connection.open(lambda ended: None)
-    yield connection
-    await connection.shut_down(grace_s=0)
-    await connection.close()
 
 
 async def run(supervisor: Supervisor) -> int:
@@ -56,6 +46,16 @@ async def test_a_record_of_a_newer_version_is_taken_over_as_far_as_it_is_known(s
     [shown] = await supervisor.call("list")
     assert (shown["key"], shown["exit"]) == (KEY, None)
     assert (await supervisor.call("hello"))["pid"] != pid
+
+
+async def test_an_end_that_is_none_costs_nobody_the_connection(supervisor: Supervisor) -> None:
+    pid = await run(supervisor)
+    os.kill(pid, signal.SIGKILL)
+    odd = {"key": "odd/launch", "machine": "m", "pid": 1, "start_ticks": 1, "started_at_ms": 1, "group": ""}
+    record = supervisor.directory / "run" / "odd.launch.record"
+    record.write_text(json.dumps(odd | {"exit": {"key": 5}}) + "\n")
+    async with asyncio.timeout(10):
+        assert {shown["key"] for shown in await supervisor.call("list")} == {KEY, "odd/launch"}
 
 
 async def test_a_purge_removes_a_machines_files_and_nobody_elses_and_lets_nobody_wait(supervisor: Supervisor) -> None:

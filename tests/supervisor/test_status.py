@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,6 @@ from hawker.worker.drivers.supervised import Supervisor
 
 LIMITS = {"cpu_millis": 100, "memory_mib": 64, "dedicated": False, "pids": 64}
 KEY = "run/launch"
-
-
-@pytest.fixture
-async def supervisor(tmp_path: Path) -> AsyncIterator[Supervisor]:
-    connection = Supervisor(tmp_path / "there", "--no-cgroups")
-    await connection.open(lambda ended: None)
-    yield connection
-    await connection.shut_down(grace_s=0)
-    await connection.close()
 
 
 async def run(supervisor: Supervisor, script: str, **fields: object) -> None:

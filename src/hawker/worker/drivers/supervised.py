@@ -245,7 +245,7 @@ class Supervisor:
         self._wire = wire
         for shown in hello["instances"]:
             if shown["exit"]:
-                self._on_exit(msgspec.convert(shown["exit"], Exit))
+                self._ended(shown["exit"])
         return wire
 
     async def _dial(self) -> _Wire | None:
@@ -289,10 +289,19 @@ class Supervisor:
 
     def _event(self, message: dict[str, Any]) -> None:
         if message["event"] == "exit":
-            self._on_exit(msgspec.convert(message["exit"], Exit))
+            self._ended(message["exit"])
         else:
             for wakeup in self._followers.get(message["machine"], ()):
                 wakeup.set()
+
+    def _ended(self, told: Any) -> None:
+        """One end that is none, perhaps of another version, must not cost the connection, and so all the others."""
+        try:
+            ended = msgspec.convert(told, Exit)
+        except msgspec.ValidationError as error:
+            _logger.error("supervisor.nonsense", told=str(told)[:500], error=str(error))
+        else:
+            self._on_exit(ended)
 
     def _lost(self, wire: _Wire) -> None:
         if wire is not self._wire:
