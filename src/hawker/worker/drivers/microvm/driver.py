@@ -1,5 +1,5 @@
-"""The microVM driver. QEMU is a program of the driver's own supervisor, under its limits, with the guest's output as
-its own; what only the guest can do is asked over its control port.
+"""The microVM driver. A hypervisor is a program of the driver's own supervisor, under its limits, with the guest's
+output as its own; what only the guest can do is asked over its control port.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from hawker.worker.drivers.base import (
 from hawker.worker.drivers.microvm import figures
 from hawker.worker.drivers.microvm.agent import AgentLost, AgentRefused
 from hawker.worker.drivers.microvm.guest import ANSWER_S, Guest
-from hawker.worker.drivers.microvm.machines import Machines
-from hawker.worker.drivers.microvm.qemu import QemuError
-from hawker.worker.drivers.microvm.records import STATE
+from hawker.worker.drivers.microvm.hypervisors import of
+from hawker.worker.drivers.microvm.machines import Machines, forget_state
+from hawker.worker.drivers.microvm.qemu import HypervisorError
 from hawker.worker.drivers.microvm.tools import Missing
 
 
@@ -90,9 +90,15 @@ class MicrovmDriver(Machines):
             terminal=True,
             network=self._network is not None,
         )
-        attributes = {"accelerator": found.accelerator, "kernel": found.kernel.version} if found else {}
-        if found and found.why_tcg:
-            attributes["emulated"] = found.why_tcg
+        attributes = {}
+        if found:
+            attributes = {"vmm": found.vmm, "accelerator": found.accelerator, "kernel": found.kernel.version}
+            why = {
+                "emulated": found.why_tcg,
+                "no_firecracker": found.why_not_firecracker,
+                "not_jailed": found.why_not_jailed,
+            }
+            attributes |= {name: reason for name, reason in why.items() if reason}
         return Fingerprint(
             driver=self.name,
             healthy=not problem,
@@ -127,7 +133,7 @@ class MicrovmDriver(Machines):
         try:
             vm = await self._vm(limits, image="", disk="", tap="-" if network else "")
             await self._hypervisors.make_template(vm)
-        except (Missing, QemuError, AgentLost, TimeoutError) as error:
+        except (Missing, HypervisorError, AgentLost, TimeoutError) as error:
             raise StartFailed(f"no template: {error}") from error
 
     async def start(self, spec: InstanceSpec) -> Instance:
@@ -212,7 +218,7 @@ class MicrovmDriver(Machines):
         ended = Exit(key=record.key, machine=record.machine, signal=9, at_ms=self._host.now_ms())
         guest.record = replace(record, suspended=None, exit=ended)
         self._records.write(guest.record)
-        (guest.directory / STATE).unlink(missing_ok=True)
+        forget_state(guest)
         self._end(guest, ended)
         return ended
 
@@ -238,7 +244,7 @@ class MicrovmDriver(Machines):
         """The supervisor saw a hypervisor end."""
         guest = self._guests.get(ended.key)
         if guest and not guest.record.suspended:
-            self._end(guest, ended)
+            self._end(guest, of(guest.record.vm).ended(guest.record.vm, guest.directory, ended))
             self._spawn(self._let_go(guest), f"let go of {ended.key}")
 
     def _end(self, guest: Guest, ended: Exit) -> None:

@@ -4,40 +4,49 @@ The API is HTTP/1.1 on a unix socket, described by `src/firecracker/swagger/fire
 1.17). Kernel, initial file system and disks are those that QEMU gets. Firecracker has no virtio ports: the guest's init
 is reached through its vsock device, where a host connects to a unix socket and says which port it wants.
 
-The driver does not choose Firecracker yet: the guest's init has no vsock end, and nothing here has run a guest, for
-want of a processor that does. What it is asked is held against its published description.
+A kernel that finds its devices by ACPI, as Debian's does, needs Firecracker 1.8 or newer; older ones are refused.
+Nothing here has run a guest, for want of a processor that does. What it is asked is held against its published
+description. `firecracked` is what the driver does with it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import os
+import re
 import shutil
+import socket
+import subprocess
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from hawker.worker.drivers.microvm.qemu import Vm
+from hawker.worker.drivers.microvm.qemu import HypervisorError, Vm
 
 BINARY, JAILER = "firecracker", "jailer"
 GUEST_CID = 3  # the first that a guest may have; it means something to this one hypervisor only
 AGENT_PORT = 1
+OLDEST = (1, 8)  # with ACPI
+PROBE_S = 5.0
 _ANSWER_BYTES_MAX = 1 << 20
 
 
-class FirecrackerError(Exception):
+class FirecrackerError(HypervisorError):
     """What Firecracker refused, in its words, or that it is gone."""
 
 
 class Call(msgspec.Struct, frozen=True):
     """One request."""
 
-    method: Literal["PUT", "PATCH"]
+    method: Literal["GET", "PUT", "PATCH"]
     path: str
-    body: Mapping[str, Any]
+    body: Mapping[str, Any] | None = None
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,34 +57,38 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Jail(msgspec.Struct, frozen=True, kw_only=True):
-    """Where Firecracker runs: in `base/firecracker/<id>/root`, as another user. What it opens must be in there, linked
-    or copied, and that user's."""
+    """Where Firecracker runs: in `base/<program>/<id>/root`, as another user. What it opens must be in there, linked or
+    copied, and that user's. `program` is the last part of its path, behind symbolic links."""
 
     id: str
     base: Path
     uid: int
     gid: int
+    program: str = BINARY
 
     @property
     def root(self) -> Path:
-        return self.base / BINARY / self.id / "root"
+        return self.base / self.program / self.id / "root"
 
 
 def boot(vm: Vm, *, mac: str = "", vsock: str = "vsock") -> list[Call]:
-    """What makes a fresh Firecracker boot this machine, in order."""
+    """What makes a fresh Firecracker boot this machine, in order. Files are in its working directory, by these names;
+    `status` is the last drive."""
     calls = [
         Call("PUT", "/machine-config", {"vcpu_count": vm.cpus, "mem_size_mib": vm.memory_mib, "smt": False}),
         Call(
             "PUT",
             "/boot-source",
             {
-                "kernel_image_path": vm.kernel.vmlinux,
-                "initrd_path": vm.kernel.initrd,
-                "boot_args": "quiet loglevel=0 reboot=k panic=-1 nokaslr audit=0 lsm= rdinit=/init",
+                "kernel_image_path": "kernel",
+                "initrd_path": "initrd",
+                "boot_args": "quiet loglevel=0 reboot=k panic=-1 pci=off nokaslr audit=0 lsm= 8250.nr_uarts=1 "
+                "hawker.console=serial hawker.agent=vsock rdinit=/init",
             },
         ),
-        _drive("image", vm.image, read_only=True),
-        _drive("machine", vm.disk, read_only=False),
+        _drive("image", read_only=True),
+        _drive("machine", read_only=False),
+        _drive("status", read_only=False),
     ]
     if vm.tap:
         card = {"iface_id": "eth0", "host_dev_name": vm.tap, **({"guest_mac": mac} if mac else {})}
@@ -110,10 +123,10 @@ def go_on() -> list[Call]:
     return [Call("PATCH", "/vm", {"state": "Resumed"})]
 
 
-def _drive(name: str, path: str, *, read_only: bool) -> Call:
+def _drive(name: str, *, read_only: bool) -> Call:
     body = {
         "drive_id": name,
-        "path_on_host": path,
+        "path_on_host": name,
         "is_root_device": False,
         "is_read_only": read_only,
         "cache_type": "Unsafe" if read_only else "Writeback",
@@ -136,19 +149,88 @@ def jailed(jailer: str, firecracker: str, jail: Jail, socket: str = "api") -> li
     ]
 
 
-def binaries() -> tuple[str, str] | None:
-    """Paths of Firecracker and its jailer, where both are here."""
-    found = shutil.which(BINARY), shutil.which(JAILER)
-    return (found[0], found[1]) if found[0] and found[1] else None
+def binaries() -> tuple[str, str]:
+    """Paths of Firecracker and of its jailer, each "" where it is not here or, the jailer, would not work for us."""
+    found = shutil.which(BINARY), shutil.which(JAILER) if os.geteuid() == 0 else None
+    firecracker, jailer = (os.path.realpath(path) if path else "" for path in found)
+    return firecracker, jailer
+
+
+class _Local(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=PROBE_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self.sock.settimeout(PROBE_S)
+        self.sock.connect(self._path)
+
+
+def too_old(binary: str) -> str:
+    """Why this Firecracker cannot run our guests, "" when it can. It is started and asked."""
+    with tempfile.TemporaryDirectory(prefix="hawker-") as there:
+        argv = [binary, "--api-sock", "api", "--level", "Error"]
+        quiet = subprocess.DEVNULL
+        child = subprocess.Popen(argv, cwd=there, stdin=quiet, stdout=quiet, stderr=quiet)
+        try:
+            version = _version(child, f"{there}/api")
+        except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
+            return f"{binary} does not tell its version: {error}"
+        finally:
+            child.kill()
+            child.wait()
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    if numbers < OLDEST:
+        return f"{binary} is of version {version}: guests need {OLDEST[0]}.{OLDEST[1]} or newer, which has ACPI"
+    return ""
+
+
+def _version(child: subprocess.Popen[bytes], path: str) -> str:
+    until_s = time.monotonic() + PROBE_S
+    while True:
+        connection = _Local(path)
+        try:
+            connection.request("GET", "/version")
+            said = msgspec.json.decode(connection.getresponse().read(_ANSWER_BYTES_MAX))
+            return str(said["firecracker_version"]) if isinstance(said, dict) else ""
+        except (FileNotFoundError, ConnectionRefusedError):
+            if child.poll() is not None or time.monotonic() > until_s:
+                raise
+            time.sleep(0.005)
+        finally:
+            connection.close()
 
 
 async def ask(directory: Path, calls: Sequence[Call], socket: str = "api") -> None:
     """Make calls, one after the other, over the socket in a directory. Raises `FirecrackerError` at the first that is
     refused, with what was said."""
+    await _asked(directory, calls, socket)
+
+
+async def state(directory: Path) -> str:
+    """Of its machine: "Not started", "Running" or "Paused"."""
+    found = msgspec.json.decode(await _asked(directory, [Call("GET", "/")], "api"))
+    return str(found.get("state", "")) if isinstance(found, dict) else ""
+
+
+async def listens(directory: Path) -> bool:
+    """Whether it serves its API already."""
+    try:
+        _, writer = await _connect(directory, "api")
+    except FirecrackerError:
+        return False
+    await _close(writer)
+    return True
+
+
+async def _asked(directory: Path, calls: Sequence[Call], socket: str) -> bytes:
+    """What was said to the last call."""
+    said = b""
     reader, writer = await _connect(directory, socket)
     try:
         for call in calls:
-            body = msgspec.json.encode(call.body)
+            body = b"" if call.body is None else msgspec.json.encode(call.body)
             head = f"{call.method} {call.path} HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\n"
             head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
             writer.write(head.encode() + body)
@@ -156,24 +238,11 @@ async def ask(directory: Path, calls: Sequence[Call], socket: str = "api") -> No
             status, said = await _answer(reader)
             if not 200 <= status < 300:
                 raise FirecrackerError(f"{call.method} {call.path}: {_fault(said) or status}")
+        return said
     except (ConnectionError, asyncio.IncompleteReadError) as error:
         raise FirecrackerError("Firecracker is gone") from error
     finally:
         await _close(writer)
-
-
-async def agent_stream(directory: Path, socket: str = "vsock") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection to the guest's init. Raises `FirecrackerError` while nobody listens there."""
-    reader, writer = await _connect(directory, socket)
-    writer.write(f"CONNECT {AGENT_PORT}\n".encode())
-    try:
-        line = await reader.readline()
-    except ConnectionError:
-        line = b""
-    if not line.startswith(b"OK "):
-        await _close(writer)
-        raise FirecrackerError(f"the guest does not listen on port {AGENT_PORT}")
-    return reader, writer
 
 
 async def _connect(directory: Path, socket: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

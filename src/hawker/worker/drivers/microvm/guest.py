@@ -12,6 +12,7 @@ from hawker.errors import Unreachable
 from hawker.worker.drivers.base import Exit, Refused, UnknownInstance
 from hawker.worker.drivers.microvm import wire
 from hawker.worker.drivers.microvm.agent import Agent, AgentLost, AgentRefused
+from hawker.worker.drivers.microvm.hypervisors import of
 from hawker.worker.drivers.microvm.records import Record
 
 ANSWER_S = 15.0
@@ -48,7 +49,8 @@ class Guest:
                 await self._agent.close()
                 self._agent = None
             if self._agent is None:
-                self._agent = await Agent.connect(self.directory / "agent")
+                vm = self.record.vm
+                self._agent = await Agent.connect(of(vm).dial(vm, self.directory))
             return self._agent
 
     async def hang_up(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -13,13 +13,19 @@ from msgspec.structs import replace
 
 from hawker.telemetry import get_logger
 from hawker.worker.drivers.base import Instance, Limits
-from hawker.worker.drivers.microvm import qemu, templates
-from hawker.worker.drivers.microvm.qemu import QemuError, Qmp, Vm
+from hawker.worker.drivers.microvm import firecracked, qemu, templates
+from hawker.worker.drivers.microvm.qemu import HypervisorError, Vm
+from hawker.worker.drivers.microvm.vmms import Hypervisor, Qemu
 from hawker.worker.drivers.supervised import Supervisor
 
 BOOT_S = 60.0  # of a busy host that emulates
 STATE_S = 60.0  # to write or read a machine's memory
 MAKING = "template"  # what the supervisor calls the machine of templates in the making
+
+
+def of(vm: Vm) -> Hypervisor:
+    """The hypervisor that runs this machine."""
+    return firecracked.Firecracker() if vm.vmm == "firecracker" else Qemu()
 
 
 class Hypervisors:
@@ -51,72 +57,37 @@ class Hypervisors:
             await self.supervisor.call("destroy", key=key, force=True)
 
     async def start(self, key: str, machine: str, vm: Vm, limits: Limits, directory: Path) -> Instance:
-        """Start one, or find the one that was started by this key. Raises `StartFailed`."""
-        for socket in ("agent", "qmp"):
-            (directory / socket).unlink(missing_ok=True)
+        """Start one, or find the one that was started by this key. Raises `StartFailed`,
+        `HypervisorError`."""
+        try:
+            argv = of(vm).prepare(vm, directory)
+        except OSError as error:
+            raise HypervisorError(f"its hypervisor's files cannot be made ready: {error}") from error
         around = replace(limits, memory_mib=vm.memory_mib + qemu.OVERHEAD_MIB[vm.accelerator], pids=64 + vm.cpus)
         shown = await self.supervisor.call(
             "start",
             key=key,
             machine=machine,
-            argv=qemu.command(vm),
+            argv=argv,
             env={"PATH": os.defpath},
             limits=msgspec.to_builtins(around),
-            cwd=str(directory),
-            status=vm.output,
+            cwd=str(directory if vm.vmm == "qemu" else firecracked.place(vm, directory)),
+            status=vm.output and vm.vmm == "qemu",
         )
         return msgspec.convert(shown, Instance)
 
     # --- state -------------------------------------------------------------------------------------------------------
 
-    async def save(self, directory: Path, state: Path) -> None:
-        """Halt the machine and write its memory and devices. Raises `QemuError`, OSError."""
-        qmp = await Qmp.connect(directory / "qmp")
-        try:
-            await qmp.run("stop")
-            await qmp.save(state, memory=True)
-        finally:
-            await qmp.close()
+    async def save(self, vm: Vm, directory: Path, state: Path) -> None:
+        """Halt the machine and write its memory and devices. Raises `HypervisorError`, OSError."""
+        await of(vm).save(vm, directory, state)
         await asyncio.to_thread(_sync, state)
-
-    async def load(self, directory: Path, state: Path, *, memory: bool, ready: Callable[[], Awaitable[None]]) -> None:
-        """The other way round. `ready` is called when all is there, before it goes on. Raises `QemuError`, OSError."""
-        qmp = await Qmp.connect(directory / "qmp")
-        try:
-            await qmp.load(state, memory=memory)
-            await ready()
-            await qmp.run("cont")
-        finally:
-            await qmp.close()
-
-    async def up(self, directory: Path) -> None:
-        """Wait until a hypervisor has made what it needs of its host: its network interface, too."""
-        await (await Qmp.connect(directory / "qmp")).close()
-
-    async def runs(self, directory: Path) -> bool:
-        """Whether its machine runs, and does not wait for a state or stand still."""
-        qmp = await Qmp.connect(directory / "qmp")
-        try:
-            return bool((await qmp.run("query-status"))["status"] == "running")
-        finally:
-            await qmp.close()
-
-    async def let_go_on(self, directory: Path) -> bool:
-        """Whether it was halted."""
-        qmp = await Qmp.connect(directory / "qmp")
-        try:
-            if (await qmp.run("query-status"))["status"] != "paused":
-                return False
-            await qmp.run("cont")
-            return True
-        finally:
-            await qmp.close()
 
     # --- templates ---------------------------------------------------------------------------------------------------
 
     def template(self, vm: Vm) -> Path | None:
         """One that this machine can be made of, if there is one."""
-        return self._templates.find(vm) if self._with_templates else None
+        return self._templates.find(vm) if self._with_templates and vm.vmm == "qemu" else None
 
     def forget_template(self, template: Path, why: Exception) -> None:
         _logger.warning("template.unusable", template=template.name, error=str(why))
@@ -125,6 +96,8 @@ class Hypervisors:
     async def make_template(self, vm: Vm) -> Path:
         """The template for machines like this one, made if it is not there, once however many ask. Raises what booting
         raises."""
+        if vm.vmm != "qemu":
+            raise HypervisorError(f"machines are not made of templates by {vm.vmm}")
         if there := self._templates.find(vm):
             return there
         name = self._templates.name(vm)
@@ -145,7 +118,7 @@ class Hypervisors:
             async with asyncio.timeout(BOOT_S):
                 return await self._templates.make(vm, run)
         finally:
-            with contextlib.suppress(QemuError):
+            with contextlib.suppress(HypervisorError):
                 await self.destroy(key)
                 await self.supervisor.call("purge", machine=MAKING)
 

@@ -32,13 +32,13 @@ from hawker.worker.drivers.base import (
     Stats,
     UnknownInstance,
 )
-from hawker.worker.drivers.microvm import figures, machine, templates
+from hawker.worker.drivers.microvm import figures, kvm, machine, templates
 from hawker.worker.drivers.microvm.agent import AgentLost
 from hawker.worker.drivers.microvm.disk import DiskError, Disks
 from hawker.worker.drivers.microvm.guest import ANSWER_S, Guest
-from hawker.worker.drivers.microvm.hypervisors import BOOT_S, STATE_S, Hypervisors
-from hawker.worker.drivers.microvm.qemu import Memory, QemuError, Vm
-from hawker.worker.drivers.microvm.records import DISK, STATE, Record, Records
+from hawker.worker.drivers.microvm.hypervisors import BOOT_S, STATE_S, Hypervisors, of
+from hawker.worker.drivers.microvm.qemu import HypervisorError, Memory, Vm
+from hawker.worker.drivers.microvm.records import DISK, MEMORY, STATE, Record, Records
 from hawker.worker.drivers.microvm.settings import Settings
 from hawker.worker.drivers.microvm.tools import Missing, Tools
 from hawker.worker.drivers.networks import must_publish, wanted_of
@@ -57,6 +57,7 @@ class Machines(SupervisedDriver):
         network: HostNetwork | None,
         host: Host,
         settings: Settings = Settings(),  # noqa: B008  # frozen
+        no_kvm: Callable[[], str] = kvm.missing,
     ) -> None:
         self._hypervisors = Hypervisors(directory, cgroups=settings.cgroups, with_templates=settings.templates)
         super().__init__(self._hypervisors.supervisor)
@@ -65,7 +66,7 @@ class Machines(SupervisedDriver):
         self._network = network if os.geteuid() == 0 else None  # an ordinary user may not make interfaces
         self._host = host
         self._settings = settings
-        self._tools = Tools(directory / "kernel", settings)
+        self._tools = Tools(directory / "kernel", settings, no_kvm)
         self._disks = Disks(directory / "disks")
         self._records = Records(directory)
         self._guests: dict[str, Guest] = {}
@@ -104,6 +105,8 @@ class Machines(SupervisedDriver):
         found = await self._tools.found()
         return Vm(
             binary=found.binary,
+            vmm=found.vmm,
+            jailer=found.jailer,
             accelerator=found.accelerator,
             cpus=max(1, -(-limits.cpu_millis // 1000)),
             memory_mib=max(limits.memory_mib, MEMORY_LEAST_MIB),
@@ -120,7 +123,9 @@ class Machines(SupervisedDriver):
         if shown and (shown.exit or guest.record.started_at_ms):
             return self._shown(guest, shown)
         try:
-            if shown and not await guest.unless_ended(self._hypervisors.runs(guest.directory), BOOT_S):
+            if shown and not await guest.unless_ended(
+                of(guest.record.vm).runs(guest.record.vm, guest.directory), BOOT_S
+            ):
                 await self._discard(guest)  # whoever started it was killed before it had all its state
                 shown = None
             if shown is None:
@@ -130,7 +135,7 @@ class Machines(SupervisedDriver):
             await guest.unless_ended(self._configure(guest, spec), BOOT_S)
         except BaseException as error:
             await self._undo(guest)
-            if isinstance(error, AgentLost | TimeoutError | QemuError):
+            if isinstance(error, AgentLost | TimeoutError | HypervisorError):
                 raise StartFailed(f"{spec.image}: the virtual machine did not come up: {error}") from error
             raise
         guest.record = replace(guest.record, started_at_ms=shown.started_at_ms)
@@ -147,11 +152,11 @@ class Machines(SupervisedDriver):
             try:
                 vm = templates.of_template(record.vm, template)
                 return await self._run(guest, vm, template / templates.STATE, memory=False)
-            except (QemuError, AgentLost, TimeoutError) as error:
+            except (HypervisorError, AgentLost, TimeoutError) as error:
                 self._hypervisors.forget_template(template, error)
                 await self._discard(guest)
         shown = await self._run(guest, record.vm)
-        if self._settings.templates:
+        if self._settings.templates and record.vm.vmm == "qemu":
             self._spawn(self._template_later(guest), f"template for {record.key}")
         return shown
 
@@ -171,7 +176,7 @@ class Machines(SupervisedDriver):
         try:
             await guest.agent()
             await self._hypervisors.make_template(guest.record.vm)
-        except (QemuError, AgentLost, StartFailed, TimeoutError, OSError) as error:
+        except (HypervisorError, AgentLost, StartFailed, TimeoutError, OSError) as error:
             _logger.warning("template.failed", error=str(error), instance=guest.record.key)
 
     async def _run(self, guest: Guest, vm: Vm, state: Path | None = None, *, memory: bool = True) -> Instance:
@@ -186,11 +191,9 @@ class Machines(SupervisedDriver):
                 self._records.write(guest.record)
 
         if state:
-            await guest.unless_ended(
-                self._hypervisors.load(guest.directory, state, memory=memory, ready=ready), STATE_S
-            )
-        elif record.wanted:
-            await guest.unless_ended(self._hypervisors.up(guest.directory), BOOT_S)
+            await guest.unless_ended(of(vm).load(vm, guest.directory, state, memory=memory, ready=ready), STATE_S)
+        else:
+            await guest.unless_ended(of(vm).up(vm, guest.directory), BOOT_S)
             await self._attach(guest)
         return shown
 
@@ -242,9 +245,9 @@ class Machines(SupervisedDriver):
             stats = await self.stats(key)
             state = guest.directory / STATE
             try:
-                await guest.unless_ended(self._hypervisors.save(guest.directory, state), STATE_S)
-            except (QemuError, AgentLost, TimeoutError, OSError) as error:
-                state.unlink(missing_ok=True)
+                await guest.unless_ended(self._hypervisors.save(guest.record.vm, guest.directory, state), STATE_S)
+            except (HypervisorError, AgentLost, TimeoutError, OSError) as error:
+                forget_state(guest)
                 self._spawn(self._look_after(guest), f"go on with {key}")
                 raise Refused(f"{key} could not be suspended: {error}") from error
             guest.record = replace(guest.record, suspended=stats)
@@ -266,10 +269,10 @@ class Machines(SupervisedDriver):
                 if guest.record.suspended:
                     await self._let_go(guest)
                     await self._hypervisors.destroy(key)
-                if isinstance(error, QemuError | AgentLost | TimeoutError | OSError):
+                if isinstance(error, HypervisorError | AgentLost | TimeoutError | OSError):
                     raise Refused(f"{key} could not be resumed: {error}") from error
                 raise
-            state.unlink(missing_ok=True)
+            forget_state(guest)
             await self._renew(guest)
 
     async def _renew(self, guest: Guest) -> None:
@@ -278,11 +281,11 @@ class Machines(SupervisedDriver):
 
     async def _look_after(self, guest: Guest) -> None:
         """A machine that somebody halted, to suspend or to resume it, and was killed before he could go on."""
-        with contextlib.suppress(QemuError, Unreachable, UnknownInstance, TimeoutError):
+        with contextlib.suppress(HypervisorError, Unreachable, UnknownInstance, TimeoutError):
             async with asyncio.timeout(ANSWER_S):
-                if not await self._hypervisors.let_go_on(guest.directory):
+                if not await of(guest.record.vm).let_go_on(guest.record.vm, guest.directory):
                     return
-            (guest.directory / STATE).unlink(missing_ok=True)
+            forget_state(guest)
             await self._renew(guest)
 
     async def stats(self, key: str) -> Stats:
@@ -328,7 +331,8 @@ class Machines(SupervisedDriver):
     def _shown(self, guest: Guest, shown: Instance | None) -> Instance:
         record = guest.record
         if shown:
-            return replace(shown, started_at_ms=record.started_at_ms or shown.started_at_ms)
+            ended = shown.exit and of(record.vm).ended(record.vm, guest.directory, shown.exit)
+            return replace(shown, started_at_ms=record.started_at_ms or shown.started_at_ms, exit=ended)
         return Instance(
             key=record.key,
             machine=record.machine,
@@ -337,6 +341,12 @@ class Machines(SupervisedDriver):
             suspended=record.suspended is not None,
             exit=record.exit,
         )
+
+
+def forget_state(guest: Guest) -> None:
+    """What a machine that runs was suspended to."""
+    for name in (STATE, MEMORY):
+        (guest.directory / name).unlink(missing_ok=True)
 
 
 _logger = get_logger()

@@ -1,8 +1,8 @@
 """What is kept of each machine on disk, so that it is found again by whoever comes after this daemon.
 
-`<directory>/vms/<key>/` holds `record`, the machine's disk, QEMU's sockets, and of a suspended machine its `state`. A
-record is written anew under another name and renamed. A machine without a hypervisor that is not suspended is gone: its
-host was rebooted, or its start was cut off.
+`<directory>/vms/<key>/` holds `record`, the machine's disk, its hypervisor's sockets, and of a suspended machine its
+`state`, with Firecracker its `memory`, too. A record is written anew under another name and renamed. A machine without
+a hypervisor that is not suspended is gone: its host was rebooted, or its start was cut off.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hawker.network.base import Wanted
 from hawker.worker.drivers.base import Exit, Limits, Stats
 from hawker.worker.drivers.microvm.qemu import Vm
 
-RECORD, STATE, DISK = "record", "state", "disk"
+RECORD, STATE, MEMORY, DISK = "record", "state", "memory", "disk"
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

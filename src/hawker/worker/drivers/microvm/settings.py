@@ -10,11 +10,13 @@ import msgspec
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`kernel` is a directory with `boot` and `lib/modules` of a guest kernel, "" to look for one. `accelerator` "auto"
-    takes the processor where a probe shows that it runs guests, and emulates it otherwise. `templates` False boots
-    every machine."""
+    takes the processor where a probe shows that it runs guests, and emulates it otherwise. `vmm` "auto" takes
+    Firecracker where it is here and the processor runs guests, and QEMU otherwise. `templates` False boots every
+    machine."""
 
     kernel: str = ""
     accelerator: Literal["auto", "kvm", "tcg"] = "auto"
+    vmm: Literal["auto", "qemu", "firecracker"] = "auto"
     templates: bool = True
     cgroups: bool = True
 

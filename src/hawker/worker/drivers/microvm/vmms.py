@@ -1,0 +1,98 @@
+"""What the driver asks of a hypervisor, and how QEMU does it. `firecracked` is the other one.
+
+`directory` is the machine's, the same in every call. A hypervisor runs as a program of the driver's supervisor; what is
+asked here goes over its control socket. Everything raises `HypervisorError` for what it refuses, and OSError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Protocol
+
+from hawker.worker.drivers.base import Exit
+from hawker.worker.drivers.microvm import qemu
+from hawker.worker.drivers.microvm.agent import dial
+from hawker.worker.drivers.microvm.qemu import Qmp, Vm
+
+Ready = Callable[[], Awaitable[None]]
+Dial = Callable[[asyncio.Protocol], Awaitable[bool]]
+
+
+class Hypervisor(Protocol):
+    def prepare(self, vm: Vm, directory: Path) -> list[str]:
+        """Make the files that one needs that is about to be started, remove those of one before it; its command
+        line."""
+
+    def dial(self, vm: Vm, directory: Path) -> Dial:
+        """What connects a protocol to the guest's init; False while nobody answers."""
+
+    async def up(self, vm: Vm, directory: Path) -> None:
+        """Make one that was just started boot its machine. Returns when its network interface is there."""
+
+    async def save(self, vm: Vm, directory: Path, state: Path) -> None:
+        """Halt the machine and write its memory and devices to `state`, and perhaps files beside it."""
+
+    async def load(self, vm: Vm, directory: Path, state: Path, *, memory: bool, ready: Ready) -> None:
+        """The other way round, in place of `up`. `ready` is called when all is there, before it goes on."""
+
+    async def runs(self, vm: Vm, directory: Path) -> bool:
+        """Whether its machine runs, and was not left before it booted, or while it waits or stands still."""
+
+    async def let_go_on(self, vm: Vm, directory: Path) -> bool:
+        """Whether it was halted."""
+
+    def ended(self, vm: Vm, directory: Path, seen: Exit) -> Exit:
+        """How the program ended, from how the supervisor saw its hypervisor end."""
+
+
+class Qemu:
+    def prepare(self, vm: Vm, directory: Path) -> list[str]:
+        for socket in ("agent", "qmp"):
+            (directory / socket).unlink(missing_ok=True)
+        return qemu.command(vm)
+
+    def dial(self, vm: Vm, directory: Path) -> Dial:
+        return lambda protocol: dial(directory / "agent", protocol)
+
+    async def up(self, vm: Vm, directory: Path) -> None:
+        if vm.tap:
+            await (await Qmp.connect(directory / "qmp")).close()
+
+    async def save(self, vm: Vm, directory: Path, state: Path) -> None:
+        qmp = await Qmp.connect(directory / "qmp")
+        try:
+            await qmp.run("stop")
+            await qmp.save(state, memory=True)
+        finally:
+            await qmp.close()
+
+    async def load(self, vm: Vm, directory: Path, state: Path, *, memory: bool, ready: Ready) -> None:
+        qmp = await Qmp.connect(directory / "qmp")
+        try:
+            await qmp.load(state, memory=memory)
+            await ready()
+            await qmp.run("cont")
+        finally:
+            await qmp.close()
+
+    async def runs(self, vm: Vm, directory: Path) -> bool:
+        qmp = await Qmp.connect(directory / "qmp")
+        try:
+            return bool((await qmp.run("query-status"))["status"] == "running")
+        finally:
+            await qmp.close()
+
+    async def let_go_on(self, vm: Vm, directory: Path) -> bool:
+        qmp = await Qmp.connect(directory / "qmp")
+        try:
+            if (await qmp.run("query-status"))["status"] != "paused":
+                return False
+            await qmp.run("cont")
+            return True
+        finally:
+            await qmp.close()
+
+    def ended(self, vm: Vm, directory: Path, seen: Exit) -> Exit:
+        return seen  # the guest told the supervisor itself
