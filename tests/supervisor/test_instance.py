@@ -12,6 +12,7 @@ from tests.kit.waiting import wait_until
 
 from hawker.supervisor import proc
 from hawker.supervisor.cgroups import Limits
+from hawker.supervisor.container import CONTAINER, Container
 from hawker.supervisor.files import Files, RecordFile
 from hawker.supervisor.instance import Instance, Record
 from hawker.supervisor.programs import CannotStart
@@ -44,6 +45,21 @@ def test_a_process_that_has_the_number_of_one_that_ended_is_left_alone(
     assert instance.kill_tree()
     assert stranger.poll() is None
     instance.finish()
+
+
+def test_a_container_whose_number_another_process_has_by_now_is_that_process_no_harm(
+    files: Files, stranger: subprocess.Popen[bytes]
+) -> None:
+    record = Record(
+        key=KEY, machine="m", pid=stranger.pid, start_ticks=1, started_at_ms=1, group="", kind=CONTAINER, status=True
+    )
+    container = Container(record, files, f"test:m:{KEY}", None)
+    container.write_down()
+    container.take_over(RecordFile(files.instance(KEY)).read())
+    assert container.main_ended
+    assert container.members() == []  # with the stranger's namespace: everybody here
+    for pipe in container.pipes:
+        pipe.remove()
 
 
 def test_a_program_that_cannot_be_recorded_does_not_run(files: Files, tmp_path: Path) -> None:

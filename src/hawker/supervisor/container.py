@@ -43,8 +43,10 @@ class Container(Instance):
         return Root(**self.record.made_of["root"])
 
     def members(self) -> list[int]:
-        """Without control groups: everything in its namespace of processes."""
-        return super().members() if self.grouped else proc.in_namespace_of(self.record.pid)
+        """Without control groups: everything in its namespace of processes, which ends before its first one does."""
+        if self.grouped:
+            return super().members()
+        return [] if self.main_ended else proc.in_namespace_of(self.record.pid)
 
     def describe(self) -> list[dict[str, Any]]:
         return proc.describe(self.members(), inside=self.record.pid)
