@@ -133,7 +133,7 @@ class World:
         transport, _ = await loop.create_datagram_endpoint(lambda: self.elsewhere, local_addr=at)
         server = await asyncio.start_server(self.elsewhere.by_tcp, *at)
         rng = random.Random(1)
-        resolver = Resolver(self.site.managers["first"].own, network, Forwarder(rng, [UPSTREAM]), rng)
+        resolver = Resolver(self.site.managers["first"].own, network, lambda: Forwarder(rng, [UPSTREAM]), rng)
         await resolver.open()
         try:
             yield
@@ -251,7 +251,7 @@ ASKER = "fdaa:0:7:1:2:0:1:2"
 @pytest.fixture(scope="module")
 def answer() -> Iterator[Callable[[bytes, messages.Way], dns.message.Message | None]]:
     rng = random.Random(1)
-    resolver = Resolver("::1", network, Forwarder(rng, resolv_conf=Path("/nonexistent")), rng)
+    resolver = Resolver("::1", network, lambda: Forwarder(rng, resolv_conf=Path("/nonexistent")), rng)
     with asyncio.Runner() as runner:
 
         def ask(wire: bytes, by: messages.Way) -> dns.message.Message | None:
@@ -353,7 +353,7 @@ async def test_a_machine_whose_questions_nobody_answers_leaves_others_their_plac
     loop = asyncio.get_running_loop()
     transport, _ = await loop.create_datagram_endpoint(lambda: elsewhere, local_addr=("127.0.0.1", 0))
     upstream = Upstream(*transport.get_extra_info("sockname"))
-    resolver = Resolver("::1", network, Forwarder(rng, [upstream]), rng)
+    resolver = Resolver("::1", network, lambda: Forwarder(rng, [upstream]), rng)
 
     async def asked(name: str, asker: str) -> dns.rcode.Rcode:
         answer = await resolver.answer(dns.message.make_query(name, "A").to_wire(), asker, "udp")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hawker.catalog.view import View
     from hawker.images.base import ImageSource
     from hawker.network.base import HostNetwork
+    from hawker.network.forward import Forwarder
     from hawker.network.manager import Manager
     from hawker.worker.drivers.base import Driver, Exit
     from hawker.worker.drivers.several import Runtimes
@@ -152,13 +153,17 @@ async def open_resolver(
     stack: AsyncExitStack, network: HostNetwork, view: View, settings: AgentSettings, host: Host
 ) -> None:
     """Answer machines that ask for names. Where it cannot be, they run without."""
-    from hawker.network.forward import Forwarder, Upstream
     from hawker.network.resolver import Resolver
     from hawker.network.zone import Zone
 
-    upstreams = [Upstream(address) for address in settings.worker.network.resolvers] if settings.worker else []
+    def forwarder() -> Forwarder:
+        from hawker.network.forward import Forwarder, Upstream
+
+        upstreams = [Upstream(address) for address in settings.worker.network.resolvers] if settings.worker else []
+        return Forwarder(host.rng, upstreams)
+
     zone = Zone(view, settings.region)
-    resolver = Resolver(network.own, zone.network, Forwarder(host.rng, upstreams), host.rng)
+    resolver = Resolver(network.own, zone.network, forwarder, host.rng)
     try:
         await resolver.open()
     except OSError as error:

@@ -84,3 +84,11 @@ class HostNetwork(Protocol):
 
 class NetworkError(Exception):
     """The host's network could not be changed; the text says what the kernel refused."""
+
+
+class AddressTaken(NetworkError):
+    """Another worker of this host gave `address` to a machine of its own meanwhile."""
+
+    def __init__(self, device: str, address: str) -> None:
+        super().__init__(f"{device}: this host has a route to {address} already")
+        self.address = address

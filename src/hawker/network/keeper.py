@@ -13,8 +13,8 @@ from contextlib import suppress
 import msgspec
 
 from hawker.network import plan
-from hawker.network.base import Attachment, NetworkError, Wanted
-from hawker.network.kernel import AddressTaken, Kernel
+from hawker.network.base import AddressTaken, Attachment, NetworkError, Wanted
+from hawker.network.kernel import Kernel
 from hawker.network.plan import Link, Operation, State
 
 Machines = dict[str, tuple[Wanted, Attachment]]

@@ -13,7 +13,7 @@ from typing import Any
 
 from hawker.network import addresses, answers
 from hawker.network import netlink as nl
-from hawker.network.base import Attachment, NetworkError, Settings
+from hawker.network.base import AddressTaken, Attachment, NetworkError, Settings
 from hawker.network.conntrack import Connections
 from hawker.network.nft import Library, Tables
 from hawker.network.plan import (
@@ -36,14 +36,6 @@ SYSCTL = Path("/proc/sys/net")
 INSIDE = "eth0"
 MAIN_TABLE = 254
 Item = Address | Neighbour | Route
-
-
-class AddressTaken(NetworkError):
-    """Another worker of this host gave `address` to a machine of its own meanwhile."""
-
-    def __init__(self, device: str, address: str) -> None:
-        super().__init__(f"{device}: this host has a route to {address} already")
-        self.address = address
 
 
 class Kernel:

@@ -1,6 +1,8 @@
 """The network of a worker's machines on this host.
 
-One thread changes it, one change after the other. Nothing is made on a host before its first machine is attached.
+One thread changes it, one change after the other. Nothing is made on a host before its first machine is attached, and
+what reads and writes the kernel's state (a tenth of a second of imports, and ten megabytes) is loaded then, or at once
+where a worker before this one left something.
 """
 
 from __future__ import annotations
@@ -11,16 +13,18 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from ipaddress import IPv4Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address, ip_network
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from hawker.errors import Invalid
-from hawker.network import addresses, nft, plan
-from hawker.network.base import Attachment, NetworkError, Settings, Wanted
-from hawker.network.keeper import Keeper
-from hawker.network.kernel import SYSCTL, AddressTaken, Kernel
+from hawker.network import addresses, nft, plan, ruleset
+from hawker.network.base import AddressTaken, Attachment, NetworkError, Settings, Wanted
 from hawker.network.watching import Watch
+
+if TYPE_CHECKING:
+    from hawker.network.keeper import Keeper
+    from hawker.network.kernel import Kernel
 
 IDLE_S = 5.0
 """How long filters stay when the last machine has gone: it may come back at once."""
@@ -28,6 +32,7 @@ NET_ADMIN, SYS_ADMIN = 12, 21
 POOL_LEAST = 16
 MTU_LEAST, MTU_MOST = 1280, 65_535
 """IPv6 asks for the least."""
+_NET = Path("/proc/thread-self/net")
 R = TypeVar("R")
 
 
@@ -40,7 +45,7 @@ class Manager:
         worker: str,
         settings: Settings | None = None,
         *,
-        kernel: Callable[[str, Settings], Kernel] = Kernel,
+        kernel: Callable[[str, Settings], Kernel] | None = None,
         idle_s: float = IDLE_S,
     ) -> None:
         self._worker = worker
@@ -68,14 +73,18 @@ class Manager:
 
     async def open(self) -> None:
         """Look at what is there. Changes nothing."""
-        if self._keeper is not None:
+        if self._thread is not None:
             return
         if found := problem():
             raise NetworkError(found)
         self._lock = _lock(self._worker)
         self._thread = ThreadPoolExecutor(1, "hawker-network")
+        self._four, self._planned = {}, set()
         try:
-            self._keeper = await self._run(lambda: Keeper(self._worker, self._make(self._worker, self._settings)))
+            self._taken = await self._run(partial(_routed, self._pool))
+            if await self._run(partial(_anything_of, self._worker)):
+                keeper = await self._run(self._kept)
+                self._four, self._taken = dict(keeper.given), set(keeper.taken)
             self._watch = Watch(self.restore, await self._run(threading.get_native_id))
             self._watch.open()
         except OSError as error:
@@ -84,13 +93,10 @@ class Manager:
         except BaseException:
             await self.close()
             raise
-        self._four, self._planned = dict(self._keeper.given), set()
-        self._taken = set(self._keeper.taken)
 
     async def close(self, *, remove: bool = False) -> None:
         """Let go. Machines keep their network. Without any, and always with `remove`, nothing of it is left but that
         the host forwards."""
-        keeper, self._keeper = self._keeper, None
         try:
             if self._tidying is not None:
                 self._tidying.cancel()
@@ -98,8 +104,8 @@ class Manager:
             if self._watch is not None:
                 await self._watch.close()
                 self._watch = None
-            if keeper is not None:
-                await self._run(lambda: keeper.close(remove))
+            if self._thread is not None:
+                await self._run(partial(self._let_go, remove))
         finally:
             if self._thread is not None:
                 self._thread.shutdown()
@@ -119,10 +125,11 @@ class Manager:
         return plan.attachment(self._worker, wanted, self._four[device], self._settings.mtu)
 
     async def attach_namespace(self, wanted: Wanted, pid: int) -> Attachment:
+        keeper = await self._run(self._kept)
         while True:
             attached = self.plan(wanted)
             try:
-                await self._run(partial(self._open_keeper.attach_namespace, wanted, attached, pid))
+                await self._run(partial(keeper.attach_namespace, wanted, attached, pid))
                 return attached
             except AddressTaken as taken:  # by another worker, since this one looked
                 if taken.address != attached.address4:
@@ -132,7 +139,7 @@ class Manager:
     async def attach_tap(self, wanted: Wanted) -> Attachment:
         attached = self.plan(wanted)
         try:
-            await self._run(lambda: self._open_keeper.attach(wanted, attached))
+            await self._run(lambda: self._kept().attach(wanted, attached))
         except AddressTaken as taken:
             if taken.address == attached.address4:
                 self._give_up(attached)  # its guest has this one; the next start gets another
@@ -141,32 +148,49 @@ class Manager:
 
     async def detach(self, machine: str) -> None:
         device = addresses.device(self._worker, machine)
-        await self._run(lambda: self._open_keeper.detach(device))
+        if self._keeper is None and device not in self._planned:
+            return
+        keeper = await self._run(self._kept)
+        await self._run(lambda: keeper.detach(device))
         self._planned.discard(device)
         self._four.pop(device, None)
-        if self._open_keeper.idle and self._tidying is None:
+        if keeper.idle and self._tidying is None:
             self._tidying = asyncio.get_running_loop().call_later(self._idle_s, self._tidy)
 
     async def reconcile(self, machines: Mapping[str, Wanted]) -> None:
         planned = [(wanted, self.plan(wanted)) for wanted in machines.values()]
         its = {attached.interface: (wanted, attached) for wanted, attached in planned}
-        await self._run(lambda: self._open_keeper.reconcile(its, frozenset(self._planned)))
+        if its or self._keeper is not None:
+            await self._run(lambda: self._kept().reconcile(its, frozenset(self._planned)))
         self._four = {device: address for device, address in self._four.items() if device in self._planned}
 
     async def restore(self) -> None:
         """Put back what somebody else removed of the filters of machines that are attached. It happens by itself."""
-        await self._run(self._open_keeper.restore)
+        if (keeper := self._keeper) is not None:
+            await self._run(keeper.restore)
 
     def _tidy(self) -> None:
         self._tidying = None
         if self._thread is not None and self._keeper is not None:
             self._thread.submit(self._keeper.tidy)
 
-    @property
-    def _open_keeper(self) -> Keeper:
+    def _kept(self) -> Keeper:
+        """In the thread. Raises `NetworkError`."""
         if self._keeper is None:
-            raise NetworkError("the network is not open")
+            from hawker.network.keeper import Keeper
+            from hawker.network.kernel import Kernel
+
+            try:
+                self._keeper = Keeper(self._worker, (self._make or Kernel)(self._worker, self._settings))
+            except OSError as error:
+                raise NetworkError(f"netlink cannot be used: {error.strerror}") from error
         return self._keeper
+
+    def _let_go(self, remove: bool) -> None:
+        """In the thread."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.close(remove)
 
     def _give_up(self, attached: Attachment) -> None:
         self._taken.add(attached.address4)
@@ -209,7 +233,7 @@ def problem() -> str:
     missing = _missing_capabilities()
     if missing:
         return f"this needs root: the process lacks {' and '.join(missing)}"
-    if not (SYSCTL / "ipv6").is_dir():
+    if not Path("/proc/sys/net/ipv6").is_dir():
         return "the kernel has no IPv6 (it was started with ipv6.disable=1, or built without)"
     return nft.problem()
 
@@ -219,6 +243,25 @@ def _missing_capabilities() -> list[str]:
     effective = int(next(line for line in status.splitlines() if line.startswith("CapEff:")).split()[1], 16)
     wanted = {"CAP_NET_ADMIN": NET_ADMIN, "CAP_SYS_ADMIN": SYS_ADMIN}
     return [name for name, bit in wanted.items() if not effective >> bit & 1]
+
+
+def _anything_of(worker: str) -> bool:
+    """Whether something of a worker is on the host, of this thread's network namespace: the agent before this one may
+    have been killed."""
+    prefix = addresses.device_prefix(worker)
+    if any(name.startswith(prefix) for _, name in socket.if_nameindex()):
+        return True
+    own = IPv6Address(addresses.worker_address(worker)).packed.hex()
+    if any(line.startswith(own) for line in (_NET / "if_inet6").read_text().splitlines()):
+        return True
+    return nft.has_table(ruleset.table(worker))
+
+
+def _routed(pool: IPv4Network) -> set[str]:
+    """The addresses of a pool that this thread's network namespace has routes to: other workers' machines have them."""
+    lines = (line.split() for line in (_NET / "route").read_text().splitlines()[1:])
+    single = (IPv4Address(bytes.fromhex(line[1])[::-1]) for line in lines if line[7] == "FFFFFFFF")
+    return {str(address) for address in single if address in pool}
 
 
 def _lock(worker: str) -> socket.socket:

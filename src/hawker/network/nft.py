@@ -119,18 +119,24 @@ class Tables:
         return self._library.run(msgspec.json.encode({"nftables": commands}).decode())
 
 
+def has_table(name: str) -> bool:
+    """Whether there is a table of this name, of any family. Raises `NetworkError`; `OSError` without the library."""
+    library = Library()
+    try:
+        found = library.run('{"nftables": [{"list": {"tables": null}}]}')
+    finally:
+        library.close()
+    return any(table["name"] == name for each in found if (table := each.get("table")))
+
+
 def problem() -> str:
     """Why nftables cannot be used here, or ""."""
     try:
-        library = Library()
+        has_table("")
     except OSError:
         return MISSING
-    try:
-        library.run('{"nftables": [{"list": {"tables": null}}]}')
     except NetworkError as error:
         return f"the kernel's nftables cannot be used: {error}"
-    finally:
-        library.close()
     return ""
 
 

@@ -14,12 +14,14 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import IPv6Address
+from typing import TYPE_CHECKING
 
-import dns.rcode
-
-from hawker.network import addresses, messages
-from hawker.network.forward import Forwarder
+from hawker.network import addresses
 from hawker.network.names import Network
+
+if TYPE_CHECKING:
+    from hawker.network.forward import Forwarder
+    from hawker.network.messages import Query, Way
 
 IPV6_FREEBIND = 78
 """The address is on the host from when the first machine is attached; it may be bound before."""
@@ -49,21 +51,22 @@ class Rate:
 
 
 class Resolver:
-    """Answers at `address`, a worker's own. `network` gives a network by its number. Both sockets belong to the network
-    namespace that `open` is called in."""
+    """Answers at `address`, a worker's own. `network` gives a network by its number; `forwarder` is made with the first
+    name that is not private. Both sockets belong to the network namespace that `open` is called in."""
 
     def __init__(
         self,
         address: str,
         network: Callable[[int], Network],
-        forwarder: Forwarder,
+        forwarder: Callable[[], Forwarder],
         rng: random.Random,
         *,
         port: int = addresses.RESOLVER_PORT,
     ) -> None:
         self._at = (address, port)
         self._network = network
-        self._forwarder = forwarder
+        self._make_forwarder = forwarder
+        self._forwarder: Forwarder | None = None
         self._rng = rng
         self._rate = Rate()
         self._udp: asyncio.DatagramTransport | None = None
@@ -100,10 +103,15 @@ class Resolver:
         if self._tcp is not None:
             await self._tcp.wait_closed()
             self._tcp = None
-        await self._forwarder.close()
+        if self._forwarder is not None:
+            await self._forwarder.close()
 
-    async def answer(self, wire: bytes, asker: str, by: messages.Way) -> bytes | None:
+    async def answer(self, wire: bytes, asker: str, by: Way) -> bytes | None:
         """The answer to a message from a machine's address, or None for none."""
+        import dns.rcode
+
+        from hawker.network import messages
+
         query = messages.parse(wire)
         if query is None:
             return None
@@ -116,11 +124,13 @@ class Resolver:
         forwarded = await self._forward(query, asker)
         return messages.fitted(forwarded or messages.response(query, dns.rcode.SERVFAIL), query, by)
 
-    async def _forward(self, query: messages.Query, asker: str) -> messages.Query | None:
+    async def _forward(self, query: Query, asker: str) -> Query | None:
         if self._forwarding[asker] >= FORWARDED_EACH:
             return None
         self._forwarding[asker] += 1
         try:
+            if self._forwarder is None:
+                self._forwarder = self._make_forwarder()
             return await self._forwarder.ask(query)
         finally:
             self._forwarding[asker] -= 1
