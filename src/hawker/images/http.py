@@ -5,7 +5,8 @@
 - `Authorization` goes to the origin it was made for. A redirect to another, as registries give for blobs, goes without.
 - A 401 is answered once, with a token or a password. Tokens are kept until they expire.
 
-Nothing is repeated here: `Again` says that it may be.
+Nothing is repeated here: `Again` says that it may be. The client's library is imported where it is used: a host that
+never asks a registry does without it.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-import httpx2
 import msgspec
 
 import hawker
@@ -27,6 +27,9 @@ from hawker.errors import ImageError, ImageNotFound
 from hawker.host import Host
 from hawker.images.auth import Credentials, Tokens, credentials_for, read_challenges, read_token
 from hawker.images.settings import ImageSettings
+
+if TYPE_CHECKING:
+    import httpx2
 
 REDIRECTS_MAX = 5
 AFTER_S_MAX = 60.0
@@ -72,16 +75,22 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
+def url_of(text: str) -> httpx2.URL:
+    import httpx2
+
+    return httpx2.URL(text)
+
+
 def endpoint(settings: ImageSettings, host: str) -> Endpoint:
     """Of `host`, `host:port` or, for mirrors, `host/prefix`."""
     host, _, prefix = host.partition("/")
     scheme = "http" if _may_be_plain(settings, host) else "https"
-    return Endpoint(_origin(httpx2.URL(f"{scheme}://{host}")), host, f"{prefix.strip('/')}/" if prefix else "")
+    return Endpoint(_origin(url_of(f"{scheme}://{host}")), host, f"{prefix.strip('/')}/" if prefix else "")
 
 
 def _may_be_plain(settings: ImageSettings, host: str) -> bool:
     said = settings.registry(host).insecure
-    return is_loopback(httpx2.URL(f"//{host}").host) if said is None else said
+    return is_loopback(url_of(f"//{host}").host) if said is None else said
 
 
 def _host_of(url: httpx2.URL) -> str:
@@ -98,7 +107,7 @@ def check_leads(settings: ImageSettings, image: str, to: Endpoint, url: httpx2.U
     local = is_loopback(url.host)
     if url.scheme not in ("http", "https"):
         raise ImageError(image, f"{to.host} leads to {url.scheme or 'no'}://, which is not followed")
-    if local and not is_loopback(httpx2.URL(to.origin).host):
+    if local and not is_loopback(url_of(to.origin).host):
         raise ImageError(image, f"{to.host} leads to this host's own {_host_of(url)}, which is not followed")
     if url.scheme == "http" and not local and not settings.registry(_host_of(url)).insecure:
         raise ImageError(
@@ -127,6 +136,8 @@ class Exchange:
     def _opened(self) -> httpx2.AsyncClient:
         """Made when it is needed: a host that never asks a registry does not load authorities (20 ms)."""
         if self._client is None:
+            import httpx2
+
             settings = self._settings
             context = ssl.create_default_context()
             for registry in settings.registries.values():
@@ -206,7 +217,7 @@ class Exchange:
         authorization: str | None,
         content: bytes | Content | None,
     ) -> httpx2.Response:
-        home = httpx2.URL(to.origin)
+        home = url_of(to.origin)
         url = check_leads(self._settings, image, to, home.join(path))
         for _ in range(REDIRECTS_MAX + 1):
             more = {"Authorization": authorization} if authorization and _origin(url) == to.origin else {}
@@ -243,7 +254,7 @@ class Exchange:
     async def _token(
         self, image: str, to: Endpoint, scope: str, given: Mapping[str, str], credentials: Credentials
     ) -> tuple[str, float]:
-        realm = check_leads(self._settings, image, to, httpx2.URL(to.origin).join(given.get("realm", "")))
+        realm = check_leads(self._settings, image, to, url_of(to.origin).join(given.get("realm", "")))
         client = self._opened()
         asked = [("service", given["service"])] if given.get("service") else []
         if credentials.token:
@@ -320,6 +331,8 @@ async def _in_time(host: str, seconds: float) -> AsyncIterator[None]:
 
 @contextmanager
 def _broken(host: str) -> Iterator[None]:
+    import httpx2
+
     try:
         yield
     except (httpx2.TransportError, httpx2.StreamError) as error:

@@ -11,20 +11,22 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import httpx2
 import msgspec
 
 from hawker.errors import HawkerError, Unreachable
 from hawker.host import Host
 from hawker.images.blobs import PIECE_BYTES
-from hawker.images.http import Again, Endpoint, Exchange, body_of, considerate, endpoint
+from hawker.images.http import Again, Endpoint, Exchange, body_of, considerate, endpoint, url_of
 from hawker.images.manifest import ACCEPT, MANIFEST_BYTES_MAX, check_digest, digest_of
 from hawker.images.settings import ImageSettings
 from hawker.model.image import Descriptor
 from hawker.model.values import ImageRef
 from hawker.telemetry import get_logger
+
+if TYPE_CHECKING:
+    import httpx2
 
 BACKOFF_S_MAX = 15.0
 MIRROR_ATTEMPTS = 2
@@ -208,7 +210,7 @@ class Registries:
     ) -> bool:
         begin = to.path(ref.repository, "blobs/uploads/")
         if mount_from:
-            begin += str(httpx2.URL("", params={"mount": blob.digest, "from": f"{to.prefix}{mount_from}"}))
+            begin += str(url_of("").copy_merge_params({"mount": blob.digest, "from": f"{to.prefix}{mount_from}"}))
         async with self._exchange.send(str(ref), to, "POST", begin, scope, expected=(201, 202)) as response:
             if response.status_code == 201:
                 return False
@@ -221,7 +223,7 @@ class Registries:
             except Again as error:
                 await patience.wait(error)
                 location, offset = await self._uploaded(ref, to, scope, location)
-        last = httpx2.URL(location).copy_merge_params({"digest": blob.digest})
+        last = url_of(location).copy_merge_params({"digest": blob.digest})
         headers = {"Content-Type": "application/octet-stream", "Content-Length": str(blob.size - offset)}
         async with (
             _limited(to, ANSWER_S + blob.size / 1e5),

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
 import msgspec
-import zstandard
 
 from hawker.images.manifest import CONFIG, LAYER, MANIFEST, digest_of
 from hawker.images.tree.extract import OPAQUE, WHITEOUT
@@ -47,6 +46,8 @@ class LayerWriter:
             gzip = zlib.compressobj(GZIP_LEVEL, wbits=31)
             self._compress, self._flush = gzip.compress, gzip.flush
         elif compression == "zstd":
+            import zstandard
+
             zstd = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compressobj()
             self._compress, self._flush = zstd.compress, zstd.flush
 

@@ -21,7 +21,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-import zstandard
 
 MODULES = ("virtio_mmio", "virtio_console", "virtio_blk", "virtio_net", "crc32c_intel", "erofs", "overlay")
 """In this order, each after what it depends on."""
@@ -130,6 +129,8 @@ def _decompress(data: bytes) -> bytes:
     if data[:6] == b"\xfd7zXZ\0":
         return lzma.LZMADecompressor().decompress(data)
     if data[:4] == b"\x28\xb5\x2f\xfd":
+        import zstandard
+
         return zstandard.ZstdDecompressor().decompressobj().decompress(data)
     raise NoKernel(f"the kernel is compressed in an unknown way: {data[:4].hex()}")
 
