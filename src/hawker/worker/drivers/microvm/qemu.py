@@ -52,7 +52,8 @@ class Vm(msgspec.Struct, frozen=True, kw_only=True):
     """A virtual machine. Two that differ only in their disks, both or none with a network card, can be restored from
     each other's state. `image`, `disk` are files, "" for a template, which has none. `tap` is the network interface
     that QEMU makes, "-" for a card that is connected to nothing, "" for no card. `output` False: nobody hears it.
-    `{status}` in the command line is for the supervisor to fill in."""
+    `{status}` in the command line is for the supervisor to fill in. `binary` is that of `vmm`; Firecracker has no use
+    for `tsc_khz`, `memory` and `output`."""
 
     binary: str
     accelerator: Literal["kvm", "tcg"]
