@@ -173,6 +173,15 @@ async def test_what_it_refuses_is_why_the_machine_does_not_start_and_nothing_is_
     assert not list((tmp_path / "driver" / "vms").iterdir())
 
 
+async def test_its_end_is_told_by_the_guest_also_when_its_supervisor_was_killed(driver: Opened) -> None:
+    one = driver.shell(SAYS)
+    await driver.driver.start(one)
+    await driver.says(one.machine, "up")
+    await driver.kill_supervisor()
+    ended = await driver.driver.stop(one.key, signal=15, grace_s=20)
+    assert (ended.code, ended.error) == (3, "")
+
+
 async def test_a_snapshot_that_it_refuses_leaves_the_machine_as_it_was(driver: Opened, tmp_path: Path) -> None:
     names = os.listdir(tmp_path / "bin")
     install(tmp_path / "bin", *names, FAKE_REFUSES="/snapshot/create")
