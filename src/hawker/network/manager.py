@@ -254,7 +254,7 @@ def _anything_of(worker: str) -> bool:
     own = IPv6Address(addresses.worker_address(worker)).packed.hex()
     if any(line.startswith(own) for line in (_NET / "if_inet6").read_text().splitlines()):
         return True
-    return nft.has_table(ruleset.table(worker))
+    return ruleset.table(worker) in nft.table_names()
 
 
 def _routed(pool: IPv4Network) -> set[str]:
