@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -123,7 +124,7 @@ async def test_what_a_machine_writes_is_bounded_also_where_its_configuration_doe
     images = UnpackedImages(tmp_path / "images")
     driver = ContainerDriver(tmp_path / "driver", images, root_mib=16, programs=programs())
     async with opened(driver, "busybox", images.add) as it:
-        fills = it.shell("head -c 64000000 /dev/zero > /big || echo full; wc -c < /big")
+        fills = it.shell("head -c 64000000 /dev/zero > /big 2>/dev/null || echo full; wc -c < /big")
         full, size = (await it.run(fills))[-2:]
         assert full == "full"
         assert 4 << 20 < int(size) < 16 << 20
@@ -137,3 +138,25 @@ async def test_a_machine_whose_ports_could_not_be_reached_is_not_started(tmp_pat
         port = Publish(protocol="tcp", internal_port=80, host_port=20080)
         with pytest.raises(StartFailed, match="hawker doctor"):
             await it.driver.start(replace(it.shell("true"), network=replace(network, publish=[port])))
+
+
+async def test_finding_out_what_a_host_can_run_leaves_neither_a_process_nor_a_file(tmp_path: Path) -> None:
+    place = tmp_path / "programs"
+    for name in ("first", "second"):
+        driver = ContainerDriver(tmp_path / name, UnpackedImages(tmp_path / "images"), programs=place)
+        await driver.open(lambda ended: None)
+        try:
+            assert (await driver.fingerprint()).healthy
+            assert driver.supervisor.unused
+            assert list((tmp_path / name).iterdir()) == []
+            assert not [line for line in _command_lines() if str(tmp_path) in line]
+        finally:
+            await driver.close()
+
+
+def _command_lines() -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return found
