@@ -47,6 +47,8 @@ class Site:
     images: ImageSource | None = None
     network: HostNetwork | None = None
     cgroups: bool = True
+    programs: Path | None = None
+    """Where what is compiled once is kept for all workers of the host; None: there is no such place."""
 
 
 @dataclass
@@ -69,8 +71,10 @@ MakeOutfit = Callable[[AgentSettings, WorkerRole, Host], Awaitable[Outfit]]
 
 async def live_outfit(settings: AgentSettings, role: WorkerRole, host: Host) -> Outfit:
     """The real ones. Raises `Invalid` for a driver that does not exist or does not take its settings."""
+    from hawker.init.place import shared
     from hawker.worker.drivers.several import Several
 
+    programs = shared()
     names = _chosen(role)
     async with AsyncExitStack() as stack:
         images, network, problem = None, None, ""
@@ -91,6 +95,7 @@ async def live_outfit(settings: AgentSettings, role: WorkerRole, host: Host) -> 
                 images=images,
                 network=network,
                 cgroups=role.cgroups,
+                programs=programs,
             )
             drivers[name] = _make(name, site)
         remove = partial(_remove, network, settings.name) if network else None
@@ -196,11 +201,14 @@ def _entry_points() -> Mapping[str, Any]:
 def process(site: Site) -> Driver:
     from hawker.worker.drivers.process import ProcessDriver
 
-    return ProcessDriver(site.directory, cgroups=site.cgroups, images=site.images)
+    return ProcessDriver(site.directory, cgroups=site.cgroups, images=site.images, programs=site.programs)
 
 
 def container(site: Site) -> Driver:
-    return _isolating("hawker.worker.drivers.container.driver", "ContainerDriver", site)
+    from hawker.worker.drivers.container.driver import ContainerDriver
+
+    assert site.images is not None
+    return ContainerDriver(site.directory, site.images, site.network, **{"programs": site.programs, **site.settings})
 
 
 def microvm(site: Site) -> Driver:
@@ -209,14 +217,7 @@ def microvm(site: Site) -> Driver:
 
     assert site.images is not None
     settings = Settings.of(site.settings, cgroups=site.cgroups)
-    return MicrovmDriver(site.directory, site.images, site.network, site.host, settings)
-
-
-def _isolating(module: str, name: str, site: Site) -> Driver:
-    from importlib import import_module
-
-    driver: Driver = getattr(import_module(module), name)(site.directory, site.images, site.network, **site.settings)
-    return driver
+    return MicrovmDriver(site.directory, site.images, site.network, site.host, settings, programs=site.programs)
 
 
 _OURS: Mapping[str, Callable[[Site], Driver]] = {"process": process, "container": container, "microvm": microvm}

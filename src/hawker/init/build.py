@@ -9,6 +9,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from hawker.init.place import alone
+
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=gnu11", "-Os", "-static", "-s", "-Wall", "-Wextra")
 PACKAGES = "a C compiler and a static C library (on Debian: apt install gcc libc6-dev)"
@@ -34,7 +36,10 @@ def program(name: str, cache: Path) -> Path:
         raise NoCompiler(f"machines need a small init that is compiled once: it takes {PACKAGES}")
     target = cache / f"{stem}-{_identity(compiler)}"
     if not target.exists():
-        _compile(compiler, source, target)
+        cache.mkdir(parents=True, exist_ok=True)
+        with alone(cache):  # workers that start together let one compile
+            if not target.exists():
+                _compile(compiler, source, target)
     return target
 
 
@@ -46,7 +51,6 @@ def _identity(compiler: str) -> str:
 
 
 def _compile(compiler: str, source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as place:
         made = Path(place) / source.stem
         done = subprocess.run(

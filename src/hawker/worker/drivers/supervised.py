@@ -110,6 +110,7 @@ class Supervisor:
         self._closed = False
         self._retry: asyncio.TimerHandle | None = None
         self._followers: dict[str, set[asyncio.Event]] = {}
+        self._child = 0  # the supervisor that was started last
 
     async def open(self, on_exit: Callable[[Exit], None]) -> None:
         """Take hold of what is there; `on_exit` is told every end, also those nobody has heard of yet."""
@@ -207,7 +208,7 @@ class Supervisor:
                 await wire.call("shutdown", grace_s=grace_s)
             finally:
                 await asyncio.gather(*ends, return_exceptions=True)
-        await _gone(self.directory)
+        await _gone(self.directory, self._child)
 
     async def _connected(self) -> _Wire:
         if self._wire:
@@ -284,6 +285,7 @@ class Supervisor:
         finally:
             os.close(log)
         child.returncode = 0  # reaped below, not by subprocess, which complains of children that outlive their parent
+        self._child = child.pid
         _children.add(child.pid)
         _reap()
 
@@ -449,13 +451,13 @@ def _reap() -> None:
         _children.discard(pid)
 
 
-async def _gone(directory: Path) -> None:
-    """Wait, for a bounded time, until the supervisor has removed its socket and ended."""
+async def _gone(directory: Path, child: int) -> None:
+    """Wait, for a bounded time, until the supervisor has removed its socket and, where it is our child, ended."""
     for _ in range(1000):
-        if not (directory / "socket").exists():
+        _reap()
+        if not (directory / "socket").exists() and child not in _children:
             break
         await asyncio.sleep(0.005)
-    _reap()
 
 
 _logger = get_logger()

@@ -37,7 +37,7 @@ from hawker.worker.drivers.base import (
     UnknownInstance,
 )
 from hawker.worker.drivers.container.command import Command, NoCommand, resolve
-from hawker.worker.drivers.container.runtimes import PROBE, Host, Runtime, look
+from hawker.worker.drivers.container.runtimes import Host, Runtime, look
 from hawker.worker.drivers.container.spec import BadSpec, Place, runtime_spec
 from hawker.worker.drivers.container.users import UnknownUser, User, resolve_user
 from hawker.worker.drivers.networks import must_publish, wanted_of
@@ -55,7 +55,8 @@ class ContainerDriver(SupervisedDriver):
     `runtime` is "crun", "runc", or "auto": crun where it really runs a container, else runc. `user_namespaces`
     False lets a machine's root be the host's. `root_mib` bounds what a machine writes whose configuration does not
     say; 0 does not, and no ordinary user can. Without `network` machines get no interface but their loopback.
-    `programs` is where the init is kept that is compiled once.
+    `programs` is where the init is kept that is compiled once, and what was found out about runtimes; workers may
+    share it.
     """
 
     name = "container"
@@ -69,24 +70,23 @@ class ContainerDriver(SupervisedDriver):
         runtime: str = "auto",
         user_namespaces: bool = True,
         root_mib: int = ROOT_DISK_MIB,
-        programs: Path | None = None,
+        programs: Path | str | None = None,
     ) -> None:
-        super().__init__(Supervisor(directory, "--mounts", *([] if os.geteuid() == 0 else ["--own-users"])))
+        options = ["--mounts", *([] if os.geteuid() == 0 else ["--own-users"])]
+        super().__init__(Supervisor(directory, *options))
+        self._probing = Supervisor(directory / "probe", *options)
         self._images = images
         self._network = network if os.geteuid() == 0 else None  # an ordinary user may not make interfaces
         self._wanted_runtime = runtime
         self._wants_ids = user_namespaces
         self._root_mib = root_mib if can_bound() else 0
-        self._programs = programs or directory / "programs"
+        self._programs = Path(programs or directory / "programs")
         self._host: Host | None = None
         self._looking = asyncio.Lock()
 
     async def open(self, on_exit: Callable[[Exit], None]) -> None:
         self._host = None  # something may have been installed
-        await super().open(lambda ended: None if ended.machine == PROBE else on_exit(ended))
-
-    async def recover(self) -> Sequence[Instance]:
-        return [instance for instance in await super().recover() if instance.machine != PROBE]
+        await super().open(on_exit)
 
     async def fingerprint(self) -> Fingerprint:
         host = await self._looked()
@@ -286,7 +286,7 @@ class ContainerDriver(SupervisedDriver):
         async with self._looking:
             if self._host is None:
                 self._host = await look(
-                    self.supervisor, self._wanted_runtime, self._programs, user_namespaces=self._wants_ids
+                    self._probing, self._wanted_runtime, self._programs, user_namespaces=self._wants_ids
                 )
             return self._host
 

@@ -8,11 +8,12 @@ empty container is run in each way, the best first, and the first that works is 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import resource
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -34,6 +35,7 @@ from hawker.worker.drivers.supervised import Supervisor
 Name = Literal["crun", "runc"]
 NAMES: Final[tuple[Name, ...]] = ("crun", "runc")
 PROBE: Final = "probe"
+TRYING_S: Final = 0.05  # between two looks whether another worker has found it out
 _PROBE_IDS: Final = 1 << 20
 
 
@@ -57,7 +59,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def look(supervisor: Supervisor, wanted: str, programs: Path, *, user_namespaces: bool) -> Host:
-    """`wanted`: a runtime's name, or "auto". `programs`: where compiled ones are kept."""
+    """`wanted`: a runtime's name, or "auto". `programs`: where compiled ones are kept, and what was found out, for all
+    that have this directory. `supervisor` is only to try with: it is ended, and its directory removed."""
     if wanted not in (*NAMES, "auto"):
         return Host(problem=f"runtime {wanted!r}: must be auto, {' or '.join(NAMES)}")
     kind: Literal["v1", "v2", ""] = ""
@@ -80,9 +83,23 @@ async def look(supervisor: Supervisor, wanted: str, programs: Path, *, user_name
     except NoCompiler as error:
         return Host(problem=str(error))
     host = Host(init=str(init), cgroups=kind, swap=_counts_swap(kind))
-    found_out = programs / f"runtime-{_conditions(found, user_namespaces)}.json"
-    with suppress(OSError, msgspec.DecodeError):
-        return msgspec.structs.replace(host, runtime=msgspec.json.decode(found_out.read_bytes(), type=Runtime))
+    found_out = programs / f"runtime-{_conditions(host, found, supervisor.directory.parent, user_namespaces)}.json"
+    if not (runtime := _noted(found_out)):
+        async with _alone(programs):  # workers that start together let one try
+            if not (runtime := _noted(found_out)):
+                try:
+                    await supervisor.open(lambda ended: None)
+                    return await _find(supervisor, host, found, found_out, user_namespaces=user_namespaces)
+                finally:
+                    await asyncio.shield(_end(supervisor))
+    if supervisor.directory.exists():
+        await _end(supervisor)  # of a daemon that was killed
+    return msgspec.structs.replace(host, runtime=runtime)
+
+
+async def _find(
+    supervisor: Supervisor, host: Host, found: Mapping[Name, str], found_out: Path, *, user_namespaces: bool
+) -> Host:
     problems = []
     for name, path in found.items():
         for ids in (True, False) if user_namespaces else (False,):
@@ -115,13 +132,15 @@ async def _try(supervisor: Supervisor, host: Host, runtime: Runtime) -> str:
         swap=host.swap,
     )
     config["process"]["args"][1:1] = ["--go-fd", str(GO_FD)]
+    tree = supervisor.directory / "tree"
+    tree.mkdir(parents=True, exist_ok=True)
     fields: dict[str, Any] = {
         "key": key,
         "machine": PROBE,
         "runtime": runtime.path,
         "init": host.init,
         "config": msgspec.json.encode(config).decode(),
-        "layers": [os.path.dirname(host.init)],  # some tree, to see that it can be shown with other owners
+        "layers": [str(tree)],  # to see that one can be shown with other owners
         "root": {"persist": False, "size_mib": 0},
         "ids": ids.base if ids else None,
         "mounts": [],
@@ -141,11 +160,45 @@ async def _try(supervisor: Supervisor, host: Host, runtime: Runtime) -> str:
     return ""
 
 
-def _conditions(found: Mapping[Name, str], user_namespaces: bool) -> str:
-    """What the answer hangs on, in a word: this boot, these runtimes."""
+async def _end(supervisor: Supervisor) -> None:
+    """One that was only tried with would take twenty megabytes."""
+    await supervisor.open(lambda ended: None)
+    await supervisor.shut_down(grace_s=0)
+    await supervisor.close()
+    await asyncio.to_thread(shutil.rmtree, supervisor.directory, ignore_errors=True)
+
+
+@asynccontextmanager
+async def _alone(programs: Path) -> AsyncIterator[None]:
+    """As `hawker.init.place.alone`, for what waits."""
+    held = os.open(programs / ".trying", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                await asyncio.sleep(TRYING_S)
+        yield
+    finally:
+        os.close(held)
+
+
+def _noted(found_out: Path) -> Runtime | None:
+    with suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode(found_out.read_bytes(), type=Runtime)
+    return None
+
+
+def _conditions(host: Host, found: Mapping[Name, str], directory: Path, user_namespaces: bool) -> str:
+    """What the answer hangs on, in a word: this boot, this user, where we are, the file system, these programs."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    where = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("user", "mnt", "pid", "cgroup")]
+    directory.mkdir(parents=True, exist_ok=True)
+    system = f"{os.uname().release} {host.cgroups} {host.swap} {os.stat(directory).st_dev}"
+    us = f"{os.geteuid()} {where} {host.init}"
     programs = [f"{path} {os.stat(path).st_mtime_ns} {os.stat(path).st_size}" for path in found.values()]
-    return blake2b("\n".join([boot, *programs, str(user_namespaces)]).encode(), digest_size=8).hexdigest()
+    return blake2b("\n".join([boot, system, us, *programs, str(user_namespaces)]).encode(), digest_size=8).hexdigest()
 
 
 def _note(path: Path, runtime: Runtime) -> None:

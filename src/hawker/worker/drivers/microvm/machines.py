@@ -58,6 +58,7 @@ class Machines(SupervisedDriver):
         host: Host,
         settings: Settings = Settings(),  # noqa: B008  # frozen
         no_kvm: Callable[[], str] = kvm.missing,
+        programs: Path | None = None,
     ) -> None:
         self._hypervisors = Hypervisors(directory, cgroups=settings.cgroups, with_templates=settings.templates)
         super().__init__(self._hypervisors.supervisor)
@@ -66,7 +67,7 @@ class Machines(SupervisedDriver):
         self._network = network if os.geteuid() == 0 else None  # an ordinary user may not make interfaces
         self._host = host
         self._settings = settings
-        self._tools = Tools(directory / "kernel", settings, no_kvm)
+        self._tools = Tools(directory / "kernel", settings, no_kvm, programs)
         self._disks = Disks(directory / "disks")
         self._records = Records(directory)
         self._guests: dict[str, Guest] = {}

@@ -34,8 +34,11 @@ class Missing(Exception):
 class Tools:
     """Looked for once; what was missing is looked for again."""
 
-    def __init__(self, cache: Path, settings: Settings, no_kvm: Callable[[], str] = kvm.missing) -> None:
+    def __init__(
+        self, cache: Path, settings: Settings, no_kvm: Callable[[], str] = kvm.missing, programs: Path | None = None
+    ) -> None:
         self._cache = cache
+        self._programs = programs or cache
         self._settings = settings
         self._probe = no_kvm
         self._found: Found | None = None
@@ -60,7 +63,7 @@ class Tools:
             raise Missing(f"microVMs need Debian's packages {' '.join(packages)}: apt install {' '.join(packages)}")
         try:
             source = kernel.find(Path(self._settings.kernel) if self._settings.kernel else None)
-            made = kernel.prepare(source, program("guest", self._cache), self._cache)
+            made = kernel.prepare(source, program("guest", self._programs), self._cache)
         except (kernel.NoKernel, NoCompiler) as error:
             raise Missing(str(error)) from error
         kernel.forget_others(self._cache, {*self.needed, made.vmlinux, made.initrd})
