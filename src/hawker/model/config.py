@@ -147,7 +147,9 @@ def check_config(raw: Any, *, at: str = "config") -> Config:
     restart = _restart(raw.get("restart"), f"{at}.restart")
     init = raw.get("init") or {}
     process = _one_process(raw.get("processes"), at)
-    process_env = string_map(f"{at}.processes[0].env", process.get("env"), names=True)
+    env = string_map(f"{at}.env", raw.get("env"), names=True)
+    if process:
+        env |= string_map(f"{at}.processes[0].env", process.get("env"), names=True)
     runtime = _runtime(raw, image, process, at)
     filled = {
         **raw,
@@ -162,22 +164,38 @@ def check_config(raw: Any, *, at: str = "config") -> Config:
         image=image,
         runtime=runtime,
         command=_command_of(image, init, process, at),
-        env={**string_map(f"{at}.env", raw.get("env"), names=True), **process_env},
+        env=env,
         guest=guest,
         restart=restart,
         stop=_stop(raw.get("stop_config"), f"{at}.stop_config"),
         auto_destroy=_boolean(f"{at}.auto_destroy", raw.get("auto_destroy")),
         metadata=string_map(f"{at}.metadata", raw.get("metadata")),
         tty=_boolean(f"{at}.init.tty", init.get("tty")),
-        user=_user(process.get("user"), f"{at}.processes[0].user"),
-        env_from=check_env_from(process.get("env_from"), f"{at}.processes[0].env_from"),
-        rootfs=check_rootfs(raw.get("rootfs"), given.get("persist_rootfs"), at),
-        files=check_files(raw.get("files"), f"{at}.files"),
-        tmpfs=check_volumes(raw.get("volumes"), f"{at}.volumes"),
-        services=check_services(raw.get("services"), f"{at}.services"),
-        dns=check_dns(raw.get("dns"), f"{at}.dns"),
-        max_memory_mb=_max_memory(given.get("max_memory_mb"), guest, f"{at}.guest.max_memory_mb"),
+        **_seldom(raw, process, given, guest, at),
     )
+
+
+def _seldom(
+    raw: dict[str, Any], process: dict[str, Any], given: dict[str, Any], guest: Guest, at: str
+) -> dict[str, Any]:
+    """The fields that most configurations do not have, of those that are given: configurations are checked often."""
+    found: dict[str, Any] = {}
+    if process:
+        found["user"] = _user(process.get("user"), f"{at}.processes[0].user")
+        found["env_from"] = check_env_from(process.get("env_from"), f"{at}.processes[0].env_from")
+    if raw.get("rootfs") or given.get("persist_rootfs") is not None:
+        found["rootfs"] = check_rootfs(raw.get("rootfs"), given.get("persist_rootfs"), at)
+    if files := raw.get("files"):
+        found["files"] = check_files(files, f"{at}.files")
+    if volumes := raw.get("volumes"):
+        found["tmpfs"] = check_volumes(volumes, f"{at}.volumes")
+    if services := raw.get("services"):
+        found["services"] = check_services(services, f"{at}.services")
+    if dns := raw.get("dns"):
+        found["dns"] = check_dns(dns, f"{at}.dns")
+    if (most := given.get("max_memory_mb")) is not None:
+        found["max_memory_mb"] = _max_memory(most, guest, f"{at}.guest.max_memory_mb")
+    return found
 
 
 def accept_config(raw: Any, *, at: str = "config") -> Config:
@@ -261,15 +279,15 @@ def _one_process(raw: Any, at: str) -> dict[str, Any]:
 
 def _runtime(raw: dict[str, Any], image: str, process: dict[str, Any], at: str) -> str:
     runtime = raw.get("runtime") or usual_runtime(image)
-    if not isinstance(runtime, str) or not _RUNTIME.fullmatch(runtime):
+    if not isinstance(runtime, str) or not (runtime == PROCESS or _RUNTIME.fullmatch(runtime)):
         raise Invalid(f"{at}.runtime", runtime, f"use {PROCESS}, {CONTAINER} or {MICROVM}")
     if is_host_image(image) and runtime != PROCESS:
         raise Invalid(f"{at}.runtime", runtime, 'the image "host" runs as a process only; name an image')
-    if is_host_image(image):
+    if is_host_image(image) and (process or raw.get("files") or raw.get("volumes") or raw.get("rootfs")):
         needs = "needs a root of its own, which the host's programs do not have; name an image"
         given = [*((field, raw.get(field)) for field in _NOT_FOR_THE_HOST), ("processes[0].user", process.get("user"))]
         _refuse(given, needs, at)
-    if runtime == PROCESS:
+    if runtime == PROCESS and (raw.get("dns") or (raw.get("init") or {}).get("tty")):
         needs = f"a process does not have this; use runtime {CONTAINER} or {MICROVM}"
         given = [("init.tty", (raw.get("init") or {}).get("tty"))]
         if isinstance(dns := raw.get("dns"), dict):
@@ -286,7 +304,7 @@ def _refuse(given: list[tuple[str, Any]], needs: str, at: str) -> None:
 
 def _command_of(image: str, init: dict[str, Any], process: dict[str, Any], at: str) -> Command:
     command = _command(init, f"{at}.init")
-    if not command.argv:
+    if not command.argv and process:
         command = _command(process, f"{at}.processes[0]")
     if is_host_image(image) and not (command.argv and command.argv[0]):
         raise Invalid(
@@ -300,7 +318,9 @@ def _command_of(image: str, init: dict[str, Any], process: dict[str, Any], at: s
 def _command(raw: dict[str, Any], at: str) -> Command:
     parts: dict[str, tuple[str, ...]] = {}
     for field in ("exec", "entrypoint", "cmd"):
-        value = raw.get(field) or []
+        value = raw.get(field)
+        if not value:
+            continue
         if isinstance(value, str):
             value = _words(f"{at}.{field}", value)
         if not isinstance(value, list) or not all(isinstance(a, str) and "\0" not in a for a in value):
