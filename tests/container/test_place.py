@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from hawker.init import place
-from hawker.init.build import program
 
 
 @pytest.fixture
@@ -71,10 +70,3 @@ def test_one_does_its_work_at_a_time(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(work, range(8)))
     assert most == [1] * 8
-
-
-def test_many_that_ask_for_a_program_at_once_get_the_same_one_and_leave_nothing_else(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(4) as threads:
-        made = set(threads.map(lambda _: program("container", tmp_path), range(4)))
-    assert {path.name for path in tmp_path.iterdir()} == {*(path.name for path in made), ".lock"}
-    assert [path.stat().st_mode & 0o777 for path in made] == [0o755]

@@ -47,7 +47,7 @@ def is_ours_alone(place: Path) -> bool:
 @contextmanager
 def alone(place: Path) -> Iterator[None]:
     """One process and thread at a time does what belongs to a directory. Blocks; a process that dies lets go."""
-    held = os.open(place / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    held = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(held, fcntl.LOCK_EX)
         yield

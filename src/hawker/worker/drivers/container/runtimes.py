@@ -171,7 +171,7 @@ async def _end(supervisor: Supervisor) -> None:
 @asynccontextmanager
 async def _alone(programs: Path) -> AsyncIterator[None]:
     """As `hawker.init.place.alone`, for what waits."""
-    held = os.open(programs / ".trying", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    held = os.open(programs, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         while True:
             try:
