@@ -158,6 +158,29 @@ def test_what_was_prepared_is_not_made_again(modules: Path, tmp_path: Path) -> N
     assert Path(other.initrd).read_bytes() == Path(first.initrd).read_bytes()
 
 
+def test_workers_of_a_host_share_what_was_prepared_until_none_of_them_has_it(modules: Path, tmp_path: Path) -> None:
+    image, init, shared = tmp_path / "vmlinuz", tmp_path / "init-1", tmp_path / "shared"
+    image.write_bytes(ELF)
+    init.write_bytes(b"init")
+    shared.mkdir()
+    for name in (*kernel.MODULES, *kernel.VSOCK_MODULES):
+        module(modules / f"kernel/all/{name}.ko", "")
+    source = kernel.Source(image=image, modules=modules, version="6.1")
+    one, other = (kernel.prepare(source, init, tmp_path / name, shared) for name in ("one", "other"))
+    assert one.digest == other.digest
+    for first, second in ((one.vmlinux, other.vmlinux), (one.initrd, other.initrd)):
+        assert os.path.samefile(first, second)
+    newer = kernel.Source(image=image, modules=modules, version="6.2")
+    made = kernel.prepare(newer, init, tmp_path / "one", shared)
+    kernel.forget_others(tmp_path / "one", [made.vmlinux, made.initrd])
+    assert Path(other.vmlinux).read_bytes() == ELF
+    assert len(list(shared.iterdir())) == 4
+    kernel.forget_others(tmp_path / "other", [])
+    newest = kernel.Source(image=image, modules=modules, version="6.3")
+    kernel.prepare(newest, init, tmp_path / "one", shared)
+    assert len(list(shared.iterdir())) == 4  # what only the other had has gone
+
+
 def test_what_older_kernels_left_is_removed_but_not_what_machines_were_started_with(tmp_path: Path) -> None:
     for name in ("vmlinux-1", "initrd-1", "vmlinux-2", "initrd-2", "initrd-3", "guest-1"):
         (tmp_path / name).touch()

@@ -17,10 +17,12 @@ import re
 import struct
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+
+from hawker.init.place import alone
 
 MODULES = ("virtio_mmio", "virtio_console", "virtio_blk", "virtio_net", "crc32c_intel", "erofs", "overlay")
 """In this order, each after what it depends on."""
@@ -78,17 +80,38 @@ def find(configured: Path | None = None) -> Source:
     )
 
 
-def prepare(source: Source, init: Path, cache: Path) -> Kernel:
-    """Make both files, once for each kernel and init. Takes a second, then nothing. Raises `NoKernel`."""
+def prepare(source: Source, init: Path, cache: Path, shared: Path | None = None) -> Kernel:
+    """Make both files, once for each kernel and init. Takes a second, then nothing. Raises `NoKernel`. Where `shared`
+    is on the same file system the files are made there, and `cache` has links: workers of a host have them once."""
     about = source.image.stat()
     cache.mkdir(parents=True, exist_ok=True)
     elf = cache / f"vmlinux-{_digest(source.version, about.st_size, about.st_mtime_ns)}"
     initrd = cache / f"initrd-{_digest(elf.name, init.name, MODULES, VSOCK_MODULES, _FORMAT)}"
-    if not elf.exists():
-        _put(elf, [vmlinux(source.image.read_bytes())])
-    if not initrd.exists():
-        _put(initrd, initial_files(init, source.modules))
+    _have(elf, shared, lambda: [vmlinux(source.image.read_bytes())])
+    _have(initrd, shared, lambda: initial_files(init, source.modules))
     return Kernel(vmlinux=str(elf), initrd=str(initrd), version=source.version, digest=initrd.name)
+
+
+def _have(target: Path, shared: Path | None, make: Callable[[], Iterator[bytes] | Sequence[bytes]]) -> None:
+    if target.exists():
+        return
+    if shared is None or shared.stat().st_dev != target.parent.stat().st_dev:
+        _put(target, make())
+        return
+    with alone(shared):
+        made = shared / target.name
+        if not made.exists():
+            for old in shared.glob(f"{target.name.partition('-')[0]}-*"):
+                if old.stat().st_nlink == 1:  # no worker has it any more
+                    old.unlink()
+            _put(made, make())
+        try:
+            os.link(made, target)
+            return
+        except OSError:  # the same file system, mounted at two places
+            if made.stat().st_nlink == 1:
+                made.unlink()
+    _put(target, make())
 
 
 def forget_others(cache: Path, needed: Iterable[str]) -> None:

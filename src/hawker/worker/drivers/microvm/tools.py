@@ -38,7 +38,7 @@ class Tools:
         self, cache: Path, settings: Settings, no_kvm: Callable[[], str] = kvm.missing, programs: Path | None = None
     ) -> None:
         self._cache = cache
-        self._programs = programs or cache
+        self._programs = programs
         self._settings = settings
         self._probe = no_kvm
         self._found: Found | None = None
@@ -63,7 +63,7 @@ class Tools:
             raise Missing(f"microVMs need Debian's packages {' '.join(packages)}: apt install {' '.join(packages)}")
         try:
             source = kernel.find(Path(self._settings.kernel) if self._settings.kernel else None)
-            made = kernel.prepare(source, program("guest", self._programs), self._cache)
+            made = kernel.prepare(source, program("guest", self._programs or self._cache), self._cache, self._programs)
         except (kernel.NoKernel, NoCompiler) as error:
             raise Missing(str(error)) from error
         kernel.forget_others(self._cache, {*self.needed, made.vmlinux, made.initrd})
