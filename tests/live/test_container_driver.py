@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import functools
 import os
@@ -152,6 +153,15 @@ async def test_finding_out_what_a_host_can_run_leaves_neither_a_process_nor_a_fi
             assert not [line for line in _command_lines() if str(tmp_path) in line]
         finally:
             await driver.close()
+
+
+async def test_machines_start_after_somebody_cleared_the_cache(tmp_path: Path) -> None:
+    images = UnpackedImages(tmp_path / "images")
+    driver = ContainerDriver(tmp_path / "driver", images, programs=tmp_path / "programs")
+    async with opened(driver, "busybox", images.add) as it:
+        await driver.fingerprint()
+        await asyncio.to_thread(shutil.rmtree, tmp_path / "programs")
+        assert await it.run(it.shell("echo here")) == ["here"]
 
 
 def _command_lines() -> list[str]:

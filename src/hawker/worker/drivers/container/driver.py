@@ -284,11 +284,16 @@ class ContainerDriver(SupervisedDriver):
 
     async def _looked(self) -> Host:
         async with self._looking:
-            if self._host is None:
+            if self._host is None or _cleared(self._host):
                 self._host = await look(
                     self._probing, self._wanted_runtime, self._programs, user_namespaces=self._wants_ids
                 )
             return self._host
+
+
+def _cleared(host: Host) -> bool:
+    """Whether what was compiled has been removed: a cache may be, at any time."""
+    return bool(host.init) and not os.path.exists(host.init)
 
 
 def ids_of(machine: str) -> IdMap:
