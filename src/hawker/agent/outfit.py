@@ -74,11 +74,11 @@ async def live_outfit(settings: AgentSettings, role: WorkerRole, host: Host) -> 
     from hawker.init.place import shared
     from hawker.worker.drivers.several import Several
 
-    programs = shared()
     names = _chosen(role)
     async with AsyncExitStack() as stack:
-        images, network, problem = None, None, ""
+        images, network, programs, problem = None, None, None, ""
         if set(names) != {"process"}:
+            programs = shared()
             images, problem = await _images(stack, settings, host)
         if any(name != "process" and not _lacks(name) for name in names):
             network = await _network(stack, settings, role)

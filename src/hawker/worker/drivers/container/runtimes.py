@@ -132,7 +132,7 @@ async def _try(supervisor: Supervisor, host: Host, runtime: Runtime) -> str:
         swap=host.swap,
     )
     config["process"]["args"][1:1] = ["--go-fd", str(GO_FD)]
-    tree = supervisor.directory / "tree"
+    tree = supervisor.directory.absolute() / "tree"
     tree.mkdir(parents=True, exist_ok=True)
     fields: dict[str, Any] = {
         "key": key,
