@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,30 @@ class Named(ProcessDriver):
 """
 
 
+UNUSED = """
+import asyncio, sys
+from pathlib import Path
+import hawker.agent.agent, hawker.worker.daemon
+from hawker.agent.outfit import live_outfit
+from hawker.host import live
+from tests.agent.test_outfit import ignore, settings
+
+async def main():
+    outfit = await live_outfit(*settings(Path(sys.argv[1])), live())
+    await outfit.driver.open(ignore)
+    await outfit.driver.fingerprints()
+    if outfit.network:
+        await outfit.network.reconcile({})
+        await outfit.network.detach("unknown")
+    print(sorted({"pyroute2", "dns", "httpx2"} & sys.modules.keys()))
+    await outfit.driver.stop_all(grace_s=0)
+    await outfit.driver.close()
+    await outfit.close()
+
+asyncio.run(main())
+"""
+
+
 def settings(directory: Path, **role: Any) -> tuple[AgentSettings, WorkerRole]:
     worker = WorkerRole(listen="127.0.0.1:0", cgroups=False, **role)
     tokens = TokenSettings(cluster="c" * 32)
@@ -45,6 +70,13 @@ async def test_a_worker_of_processes_alone_has_neither_images_nor_a_network(tmp_
     assert (outfit.driver.name, outfit.images, outfit.network) == ("process", None, None)
     assert os.listdir(tmp_path) == []
     await outfit.close()
+
+
+def test_a_worker_whose_machines_need_none_of_it_loads_nothing_for_networks_and_registries(tmp_path: Path) -> None:
+    """Together they are a third of an agent's memory and start."""
+    argv = [sys.executable, "-c", UNUSED, str(tmp_path)]
+    said = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]).stdout
+    assert said.splitlines()[-1] == "[]"
 
 
 async def test_a_host_without_a_runtime_runs_processes_and_says_what_it_lacks(
