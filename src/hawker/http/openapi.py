@@ -38,7 +38,7 @@ def document() -> dict[str, Any]:
         if endpoint.also is not None:
             answer = {"anyOf": [answer, next(refs)]}
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, body, answer)
-    return {
+    made = {
         "openapi": "3.1.0",
         "info": {
             "title": "Hawker Machines API",
@@ -52,6 +52,9 @@ def document() -> dict[str, Any]:
         },
         "security": [{"token": []}],
     }
+    # As whoever reads it decodes it: a tuple that is a default is a list there.
+    read: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(made))
+    return read
 
 
 def _operation(endpoint: Endpoint, body: Any, answer: Any) -> dict[str, Any]:
