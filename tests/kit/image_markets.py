@@ -125,10 +125,10 @@ async def market(
             agents[each.name] = agent
             stack.push_async_callback(agent.close)
         there = ImageMarket(f"http://127.0.0.1:{broker_port}", agents, found)
-        async with there.client() as client:
 
-            async def all_known() -> bool:
-                return len(await client.ok("GET", "/hawker/workers")) == len(workers)
+        async def all_known() -> bool:
+            nodes = [agent.node for agent in agents.values()]
+            return all(node and len(node.replica.rows("select name from workers")) == len(workers) for node in nodes)
 
-            await eventually(all_known, "the broker knows all workers", 20)
+        await eventually(all_known, "every agent knows all workers", 20)
         yield there
