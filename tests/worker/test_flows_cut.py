@@ -17,8 +17,8 @@ from hawker.model.guest import Resources
 from hawker.model.machine import State
 from hawker.sim.world import Program
 
-PAIRS_MOST = 120
-ABORTS_CUT_MOST = 60
+PAIRS_MOST = 60
+ABORTS_CUT_MOST = 30
 ALL = 1_000_000
 
 
