@@ -103,9 +103,12 @@ class SkipAccount:
 
 
 @pytest.fixture(scope="session")
-def leftovers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Leftovers]:
+def leftovers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Leftovers]:
     found = Leftovers(tmp_path_factory.getbasetemp())
+    before = leaks.snapshot()
     yield found
+    if request.config.getoption("--forbid-skips") and (left := leaks.leaked(before)):
+        pytest.fail("the tests left on the host:\n  " + "\n  ".join(left))
     if alive := found.end():
         pytest.fail("processes outlived their tests (now killed):\n" + "\n".join(alive))
 
@@ -115,7 +118,9 @@ def _note_leftovers(leftovers: Leftovers, request: pytest.FixtureRequest) -> Ite
     before = leaks.snapshot()
     yield
     leftovers.note(request.node.nodeid)
-    if request.config.getoption("--forbid-skips") and (left := leaks.leaked(before)):
+    if not request.config.getoption("--forbid-skips") or _outlives(request):
+        return
+    if left := leaks.leaked(before):
         pytest.fail("the module's tests left on the host:\n  " + "\n  ".join(left))
 
 
@@ -131,9 +136,18 @@ def _leaks(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.fail("the test left on the host:\n  " + "\n  ".join(left))
 
 
+def _outlives(request: pytest.FixtureRequest) -> bool:
+    """Whether tests of this module work on something that the whole run holds: then the run answers for it."""
+    tests = (item for item in request.session.items if item.getparent(pytest.Module) is request.node)
+    return any("session" in _scopes(test) for test in tests if isinstance(test, pytest.Function))
+
+
 def _shares(test: pytest.Function) -> bool:
     """Whether a test works on something that a wider scope holds: then its module answers for what is left."""
+    return bool(_scopes(test) - {"function"})
+
+
+def _scopes(test: pytest.Function) -> set[str]:
+    """Of its fixtures, but for pytest's own and ours above."""
     found = (definitions[-1] for definitions in test._fixtureinfo.name2fixturedefs.values())
-    return any(
-        f.scope != "function" and f.baseid not in ("", "tests") for f in found
-    )  # neither pytest's nor ours above
+    return {fixture.scope for fixture in found if fixture.baseid not in ("", "tests")}
