@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.clients.api import Api
 from tests.clients.driven import ClientError, Driven
+from tests.kit.waiting import wait_until
 
 pytestmark = [pytest.mark.node, pytest.mark.slow, pytest.mark.timeout(240)]  # the first test waits for npm
 
@@ -147,6 +148,7 @@ def test_a_machine_is_stopped_started_and_restarted(admin_app: AdminApp) -> None
 def test_a_signal_reaches_the_program(admin_app: AdminApp) -> None:
     script = "trap 'exit 9' HUP; while :; do sleep 0.05; done"
     machine = admin_app.running("sh", "-c", script, restart={"policy": "no"})["id"]
+    wait_until(lambda: len(admin_app.machine("listProcesses", machine)) == 2, "the shell has set its trap and sleeps")
 
     assert admin_app.machine("signalMachine", machine, signal="SIGHUP") == {"ok": True}
     assert admin_app.machine("waitMachine", machine, state="stopped", timeout="30s")["ok"] is True
