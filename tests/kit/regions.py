@@ -127,6 +127,7 @@ class Fleet:
         process.wait()
         lost = {row[0] for row in read(self.agents[name].directory / "worker.db", _OWN_MACHINES)}
         self.machines = [machine for machine in self.machines if machine not in lost]
+        _forget_memory(self.agents[name].directory)
         shutil.rmtree(self.agents[name].directory)
 
     def programs(self, name: str) -> list[int]:
@@ -258,6 +259,14 @@ async def three_regions(home: Path) -> AsyncIterator[Fleet]:
             for agent in fleet.agents.values():
                 if agent.process is not None:
                     agent.process.wait()
+                _forget_memory(agent.directory)
+
+
+def _forget_memory(directory: Path) -> None:
+    """What a host's supervisors kept in its memory is lost with the host."""
+    for link in directory.glob("*/run"):
+        if link.is_symlink():
+            shutil.rmtree(link.resolve(), ignore_errors=True)
 
 
 def read(path: Path, query: str) -> Rows:

@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 from tests.kit.unpacked import UnpackedImages
 from tests.kit.vms import guests
+from tests.kit.waiting import eventually
 from tests.live.driver_conformance import shell
 
 from hawker.init.build import COMPILERS, program
@@ -170,6 +171,11 @@ async def test_the_agent_on_vsock_answers_one_connection_after_the_other(tmp_pat
         await writer.wait_closed()
         again = await Agent.connect(tmp_path / "agent")
         assert not again.idle
+
+        async def up() -> bool:
+            return b"up" in it.console.read_bytes()
+
+        await eventually(up, "the program has set its trap")
         await again.signal(15)
         await process.wait()
         await again.close()
