@@ -367,9 +367,7 @@ class FakeDriver:
             self._world.listener = None
 
     async def fingerprint(self) -> Fingerprint:
-        can = Capabilities(
-            suspend=self._can_suspend, exec=True, images=True, terminal=True, resize=self._can_resize
-        )
+        can = Capabilities(suspend=self._can_suspend, exec=True, images=True, terminal=True, resize=self._can_resize)
         return Fingerprint(driver=self.name, healthy=True, capabilities=can)
 
     async def fingerprints(self) -> Mapping[str, Fingerprint]:
