@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hawker.network.base import HostNetwork, Wanted
-from hawker.worker.drivers.base import InstanceSpec, StartFailed
+from hawker.worker.drivers.base import Dns, InstanceSpec, StartFailed
 
 
 def wanted_of(spec: InstanceSpec) -> Wanted | None:
@@ -22,3 +22,14 @@ def must_publish(spec: InstanceSpec, network: HostNetwork | None) -> None:
             "services: this worker cannot give machines a network, so their ports would lead nowhere; "
             "`hawker doctor` on its host says what is missing"
         )
+
+
+def resolv_conf(dns: Dns, resolver: str) -> str:
+    """A machine's /etc/resolv.conf. `resolver` is the worker's own, "" without one, for a machine that names none."""
+    servers = dns.nameservers or ([resolver] if resolver else [])
+    lines = [f"nameserver {server}" for server in servers]
+    if dns.searches:
+        lines.append(f"search {' '.join(dns.searches)}")
+    if dns.options:
+        lines.append(f"options {' '.join(dns.options)}")
+    return "".join(f"{line}\n" for line in lines)

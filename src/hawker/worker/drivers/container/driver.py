@@ -28,7 +28,6 @@ from hawker.supervisor.mounts import IdMap
 from hawker.supervisor.roots import can_bound
 from hawker.worker.drivers.base import (
     Capabilities,
-    Dns,
     Exit,
     Fingerprint,
     Instance,
@@ -40,7 +39,7 @@ from hawker.worker.drivers.container.command import Command, NoCommand, resolve
 from hawker.worker.drivers.container.runtimes import Host, Runtime, look
 from hawker.worker.drivers.container.spec import BadSpec, Place, runtime_spec
 from hawker.worker.drivers.container.users import UnknownUser, User, resolve_user
-from hawker.worker.drivers.networks import must_publish, wanted_of
+from hawker.worker.drivers.networks import must_publish, resolv_conf, wanted_of
 from hawker.worker.drivers.refusals import RuntimeKilled, SupervisorLost
 from hawker.worker.drivers.supervised import SupervisedDriver, Supervisor
 
@@ -278,8 +277,8 @@ class ContainerDriver(SupervisedDriver):
         resolver = ""
         if self._network and (wanted := wanted_of(spec)):
             resolver = self._network.plan(wanted).resolver
-        if text := resolv_conf(spec.dns, resolver):
-            files["/etc/resolv.conf"] = (text.encode(), 0o644)
+        if spec.dns.nameservers or resolver:  # else the image's own is left
+            files["/etc/resolv.conf"] = (resolv_conf(spec.dns, resolver).encode(), 0o644)
         return files | {file.path: (file.content, file.mode) for file in spec.files}
 
     async def _looked(self) -> Host:
@@ -311,17 +310,4 @@ def sources(spec: InstanceSpec) -> list[str]:
 def hosts(name: str, address: str) -> str:
     lines = ["127.0.0.1\tlocalhost", "::1\tlocalhost ip6-localhost ip6-loopback"]
     lines.append(f"{address or '127.0.1.1'}\t{name}")
-    return "\n".join(lines) + "\n"
-
-
-def resolv_conf(dns: Dns, resolver: str) -> str:
-    """ "" when there is no name server to name: the image's own is left then."""
-    servers = list(dns.nameservers) or ([resolver] if resolver else [])
-    if not servers:
-        return ""
-    lines = [f"nameserver {server}" for server in servers]
-    if dns.searches:
-        lines.append(f"search {' '.join(dns.searches)}")
-    if dns.options:
-        lines.append(f"options {' '.join(dns.options)}")
     return "\n".join(lines) + "\n"

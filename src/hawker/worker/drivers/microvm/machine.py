@@ -11,6 +11,7 @@ from hawker.model.image import ImageConfig
 from hawker.network.base import Attachment
 from hawker.worker.drivers.base import InstanceSpec, StartFailed
 from hawker.worker.drivers.container.command import NoCommand, resolve
+from hawker.worker.drivers.networks import resolv_conf
 
 Pair = tuple[str, bytes | str | int]
 INTERFACE = 2  # the index of eth0: the first after the loopback
@@ -64,17 +65,10 @@ def _own_files(spec: InstanceSpec, hostname: str, attachment: Attachment | None)
         hosts += f"{attachment.address6} {hostname}\n"
     else:
         hosts += f"127.0.1.1 {hostname}\n"
-    dns = spec.dns
-    servers = dns.nameservers or ([attachment.resolver] if attachment else [])
-    lines = [f"nameserver {server}" for server in servers]
-    if dns.searches:
-        lines.append("search " + " ".join(dns.searches))
-    if dns.options:
-        lines.append("options " + " ".join(dns.options))
     return [
         ("/etc/hostname", f"{hostname}\n".encode()),
         ("/etc/hosts", hosts.encode()),
-        ("/etc/resolv.conf", "".join(f"{line}\n" for line in lines).encode()),
+        ("/etc/resolv.conf", resolv_conf(spec.dns, attachment.resolver if attachment else "").encode()),
         ("/etc/machine-id", f"{identity}\n".encode()),
     ]
 
