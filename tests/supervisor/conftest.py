@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hawker.worker.drivers.supervised import Supervisor
+from hawker.worker.drivers.supervisor import Supervisor
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from tests.kit.waiting import wait_until
 
 from hawker.worker.drivers.base import StartFailed, UnknownInstance
-from hawker.worker.drivers.supervised import Supervisor
+from hawker.worker.drivers.supervisor import Supervisor
 
 LIMITS = {"cpu_millis": 100, "memory_mib": 64, "dedicated": False, "pids": 64}
 KEY = "run/launch"

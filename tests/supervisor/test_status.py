@@ -11,7 +11,7 @@ from tests.kit.waiting import eventually
 
 from hawker.worker.drivers.base import Exit
 from hawker.worker.drivers.refusals import SupervisorLost
-from hawker.worker.drivers.supervised import Supervisor
+from hawker.worker.drivers.supervisor import Supervisor
 
 LIMITS = {"cpu_millis": 100, "memory_mib": 64, "dedicated": False, "pids": 64}
 KEY = "run/launch"

@@ -2,7 +2,7 @@
 its tree but without any other isolation.
 
 The programs belong to a supervisor, one process per worker that outlives this daemon; see
-`hawker.worker.drivers.supervised` and, for images, `hawker.supervisor.tree`.
+`hawker.worker.drivers.supervisor` and, for images, `hawker.supervisor.tree`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from hawker.worker.drivers.base import (
 from hawker.worker.drivers.container.command import NoCommand, resolve
 from hawker.worker.drivers.container.users import UnknownUser, User, resolve_user
 from hawker.worker.drivers.refusals import SupervisorLost
-from hawker.worker.drivers.supervised import SupervisedDriver, Supervisor
+from hawker.worker.drivers.supervised import SupervisedDriver
+from hawker.worker.drivers.supervisor import Supervisor
 
 HOST: Final = "host"
 """The image of programs that are the host's own."""

@@ -41,7 +41,8 @@ from hawker.worker.drivers.container.spec import BadSpec, Place, runtime_spec
 from hawker.worker.drivers.container.users import UnknownUser, User, resolve_user
 from hawker.worker.drivers.networks import must_publish, resolv_conf, wanted_of
 from hawker.worker.drivers.refusals import RuntimeKilled, SupervisorLost
-from hawker.worker.drivers.supervised import SupervisedDriver, Supervisor
+from hawker.worker.drivers.supervised import SupervisedDriver
+from hawker.worker.drivers.supervisor import Supervisor
 
 TRIES: Final = 3  # at making a container whose runtime was killed
 IDS_FIRST: Final = 1 << 20  # of the host's users; 65,536 for each machine from here on

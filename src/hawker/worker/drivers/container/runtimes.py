@@ -30,7 +30,7 @@ from hawker.worker.drivers.container.command import resolve
 from hawker.worker.drivers.container.spec import INIT, Place, runtime_spec
 from hawker.worker.drivers.container.users import User
 from hawker.worker.drivers.refusals import RuntimeKilled
-from hawker.worker.drivers.supervised import Supervisor
+from hawker.worker.drivers.supervisor import Supervisor
 
 Name = Literal["crun", "runc"]
 NAMES: Final[tuple[Name, ...]] = ("crun", "runc")

@@ -16,7 +16,7 @@ from hawker.worker.drivers.base import Instance, Limits
 from hawker.worker.drivers.microvm import firecracked, qemu, templates
 from hawker.worker.drivers.microvm.qemu import HypervisorError, Vm
 from hawker.worker.drivers.microvm.vmms import Hypervisor, Qemu
-from hawker.worker.drivers.supervised import Supervisor
+from hawker.worker.drivers.supervisor import Supervisor
 
 BOOT_S = 60.0  # of a busy host that emulates
 STATE_S = 60.0  # to write or read a machine's memory
