@@ -16,7 +16,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-pytest.register_assert_rewrite("tests.kit")
+pytest.register_assert_rewrite("tests.kit", "tests.live.conformance")
 
 from tests.kit import leaks  # noqa: E402  # after the rewrite of its assertions is asked for
 from tests.kit.leftovers import Leftovers  # noqa: E402

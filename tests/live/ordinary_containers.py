@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from tests.kit.drivers import Opened, opened
 from tests.kit.unpacked import UnpackedImages
-from tests.live.driver_conformance import Conformance, Imaged, Killed, Opened, Talking, Telling, opened
+from tests.live.conformance.abilities import Talking, Telling
+from tests.live.conformance.every import Conformance
+from tests.live.conformance.images import Imaged
+from tests.live.conformance.kills import Killed
 
 from hawker.worker.drivers.base import Root, StartFailed
 from hawker.worker.drivers.container.driver import ContainerDriver

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.kit import cgroups
+from tests.kit.drivers import Opened, opened
+from tests.kit.processes import alive, gone, marked, word
 from tests.kit.unpacked import UnpackedImages
 from tests.kit.waiting import eventually
-from tests.live.driver_conformance import Opened, alive, gone, marked, opened, word
 from tests.live.test_container_driver import driver_of, programs
 
 from hawker.network.base import Attachment, NetworkError, Wanted

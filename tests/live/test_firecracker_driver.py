@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 from tests.kit import fake_firecracker
+from tests.kit.drivers import Opened, opened
 from tests.kit.namespaces import Network
+from tests.kit.processes import alive, gone
 from tests.kit.unpacked import UnpackedImages
 from tests.kit.vms import guests
 from tests.kit.waiting import eventually
-from tests.live.driver_conformance import Opened, alive, gone, opened
 
 from hawker.host import live
 from hawker.init.build import program

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from tests.kit.drivers import shell
 from tests.kit.unpacked import UnpackedImages
 from tests.kit.vms import guests
 from tests.kit.waiting import eventually
-from tests.live.driver_conformance import shell
 
 from hawker.init.build import COMPILERS, program
 from hawker.supervisor.words import last_words

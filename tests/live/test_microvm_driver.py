@@ -15,25 +15,16 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from tests.kit.drivers import Opened, opened, spec, told
 from tests.kit.ordinary import run_as_nobody
+from tests.kit.processes import alive, gone, word
 from tests.kit.unpacked import UnpackedImages
 from tests.kit.vms import guests, microvms, warmed
 from tests.kit.waiting import eventually
-from tests.live.driver_conformance import (
-    Conformance,
-    Imaged,
-    Killed,
-    Limited,
-    Opened,
-    Talking,
-    Telling,
-    alive,
-    gone,
-    opened,
-    spec,
-    told,
-    word,
-)
+from tests.live.conformance.abilities import Limited, Talking, Telling
+from tests.live.conformance.every import Conformance
+from tests.live.conformance.images import Imaged
+from tests.live.conformance.kills import Killed
 
 from hawker.worker.drivers.base import File, NotSupported, Refused, Root, StartFailed, UnknownInstance
 from hawker.worker.drivers.microvm.disk import copy_sparse
@@ -262,9 +253,9 @@ def tmp_of(driver: Opened) -> Path:
 ORDINARY = """
 import asyncio, sys
 from pathlib import Path
+from tests.kit.drivers import opened
 from tests.kit.unpacked import UnpackedImages
 from tests.kit.vms import microvms
-from tests.live.driver_conformance import opened
 from hawker.worker.drivers.microvm.settings import Settings
 
 async def main():
@@ -294,7 +285,7 @@ async def test_an_ordinary_user_has_microvms_too() -> None:
 STARTING = """
 import asyncio, sys
 from pathlib import Path
-from tests.live.driver_conformance import shell
+from tests.kit.drivers import shell
 from tests.live.test_microvm_driver import elsewhere
 
 async def main():

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from tests.kit.drivers import Opened, opened, spec
 from tests.kit.namespaces import missing_for_namespaces
 from tests.kit.site import HOST6, INTERNET4, PORT, Site, Try
 from tests.kit.unpacked import UnpackedImages
 from tests.kit.vms import guests, microvms, warmed
 from tests.kit.waiting import eventually
-from tests.live.driver_conformance import Opened, opened, spec
 
 from hawker.worker.drivers.base import InstanceSpec, Network, Publish
 

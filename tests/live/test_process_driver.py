@@ -10,21 +10,13 @@ from pathlib import Path
 
 import pytest
 from tests.kit import cgroups
+from tests.kit.drivers import Opened, opened, shell, spec
 from tests.kit.unpacked import UnpackedImages
 from tests.kit.waiting import eventually
-from tests.live.driver_conformance import (
-    Conformance,
-    Imaged,
-    Killed,
-    Limited,
-    Opened,
-    Talking,
-    Telling,
-    kernel,
-    opened,
-    shell,
-    spec,
-)
+from tests.live.conformance.abilities import Limited, Talking, Telling
+from tests.live.conformance.every import Conformance
+from tests.live.conformance.images import Imaged
+from tests.live.conformance.kills import Killed, kernel
 from tests.live.test_container_driver import programs
 
 from hawker.worker.drivers.base import Refused, StartFailed

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tests.cli.programs import ENDS_S, PROGRAM, environment, hawker
 from tests.kit.markets import UP_S
+from tests.kit.processes import alive
 from tests.kit.waiting import wait_until
-from tests.live.driver_conformance import alive
 
 from hawker.errors import Conflict
 from hawker.worker.lock import LOCK, sole_holder

@@ -7,7 +7,7 @@ instances again by that key, so that a worker daemon can be killed and upgraded 
 The order of a life: `start` → (`signal`, `exec`, `stats`, `suspend`, `resume`)* → `stop` or an exit of its own →
 `destroy`, which removes every leftover. The exit record of an instance stays readable until `destroy`.
 
-Every driver passes the conformance suite in `tests/live/driver_conformance.py`. Third parties register drivers under
+Every driver passes the conformance suite in `tests/live/conformance/`. Third parties register drivers under
 the entry point group `hawker.drivers`.
 """
 

@@ -9,16 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import msgspec
 
-from hawker.worker.drivers.base import (
-    ExecResult,
-    Exit,
-    Instance,
-    Limits,
-    LogLine,
-    Process,
-    Stats,
-    Terminal,
-)
+from hawker.worker.drivers.base import ExecResult, Exit, Instance, Limits, LogLine, Process, Stats, Terminal
 from hawker.worker.drivers.supervisor import Supervisor
 from hawker.worker.drivers.terminal import converse
 
