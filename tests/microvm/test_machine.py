@@ -76,7 +76,7 @@ def test_name_service_is_the_hosts_unless_the_machine_names_its_own() -> None:
     dns = Dns(nameservers=["1.1.1.1", "9.9.9.9"], searches=["a.b"], options=["ndots:2"])
     asked = b"nameserver 1.1.1.1\nnameserver 9.9.9.9\nsearch a.b\noptions ndots:2\n"
     assert file(told(ATTACHMENT, dns=dns), "/etc/resolv.conf") == asked
-    assert b"fdaa:0:1::2 named\n" in file(told(ATTACHMENT, hostname="named"), "/etc/hosts")
+    assert b"fdaa:0:1::2\tnamed\n" in file(told(ATTACHMENT, hostname="named"), "/etc/hosts")
 
 
 def test_every_machine_has_an_identity_of_its_own_that_stays() -> None:

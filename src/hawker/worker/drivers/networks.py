@@ -33,3 +33,9 @@ def resolv_conf(dns: Dns, resolver: str) -> str:
     if dns.options:
         lines.append(f"options {' '.join(dns.options)}")
     return "".join(f"{line}\n" for line in lines)
+
+
+def hosts(name: str, address: str) -> str:
+    """A machine's /etc/hosts. `address` is its own, "" for a machine without a network."""
+    lines = ["127.0.0.1\tlocalhost", "::1\tlocalhost ip6-localhost ip6-loopback", f"{address or '127.0.1.1'}\t{name}"]
+    return "".join(f"{line}\n" for line in lines)

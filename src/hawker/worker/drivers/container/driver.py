@@ -39,7 +39,7 @@ from hawker.worker.drivers.container.command import Command, NoCommand, resolve
 from hawker.worker.drivers.container.runtimes import Host, Runtime, look
 from hawker.worker.drivers.container.spec import BadSpec, Place, runtime_spec
 from hawker.worker.drivers.container.users import UnknownUser, User, resolve_user
-from hawker.worker.drivers.networks import must_publish, resolv_conf, wanted_of
+from hawker.worker.drivers.networks import hosts, must_publish, resolv_conf, wanted_of
 from hawker.worker.drivers.refusals import RuntimeKilled, SupervisorLost
 from hawker.worker.drivers.supervised import SupervisedDriver
 from hawker.worker.drivers.supervisor import Supervisor
@@ -306,9 +306,3 @@ def ids_of(machine: str) -> IdMap:
 def sources(spec: InstanceSpec) -> list[str]:
     """Each once: a volume may be at several places."""
     return list(dict.fromkeys(mount.source for mount in spec.mounts))
-
-
-def hosts(name: str, address: str) -> str:
-    lines = ["127.0.0.1\tlocalhost", "::1\tlocalhost ip6-localhost ip6-loopback"]
-    lines.append(f"{address or '127.0.1.1'}\t{name}")
-    return "\n".join(lines) + "\n"

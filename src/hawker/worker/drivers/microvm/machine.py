@@ -11,7 +11,7 @@ from hawker.model.image import ImageConfig
 from hawker.network.base import Attachment
 from hawker.worker.drivers.base import InstanceSpec, StartFailed
 from hawker.worker.drivers.container.command import NoCommand, resolve
-from hawker.worker.drivers.networks import resolv_conf
+from hawker.worker.drivers.networks import hosts, resolv_conf
 
 Pair = tuple[str, bytes | str | int]
 INTERFACE = 2  # the index of eth0: the first after the loopback
@@ -60,14 +60,9 @@ def told(
 
 def _own_files(spec: InstanceSpec, hostname: str, attachment: Attachment | None) -> list[tuple[str, bytes]]:
     identity = blake2b(spec.machine.encode(), digest_size=16, person=b"machine-id").hexdigest()
-    hosts = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
-    if attachment:
-        hosts += f"{attachment.address6} {hostname}\n"
-    else:
-        hosts += f"127.0.1.1 {hostname}\n"
     return [
         ("/etc/hostname", f"{hostname}\n".encode()),
-        ("/etc/hosts", hosts.encode()),
+        ("/etc/hosts", hosts(hostname, attachment.address6 if attachment else "").encode()),
         ("/etc/resolv.conf", resolv_conf(spec.dns, attachment.resolver if attachment else "").encode()),
         ("/etc/machine-id", f"{identity}\n".encode()),
     ]
