@@ -14,7 +14,7 @@ from typing import Any
 from hawker.supervisor import proc
 from hawker.supervisor.common import KILL_AGAIN_S, Common
 from hawker.supervisor.instance import Instance
-from hawker.supervisor.programs import CannotStart
+from hawker.supervisor.programs import CannotStart, Invocation
 from hawker.supervisor.wire import Ask
 
 OUTPUT_BYTES_MAX = 1 << 20
@@ -70,7 +70,7 @@ class Command(_Beside):
         self._output = {read: bytearray() for read, _ in pairs}
         ends = {0: source, 1: pairs[0][1], 2: pairs[1][1]}
         try:
-            instance.run_beside(ask["argv"], ask["env"], ends, None, self._started)
+            instance.run_beside(Invocation(ask["argv"], ask["env"], ends), self._started)
         except (CannotStart, OSError, ValueError) as error:
             self._refuse(str(error))
         finally:
@@ -144,7 +144,7 @@ class Conversation(_Beside):
             for fd in self._ours:
                 os.set_blocking(fd, False)
         try:
-            instance.run_beside(ask["argv"], ask["env"], theirs, terminal, self._started)
+            instance.run_beside(Invocation(ask["argv"], ask["env"], theirs, terminal), self._started)
         except (CannotStart, OSError, ValueError) as error:
             self._refuse(str(error))
         finally:

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import count
 from typing import Any, Final
@@ -21,6 +21,7 @@ from hawker.supervisor import mounts, proc
 from hawker.supervisor.children import Children
 from hawker.supervisor.files import DIRECTORY
 from hawker.supervisor.instance import Beside, Instance, Record
+from hawker.supervisor.programs import Invocation
 from hawker.supervisor.roots import Root, Roots
 
 ID: Final = "c"  # every container has a state directory of its own, so the runtime's name for it may be the same
@@ -56,18 +57,13 @@ class Container(Instance):
         clear_directory(self.directory)
         self.roots.drop(self.root)
 
-    def run_beside(
-        self,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        descriptors: Mapping[int, int],
-        terminal: tuple[int, int] | None,
-        done: Beside,
-    ) -> None:
+    def run_beside(self, invocation: Invocation, done: Beside) -> None:
         with open(f"{self.directory}/config.json") as file:
             process: dict[str, Any] = json.load(file)["process"]
-        process["args"] = list(argv)
-        process["env"] = merged(process.get("env", []), {"TERM": "xterm", **env} if terminal else env)
+        terminal = invocation.terminal
+        env = invocation.environment(dict(entry.split("=", 1) for entry in process.get("env", [])))
+        process["args"] = list(invocation.argv)
+        process["env"] = [f"{name}={value}" for name, value in env.items()]
         process["terminal"] = bool(terminal)
         path = f"{self.directory}/beside-{next(_numbers)}"
         command = ["exec", "--detach", "--process", f"{path}.json", "--pid-file", f"{path}.pid"]
@@ -100,7 +96,7 @@ class Container(Instance):
             runtime = self.children.spawn(
                 runtime_argv(self.record.made_of["runtime"], self.directory, f"{path}.log", *command, ID),
                 {"PATH": os.defpath, proc.MARKER: self.mark},
-                descriptors,
+                invocation.descriptors,
                 ended,
             )
         except OSError:
@@ -180,11 +176,6 @@ def read_pid(path: str) -> int:
             return int(file.read() or 0)
     except FileNotFoundError:
         return 0
-
-
-def merged(env: Sequence[str], more: Mapping[str, str]) -> list[str]:
-    pairs = dict(entry.split("=", 1) for entry in env)
-    return [f"{name}={value}" for name, value in {**pairs, **more}.items()]
 
 
 def _received(listener: socket.socket) -> int:

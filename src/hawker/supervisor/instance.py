@@ -23,7 +23,7 @@ from hawker.supervisor import proc
 from hawker.supervisor.cgroups import CannotResize, Groups, Limits
 from hawker.supervisor.files import Files, RecordFile
 from hawker.supervisor.output import MachineLog, Pipe
-from hawker.supervisor.programs import CannotStart, open_terminal, take_terminal, which
+from hawker.supervisor.programs import CannotStart, Invocation, open_terminal, take_terminal, which
 from hawker.supervisor.words import STATUS, last_words
 
 STREAMS = ("out", "err")
@@ -224,19 +224,12 @@ class Instance:
             raise CannotResize("there are no control groups here")
         self._groups.resize(self.record.group, limits)
 
-    def run_beside(
-        self,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        descriptors: Mapping[int, int],
-        terminal: tuple[int, int] | None,
-        done: Beside,
-    ) -> None:
-        """Start a command with the program's environment and directory, in its group. `descriptors` are its standard
-        ones by number; with `terminal`, columns and rows, it gets one instead. Raises `CannotStart` or OSError."""
-        full = {**proc.environ(self.record.pid), **({"TERM": "xterm"} if terminal else {}), **env}
-        full[proc.MARKER] = self.mark
-        program = which(argv[0], full.get("PATH", os.defpath))
+    def run_beside(self, invocation: Invocation, done: Beside) -> None:
+        """Start a command with the program's environment and directory, in its group. Raises `CannotStart` or
+        OSError."""
+        argv, terminal, descriptors = invocation.argv, invocation.terminal, invocation.descriptors
+        env = {**invocation.environment(proc.environ(self.record.pid)), proc.MARKER: self.mark}
+        program = which(argv[0], env.get("PATH", os.defpath))
         master, slave = open_terminal(*terminal) if terminal else (-1, -1)
         ends = [slave] * 3 if terminal else [descriptors[number] for number in range(3)]
         try:
@@ -244,7 +237,7 @@ class Instance:
                 child = subprocess.Popen(
                     argv,
                     executable=program,
-                    env=full,
+                    env=env,
                     cwd=self.work,
                     stdin=ends[0],
                     stdout=ends[1],

@@ -1,4 +1,4 @@
-"""What a program is started from and with: its file, and a terminal."""
+"""What a program is started from and with: its file, its environment, and a terminal."""
 
 from __future__ import annotations
 
@@ -8,10 +8,27 @@ import os
 import stat as stats
 import struct
 import termios
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 
 class CannotStart(Exception):
     """The program cannot be started; nothing is left of the attempt but its group, if it was made."""
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """Of a command beside a program. `descriptors` are its standard ones by number; with `terminal`, columns and rows,
+    it gets one instead."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    descriptors: Mapping[int, int]
+    terminal: tuple[int, int] | None = None
+
+    def environment(self, program: Mapping[str, str]) -> dict[str, str]:
+        """The command's, where this is the program's."""
+        return {**program, **({"TERM": "xterm"} if self.terminal else {}), **self.env}
 
 
 def which(program: str, path: str) -> str:

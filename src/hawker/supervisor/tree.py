@@ -12,7 +12,7 @@ import contextlib
 import ctypes
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from hawker.supervisor import inside, mounts, proc
@@ -21,7 +21,7 @@ from hawker.supervisor.common import Common
 from hawker.supervisor.container import Container, new_record
 from hawker.supervisor.instance import Beside, Instance
 from hawker.supervisor.making import GO_FD, STATUS_FD, Making
-from hawker.supervisor.programs import open_terminal
+from hawker.supervisor.programs import Invocation, open_terminal
 from hawker.supervisor.words import STATUS, words
 
 TREE: Final = "tree"
@@ -40,26 +40,19 @@ class Tree(Container):
     def describe(self) -> list[dict[str, Any]]:
         return Instance.describe(self)
 
-    def run_beside(
-        self,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        descriptors: Mapping[int, int],
-        terminal: tuple[int, int] | None,
-        done: Beside,
-    ) -> None:
-        program = self._program()
-        full = {**proc.environ(program), **({"TERM": "xterm"} if terminal else {}), **env, proc.MARKER: self.mark}
+    def run_beside(self, invocation: Invocation, done: Beside) -> None:
+        program, terminal = self._program(), invocation.terminal
+        env = {**invocation.environment(proc.environ(program)), proc.MARKER: self.mark}
         made_of = self.record.made_of
-        command = init_argv(made_of["init"], f"/proc/{program}/root", made_of["cwd"], made_of["user"], argv)
+        command = init_argv(made_of["init"], f"/proc/{program}/root", made_of["cwd"], made_of["user"], invocation.argv)
         master, slave = open_terminal(*terminal) if terminal else (-1, -1)
         command[1:1] = ["--go-fd", str(GO_FD)]
         read, tell = os.pipe2(os.O_CLOEXEC)
         wait, go = os.pipe2(os.O_CLOEXEC)
-        ends = {0: slave, 1: slave, 2: slave} if terminal else dict(descriptors)
+        ends = {0: slave, 1: slave, 2: slave} if terminal else dict(invocation.descriptors)
         self.children.expect(True)
         try:
-            pid = self.children.spawn(command, full, {**ends, STATUS_FD: tell, GO_FD: wait}, lambda status: None)
+            pid = self.children.spawn(command, env, {**ends, STATUS_FD: tell, GO_FD: wait}, lambda status: None)
             if self._groups:
                 self._groups.attach(self.record.group, pid)
             os.write(go, b"g")
