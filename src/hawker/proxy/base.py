@@ -1,0 +1,123 @@
+"""What a data plane asks of routing, and what it is told.
+
+    route = router.find(Asked(port=80, host="web.example", ...))
+    lease = route.take(tried) or await route.obtain(tried, deadline)
+    ... connect to lease.address, add lease.headers, pass the request on ...
+    lease.release()                                     # or lease.failed(...), then the next one
+
+Everything up to `take` is one look-up in memory without waiting: it lies on the path of every request. `obtain` may
+hold the request while a machine starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal, Protocol
+
+import msgspec
+
+from hawker.errors import HawkerError
+
+Address = tuple[str, int]
+Header = tuple[bytes, bytes]
+"""Name in lower case, value, as they go over the wire."""
+
+Failure = Literal["refused", "reset", "timeout", "elsewhere", "unhealthy"]
+"""Why a machine did not take a request: nobody listens there (RFC 9293 reset of a SYN), the connection broke before the
+first byte of an answer, nothing came in time, its worker's proxy says that it is not there, an answer that is none."""
+
+
+class Refused(HawkerError):
+    """No machine takes the request. `status` is the answer's, `code` one of the proxy's own ("PR01" and so on, as in
+    the documentation of Fly's proxy), `retry_after_s` goes into Retry-After."""
+
+    def __init__(self, status: int, code: str, message: str, *, hint: str = "", retry_after_s: int = 0) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
+class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request says about who is to take it (fly-force-instance-id, fly-prefer-instance-id, fly-prefer-region,
+    fly-force-region) or what a replay said. Empty: nothing."""
+
+    force_machine: str = ""
+    prefer_machine: str = ""
+    force_regions: tuple[str, ...] = ()
+    prefer_regions: tuple[str, ...] = ()
+    not_machine: str = ""
+    """`elsewhere=true` of a replay: any but the one that said so."""
+
+
+ANY = Wishes()
+
+
+class Lease(Protocol):
+    """A request's place at a machine, counted as in flight until `release` or `failed`, whichever comes first; after
+    that both do nothing.
+
+    `address` is the machine's own where this proxy is its worker's, else that of its worker's proxy. `headers` are to
+    be added to the request, and take the place of any of the same names: the backhaul's, empty to a machine itself.
+    `phases` are the seconds that look-up, start, and readiness took, by name, for the answer's timing header.
+    """
+
+    machine: str
+    region: str
+    address: Address
+    headers: tuple[Header, ...]
+    phases: dict[str, float]
+
+    def release(self) -> None: ...
+
+    def failed(self, how: Failure) -> None: ...
+
+
+class Route(Protocol):
+    """A service of an app, as one public port shows it. Valid for one request: ask again for the next."""
+
+    app: str
+    port: ServicePort
+
+    def take(self, wishes: Wishes = ANY, tried: Collection[str] = ()) -> Lease | None:
+        """A machine that runs and has room below its soft limit, at once, or None: `obtain` it then."""
+        ...
+
+    async def obtain(self, wishes: Wishes = ANY, tried: Collection[str] = (), *, deadline: float) -> Lease:
+        """Hold the request until a machine takes it, at most until `deadline` (of the loop's clock). Starts one where
+        none can. Raises `Refused`; when it is cancelled, what it held is released."""
+        ...
+
+
+class ServicePort(msgspec.Struct, frozen=True, kw_only=True):
+    """What a data plane needs to know of a service's public port. `handlers` as in the machines' configuration; none:
+    bytes pass as they come. Times in seconds."""
+
+    handlers: tuple[str, ...] = ()
+    force_https: bool = False
+    h2_backend: bool = False
+    proxy_protocol: Literal["", "v1", "v2"] = ""
+    idle_timeout_s: float = 60.0
+    headers_read_timeout_s: float = 10.0
+    pristine: bool = False
+    compress: bool = False
+    set_headers: tuple[Header, ...] = ()
+    removed_headers: frozenset[bytes] = frozenset()
+    alpn: tuple[str, ...] = ("h2", "http/1.1")
+
+
+class Router(Protocol):
+    """Finds routes. `find` raises `Refused` (404 for a host or a port that nobody serves)."""
+
+    def find(self, port: int, host: str) -> Route | None:
+        """The route of `host` (without its port, lower case; for bytes the server name of TLS, or "") at a public port.
+        None: this app was not asked for before; `await load(port, host)` gives it then."""
+        ...
+
+    async def load(self, port: int, host: str) -> Route: ...
+
+    def inner(self, app: str, port: int, machine: str) -> Route:
+        """A request that came over the backhaul: of this app and public port, for this machine of this worker; an empty
+        machine leaves the choice within the region to this proxy. Raises `Refused` with code "elsewhere" when the
+        machine is not this worker's or not there any more."""
+        ...
