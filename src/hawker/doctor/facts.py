@@ -3,7 +3,6 @@ is written and removed to time the disk."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import os
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from hawker import subids
 from hawker.agent.settings import host_port
 
 _SYNCS = 11
@@ -88,7 +88,7 @@ def gather(directory: Path, addresses: Sequence[str]) -> Facts:
         cgroups=kind,
         controllers=controllers,
         compiler=shutil.which("cc") or shutil.which("gcc") or "",
-        subordinate_ids=bool(shutil.which("newuidmap")) and _has_subordinate_ids(),
+        subordinate_ids=all(shutil.which(tool) and subids.ranges(file) for tool, file in subids.TOOLS),
         clock_synchronised=_clock_synchronised(),
         addresses=tuple(Address(text=text, problem=_why_not_bound(text)) for text in addresses),
         disk=_disk(directory),
@@ -141,15 +141,6 @@ def _usable_v2(root: Path) -> frozenset[str]:
     if not os.access(where / "cgroup.subtree_control", os.W_OK):
         return frozenset()
     return frozenset(" ".join(_lines(str(where / "cgroup.controllers"))).split())
-
-
-def _has_subordinate_ids() -> bool:
-    import pwd
-
-    names = {str(os.geteuid())}
-    with contextlib.suppress(KeyError):
-        names.add(pwd.getpwuid(os.geteuid()).pw_name)
-    return all(any(line.split(":")[0] in names for line in _lines(path)) for path in ("/etc/subuid", "/etc/subgid"))
 
 
 def _clock_synchronised() -> bool | None:

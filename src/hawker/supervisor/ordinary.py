@@ -1,7 +1,7 @@
 """What an ordinary user's supervisor does to mount and to run containers: it becomes root of a user namespace.
 
 Root there is the user itself, and its other users are those that /etc/subuid and /etc/subgid give it, in their order
-from 1 on: as layers are unpacked, so that what they own is theirs. The tools of Debian's package `uidmap` map them.
+from 1 on (`hawker.subids`): as layers are unpacked, so that what they own is theirs.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import pwd
 import shutil
-import subprocess
+
+from hawker import subids
 
 CLONE_NEWUSER = 0x10000000
 ALL = 2**32 - 1
 LEAST = 65535  # subordinate ids, so that every usual one is there
-_TOOLS = (("newuidmap", "/etc/subuid"), ("newgidmap", "/etc/subgid"))
 _SWITCHES = {  # files that forbid user namespaces to ordinary users when they say so
     "/proc/sys/kernel/unprivileged_userns_clone": "0",
     "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1",
@@ -29,12 +28,12 @@ def missing() -> str:
     for path, value in _SWITCHES.items():
         if _read(path).strip() == value:
             return f"user namespaces are forbidden to ordinary users here ({path} is {value})"
-    for tool, _ in _TOOLS:
+    for tool, _ in subids.TOOLS:
         if shutil.which(tool) is None:
             return f"{tool} is missing: apt install uidmap"
-    name = _name()
-    for _, file in _TOOLS:
-        if sum(count for _, count in _ranges(file)) < LEAST:
+    name = subids.user_name()
+    for _, file in subids.TOOLS:
+        if sum(count for _, count in subids.ranges(file)) < LEAST:
             return f"{file} gives {name} fewer than {LEAST} ids: usermod --add-subuids 100000-165535 --add-subgids " + (
                 f"100000-165535 {name}"
             )
@@ -67,7 +66,7 @@ def _make(libc: ctypes.CDLL) -> None:
         text = "?"
         try:
             os.close(go)
-            text = _map(pid) if os.read(ready, 1) else ""
+            text = subids.map_users(pid) if os.read(ready, 1) else ""
         finally:
             os.write(say, text.encode())
             os._exit(0)
@@ -89,38 +88,6 @@ def _make(libc: ctypes.CDLL) -> None:
 def inside() -> bool:
     """Whether this process is in a user namespace: there is root, but not the host's."""
     return _read("/proc/self/uid_map").split() != ["0", "0", str(ALL)]
-
-
-def _map(pid: int) -> str:
-    """Gives what went wrong."""
-    for (tool, file), own in zip(_TOOLS, (os.getuid(), os.getgid()), strict=True):
-        words, number = ["0", str(own), "1"], 1
-        for first, count in _ranges(file):
-            words += [str(number), str(first), str(count)]
-            number += count
-        done = subprocess.run([tool, str(pid), *words], capture_output=True, text=True)
-        if done.returncode != 0:
-            return done.stderr.strip() or f"{tool} ended with {done.returncode}"
-    return ""
-
-
-def _ranges(file: str) -> list[tuple[int, int]]:
-    """(first, count) of the user's subordinate ids; subuid(5)."""
-    names = {str(os.getuid()), _name()}
-    found = []
-    for line in _read(file).splitlines():
-        name, _, rest = line.strip().partition(":")
-        first, _, count = rest.partition(":")
-        if name in names and first.isdigit() and count.isdigit():
-            found.append((int(first), int(count)))
-    return found
-
-
-def _name() -> str:
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
 
 
 def _read(path: str) -> str:

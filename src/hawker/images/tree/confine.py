@@ -40,12 +40,14 @@ def die_with(parent: int) -> None:
 def enter_user_namespace() -> bool:
     """Become root of a user namespace, in a child of this process; this process returns never. Returns whether there
     are other users in it."""
+    from hawker import subids  # takes longer to load than all the rest here
+
     ready, go = os.pipe(), os.pipe()
     uid, gid = os.getuid(), os.getgid()
     if pid := os.fork():
         os.close(ready[1])
         os.close(go[0])
-        mapped = os.read(ready[0], 1) and _map_users(pid, uid, gid)
+        mapped = os.read(ready[0], 1) and not subids.map_users(pid)
         os.write(go[1], b"y" if mapped else b"n")
         _pass_on(pid)
     die_with(os.getppid())
@@ -111,45 +113,6 @@ def write_back(directory: str) -> None:
         _call(_libc.syncfs(fd))
     finally:
         os.close(fd)
-
-
-def _map_users(pid: int, uid: int, gid: int) -> bool:
-    """Map root to us and the other users to ours in /etc/subuid and /etc/subgid. They are the system's to give, so its
-    tools must be asked."""
-    import shutil
-    import subprocess
-
-    for tool, file, own in (("newuidmap", "/etc/subuid", uid), ("newgidmap", "/etc/subgid", gid)):
-        path, ranges = shutil.which(tool), _sub_ids(file, uid)
-        if path is None or not ranges:
-            return False
-        inside, words = 1, ["0", str(own), "1"]
-        for first, count in ranges:
-            words += [str(inside), str(first), str(count)]
-            inside += count
-        if subprocess.run([path, str(pid), *words], capture_output=True).returncode != 0:
-            return False
-    return True
-
-
-def _sub_ids(file: str, uid: int) -> list[tuple[int, int]]:
-    import pwd
-
-    try:
-        names = {str(uid), pwd.getpwuid(uid).pw_name}
-    except KeyError:
-        names = {str(uid)}
-    ranges = []
-    try:
-        with open(file) as lines:
-            for line in lines:
-                name, _, rest = line.strip().partition(":")
-                first, _, count = rest.partition(":")
-                if name in names and first.isdigit() and count.isdigit():
-                    ranges.append((int(first), int(count)))
-    except OSError:
-        return []
-    return ranges
 
 
 def _pass_on(pid: int) -> None:
