@@ -28,6 +28,7 @@ from hawker.errors import Conflict, Invalid, NotBuilt, NotFound, Refused, Unreac
 from hawker.host import Host
 from hawker.http.app import OWNER, REQUEST_ID, Handler, Serving, Tokens, reply
 from hawker.http.call import Call
+from hawker.http.image_calls import image_handlers
 from hawker.http.openapi import document
 from hawker.model import api
 from hawker.model.config import accept_config
@@ -90,7 +91,7 @@ class Broker:
             **dict.fromkeys(("Hawker_run", "Hawker_retry_run", "Hawker_cancel_run"), self._passing.run_call),
             **(self._reading.handlers() if self._reading else dict.fromkeys(CatalogApi.OPS, no_catalog)),
             "Hawker_sql": self.sql,
-            **self._images.handlers(),
+            **image_handlers(self._images),
             "Health": self.health,
             "OpenAPI": self.openapi,
         }

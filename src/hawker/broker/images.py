@@ -24,7 +24,7 @@ from hawker.client.connection import Response as PeerResponse
 from hawker.core.ranking import Policy
 from hawker.errors import Conflict, HawkerError, Invalid, NotFound, PreconditionFailed, Unreachable
 from hawker.host import Host
-from hawker.http.app import OWNER, REQUEST_ID, Handler
+from hawker.http.app import OWNER, REQUEST_ID
 from hawker.http.call import Call
 from hawker.http.events import EventStream, event
 from hawker.model import image_api
@@ -42,27 +42,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ImageRelay:
-    """Handlers by operation in `handlers()`."""
+    """See `ImageCalls`."""
 
     def __init__(self, fleet: Fleet, passing: Passing, host: Host, policy: Policy) -> None:
         self._fleet = fleet
         self._passing = passing
         self._host = host
         self._policy = policy
-
-    def handlers(self) -> dict[str, Handler]:
-        return {
-            "Images_list": self.list_images,
-            "Images_show": self.show,
-            "Images_remove": self.remove,
-            "Images_pull": self.pull,
-            "Images_prefetch": self.prefetch,
-            "Images_push": self.push,
-            "Images_begin_upload": self.begin_upload,
-            "Images_upload": self.upload,
-            "Images_drop_upload": self.upload,
-            "Images_import": self.import_image,
-        }
 
     async def list_images(self, call: Call) -> Any:
         return await self._gathered(call, self._asked(call))
@@ -122,6 +108,9 @@ class ImageRelay:
 
     async def upload(self, call: Call) -> Any:
         return await self._passing.send(self._link(call.query("worker")), call)
+
+    async def drop_upload(self, call: Call) -> Any:
+        return await self.upload(call)
 
     async def import_image(self, call: Call) -> Any:
         body = call.read(image_api.ImportImage)

@@ -27,6 +27,7 @@ from hawker.images.service import Images, Listed
 from hawker.images.tree.archive import Archived, read_archive, read_files
 from hawker.model import api, image_api
 from hawker.model.image import Image, ImageConfig
+from hawker.model.image_endpoints import IMAGE_ENDPOINTS
 from hawker.model.values import ImageRef, check_image, is_digest, is_host_image
 from hawker.telemetry import get_logger
 from hawker.worker.peers import Named
@@ -43,7 +44,7 @@ Work = Callable[[Callable[[Progress], None]], Awaitable[Image]]
 
 
 class ImageApi:
-    """Handlers by operation in `handlers()`, agents' by (method, path) in `routes()`. `close` ends what still runs."""
+    """See `ImageCalls`; for agents handlers by (method, path) in `routes()`. `close` ends what still runs."""
 
     def __init__(self, images: Images, uploads: Uploads, worker: str, region: str) -> None:
         self._images = images
@@ -52,20 +53,6 @@ class ImageApi:
         self._region = region
         self._jobs: dict[asyncio.Task[Image], None] = {}
         self._sending = 0
-
-    def handlers(self) -> dict[str, Handler]:
-        return {
-            "Images_list": self.list_images,
-            "Images_show": self.show,
-            "Images_remove": self.remove,
-            "Images_pull": self.pull,
-            "Images_prefetch": self.prefetch,
-            "Images_push": self.push,
-            "Images_begin_upload": self.begin_upload,
-            "Images_upload": self.upload,
-            "Images_drop_upload": self.drop_upload,
-            "Images_import": self.import_image,
-        }
 
     def routes(self) -> dict[tuple[str, str], Handler]:
         return {
@@ -375,20 +362,7 @@ def no_images() -> dict[str, Handler]:
     async def refuse(call: Call) -> Any:
         raise PreconditionFailed("this worker keeps no images", hint="none of its drivers runs any")
 
-    return dict.fromkeys(OPERATIONS, refuse)
+    return dict.fromkeys((endpoint.op for endpoint in IMAGE_ENDPOINTS), refuse)
 
-
-OPERATIONS = (
-    "Images_list",
-    "Images_show",
-    "Images_remove",
-    "Images_pull",
-    "Images_prefetch",
-    "Images_push",
-    "Images_begin_upload",
-    "Images_upload",
-    "Images_drop_upload",
-    "Images_import",
-)
 
 _logger = get_logger()

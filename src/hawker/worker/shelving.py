@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hawker.catalog.view import View
 from hawker.host import Host
 from hawker.http.app import Handler
+from hawker.http.image_calls import image_handlers
 from hawker.images.base import ImageSource
 from hawker.images.service import Images
 from hawker.store.db import Store
@@ -57,7 +58,7 @@ class Shelving:
             images.namers.append(self._peers.resolve)
 
     def handlers(self) -> dict[str, Handler]:
-        return self._api.handlers() if self._api else no_images()
+        return image_handlers(self._api) if self._api else no_images()
 
     def routes(self) -> dict[tuple[str, str], Handler]:
         return self._api.routes() if self._api else {}
