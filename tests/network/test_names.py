@@ -165,6 +165,12 @@ def test_a_name_with_records_has_no_ancestor_that_is_not_there(labels: list[str]
             assert answer(NETWORK, tuple(labels[cut:])).exists, f"{labels[cut:]} above {labels}"
 
 
+@pytest.mark.parametrize("name", ["_instances", "all._instances"])
+def test_a_list_of_all_machines_is_made_once_for_all_who_ask(name: str) -> None:
+    assert ask(name).text
+    assert ask(name) is ask(name)
+
+
 def test_a_list_that_is_too_long_for_a_message_ends_with_a_whole_item() -> None:
     many = Network(here="ord", machines={"web": tuple(machine(n) for n in range(5000))})
     text = ask("vms.web", many).text

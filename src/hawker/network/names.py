@@ -17,6 +17,7 @@ A name that is there and has no such record is told from one that is not (RFC 23
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from hashlib import blake2b
 from typing import Literal
 
@@ -50,15 +51,32 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         return self.state == STARTED and not self.cordoned and not self.hidden
 
 
-class Network(msgspec.Struct, frozen=True, kw_only=True):
+class Network(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One network as its machines see it. `machines` by app, for every app there is; `regions` are all there are;
-    `distance` of a region from here in ms, for those it is known of; `api` where the API answers."""
+    `distance` of a region from here in ms, for those it is known of; `api` where the API answers. What takes a look at
+    all its machines is made with the first question for it, and kept."""
 
     here: str
     machines: Mapping[str, tuple[Machine, ...]]
     regions: frozenset[str] = frozenset()
     distance: Mapping[str, float] = {}
     api: tuple[str, ...] = ()
+
+    @cached_property
+    def started(self) -> Answer:
+        return _text(map(_instance, filter(_is_started, self._all())), ";")
+
+    @cached_property
+    def instances(self) -> Answer:
+        return _text(map(_instance, self._all()), ";")
+
+    @cached_property
+    def owners(self) -> Mapping[str, str]:
+        """Machines' names without the zone, by their addresses."""
+        return {machine.address: f"{machine.id}.vm.{machine.app}" for machine in self._all()}
+
+    def _all(self) -> Iterable[Machine]:
+        return (machine for _, machines in sorted(self.machines.items()) for machine in machines)
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,9 +105,9 @@ def answer(network: Network, labels: tuple[str, ...], asker: str = "") -> Answer
         case ("_apps",):
             return _text(sorted(network.machines), ",")
         case ("_instances",):
-            return _text(map(_instance, filter(_is_started, _all(network))), ";")
+            return network.started
         case ("all", "_instances"):
-            return _text(map(_instance, _all(network)), ";")
+            return network.instances
         case (*rest, app) if app in network.machines:
             return _of_app(network, network.machines[app], tuple(rest), asker)
         case _:
@@ -98,8 +116,7 @@ def answer(network: Network, labels: tuple[str, ...], asker: str = "") -> Answer
 
 def owner(network: Network, address: str) -> str:
     """The name of the machine at an address, without the zone, or ""."""
-    found = next((machine for machine in _all(network) if machine.address == address), None)
-    return f"{found.id}.vm.{found.app}" if found else ""
+    return network.owners.get(address, "")
 
 
 def _of_app(network: Network, machines: tuple[Machine, ...], labels: tuple[str, ...], asker: str) -> Answer:
@@ -147,10 +164,6 @@ def _nearest(network: Network, listed: list[Machine], top: str, asker: str) -> A
 
     near = sorted(listed, key=rank)[: int(count)]
     return Answer(kind="AAAA", addresses=tuple(machine.address for machine in near), ordered=True)
-
-
-def _all(network: Network) -> list[Machine]:
-    return [machine for _, machines in sorted(network.machines.items()) for machine in machines]
 
 
 def _is_started(machine: Machine) -> bool:
