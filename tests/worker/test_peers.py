@@ -15,6 +15,7 @@ from tests.kit.image_markets import market
 from tests.kit.images import have
 from tests.kit.oci import file, image, layer
 from tests.kit.shelves import digest
+from tests.kit.waiting import eventually
 
 from hawker.core.sketch import short
 from hawker.errors import NotFound, TooManyRequests
@@ -23,7 +24,7 @@ from hawker.http.app import AGENT, Handler, Serving, Tokens
 from hawker.http.call import Call
 from hawker.http.server import serve
 from hawker.telemetry import Metrics
-from hawker.worker.peers import Named, Peers
+from hawker.worker.peers import LOOK_S, Named, Peers
 
 SHOP = "registry.invalid/shop:1"
 BLOB = b"the bytes of a layer" * 1000
@@ -70,14 +71,16 @@ class Rows:
     def __init__(self, rows: list[tuple[Any, ...]]) -> None:
         self.on_applied: list[Any] = []
         self._rows = rows
+        self.looks = 0
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         assert values == ("ord", "me")
+        self.looks += 1
         return self._rows
 
 
 @asynccontextmanager
-async def region(*others: Other) -> AsyncIterator[Peers]:
+async def region(*others: Other, look_s: float = LOOK_S) -> AsyncIterator[Peers]:
     servers, rows = [], []
     host = Host(lambda: 1_800_000_000.0, Random(5))
     for other in others:
@@ -90,7 +93,7 @@ async def region(*others: Other) -> AsyncIterator[Peers]:
         port = server._server.sockets[0].getsockname()[1]
         hashes = msgspec.json.encode([short(DIGEST), short(SHOP)] if other.sketched else []).decode()
         rows.append((other.name, "127.0.0.1", port, hashes, "[]"))
-    peers = Peers("me", "ord", Rows(rows), "token", host)
+    peers = Peers("me", "ord", Rows(rows), "token", host, look_s=look_s)
     try:
         yield peers
     finally:
@@ -169,13 +172,42 @@ async def test_a_silent_one_costs_a_moment() -> None:
             assert await read(peers) == BLOB
 
 
+def rows_of(peers: Peers) -> Rows:
+    assert isinstance(peers._view, Rows)
+    return peers._view
+
+
+async def test_the_catalog_is_looked_at_once_for_all_that_is_fetched_within_a_moment() -> None:
+    one = Other("one")
+    one.has = one.sketched = True
+    async with region(one) as peers:
+        assert await peers.resolve(SHOP) == DIGEST
+        assert await read(peers) == BLOB
+        assert await read(peers) is None
+        assert rows_of(peers).looks == 1
+
+
+async def test_what_the_catalog_learns_shows_a_moment_later() -> None:
+    one = Other("one")
+    one.has = one.sketched = True
+    async with region(one, look_s=0.01) as peers:
+        rows = rows_of(peers)._rows
+        there = rows.pop()
+        assert await peers.resolve(SHOP) is None
+        rows.append(there)
+
+        async def found() -> bool:
+            return await peers.resolve(SHOP) == DIGEST
+
+        await eventually(found, "the worker is asked")
+
+
 async def test_one_that_takes_no_connection_is_passed_over() -> None:
     fine = Other("fine")
     fine.has = fine.sketched = True
     async with region(fine) as peers:
-        view = peers._view
-        assert isinstance(view, Rows)
-        view._rows.insert(0, ("down", "127.0.0.1", 1, view._rows[0][3], "[]"))
+        rows = rows_of(peers)._rows
+        rows.insert(0, ("down", "127.0.0.1", 1, rows[0][3], "[]"))
         assert await read(peers) == BLOB
 
 

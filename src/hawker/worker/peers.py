@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -33,6 +34,8 @@ AGAIN_S = 10.0
 """So long one that has sent a blob is not asked for it again."""
 TIMES = 3
 """A transfer that was cut off, or brought wrong bytes, asks peers so often before it asks a registry."""
+LOOK_S = 2.0
+"""So long one look at the catalog serves, so that a pull takes one for all its blobs. Sketches are older than that."""
 NAMES_BYTES_MAX = 64 << 10
 
 
@@ -52,12 +55,15 @@ class Peers:
     """The other workers of one worker's region, as `view` tells of them. As a function it is an image transfer's
     `Peer`: `(digest, size, offset)` gives the blob's bytes from `offset` on, or None."""
 
-    def __init__(self, name: str, region: str, view: View, token: str, host: Host) -> None:
+    def __init__(self, name: str, region: str, view: View, token: str, host: Host, *, look_s: float = LOOK_S) -> None:
         self._name = name
         self._region = region
         self._view = view
         self._headers = {"authorization": f"Bearer {token}"}
         self._host = host
+        self._look_s = look_s
+        self._seen: list[tuple[Any, ...]] | None = None
+        self._looking_again: asyncio.TimerHandle | None = None
         self._peers: dict[_Place, Peer] = {}
         self._bytes_per_s: dict[str, float] = {}
         self._nobody: dict[str, float] = {}  # digests that nobody had, a moment ago
@@ -94,23 +100,20 @@ class Peers:
         return None
 
     async def close(self) -> None:
+        if self._looking_again:
+            self._looking_again.cancel()
         peers = list(self._peers.values())
         self._peers.clear()
         await asyncio.gather(*(peer.close() for peer in peers))
 
     def _candidates(self, name: str) -> tuple[list[_Place], list[_Place]]:
         """Those that a sketch says have it, the fastest first, and some of the others, in any order."""
-        rows = self._view.rows(
-            "select w.name, w.host, w.port, i.names, i.layers from workers w left join images i on i.id = w.name "
-            "and i.worker = w.name where w.region = ? and w.name <> ? order by w.name",
-            (self._region, self._name),
-        )
         wanted = f'"{short(name)}"'
         said: list[_Place] = []
         others: list[_Place] = []
         now = asyncio.get_running_loop().time()
         self._gave = {key: at for key, at in self._gave.items() if now - at < AGAIN_S}
-        for worker, host, port, names, layers in rows:
+        for worker, host, port, names, layers in self._rows():
             if (worker, name) in self._gave:
                 continue
             has = wanted in (names or "") or wanted in (layers or "")
@@ -118,8 +121,22 @@ class Peers:
         self._host.rng.shuffle(said)
         said.sort(key=lambda place: -self._bytes_per_s.get(place.name, float("inf")))  # who was never asked gets a turn
         drawn = self._host.rng.sample(others, min(ASKED_MOST, len(others)))
-        self._forget_all_but({_Place(worker, host, port) for worker, host, port, *_ in rows})
         return said, drawn
+
+    def _rows(self) -> list[tuple[Any, ...]]:
+        """The region's other workers, each with its sketch."""
+        if self._seen is None:
+            self._seen = self._view.rows(
+                "select w.name, w.host, w.port, i.names, i.layers from workers w left join images i on i.id = w.name "
+                "and i.worker = w.name where w.region = ? and w.name <> ? order by w.name",
+                (self._region, self._name),
+            )
+            self._looking_again = asyncio.get_running_loop().call_later(self._look_s, self._look_again)
+            self._forget_all_but({_Place(worker, host, port) for worker, host, port, *_ in self._seen})
+        return self._seen
+
+    def _look_again(self) -> None:
+        self._seen = None
 
     async def _ask(self, places: Sequence[_Place], method: str, target: str) -> Mapping[_Place, Response]:
         """All at once; those that answered with 200, the first to answer first."""
