@@ -22,6 +22,7 @@ from hawker.model.inside_api import (
     frame,
     frames,
 )
+from hawker.worker.drivers.base import StartFailed
 from hawker.worker.sessions import INPUT_BYTES_MAX, INPUT_S, SESSIONS_MAX, Sessions
 
 
@@ -35,8 +36,13 @@ class Command:
         self.hungry.set()
         self.input_ended = False
         self.window = (0, 0)
+        self.started = False
         self.closed = False
         self.status: tuple[int, int | None] = (0, None)
+
+    async def start(self) -> Command:
+        self.started = True
+        return self
 
     async def read(self) -> tuple[Literal["stdout", "stderr"], bytes] | None:
         return await self.writes.get()
@@ -80,7 +86,7 @@ def test_frames_are_read_wherever_they_are_cut() -> None:
 @virtual_time
 async def test_what_a_command_writes_comes_in_its_order_and_its_end_last() -> None:
     sessions, command = Sessions(virtual_host()), Command()
-    name = sessions.add("m", command)
+    name = await sessions.open("m", command.start)
     for chunk in (("stdout", b"a"), ("stderr", b"b"), ("stdout", b"c")):
         command.writes.put_nowait(chunk)
     command.writes.put_nowait(None)
@@ -99,7 +105,7 @@ async def test_what_a_command_writes_comes_in_its_order_and_its_end_last() -> No
 @virtual_time
 async def test_a_quiet_command_is_said_to_be_quiet() -> None:
     sessions, command = Sessions(virtual_host()), Command()
-    output = sessions.get("m", sessions.add("m", command)).output()
+    output = sessions.get("m", await sessions.open("m", command.start)).output()
     loop = asyncio.get_running_loop()
     began = loop.time()
     assert frames(bytearray(await anext(output))) == [(KIND_QUIET, b"")]
@@ -111,7 +117,7 @@ async def test_a_quiet_command_is_said_to_be_quiet() -> None:
 async def test_a_command_waits_for_its_reader() -> None:
     """Nothing is read ahead: what nobody takes stays with the command, and so do later pieces."""
     sessions, command = Sessions(virtual_host()), Command()
-    output = sessions.get("m", sessions.add("m", command)).output()
+    output = sessions.get("m", await sessions.open("m", command.start)).output()
     for n in range(10):
         command.writes.put_nowait(("stdout", b"%d" % n))
     await taken(output, 1)
@@ -123,7 +129,7 @@ async def test_a_command_waits_for_its_reader() -> None:
 @virtual_time
 async def test_another_reader_takes_over_where_the_first_one_was() -> None:
     sessions, command = Sessions(virtual_host()), Command()
-    session = sessions.get("m", sessions.add("m", command))
+    session = sessions.get("m", await sessions.open("m", command.start))
     first = session.output()
     command.writes.put_nowait(("stdout", b"1"))
     assert await taken(first, 1) == [(KIND_STDOUT, b"1")]
@@ -143,7 +149,7 @@ async def test_another_reader_takes_over_where_the_first_one_was() -> None:
 @virtual_time
 async def test_a_command_that_nobody_begins_to_read_is_killed() -> None:
     sessions, command = Sessions(virtual_host()), Command()
-    sessions.add("m", command)
+    await sessions.open("m", command.start)
     await asyncio.sleep(FIRST_S - 1)
     assert not command.closed
     await asyncio.sleep(2)
@@ -153,7 +159,7 @@ async def test_a_command_that_nobody_begins_to_read_is_killed() -> None:
 @virtual_time
 async def test_a_command_whose_reader_has_gone_away_is_killed_unless_it_comes_back() -> None:
     sessions, command = Sessions(virtual_host()), Command()
-    session = sessions.get("m", sessions.add("m", command))
+    session = sessions.get("m", await sessions.open("m", command.start))
     for stays in (True, False):
         output = session.output()
         command.writes.put_nowait(("stdout", b"x"))
@@ -166,7 +172,7 @@ async def test_a_command_whose_reader_has_gone_away_is_killed_unless_it_comes_ba
 @virtual_time
 async def test_input_is_given_in_its_order_and_ends() -> None:
     sessions, command = Sessions(virtual_host()), Command()
-    session = sessions.get("m", sessions.add("m", command))
+    session = sessions.get("m", await sessions.open("m", command.start))
     await session.write(b"a", end=False)
     await session.write(b"b", end=True)
     await session.resize(100, 30)
@@ -178,7 +184,7 @@ async def test_input_is_given_in_its_order_and_ends() -> None:
 @virtual_time
 async def test_a_command_that_does_not_read_is_given_no_more_than_so_much() -> None:
     sessions, command = Sessions(virtual_host()), Command()
-    session = sessions.get("m", sessions.add("m", command))
+    session = sessions.get("m", await sessions.open("m", command.start))
     command.hungry.clear()
     await session.write(bytes(INPUT_BYTES_MAX), end=False)
     loop = asyncio.get_running_loop()
@@ -198,7 +204,7 @@ async def test_a_command_that_does_not_read_is_given_no_more_than_so_much() -> N
 @virtual_time
 async def test_a_session_belongs_to_its_machine_and_ends_when_it_is_closed() -> None:
     sessions, command = Sessions(virtual_host()), Command()
-    name = sessions.add("m", command)
+    name = await sessions.open("m", command.start)
     with pytest.raises(NotFound):
         sessions.get("another", name)
     with pytest.raises(NotFound):
@@ -214,9 +220,28 @@ async def test_sessions_are_counted_and_end_with_their_worker() -> None:
     sessions = Sessions(virtual_host())
     commands = [Command() for _ in range(SESSIONS_MAX)]
     for command in commands:
-        sessions.check()
-        sessions.add("m", command)
+        await sessions.open("m", command.start)
+    late = Command()
     with pytest.raises(TooManyRequests):
-        sessions.check()
+        await sessions.open("m", late.start)
+    assert not late.started
     await sessions.close()
     assert all(command.closed for command in commands)
+
+
+@virtual_time
+async def test_commands_that_are_being_started_count_and_one_that_cannot_be_counts_no_more() -> None:
+    sessions, go = Sessions(virtual_host()), asyncio.Event()
+
+    async def fail() -> Command:
+        await go.wait()
+        raise StartFailed("no such program")
+
+    starting = [asyncio.ensure_future(sessions.open("m", fail)) for _ in range(SESSIONS_MAX)]
+    await asyncio.sleep(0)
+    with pytest.raises(TooManyRequests):
+        await sessions.open("m", Command().start)
+    go.set()
+    assert {type(found) for found in await asyncio.gather(*starting, return_exceptions=True)} == {StartFailed}
+    assert await sessions.open("m", Command().start)
+    await sessions.close()

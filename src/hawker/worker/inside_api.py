@@ -15,7 +15,7 @@ from hawker.model.config import check_config
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow
 from hawker.store.db import Store
-from hawker.worker.drivers.base import NotSupported, StartFailed, UnknownInstance
+from hawker.worker.drivers.base import NotSupported, StartFailed, Terminal, UnknownInstance
 from hawker.worker.drivers.several import Runtimes
 from hawker.worker.machine_log import get_machine
 from hawker.worker.machines import Machines
@@ -95,18 +95,21 @@ class InsideApi:
             if not name or "=" in name or "\0" in name + value:
                 raise Invalid(f"env.{name}", value, "a name has at least one character and neither '=' nor NUL")
         row = self._running(call)
-        self._sessions.check()
-        try:
-            terminal = await self._driver.of(row.driver).terminal(
+
+        async def start() -> Terminal:
+            return await self._driver.of(row.driver).terminal(
                 row.instance, body.command, tty=body.tty, env=body.env, columns=body.columns, rows=body.rows
             )
+
+        try:
+            session_id = await self._sessions.open(row.id, start)
         except UnknownInstance:
             raise PreconditionFailed(f"failed_precondition: machine {row.id} has just ended") from None
         except NotSupported:
             raise NotBuilt("command", body.command, f"the {row.driver} driver has no sessions; use exec") from None
         except StartFailed as error:
             raise CannotStart("command", body.command, str(error)) from None
-        return inside_api.Session(id=self._sessions.add(row.id, terminal))
+        return inside_api.Session(id=session_id)
 
     async def read_session(self, call: Call) -> Any:
         session = self._session(call)

@@ -7,7 +7,7 @@ slow makes the command wait. What is to be written waits here, up to `INPUT_BYTE
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from hawker.errors import NotFound, TooManyRequests
 from hawker.host import Host
@@ -37,15 +37,19 @@ class Sessions:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._sessions: dict[str, Session] = {}
+        self._opening = 0
         self._closing: set[asyncio.Task[None]] = set()
 
-    def check(self) -> None:
-        """Raises `TooManyRequests`: before anything is started."""
-        if len(self._sessions) >= SESSIONS_MAX:
+    async def open(self, machine: str, start: Callable[[], Awaitable[Terminal]]) -> str:
+        """The id of a session with the command that `start` starts. Raises `TooManyRequests` before that, and what
+        `start` raises."""
+        if len(self._sessions) + self._opening >= SESSIONS_MAX:
             raise TooManyRequests(f"this worker has {SESSIONS_MAX} sessions already; close some")
-
-    def add(self, machine: str, terminal: Terminal) -> str:
-        """The id of a session with a command that was started."""
+        self._opening += 1
+        try:
+            terminal = await start()
+        finally:
+            self._opening -= 1
         session_id = self._host.token(128)
         self._sessions[session_id] = Session(machine, terminal, lambda: self._drop(session_id))
         return session_id
