@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hawker.catalog.ingest import BULK_LEAST
 from hawker.catalog.replica import Outcome, Replica
 from hawker.catalog.schema import TABLES, Columns, Count, Table, Text
+from hawker.catalog.view import Changed
 from hawker.core import hlc
 from hawker.core.ownerlog import REORDER_MOST
 from hawker.errors import DiskFull, StoreError
@@ -508,6 +509,34 @@ def test_readers_are_told_which_tables_may_have_changed(replica: Replica) -> Non
     replica.receive([version(1), version(2, ("services", "s", {}), ("nix", "k", {}))])
     replica.receive([version(2)])
     assert hints == [("machines", "services")]
+
+
+def test_readers_that_keep_rows_are_told_which_may_have_changed(replica: Replica) -> None:
+    told: list[Changed] = []
+    begun(replica)
+    replica.on_rows.append(told.append)
+    replica.receive([version(1), version(2, ("services", "s", {}), ("nix", "k", {}))])
+    replica.receive([version(2)])
+    replica.receive([version(3, ("services", "s", None), ("machines", "bad", {"name": 7}))])
+    assert told == [{"machines": {"m1"}, "services": {"s"}}, {"machines": {"bad"}, "services": {"s"}}]
+
+
+def test_after_a_snapshot_any_row_of_its_tier_may_have_changed(replica: Replica) -> None:
+    told: list[Changed] = []
+    begun(replica)
+    replica.on_rows.append(told.append)
+    replica.merge([Range(origin(1, epoch=8), 0, (Numbered(1, "machines", "m1", {}),), True)])
+    replica.forget("a")
+    assert [(each["machines"], each["services"], "apps" in each) for each in told] == [(None, None, False)] * 2
+
+
+def test_of_very_many_rows_at_once_none_is_named(replica: Replica) -> None:
+    told: list[Changed] = []
+    begun(replica)
+    replica.on_rows.append(told.append)
+    rows = tuple(Numbered(1, "capacity", f"w{n}", {}) for n in range(BULK_LEAST))
+    replica.merge([Range(origin(1), 0, rows, False)])
+    assert told == [{"capacity": None}]
 
 
 def test_another_process_reads_while_this_one_writes(replica: Replica, path: Path) -> None:

@@ -7,8 +7,9 @@ the future, "unknown" is of a table that this Hawker does not have, "muted" of o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
+from typing import Any
 
 import apsw
 import msgspec
@@ -31,7 +32,8 @@ AsideOf = tuple[str, str, str]
 
 
 class Batch:
-    """What one transaction writes. `aside` is the replica's note of who has rows put aside; it is added to."""
+    """What one transaction writes. `aside` is the replica's note of who has rows put aside; it is added to. `changed`
+    are the keys of rows that readers may see differently now, by table; None: any of the table."""
 
     must_wait = staticmethod(hlc.ahead)
 
@@ -51,6 +53,7 @@ class Batch:
         self._held: dict[str, list[tuple[object, ...]]] = {}  # rows to insert, by table, in their order
         self._owners: set[str] = set()  # of rows that are held
         self.tables: set[str] = set()
+        self.changed: dict[str, set[str] | None] = {}
         self.stamp = 0
         self.put_aside = 0
 
@@ -118,6 +121,7 @@ class Batch:
         """Drop every row of a log."""
         self._write_of(log.owner)
         for layout in self._of_tier(log.tier):
+            self.changed[layout.name] = None
             self._db.execute(f"delete from {layout.physical} where _owner = ?", (log.owner,))
         self._db.execute("delete from _aside where owner = ? and tier = ?", log)
 
@@ -134,6 +138,7 @@ class Batch:
         """Bring what is held into the tables."""
         for table, held in self._held.items():
             layout = self._layouts[table]
+            self._note(table, held)
             if len(held) > 1:
                 held.sort(key=_PLACE)  # neighbours in the table are written together; of one key the last still wins
             if len(held) < BULK_LEAST or len(held) < rows(self._db, f"select count(*) from {layout.physical}")[0][0]:
@@ -146,6 +151,14 @@ class Batch:
                 self._db.execute(f"create index {index} {on}")
         self._held = {}
         self._owners.clear()
+
+    def _note(self, table: str, held: Sequence[Sequence[Any]]) -> None:
+        if len(held) >= BULK_LEAST:
+            self.changed[table] = None
+            return
+        keys = self.changed.setdefault(table, set())
+        if keys is not None:
+            keys.update(row[1] for row in held)
 
     def _write_of(self, owner: str) -> None:
         """The same, if any of it is of this owner."""
@@ -174,6 +187,7 @@ class Batch:
             self._write_of(owner)  # an earlier row of this key may be held
             self._db.execute(f"delete from {layout.physical} where _owner = ? and id = ?", (owner, key))
             self.tables.add(table)
+            self._note(table, ((owner, key),))
         try:
             raw = _pack(values)
         except RecursionError:  # it was read with a little more stack left than there is here

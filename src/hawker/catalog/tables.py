@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,6 +18,7 @@ import msgspec
 from hawker.catalog import file
 from hawker.catalog.ingest import AsideOf, Batch
 from hawker.catalog.schema import TABLES, Layout, Table
+from hawker.catalog.view import Changed
 from hawker.host import Host
 from hawker.model.catalog import LogId, Numbered, Origin, Position
 from hawker.store.connection import rows, translated
@@ -29,14 +31,16 @@ _unpack = msgspec.msgpack.Decoder().decode
 
 class Tables:
     """`on_applied` are called after a commit with the names of the tables that may have changed: hints, for
-    subscriptions. `resets` counts how often the file was damaged and begun anew; what this node put there itself,
-    `members` and `muted`, is gone then, too."""
+    subscriptions. `on_rows` are called then with the keys of the rows, for readers that keep what they read. `resets`
+    counts how often the file was damaged and begun anew; what this node put there itself, `members` and `muted`, is
+    gone then, too."""
 
     batch_of: type[Batch] = Batch
     layout_of: type[Layout] = Layout
 
     def __init__(self, path: str, host: Host, vfs: str | None, tables: Sequence[Table]) -> None:
         self.on_applied: list[Callable[[tuple[str, ...]], None]] = []
+        self.on_rows: list[Callable[[Changed], None]] = []
         self.resets = 0
         self._path = path
         self._vfs = vfs
@@ -172,9 +176,10 @@ class Tables:
         self._stamp = max(self._stamp, batch.stamp)
         if batch.tables:
             hint = tuple(sorted(batch.tables))
-            for call in list(self.on_applied):
+            calls = [partial(told, hint) for told in self.on_applied]
+            for call in [*calls, *(partial(told, batch.changed) for told in self.on_rows)]:
                 try:
-                    call(hint)
+                    call()
                 except Exception:  # it is committed: whoever applied it must hear that, and the others theirs
                     _logger.exception("catalog.listener_failed", tables=hint, cause="a commit")
         return batch

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Protocol
 
 
@@ -12,3 +13,13 @@ class View(Protocol):
     on_applied: list[Callable[[tuple[str, ...]], None]]
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]: ...
+
+
+Changed = Mapping[str, AbstractSet[str] | None]
+"""Keys of rows that may have changed, by table. None: any of the table."""
+
+
+class RowView(View, Protocol):
+    """The same for readers that keep what they have read: `on_rows` are told which rows to read again."""
+
+    on_rows: list[Callable[[Changed], None]]
