@@ -206,7 +206,6 @@ def test_services_are_read_with_their_ports_and_published_once_each() -> None:
         ({"services": [{"internal_port": 1, "ports": [{"port": 1, "handlers": ["ftp"]}]}]},
          "services[0].ports[0].handlers", "a list of http"),
         ({"services": [{"internal_port": 1, "autostop": "sometimes"}]}, "services[0].autostop", "use off"),
-        ({"services": [{"internal_port": 1, "checks": [{"type": "tcp"}]}]}, "services[0].checks", "not built yet"),
         ({"services": [{"internal_port": 1, "concurrency": {"type": "cpu"}}]}, "services[0].concurrency.type",
          "use connections or requests"),
         ({"dns": {"nameservers": ["one"]}}, "dns.nameservers[0]", "an IP address"),

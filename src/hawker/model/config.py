@@ -16,6 +16,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from hawker.errors import Invalid, NotBuilt
+from hawker.model.checks import Check, check_checks, has_checks, with_written_durations
 from hawker.model.guest import ROOT_DISK_MIB, Guest, Resources, check_guest, preset
 from hawker.model.inside import (
     File,
@@ -38,7 +39,6 @@ RestartPolicy = Literal["no", "on-failure", "always"]
 
 NOT_BUILT = {
     "mounts": "volumes are not built yet",
-    "checks": "health checks are not built yet",
     "schedule": "scheduled machines are not built yet",
     "standbys": "standby machines are not built yet",
     "containers": "several containers in one machine are not built yet; create one machine each",
@@ -105,6 +105,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[File, ...] = ()
     tmpfs: tuple[Tmpfs, ...] = ()
     services: tuple[Service, ...] = ()
+    checks: tuple[Check, ...] = ()
     dns: NameService = NameService()
     max_memory_mb: int = 0
 
@@ -159,6 +160,9 @@ def check_config(raw: Any, *, at: str = "config") -> Config:
     }
     if raw.get("stop_config"):
         filled["stop_config"] = _stop_json(raw["stop_config"], f"{at}.stop_config")
+    seldom = _seldom(raw, process, given, guest, at)
+    if "checks" in seldom:
+        filled = with_written_durations(filled)
     return Config(
         raw=filled,
         image=image,
@@ -171,7 +175,7 @@ def check_config(raw: Any, *, at: str = "config") -> Config:
         auto_destroy=_boolean(f"{at}.auto_destroy", raw.get("auto_destroy")),
         metadata=string_map(f"{at}.metadata", raw.get("metadata")),
         tty=_boolean(f"{at}.init.tty", init.get("tty")),
-        **_seldom(raw, process, given, guest, at),
+        **seldom,
     )
 
 
@@ -191,6 +195,8 @@ def _seldom(
         found["tmpfs"] = check_volumes(volumes, f"{at}.volumes")
     if services := raw.get("services"):
         found["services"] = check_services(services, f"{at}.services")
+    if has_checks(raw):
+        found["checks"] = check_checks(raw, found.get("services", ()), at)
     if dns := raw.get("dns"):
         found["dns"] = check_dns(dns, f"{at}.dns")
     if (most := given.get("max_memory_mb")) is not None:

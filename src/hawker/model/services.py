@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from hawker.errors import Invalid, NotBuilt
+from hawker.errors import Invalid
 from hawker.model.inside import objects
 
 Protocol = Literal["tcp", "udp"]
@@ -36,7 +36,7 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_services(value: Any, at: str) -> tuple[Service, ...]:
-    """From decoded JSON. Raises `Invalid` or `NotBuilt`, naming the field, the value and the remedy."""
+    """From decoded JSON. Raises `Invalid`, naming the field, the value and the remedy."""
     return tuple(_service(raw, f"{at}[{n}]") for n, raw in enumerate(objects(at, value)))
 
 
@@ -49,8 +49,6 @@ def _service(raw: dict[str, Any], at: str) -> Service:
     protocol: Any = raw.get("protocol") or "tcp"
     if protocol not in ("tcp", "udp"):
         raise Invalid(f"{at}.protocol", protocol, "use tcp or udp")
-    if raw.get("checks"):
-        raise NotBuilt(f"{at}.checks", raw["checks"], "health checks are not built yet; leave the field out")
     if not any(raw.get("autostop") is choice or raw.get("autostop") == choice != 0 for choice in _AUTOSTOP):
         raise Invalid(f"{at}.autostop", raw["autostop"], "use off, stop or suspend")
     autostart = raw.get("autostart")
