@@ -1,0 +1,56 @@
+"""What a proxy asks of a worker about machines behind its door: to have one run, and to put an idle one to rest.
+
+Agents' own calls, each of which may be repeated. A refusal comes in the API's form (`hawker.errors`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from hawker.model.machine import State
+
+WAKE = ("POST", "/v1/door/wake")
+REST = ("POST", "/v1/door/rest")
+WAKE_S = 60.0
+"""So long a worker lets a proxy wait for a machine's program."""
+
+AUTOSTART = "proxy autostart"
+AUTOSTOP = "proxy autostop"
+
+
+class Wake(msgspec.Struct, frozen=True, kw_only=True):
+    """Have a machine run. `request` is the id of the one that waits for it, for the cause; `why` its other part."""
+
+    app: str
+    machine: str
+    request: str = ""
+    why: str = AUTOSTART
+
+
+class Awake(msgspec.Struct, frozen=True, kw_only=True):
+    """The machine's program runs, as the instance that the driver calls `instance`; whether it listens is another
+    question. `before` is the machine's state when this was asked: `started` when there was nothing to do. `seconds`:
+    how long the worker took."""
+
+    before: State
+    instance: str = ""
+    seconds: float = 0.0
+
+
+class Rest(msgspec.Struct, frozen=True, kw_only=True):
+    """Stop an idle machine, or suspend it; where its driver cannot suspend, it is stopped. `instance`, when given, is
+    the one that was seen idle: a later one runs on."""
+
+    app: str
+    machine: str
+    how: Literal["stop", "suspend"] = "stop"
+    instance: str = ""
+    why: str = AUTOSTOP
+
+
+class Resting(msgspec.Struct, frozen=True, kw_only=True):
+    """The machine is on its way to `state`, or there already."""
+
+    state: State
