@@ -94,6 +94,32 @@ async def test_ports_that_a_machine_publishes_are_services_until_it_does_no_more
 
 
 @virtual_time
+async def test_proxies_are_told_how_a_port_is_loaded_started_and_stopped(tmp_path: Path) -> None:
+    service = {
+        "internal_port": 80,
+        "ports": [{"port": 443, "handlers": ["tls", "http"]}],
+        "concurrency": {"type": "requests", "soft_limit": 5, "hard_limit": 8},
+        "autostop": "suspend",
+        "min_machines_running": 2,
+    }
+    columns = "ports ->> '$[0].first', concurrency ->> '$.hard_limit', autostart, autostop, min_machines_running"
+    async with told(tmp_path) as there:
+        await there.put(a_machine(config={"image": "shop:1", "services": [service]}, ports=(WEB, DNS)))
+        assert there.rows(f"select {columns} from services where protocol = 'tcp'") == [(443, 8, 1, "suspend", 2)]
+        env = {"PRIMARY_REGION": "ams"}
+        await there.put(a_machine(config={"image": "shop:1", "services": [service], "env": env}, ports=(WEB,)))
+        assert there.rows("select min_machines_running from services") == [(0,)], "it counts in the primary region"
+
+
+@virtual_time
+async def test_services_that_an_older_hawker_took_keep_their_ports(tmp_path: Path) -> None:
+    async with told(tmp_path) as there:
+        odd = {"internal_port": 80, "concurrency": {"soft_limit": 9, "hard_limit": 8}}
+        await there.put(a_machine(config={"image": "shop:1", "services": [odd]}, ports=(WEB,)))
+        assert there.rows("select internal_port, host_port, ports, autostart from services") == [(80, 30001, "[]", 0)]
+
+
+@virtual_time
 async def test_after_a_start_services_that_ended_meanwhile_are_gone(tmp_path: Path) -> None:
     async with told(tmp_path) as there:
         await there.put(a_machine(ports=(WEB, DNS)))

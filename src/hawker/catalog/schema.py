@@ -43,6 +43,7 @@ class Worker(Columns, frozen=True):
     region: Text | None = None
     host: Text | None = None
     port: Count | None = None
+    proxy_port: Count | None = None  # of the proxy that is the door to its machines; 0: it has none
     state: Text | None = None  # active, cordoned
     version: Text | None = None  # of Hawker
     driver: Text | None = None
@@ -95,7 +96,8 @@ class Machine(Columns, frozen=True):
 
 class Service(Columns, frozen=True):
     """A port that a machine serves. The key is "machine/protocol/internal_port". `host_port` is where its worker's host
-    takes connections for it, 0 where it does not: then it is reached by its private address alone."""
+    takes connections for it, 0 where it does not: then it is reached by its private address alone. `ports` and
+    `concurrency` as `hawker.model.services` writes them; `min_machines_running` counts within this region."""
 
     machine: Text | None = None
     app: Text | None = None
@@ -157,8 +159,8 @@ TABLES = (
         tier="global",
         columns=Worker,
         views={
-            "workers": "select worker as name, region, host, port, state, version, driver, capacity, since_ms "
-            "from workers_rows where id = worker"
+            "workers": "select worker as name, region, host, port, proxy_port, state, version, driver, capacity, "
+            "since_ms from workers_rows where id = worker"
         },
     ),
     Table(

@@ -1,11 +1,12 @@
 """A configuration's `services`: the ports of a machine that others reach, and what a proxy is to do with them.
 
-The worker publishes every `internal_port` on a port of its host. What only a proxy acts on (handlers, concurrency,
-starting and stopping by load) is checked and kept.
+The worker publishes every `internal_port` on a port of its host, and tells the catalog what proxies need to know.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -14,17 +15,93 @@ from hawker.errors import Invalid
 from hawker.model.inside import objects
 
 Protocol = Literal["tcp", "udp"]
+Autostop = Literal["off", "stop", "suspend"]
+ProxyProtocol = Literal["", "v1", "v2"]
 
-_HANDLERS = ("http", "tls", "pg_tls", "proxy_proto", "edge_http")
-_AUTOSTOP = (None, False, True, "", "off", "stop", "suspend")
+SOFT_LIMIT = 20
+"""What is documented for a service that names no limit; there is no hard limit then."""
+HANDLERS = ("http", "tls", "pg_tls", "proxy_proto", "edge_http")
+ALPN = ("h2", "http/1.1")
+TLS_VERSIONS = ("TLSv1.2", "TLSv1.3")
+PUBLISHED_MOST = 4096
+"""Characters that the ports of a service may have as JSON: what a column of the catalog holds."""
+SECONDS_MOST = 86_400
+REPLAY_TTL_S_LEAST = 10
+
+LEAST_AGGRESSIVE: tuple[Autostop, ...] = ("off", "suspend", "stop")
+"""A machine with several services is stopped by the first of these that one of them says."""
+
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
+_BAD_IN_VALUE = re.compile(r"[\0\r\n]")
+_AUTOSTOP: dict[Any, Autostop] = {None: "off", "": "off", "off": "off", "stop": "stop", "suspend": "suspend"}
+_ALPN_KNOWN = ("h2", "http/1.1", "http/1.0")
+_OF_PROXIES = frozenset(
+    {"connection", "content-length", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
+)
+
+
+class Concurrency(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How much a machine takes at once: connections, or requests in flight. `hard_limit` 0: any number."""
+
+    type: Literal["connections", "requests"] = "connections"
+    soft_limit: int = SOFT_LIMIT
+    hard_limit: int = 0
+
+
+class Tls(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`tls_options`. `versions` has at least one of `TLS_VERSIONS`."""
+
+    alpn: tuple[str, ...] = ALPN
+    versions: tuple[str, ...] = TLS_VERSIONS
+    default_self_signed: bool = False
+
+
+class ReplayCache(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An entry of `replay_cache`: where a replay went is remembered for `ttl_s` seconds for requests below
+    `path_prefix` that have the same value in the cookie or header `name`."""
+
+    path_prefix: str
+    ttl_s: int
+    type: Literal["cookie", "header"]
+    name: str
+    allow_bypass: bool = False
+
+
+class Http(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`http_options`. Times in seconds, 0: the proxy's own. `set_headers` are names in lower case and values."""
+
+    compress: bool = False
+    h2_backend: bool = False
+    pristine: bool = False
+    idle_timeout_s: int = 0
+    headers_read_timeout_s: int = 0
+    set_headers: tuple[tuple[str, str], ...] = ()
+    removed_headers: tuple[str, ...] = ()
+    replay_cache: tuple[ReplayCache, ...] = ()
+
+
+class PublicPort(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A range of public ports, its first and last among them. Without handlers, bytes pass as they come."""
+
+    first: int
+    last: int
+    handlers: tuple[str, ...] = ()
+    force_https: bool = False
+    tls: Tls = Tls()
+    http: Http = Http()
+    proxy_protocol: ProxyProtocol = ""
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """`ports` are ranges of public ports, first and last, with their handlers."""
+    """`min_machines_running` counts within a region."""
 
     protocol: Protocol
     internal_port: int
-    ports: tuple[tuple[int, int, tuple[str, ...]], ...] = ()
+    ports: tuple[PublicPort, ...] = ()
+    concurrency: Concurrency = Concurrency()
+    autostart: bool = True
+    autostop: Autostop = "off"
+    min_machines_running: int = 0
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +114,14 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_services(value: Any, at: str) -> tuple[Service, ...]:
     """From decoded JSON. Raises `Invalid`, naming the field, the value and the remedy."""
-    return tuple(_service(raw, f"{at}[{n}]") for n, raw in enumerate(objects(at, value)))
+    services = tuple(_service(raw, f"{at}[{n}]") for n, raw in enumerate(objects(at, value)))
+    for service in merged(services).values():
+        if len(ports_json(service.ports)) > PUBLISHED_MOST:
+            remedy = (
+                f"the ports of one internal port fill at most {PUBLISHED_MOST} characters as JSON: set fewer headers"
+            )
+            raise Invalid(at, f"internal_port {service.internal_port}", remedy)
+    return services
 
 
 def published(services: tuple[Service, ...]) -> tuple[tuple[Protocol, int], ...]:
@@ -45,52 +129,226 @@ def published(services: tuple[Service, ...]) -> tuple[tuple[Protocol, int], ...]
     return tuple(dict.fromkeys((service.protocol, service.internal_port) for service in services))
 
 
+def merged(services: Iterable[Service]) -> dict[tuple[Protocol, int], Service]:
+    """One service for each port inside. Where several lead to one, its program has to bear them all: they share the
+    smallest limits of those that have some, and what keeps the machine running for one keeps it for all."""
+    found: dict[tuple[Protocol, int], Service] = {}
+    for service in services:
+        key = (service.protocol, service.internal_port)
+        found[key] = _both(found[key], service) if key in found else service
+    return found
+
+
+def _both(one: Service, other: Service) -> Service:
+    a, b = one.concurrency, other.concurrency
+    hard = min(filter(None, (a.hard_limit, b.hard_limit)), default=0)
+    return Service(
+        protocol=one.protocol,
+        internal_port=one.internal_port,
+        ports=one.ports + other.ports,
+        concurrency=Concurrency(type=a.type, soft_limit=min(a.soft_limit, b.soft_limit), hard_limit=hard),
+        autostart=one.autostart or other.autostart,
+        autostop=least_aggressive((one.autostop, other.autostop)),
+        min_machines_running=max(one.min_machines_running, other.min_machines_running),
+    )
+
+
+def least_aggressive(autostops: Collection[Autostop]) -> Autostop:
+    return min(autostops, key=LEAST_AGGRESSIVE.index, default="off")
+
+
+def ports_json(ports: tuple[PublicPort, ...]) -> str:
+    """As the catalog has them; `read_ports` reads them."""
+    return _encode(ports).decode()
+
+
+def read_ports(text: str) -> tuple[PublicPort, ...]:
+    """Fields that are not known here are passed over. Raises `ValueError`."""
+    return _PORTS.decode(text)
+
+
+def concurrency_json(concurrency: Concurrency) -> str:
+    return _encode(concurrency).decode()
+
+
+def read_concurrency(text: str) -> Concurrency:
+    """As `read_ports`."""
+    return _CONCURRENCY.decode(text)
+
+
+_encode = msgspec.json.Encoder().encode
+_PORTS = msgspec.json.Decoder(tuple[PublicPort, ...])
+_CONCURRENCY = msgspec.json.Decoder(Concurrency)
+
+
 def _service(raw: dict[str, Any], at: str) -> Service:
     protocol: Any = raw.get("protocol") or "tcp"
     if protocol not in ("tcp", "udp"):
         raise Invalid(f"{at}.protocol", protocol, "use tcp or udp")
-    if not any(raw.get("autostop") is choice or raw.get("autostop") == choice != 0 for choice in _AUTOSTOP):
-        raise Invalid(f"{at}.autostop", raw["autostop"], "use off, stop or suspend")
-    autostart = raw.get("autostart")
-    if autostart is not None and not isinstance(autostart, bool):
-        raise Invalid(f"{at}.autostart", autostart, "give true or false")
-    _count(raw.get("min_machines_running"), f"{at}.min_machines_running")
-    _concurrency(raw.get("concurrency"), f"{at}.concurrency")
-    ports = tuple(_ports(entry, f"{at}.ports[{n}]") for n, entry in enumerate(objects(f"{at}.ports", raw.get("ports"))))
-    internal = _port(raw.get("internal_port"), f"{at}.internal_port")
-    return Service(protocol=protocol, internal_port=internal, ports=ports)
+    ports = tuple(
+        _public_port(entry, f"{at}.ports[{n}]") for n, entry in enumerate(objects(f"{at}.ports", raw.get("ports")))
+    )
+    return Service(
+        protocol=protocol,
+        internal_port=_port(raw.get("internal_port"), f"{at}.internal_port"),
+        ports=ports,
+        concurrency=_concurrency(raw.get("concurrency"), f"{at}.concurrency"),
+        autostart=_flag(raw.get("autostart"), f"{at}.autostart", True),
+        autostop=_autostop(raw.get("autostop"), f"{at}.autostop"),
+        min_machines_running=_count(raw.get("min_machines_running"), f"{at}.min_machines_running"),
+    )
 
 
-def _ports(raw: dict[str, Any], at: str) -> tuple[int, int, tuple[str, ...]]:
-    handlers = raw.get("handlers") or []
-    if not isinstance(handlers, list) or not all(handler in _HANDLERS for handler in handlers):
-        raise Invalid(f"{at}.handlers", handlers, f"a list of {', '.join(_HANDLERS)}")
-    force = raw.get("force_https")
-    if force is not None and not isinstance(force, bool):
-        raise Invalid(f"{at}.force_https", force, "give true or false")
+def _autostop(value: Any, at: str) -> Autostop:
+    """Older clients say true and false."""
+    if isinstance(value, bool):
+        return "stop" if value else "off"
+    if value is not None and (not isinstance(value, str) or value not in _AUTOSTOP):
+        raise Invalid(at, value, "use off, stop or suspend")
+    return _AUTOSTOP[value]
+
+
+def _concurrency(value: Any, at: str) -> Concurrency:
+    raw = _object(value, at, '{"type": "requests", "soft_limit": 20, "hard_limit": 25}')
+    kind: Any = raw.get("type") or "connections"
+    if kind not in ("connections", "requests"):
+        raise Invalid(f"{at}.type", kind, "use connections or requests")
+    soft, hard = (_count(raw.get(field), f"{at}.{field}") for field in ("soft_limit", "hard_limit"))
+    if hard and soft > hard:
+        raise Invalid(f"{at}.soft_limit", soft, f"at most the hard limit, {hard}")
+    return Concurrency(type=kind, soft_limit=soft or min(SOFT_LIMIT, hard or SOFT_LIMIT), hard_limit=hard)
+
+
+def _public_port(raw: dict[str, Any], at: str) -> PublicPort:
+    handlers = _words(raw.get("handlers"), f"{at}.handlers", HANDLERS)
     if raw.get("port"):
         first = last = _port(raw["port"], f"{at}.port")
     else:
         first, last = _port(raw.get("start_port"), f"{at}.start_port"), _port(raw.get("end_port"), f"{at}.end_port")
     if first > last:
         raise Invalid(f"{at}.end_port", last, f"a range ends at its start or after it: {first} or more")
-    return first, last, tuple(handlers)
+    force = _flag(raw.get("force_https"), f"{at}.force_https", False)
+    if force and "http" not in handlers:
+        raise Invalid(f"{at}.force_https", force, "only a port with the handler http can redirect")
+    return PublicPort(
+        first=first,
+        last=last,
+        handlers=handlers,
+        force_https=force,
+        tls=_tls(raw.get("tls_options"), f"{at}.tls_options"),
+        http=_http(raw.get("http_options"), f"{at}.http_options"),
+        proxy_protocol=_proxy_protocol(raw.get("proxy_proto_options"), f"{at}.proxy_proto_options", handlers),
+    )
 
 
-def _concurrency(raw: Any, at: str) -> None:
-    if raw is None:
-        return
-    if not isinstance(raw, dict):
-        raise Invalid(at, raw, 'give an object such as {"type": "requests", "soft_limit": 20, "hard_limit": 25}')
-    if raw.get("type") not in (None, "", "connections", "requests"):
-        raise Invalid(f"{at}.type", raw["type"], "use connections or requests")
-    for field in ("soft_limit", "hard_limit"):
-        _count(raw.get(field), f"{at}.{field}")
+def _tls(value: Any, at: str) -> Tls:
+    if value is None:
+        return Tls()
+    raw = _object(value, at, '{"alpn": ["h2", "http/1.1"]}')
+    return Tls(
+        alpn=_words(raw.get("alpn"), f"{at}.alpn", _ALPN_KNOWN) or ALPN,
+        versions=_words(raw.get("versions"), f"{at}.versions", TLS_VERSIONS) or TLS_VERSIONS,
+        default_self_signed=_flag(raw.get("default_self_signed"), f"{at}.default_self_signed", False),
+    )
 
 
-def _count(value: Any, field: str) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-        raise Invalid(field, value, "give a count")
+def _http(value: Any, at: str) -> Http:
+    if value is None:
+        return Http()
+    raw = _object(value, at, '{"compress": true}')
+    response = _object(raw.get("response"), f"{at}.response", '{"pristine": true}')
+    given, removed = _headers(response.get("headers"), f"{at}.response.headers")
+    entries = objects(f"{at}.replay_cache", raw.get("replay_cache"))
+    return Http(
+        compress=_flag(raw.get("compress"), f"{at}.compress", False),
+        h2_backend=_flag(raw.get("h2_backend"), f"{at}.h2_backend", False),
+        pristine=_flag(response.get("pristine"), f"{at}.response.pristine", False),
+        idle_timeout_s=_count(raw.get("idle_timeout"), f"{at}.idle_timeout", SECONDS_MOST),
+        headers_read_timeout_s=_count(raw.get("headers_read_timeout"), f"{at}.headers_read_timeout", SECONDS_MOST),
+        set_headers=given,
+        removed_headers=removed,
+        replay_cache=tuple(_replay_cache(entry, f"{at}.replay_cache[{n}]") for n, entry in enumerate(entries)),
+    )
+
+
+def _headers(value: Any, at: str) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+    """What is set, and what is removed (`false`). A list sets a header several times."""
+    given: list[tuple[str, str]] = []
+    removed: list[str] = []
+    for name, wanted in _object(value, at, '{"x-frame-options": "DENY", "x-powered-by": false}').items():
+        here, low = f"{at}.{name}", name.lower()
+        if not _TOKEN.fullmatch(name):
+            raise Invalid(here, name, "the name of a header has letters, digits and dashes")
+        if low in _OF_PROXIES:
+            raise Invalid(here, wanted, "the proxy itself sets this header, to say where a message ends; leave it out")
+        if wanted is False:
+            removed.append(low)
+            continue
+        for text in wanted if isinstance(wanted, list) else [wanted]:
+            if not isinstance(text, str) or _BAD_IN_VALUE.search(text) or not _latin(text):
+                raise Invalid(here, wanted, "give a text of one line in Latin-1, a list of them, or false to remove it")
+            given.append((low, text.strip()))
+    return tuple(given), tuple(removed)
+
+
+def _latin(text: str) -> bool:
+    """What fits into a header: its bytes are Latin-1 (RFC 9110, section 5.5)."""
+    return all(ord(character) < 256 for character in text)
+
+
+def _replay_cache(raw: dict[str, Any], at: str) -> ReplayCache:
+    prefix, kind, name = raw.get("path_prefix"), raw.get("type"), raw.get("name")
+    if not isinstance(prefix, str) or not prefix.startswith("/"):
+        raise Invalid(f"{at}.path_prefix", prefix, "give the start of a path, such as /")
+    if kind != "cookie" and kind != "header":
+        raise Invalid(f"{at}.type", kind, "use cookie or header")
+    if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+        raise Invalid(f"{at}.name", name, f"give the name of a {kind}")
+    ttl = _count(raw.get("ttl_seconds"), f"{at}.ttl_seconds", SECONDS_MOST)
+    if ttl < REPLAY_TTL_S_LEAST:
+        raise Invalid(f"{at}.ttl_seconds", ttl, f"give seconds, at least {REPLAY_TTL_S_LEAST}")
+    bypass = _flag(raw.get("allow_bypass"), f"{at}.allow_bypass", False)
+    name = name.lower() if kind == "header" else name
+    return ReplayCache(path_prefix=prefix, ttl_s=ttl, type=kind, name=name, allow_bypass=bypass)
+
+
+def _proxy_protocol(value: Any, at: str, handlers: tuple[str, ...]) -> ProxyProtocol:
+    """Of the handler `proxy_proto`; version 1 where the options say nothing."""
+    version: Any = _object(value, at, '{"version": "v2"}').get("version") or "v1"
+    if version not in ("v1", "v2"):
+        raise Invalid(f"{at}.version", version, "use v1 or v2")
+    return version if "proxy_proto" in handlers else ""
+
+
+def _object(value: Any, at: str, example: str) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise Invalid(at, value, f"give an object such as {example}")
+    return value
+
+
+def _words(value: Any, at: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    given = value or []
+    if not isinstance(given, list) or not all(isinstance(word, str) and word in known for word in given):
+        raise Invalid(at, value, f"a list of {', '.join(known)}")
+    return tuple(dict.fromkeys(given))
+
+
+def _flag(value: Any, field: str, default: bool) -> bool:
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise Invalid(field, value, "give true or false")
+    return value
+
+
+def _count(value: Any, field: str, most: int = 1 << 31) -> int:
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise Invalid(field, value, f"give a count, at most {most}")
+    return value
 
 
 def _port(value: Any, field: str) -> int:

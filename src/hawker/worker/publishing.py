@@ -16,10 +16,12 @@ import msgspec
 from hawker import __version__
 from hawker.catalog import apps
 from hawker.catalog.outbox import Projected, Projection
+from hawker.errors import Invalid
 from hawker.model.catalog import Change
 from hawker.model.guest import RESOURCES, Guest, Resources
 from hawker.model.machine import SETTLED, State
 from hawker.model.rows import AppRow, LedgerRow, MachineRow, Row, SketchRow, TallyRow, WorkerRow
+from hawker.model.services import Protocol, Service, check_services, concurrency_json, merged, ports_json
 from hawker.store.tx import Reads
 
 STEPS = 16
@@ -27,13 +29,17 @@ STEPS = 16
 
 
 class Publishing:
-    """The projections of one worker, which other agents reach at `host:port`."""
+    """The projections of one worker, which other agents reach at `host:port`, and proxies at `host:proxy_port`, if not
+    0."""
 
-    def __init__(self, name: str, region: str, host: str, port: int, capacity: Resources, driver: str) -> None:
+    def __init__(
+        self, name: str, region: str, host: str, port: int, capacity: Resources, driver: str, *, proxy_port: int = 0
+    ) -> None:
         self._name = name
         self._region = region
         self._host = host
         self._port = port
+        self._proxy_port = proxy_port
         self._capacity = capacity
         self._driver = driver
         self._services: dict[str, set[str]] = {}  # keys by machine that were published since the start, or more
@@ -53,6 +59,7 @@ class Publishing:
             "region": row.region,
             "host": self._host,
             "port": self._port,
+            "proxy_port": self._proxy_port,
             "state": "cordoned" if row.cordoned else "active",
             "version": __version__,
             "driver": self._driver,
@@ -98,7 +105,9 @@ class Publishing:
         """What the machine serves, and the end of what it served before."""
         served = {}
         if row is not None and row.state is not State.destroyed:
+            services = _services(row)
             for port in row.ports:
+                service = services.get((port.protocol, port.internal_port))
                 served[f"{key}/{port.protocol}/{port.internal_port}"] = {
                     "machine": key,
                     "app": row.app,
@@ -106,6 +115,7 @@ class Publishing:
                     "protocol": port.protocol,
                     "internal_port": port.internal_port,
                     "host_port": port.host_port,
+                    **(_to_proxies(row, service) if service else {}),
                 }
         before = self._services.get(key)
         if not served and not before:
@@ -125,6 +135,28 @@ class Publishing:
         names, layers = (row.names, row.layers) if row else ((), ())
         values = {"names": _json(names), "layers": _json(layers)} if names or layers else None
         return [("region", Change("images", self._name, values), False)]
+
+
+def _services(row: MachineRow) -> dict[tuple[Protocol, int], Service]:
+    """By port inside. A configuration that an older Hawker took and this one would refuse keeps its ports: nothing that
+    is published may fail the commit that it is published in."""
+    try:
+        return merged(check_services(row.config.get("services"), "config.services"))
+    except Invalid:
+        return {}
+
+
+def _to_proxies(row: MachineRow, service: Service) -> dict[str, Any]:
+    """The columns that say how proxies treat it. `min_machines_running` counts in the app's primary region alone, if
+    its configuration names one as flyctl does (environment variable PRIMARY_REGION)."""
+    primary = (row.config.get("env") or {}).get("PRIMARY_REGION") or row.region
+    return {
+        "ports": ports_json(service.ports),
+        "concurrency": concurrency_json(service.concurrency),
+        "autostart": service.autostart,
+        "autostop": service.autostop,
+        "min_machines_running": service.min_machines_running if primary == row.region else 0,
+    }
 
 
 def _group(row: MachineRow) -> str:
