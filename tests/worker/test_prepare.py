@@ -15,6 +15,7 @@ from hawker.model.machine import State
 from hawker.model.rows import PortRow
 from hawker.worker.flows import STARTS_TRIED
 from hawker.worker.machine_api import with_runtime
+from hawker.worker.runner import Busy
 
 FIRST, SECOND = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
 
@@ -267,3 +268,128 @@ async def test_a_client_that_does_not_know_of_runtimes_changes_none(
     async with a_worker(tmp_path) as worker:
         machine = await worker.run_machine(image="app:1", **({"runtime": had} if had else {}))
         assert check_config(with_runtime(given, worker.machine(machine))).runtime == runtime
+
+
+async def on_its_way(worker: SimWorker, flow: str) -> str:
+    """A machine that such a run is about to start, once the silent image app:1 can be had."""
+    worker.world.silent_images.add("app:1")
+    if flow == "machine.create":
+        machine = await worker.create(image="app:1")
+    else:
+        worker.world.silent_images.clear()
+        machine = await worker.run_machine(image="app:1")
+        worker.world.images.clear()
+        worker.world.silent_images.add("app:1")
+        if flow == "machine.start":
+            await worker.machines.stop(APP.name, machine, worker.request())
+            await worker.at_rest()
+            await worker.machines.start(APP.name, machine, worker.request())
+        else:
+            await worker.machines.restart(APP.name, machine, worker.request())
+    await asyncio.sleep(5)
+    (run,) = [run for run in worker.runs(machine) if run.status == "active"]
+    assert (run.flow, run.steps[run.next]) == (flow, "prepare")
+    return machine
+
+
+FETCHING = ["machine.create", "machine.start", "machine.restart"]
+
+
+@pytest.mark.parametrize("verb", ["start", "restart"])
+@pytest.mark.parametrize("flow", FETCHING)
+@virtual_time
+async def test_who_starts_a_machine_whose_image_is_on_its_way_is_answered_at_once(
+    flow: str, verb: str, tmp_path: Path
+) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await on_its_way(worker, flow)
+        starts = len(ran(worker))
+        began = asyncio.get_running_loop().time()
+        if verb == "start":
+            _, run = await worker.machines.start(APP.name, machine, worker.request())
+        else:
+            run = await worker.machines.restart(APP.name, machine, worker.request())
+        assert asyncio.get_running_loop().time() - began < 1
+        assert run == worker.runs(machine)[-1].id
+        worker.world.silent_images.clear()
+        await worker.at_rest()
+        assert worker.machine(machine).state is State.started
+        assert len(ran(worker)) == starts + 1
+        assert worker.wrong() == []
+
+
+@pytest.mark.parametrize("skip_launch", [False, True])
+@pytest.mark.parametrize("flow", FETCHING)
+@virtual_time
+async def test_an_update_takes_the_place_of_an_image_that_is_on_its_way(
+    flow: str, skip_launch: bool, tmp_path: Path
+) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await on_its_way(worker, flow)
+        starts = len(ran(worker))
+        began = asyncio.get_running_loop().time()
+        config = check_config(machine_config(image="app:2"))
+        await worker.machines.update(APP.name, machine, worker.request(), config=config, skip_launch=skip_launch)
+        await worker.at_rest()
+        assert asyncio.get_running_loop().time() - began < 5
+        assert worker.machine(machine).state is (State.stopped if skip_launch else State.started)
+        assert [image.partition("@")[0] for image in ran(worker)[starts:]] == ([] if skip_launch else ["app:2"])
+        assert worker.wrong() == []
+
+
+@pytest.mark.parametrize("had", [True, False])
+@virtual_time
+async def test_of_two_updates_the_second_counts_and_the_old_program_runs_until_its_image_is_there(
+    had: bool, tmp_path: Path
+) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await worker.run_machine(image="app:1", guest={"memory_mb": 256})
+        before, program = worker.machine(machine), worker.world.running(machine)
+        worker.world.silent_images |= {"app:2", "app:3"}
+        for image in ("app:2", "app:3"):
+            config = check_config(machine_config(image=image, guest={"memory_mb": 512}))
+            await worker.machines.update(APP.name, machine, worker.request(), config=config)
+            await asyncio.sleep(5)
+            assert worker.world.running(machine) == program
+        if had:
+            worker.world.silent_images.clear()
+        await worker.at_rest()
+        assert [image.partition("@")[0] for image in ran(worker)] == ["app:1", *(["app:3"] if had else [])]
+        after = worker.machine(machine)
+        if not had:
+            assert worker.world.running(machine) == program
+            assert (after.config, after.version, after.resources) == (before.config, before.version, before.resources)
+        assert after.state is State.started
+        assert worker.wrong() == []
+
+
+@virtual_time
+async def test_an_order_without_a_start_can_be_started_while_its_image_is_on_its_way(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        worker.world.silent_images.add("app:1")
+        machine = await worker.create(image="app:1", skip_launch=True)
+        await asyncio.sleep(5)
+        await worker.machines.start(APP.name, machine, worker.request())
+        worker.world.silent_images.clear()
+        await worker.at_rest()
+        assert worker.machine(machine).state is State.started
+        assert worker.wrong() == []
+
+
+@virtual_time
+async def test_what_needs_the_program_is_refused_at_once_while_an_image_is_on_its_way(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await worker.run_machine(image="app:1")
+        worker.world.silent_images.add("app:2")
+        config = check_config(machine_config(image="app:2"))
+        await worker.machines.update(APP.name, machine, worker.request(), config=config)
+        for call in (
+            worker.machines.restart(APP.name, machine, worker.request()),
+            worker.machines.suspend(APP.name, machine, worker.request()),
+            worker.machines.resize(APP.name, machine, worker.request(), memory_mb=512),
+        ):
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(Busy, match=r"machine\.update is at step prepare") as refused:
+                await call
+            assert "its image is on its way" in refused.value.hint
+            assert asyncio.get_running_loop().time() - began < 1

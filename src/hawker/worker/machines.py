@@ -29,7 +29,7 @@ from hawker.worker.drivers.base import Capabilities
 from hawker.worker.drivers.several import Runtimes
 from hawker.worker.flows import Before, launching, resized
 from hawker.worker.machine_log import MachineLog, get_machine
-from hawker.worker.requests import IN_BACKOFF, Request, Requests, require
+from hawker.worker.requests import IN_BACKOFF, Request, Requests, only_waits, require, runs_on
 from hawker.worker.runner import Runner, active_run
 
 RUN_WAIT_S = 75.0  # less than a broker waits for an answer
@@ -46,13 +46,16 @@ class Machines(Requests):
 
     async def start(self, app: str, machine_id: str, request: Request) -> tuple[State, str]:
         """Start a machine at rest or in a backoff, or wake a suspended one. Returns its state before, and the run (""
-        if none was needed).
+        if none was needed), which for one whose image is on its way is the run that will start it.
 
         Raises `PreconditionFailed` in a wrong state, `ledger.Full` when the worker has no room for it now.
         """
 
         def change(tx: Tx) -> tuple[State, str]:
-            row = self._free(tx, app, machine_id, request, takes_over=True)
+            row = self._leased(tx, app, machine_id, request)
+            if begun := self._on_its_way(tx, row):
+                return row.state, begun.id
+            row, _ = self._freed(tx, app, machine_id, request, of=lambda run: only_waits(run) and not runs_on(run))
             if row.state is State.started:
                 return row.state, ""
             require(row, "start", State.created, State.stopped, State.suspended, State.failed, IN_BACKOFF)
@@ -99,10 +102,13 @@ class Machines(Requests):
         force: bool = False,
     ) -> str:
         """Stop and start a running machine, keeping its room. With `force` it is killed without a grace time. One in a
-        backoff starts now."""
+        backoff starts now, one whose image is on its way when it is there."""
 
         def change(tx: Tx) -> str:
-            row = self._free(tx, app, machine_id, request, takes_over=True)
+            row = self._leased(tx, app, machine_id, request)
+            if begun := self._on_its_way(tx, row):
+                return begun.id
+            row, _ = self._freed(tx, app, machine_id, request)
             require(row, "restart", State.started, IN_BACKOFF)
             waiting = row.state is IN_BACKOFF
 
@@ -151,8 +157,8 @@ class Machines(Requests):
         cordoned: bool | None = None,
     ) -> tuple[MachineRow, LeaseRow | None]:
         """Replace the configuration: a new version. A running machine is stopped and started with it, one in a backoff
-        starts with it now, one at rest stays at rest. A running one whose new image cannot be had stays what it was.
-        Returns the row as it is right after acceptance.
+        starts with it now, as does one whose image was on its way; one at rest stays at rest. A running one whose new
+        image cannot be had stays what it was. Returns the row as it is right after acceptance.
 
         Raises `Conflict` when `current_version` is not the present one, `ledger.Full` when a larger guest has no room,
         also when it never will have, `NotBuilt` for an image that this worker's driver does not run.
@@ -165,25 +171,28 @@ class Machines(Requests):
             raise NotBuilt("config.runtime", config.runtime, f"this worker cannot run it: {why}")
 
         def change(tx: Tx) -> tuple[MachineRow, LeaseRow | None]:
-            row = self._free(tx, app, machine_id, request, takes_over=True)
+            row, ended = self._freed(tx, app, machine_id, request, of=only_waits)
             if current_version and current_version != row.version:
                 raise Conflict(
                     f"aborted: machine {machine_id} has version {row.version}, not {current_version}: read it again",
                     details={"current_version": row.version},
                 )
             at_rest = (State.created, State.stopped, State.failed)
-            require(row, "update", State.started, State.suspended, *at_rest, IN_BACKOFF)
-            resting = row.state in at_rest
-            waiting = row.state is IN_BACKOFF
+            require(row, "update", State.started, State.suspended, *at_rest, *([row.state] if ended else []))
+            overtakes = ended is not None and runs_on(ended)
+            waiting = ended is not None and "launch" in ended.steps and not overtakes
+            resting = row.state in at_rest and not waiting
             version = self._host.ulid()
             wanted = config.resources()
             if short := capacity.shortfall(self._log.capacity, Resources(), wanted):
                 raise ledger.Full(short)
-            launch = (row.state is State.started or waiting) and not skip_launch
+            launch = (row.state is State.started or waiting or overtakes) and not skip_launch
+            before = _before(row, ended)
+            has = check_config(before["config"]).resources() if overtakes else row.resources
             changes: dict[str, Any] = {
                 "version": version,
                 "config": config.raw,
-                "resources": wanted if resting or waiting else larger(row.resources, wanted),
+                "resources": wanted if resting or waiting else larger(has, wanted),
                 "desired": "started" if launch else "stopped",
                 "driver": config.runtime,
                 "image_digest": "",
@@ -198,7 +207,7 @@ class Machines(Requests):
                 changes["ports"] = ports.assign(tx, self._log.ports, row.id, config, row.ports)
                 path = [State.updating, State.stopped] if resting else [State.updating]
                 if waiting:
-                    path = [] if launch else [State.stopping, State.stopped]
+                    path = [] if launch else _TO_REST[row.state]
                 after = self._log.move(tx, row, *path, cause=run.cause, **changes)
                 self._log.event(tx, after, "update", after.state, run)
 
@@ -206,8 +215,10 @@ class Machines(Requests):
             first, last = ([], []) if not launch else (launching(config)[:-1], launching(config)[-1:])
             steps = [*first, *([] if resting or waiting else ["stop", "clear"]), *last]
             args = _stop_args(row, None, None)
+            if overtakes and ended:  # of the program that runs
+                args = {name: ended.args[name] for name in args}
             if first and "stop" in steps:  # while its image is on its way there is something to go back to
-                args["before"] = {name: getattr(row, name) for name in Before.__struct_fields__}
+                args["before"] = before
             self._begin(tx, "machine.update", row, steps, request, writes, msgspec.to_builtins(args))
             after = get_machine(tx, machine_id)
             lease = leases.acquire(tx, self._host, after, request, lease_ttl_s) if lease_ttl_s else None
@@ -341,6 +352,22 @@ class Machines(Requests):
                 f"deadline_exceeded: {run.flow if run else run_id} of machine {run.resource if run else ''} has not "
                 f"ended within {RUN_WAIT_S:g} s and is still at it{why}"
             ) from None
+
+
+_TO_REST = {
+    State.created: [State.stopped],
+    State.starting: [State.stopping, State.stopped],
+    State.restarting: [State.failed, State.updating],  # whose end is `stopped`
+}
+"""The way of an update that finds a machine without a program, and shall not start it."""
+
+
+def _before(row: MachineRow, ended: RunRow | None) -> dict[str, Any]:
+    """The fields of a `Before`: of an update that this one takes the place of, its own."""
+    if ended and runs_on(ended):
+        before: dict[str, Any] = ended.args["before"]
+        return before
+    return {name: getattr(row, name) for name in Before.__struct_fields__}
 
 
 def _stop_args(row: MachineRow, signal: int | None, timeout_s: float | None) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 A request that meets another run on its machine waits for it, for a bounded time. A restart that is only waiting out its
 backoff is no reason to wait: stop and destroy cancel it; start, restart and update take its place in the commit that
-accepts them, so that one that is refused leaves it as it was. An image that is on its way keeps nobody from stopping or
-destroying its machine either.
+accepts them, so that one that is refused leaves it as it was.
+
+Nor is an image that is on its way, which may take long: stop and destroy cancel its run; a start or a restart that the
+run will do anyway is content with it; an update takes its place; all others are refused, and told so at once.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ T = TypeVar("T")
 
 BUSY_WAIT_S = 60.0
 CLEARING_LOOK_S = 0.1  # how often to look whether a restart has come to its backoff
-PREPARING_LOOK_S = 0.5  # how long a stop waits for the image of a start before it ends that
+PREPARING_LOOK_S = 0.5  # how long a request waits for the image of a start before it takes it for one on its way
 
 IN_BACKOFF = State.starting
 """A machine's state while it waits to be restarted. No other machine that is free of runs is in it."""
@@ -54,6 +56,24 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return f"request {self.id}" + (f" by {self.owner}" if self.owner else "")
 
 
+def in_backoff(run: RunRow) -> bool:
+    return _is_at(run, "backoff")
+
+
+def fetching(run: RunRow) -> bool:
+    return _is_at(run, "prepare")
+
+
+def only_waits(run: RunRow) -> bool:
+    """Nothing that it does now has to be put right."""
+    return in_backoff(run) or fetching(run)
+
+
+def runs_on(run: RunRow) -> bool:
+    """Whether it is an update that fetches its image while the old program runs."""
+    return fetching(run) and "before" in run.args
+
+
 class Requests:
     """What all operations on machines begin with."""
 
@@ -67,18 +87,31 @@ class Requests:
             leases.check(tx, row.id, request)
         return row
 
-    def _free(self, tx: Tx, app: str, machine_id: str, request: Request, *, takes_over: bool = False) -> MachineRow:
+    def _free(self, tx: Tx, app: str, machine_id: str, request: Request) -> MachineRow:
         """The machine, at rest: while a run holds it, its state is on the way to another one and decides nothing.
-
-        With `takes_over` a restart in its backoff is ended, as part of this change; the machine is left `IN_BACKOFF`
-        for the run that takes its place. Raises `Busy`.
-        """
+        Raises `Busy`."""
         row = self._leased(tx, app, machine_id, request)
         if holder := active_run(tx, row.id):
-            if not (takes_over and _in_backoff(holder)):
+            raise Busy(holder)
+        return row
+
+    def _freed(
+        self, tx: Tx, app: str, machine_id: str, request: Request, *, of: Callable[[RunRow], bool] = in_backoff
+    ) -> tuple[MachineRow, RunRow | None]:
+        """As `_free`, but a run that only waits, as `of` says, is ended as part of this change, and given too. The
+        machine is left in the state that it waited in: `IN_BACKOFF` after a backoff."""
+        row = self._leased(tx, app, machine_id, request)
+        holder = active_run(tx, row.id)
+        if holder:
+            if not of(holder):
                 raise Busy(holder)
             self._runner.end_waiting(tx, holder, f"{request.cause} took its place")
-        return row
+        return row, holder
+
+    def _on_its_way(self, tx: Tx, row: MachineRow) -> RunRow | None:
+        """The run that will start the machine when its image is there, if it has no program now."""
+        holder = active_run(tx, row.id)
+        return holder if holder and fetching(holder) and "launch" in holder.steps and not runs_on(holder) else None
 
     def _begin(
         self,
@@ -123,7 +156,7 @@ class Requests:
 
     async def _make_way(self, busy: Busy, force: bool, ends_backoff: bool) -> None:
         run = busy.run
-        if (ends_backoff and _in_backoff(run)) or (force and run.flow != "machine.destroy"):
+        if (ends_backoff and in_backoff(run)) or (force and run.flow != "machine.destroy"):
             await self._runner.cancel(run.id, "a later request took its place")
         elif run.status == "parked":
             busy.hint = parked_hint(run)
@@ -133,13 +166,16 @@ class Requests:
                 async with asyncio.timeout(CLEARING_LOOK_S):
                     await self._runner.wait_ended(run.id)
             return
-        elif ends_backoff and "prepare" in run.steps[run.next :]:  # mostly the image is here, and this soon over
+        elif "prepare" in run.steps[run.next :]:  # mostly the image is here, and this soon over
             with suppress(TimeoutError):
                 async with asyncio.timeout(PREPARING_LOOK_S):
                     await self._runner.wait_ended(run.id)
             now = self._store.read.get(RunRow, run.id)
-            if now is None or not _is_at(now, "prepare"):
+            if now is None or not fetching(now):
                 return
+            if not ends_backoff:
+                busy.hint = "its image is on its way: ask again when it is there, or stop the machine"
+                raise busy
             await self._runner.cancel(run.id, "a later request took its place")
         await self._runner.wait_ended(run.id)
 
@@ -156,10 +192,6 @@ class Parked(Conflict):
             details={"run": run.id, "flow": run.flow, "step": step, "status": run.status},
             hint=parked_hint(run),
         )
-
-
-def _in_backoff(run: RunRow) -> bool:
-    return _is_at(run, "backoff")
 
 
 def _is_at(run: RunRow, step: str) -> bool:

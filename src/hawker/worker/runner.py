@@ -123,18 +123,15 @@ class Runner:
         run = await self._store.submit(change)
         if run.status != "active":
             return
-        task = self._tasks.get(run_id)
-        if task is None:
+        if run_id not in self._tasks:
             self._spawn(run)
         elif run.ending == "cancelled":
-            self._interrupted.add(run_id)
-            task.cancel()
+            self._interrupt(run_id)
 
     def end_waiting(self, tx: Tx, run: RunRow, why: str) -> None:
         """End a run that only waits, as part of the caller's change: another one takes its place.
 
-        Its final step counts as done: nothing was begun that it would have to put right. The run's task finds it ended
-        when its wait is over.
+        Its final step counts as done: nothing was begun that it would have to put right.
         """
         ending = journal.cancelled(run, why, tx.now_ms)
         for kind, now, after in (
@@ -143,6 +140,13 @@ class Runner:
         ):
             self._record(tx, kind, now, data={"why": why})
             tx.put(after)
+        tx.after_commit(lambda: self._interrupt(run.id))
+
+    def _interrupt(self, run_id: str) -> None:
+        """Have a run's task look at its row anew, whatever it is at."""
+        if task := self._tasks.get(run_id):
+            self._interrupted.add(run_id)
+            task.cancel()
 
     async def unpark(self, run_id: str, why: str) -> None:
         """A person looked, `why` says who: try the step that was due again.
