@@ -59,7 +59,7 @@ def test_what_a_newer_worker_says_is_passed_over() -> None:
     ("change", "why"),
     [
         ({"ports": "[1]"}, "Expected `object`"),
-        ({"ports": "{"}, "truncated"),
+        ({"ports": "[{"}, "truncated"),
         ({"ports": '[{"first": 80}]'}, "missing required field `last`"),
         ({"concurrency": "[]"}, "Expected `object`"),
         ({"protocol": "sctp"}, "protocol 'sctp' is not known"),
