@@ -17,9 +17,12 @@ LOOKED_AT = 3
 
 def ranked(key: str, workers: Iterable[str]) -> list[str]:
     """The workers, the one that decides first. Depends on the set of them, not on its order."""
-    return sorted(
-        workers, key=lambda name: (blake2b(f"{key}/{name}".encode(), digest_size=8).digest(), name), reverse=True
-    )
+    return sorted(workers, key=lambda name: weight(key, name), reverse=True)
+
+
+def weight(key: str, name: str) -> tuple[bytes, str]:
+    """What the rank of `name` for `key` is by: the greatest is the first."""
+    return blake2b(f"{key}/{name}".encode(), digest_size=8).digest(), name
 
 
 def settled(since_ms: Mapping[str, int], now_ms: int) -> list[str]:

@@ -16,6 +16,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from hawker.core.routing import ANY as ANY
+from hawker.core.routing import Wishes as Wishes
 from hawker.errors import HawkerError
 
 Address = tuple[str, int]
@@ -36,21 +38,6 @@ class Refused(HawkerError):
         self.status = status
         self.code = code
         self.retry_after_s = retry_after_s
-
-
-class Wishes(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request says about who is to take it (fly-force-instance-id, fly-prefer-instance-id, fly-prefer-region,
-    fly-force-region) or what a replay said. Empty: nothing."""
-
-    force_machine: str = ""
-    prefer_machine: str = ""
-    force_regions: tuple[str, ...] = ()
-    prefer_regions: tuple[str, ...] = ()
-    not_machine: str = ""
-    """`elsewhere=true` of a replay: any but the one that said so."""
-
-
-ANY = Wishes()
 
 
 class Lease(Protocol):

@@ -1,0 +1,445 @@
+"""Which machine takes a request, and which is started when none can.
+
+    pool = Pool("web", "ams", random=rng.random)
+    pool.put(Candidate(machine="...", region="ams", state="started", ...))     # as rows change
+    seat = pool.take(now)                           # in flight there from now on, or None:
+    decision = pool.decide(now)                     # Take, Start or Nothing; nothing is counted yet
+    pool.enter(decision.seat) ... pool.leave(seat)
+
+A pool has the machines of one service of one app, sorted by how loaded they are (below the soft limit, below the hard
+one, full), and keeps them sorted as requests come and go: to choose looks at two of them, however many there are. The
+nearest region that can take a request does. Within it a machine at its soft limit is chosen only when all are, one at
+its hard limit never, and of two drawn at random the less loaded (Mitzenmacher 2001, "The power of two choices").
+
+What is started is the same for all proxies that see the same rows: a suspended machine before a stopped one, then by
+rendezvous. While a machine is on its way that has room for the request, no other is started. Requests that wait for it
+are in flight there already, and find it loaded as they left it.
+
+Times are seconds of the caller's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from math import inf
+from typing import Any
+
+import msgspec
+
+from hawker.core.rendezvous import weight
+from hawker.model.regions import expand
+
+LOAD_KNOWN_S = 1.0
+"""What another proxy said of its machine's load counts for so long: without news of it, the machine is tried again."""
+LAPSE_S = 0.05
+"""Seats whose rest or whose news is over are looked for at most so often."""
+
+RUNNING = "started"
+COMING = frozenset({"created", "starting", "restarting", "updating", "replacing"})
+"""States of a machine that somebody else is about to bring up; to start it would be refused."""
+ASLEEP = frozenset({"stopped", "suspended", "stopping", "suspending"})
+"""States that a start ends, or will end when the stop is over."""
+
+
+class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request says about who is to take it (fly-force-instance-id, fly-prefer-instance-id, fly-prefer-region,
+    fly-force-region) or what a replay said. Empty: nothing. Regions are codes or aliases ("eu", "any")."""
+
+    force_machine: str = ""
+    prefer_machine: str = ""
+    force_regions: tuple[str, ...] = ()
+    prefer_regions: tuple[str, ...] = ()
+    not_machine: str = ""
+    """`elsewhere=true` of a replay: any but the one that said so."""
+
+
+ANY = Wishes()
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rows say of a machine. `healthy`: its checks pass, or it has none. `hard` 0: no limit."""
+
+    machine: str
+    region: str
+    state: str
+    cordoned: bool = False
+    healthy: bool = True
+    soft: int = 20
+    hard: int = 0
+    autostart: bool = True
+
+
+class Seat:
+    """A machine in a pool. To be read only, but for `data`, which is the caller's own."""
+
+    __slots__ = (
+        *("closing", "data", "hard", "home", "in_flight", "list", "machine", "others", "own", "place", "region"),
+        *("rests_until", "row", "soft", "told_until", "waking", "weight"),
+    )
+
+    def __init__(self, row: Candidate, of: tuple[bytes, str]) -> None:
+        self.row = row
+        self.machine = row.machine
+        self.region = row.region
+        self.soft = row.soft
+        self.hard = row.hard
+        self.own = 0
+        self.others = 0
+        self.in_flight = 0
+        """`own`, and `others` that another proxy told of."""
+        self.waking = False
+        self.closing = False
+        self.rests_until = 0.0
+        self.told_until = inf
+        self.data: Any = None
+        self.weight = of
+        self.home: _Region | None = None
+        self.list: list[Seat] | None = None
+        self.place = 0
+
+    def __repr__(self) -> str:
+        return f"<Seat {self.machine} {self.row.state} {self.in_flight}/{self.soft}/{self.hard}>"
+
+    @property
+    def full(self) -> bool:
+        return 0 < self.hard <= self.in_flight
+
+
+class Take(msgspec.Struct, frozen=True):
+    """This machine runs and has room. `starting` is to be started meanwhile: all that run here are at their soft
+    limits, or farther away."""
+
+    seat: Seat
+    starting: Seat | None = None
+
+
+class Start(msgspec.Struct, frozen=True):
+    """None that runs can take the request: it waits for this one. `pending`: it is on its way already."""
+
+    seat: Seat
+    pending: bool = False
+
+
+class Nothing(msgspec.Struct, frozen=True):
+    """`code` is one of the documented ones. `wait`: another row, or a request that ends, may change it."""
+
+    code: str
+    message: str
+    wait: bool
+
+
+Decision = Take | Start | Nothing
+
+GONE = Nothing("PR02", "the machine that was asked for is not there", False)
+NOT_HERE = Nothing("PR01", "no machine of the app serves this, and none may be started", False)
+UNWELL = Nothing("PR01", "no healthy machine: those that run fail their checks, or failed lately", True)
+FULL = Nothing("PR03", "all machines are at their hard limits", True)
+TRIED = Nothing("PC07", "all machines were tried", True)
+
+
+class _Region:
+    """The seats of a region, each in one of the lists, or in none."""
+
+    __slots__ = ("asleep", "busy", "coming", "free", "full", "leaving", "name", "seats", "unwell")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.free: list[Seat] = []
+        self.busy: list[Seat] = []
+        self.full: list[Seat] = []
+        self.leaving: list[Seat] = []
+        self.coming: list[Seat] = []
+        self.asleep: list[Seat] = []
+        self.unwell: list[Seat] = []
+        self.seats = 0
+
+
+class Pool:
+    """The machines of a service. `region` is where this proxy is, `regions` are others, the nearest first; regions of
+    machines that are in neither come last. `random` gives numbers from 0 to below 1."""
+
+    def __init__(self, app: str, region: str, regions: Sequence[str] = (), *, random: Callable[[], float]) -> None:
+        self.app = app
+        self.seats: dict[str, Seat] = {}
+        self._random = random
+        self._here = _Region(region)
+        self._order = list(dict.fromkeys((region, *regions)))
+        self._regions = {region: self._here}
+        self._parted: dict[str, Seat] = {}  # machines whose rows are gone, with requests still in flight
+        self._timed: set[Seat] = set()
+        self._due = inf
+        self._looked = -inf
+
+    # --- what rows say ---
+
+    def put(self, row: Candidate) -> Seat:
+        """A machine that is new or has changed. Whatever changed ends its rest."""
+        seat = self.seats.get(row.machine)
+        if seat is None:
+            seat = self._parted.pop(row.machine, None) or Seat(row, weight(self.app, row.machine))
+            self.seats[row.machine] = seat
+        elif seat.row == row:
+            return seat
+        home = self._regions.get(row.region)
+        if home is None:
+            home = self._regions[row.region] = _Region(row.region)
+            if row.region not in self._order:
+                self._order.append(row.region)
+        if seat.home is not home:
+            self._leave_home(seat)
+            seat.home = home
+            home.seats += 1
+        seat.row, seat.region, seat.soft, seat.hard = row, row.region, row.soft, row.hard
+        seat.rests_until = 0.0
+        self._place(seat)
+        return seat
+
+    def remove(self, machine: str) -> None:
+        """A machine that is gone. Requests in flight there may still leave, and count again if it comes back."""
+        seat = self.seats.pop(machine, None)
+        if seat is None:
+            return
+        self._leave_home(seat)
+        self._timed.discard(seat)
+        seat.waking = seat.closing = False
+        if seat.own:
+            self._parted[machine] = seat
+
+    # --- what happens ---
+
+    def enter(self, seat: Seat) -> None:
+        """Another request in flight there, or waiting for it to start."""
+        seat.own += 1
+        seat.in_flight += 1
+        if seat.in_flight == seat.soft or seat.in_flight == seat.hard:
+            self._place(seat)
+
+    def leave(self, seat: Seat) -> None:
+        seat.own -= 1
+        seat.in_flight -= 1
+        if seat.in_flight < seat.soft or seat.in_flight == seat.hard - 1:
+            self._place(seat)
+        if not seat.own and self._parted:
+            self._parted.pop(seat.machine, None)
+
+    def told(self, seat: Seat, in_flight: int, now: float) -> None:
+        """All that is in flight at a machine, as its own proxy says, this proxy's requests among it."""
+        seat.told_until = now + LOAD_KNOWN_S
+        others = in_flight - seat.own if in_flight > seat.own else 0
+        if others != seat.others:
+            seat.in_flight += others - seat.others
+            seat.others = others
+            self._place(seat)
+        if others and seat not in self._timed:
+            self._watch(seat, seat.told_until)
+
+    def rest(self, seat: Seat, until: float) -> None:
+        """It failed, or its row is wrong: it is neither chosen nor started before then, unless its row changes."""
+        seat.rests_until = until
+        self._place(seat)
+        self._watch(seat, until)
+
+    def waking(self, seat: Seat, on: bool) -> None:
+        """Its start is under way, whatever its row says, until it is known to take requests."""
+        seat.waking = on
+        self._place(seat)
+
+    def closing(self, seat: Seat, on: bool) -> None:
+        """It is about to be stopped: it takes no request that another machine can. Once the stop can not be taken back
+        any more, `put` it as stopping."""
+        seat.closing = on
+        self._place(seat)
+
+    # --- the choice ---
+
+    def take(self, now: float, wishes: Wishes = ANY, tried: Collection[str] = ()) -> Seat | None:
+        """A machine below its soft limit, where nothing is to be started: the request is in flight there now. None:
+        `decide`."""
+        if now >= self._due:
+            self._lapse(now)
+        free = self._here.free
+        count = len(free)
+        if tried or not count or (wishes is not ANY and wishes != ANY):
+            found = self.decide(now, wishes, tried)
+            if not isinstance(found, Take) or found.starting is not None or found.seat.in_flight >= found.seat.soft:
+                return None
+            seat = found.seat
+        elif count == 1:
+            seat = free[0]
+        else:
+            one = int(self._random() * count)
+            two = int(self._random() * (count - 1))
+            seat = _less_loaded(free[one], free[two if two < one else two + 1])
+        seat.own += 1
+        seat.in_flight += 1
+        if seat.in_flight == seat.soft or seat.in_flight == seat.hard:
+            self._place(seat)
+        return seat
+
+    def decide(self, now: float, wishes: Wishes = ANY, tried: Collection[str] = ()) -> Decision:
+        """What is best for the request now. Counts nothing: `enter` the seat of what is done."""
+        if now >= self._due:
+            self._lapse(now)
+        regions = self._wanted(wishes)
+        if wishes.force_machine:
+            return self._forced(wishes, regions, tried)
+        if wishes.prefer_machine not in tried and wishes.prefer_machine != wishes.not_machine:
+            seat = self.seats.get(wishes.prefer_machine)
+            if seat is not None and _open(seat) and (not wishes.force_regions or seat.region in regions):
+                return Take(seat)
+        out = {*tried, wishes.not_machine}
+        waited: Start | None = None
+        for name in regions:
+            home = self._regions.get(name)
+            if home is None or not home.seats:
+                continue
+            start = None
+            seat = self._draw(home.free, out)
+            if seat is None:
+                start = _to_start(home, out)
+                seat = self._draw(home.busy, out) or self._draw(filter(_has_room, home.leaving), out)
+            waited = waited or start
+            if seat is not None:
+                return Take(seat, None if waited is None or waited.pending else waited.seat)
+        return waited or self._why(regions, out)
+
+    def _forced(self, wishes: Wishes, regions: Sequence[str], tried: Collection[str]) -> Decision:
+        seat = self.seats.get(wishes.force_machine)
+        if seat is None or seat.machine == wishes.not_machine or (wishes.force_regions and seat.region not in regions):
+            return GONE
+        if seat.machine in tried:
+            return TRIED
+        home = seat.home
+        assert home is not None  # every seat of `seats` has one
+        if _open(seat) or (seat.list is home.leaving and not seat.full):
+            return Take(seat)
+        if seat.list is home.coming or seat.list is home.asleep:
+            return FULL if seat.full else Start(seat, seat.list is home.coming)
+        if seat.list is home.full or seat.list is home.leaving:
+            return FULL
+        return UNWELL if seat.list is home.unwell else NOT_HERE
+
+    def _why(self, regions: Sequence[str], out: Collection[str]) -> Nothing:
+        homes = [home for name in regions if (home := self._regions.get(name))]
+        if any(seat.machine not in out for home in homes for seat in (*home.full, *home.leaving, *home.coming)):
+            return FULL
+        if any(seat.machine not in out for home in homes for seat in home.unwell):
+            return UNWELL
+        return TRIED if any(machine in self.seats for machine in out) else NOT_HERE
+
+    def _wanted(self, wishes: Wishes) -> Sequence[str]:
+        """The regions that may take it, the best first."""
+        if wishes.force_regions:
+            return expand(",".join(wishes.force_regions), self._order)
+        if wishes.prefer_regions:
+            return expand(",".join((*wishes.prefer_regions, "any")), self._order)
+        return self._order
+
+    def _draw(self, seats: Iterable[Seat], out: Collection[str]) -> Seat | None:
+        """The less loaded of two drawn at random, of those that are not `out`."""
+        left = [seat for seat in seats if seat.machine not in out]
+        count = len(left)
+        if count < 2:
+            return left[0] if left else None
+        one = int(self._random() * count)
+        two = int(self._random() * (count - 1))
+        return _less_loaded(left[one], left[two if two < one else two + 1])
+
+    # --- where a seat is ---
+
+    def _place(self, seat: Seat) -> None:
+        """Into the list where it belongs now."""
+        home = seat.home
+        if home is None:
+            return
+        there = _list_of(seat, home)
+        if there is seat.list:
+            return
+        self._take_out(seat)
+        if there is not None:
+            seat.list, seat.place = there, len(there)
+            there.append(seat)
+
+    def _take_out(self, seat: Seat) -> None:
+        if seat.list is not None:
+            last = seat.list.pop()
+            if last is not seat:
+                seat.list[seat.place] = last
+                last.place = seat.place
+            seat.list = None
+
+    def _leave_home(self, seat: Seat) -> None:
+        self._take_out(seat)
+        if seat.home is not None:
+            seat.home.seats -= 1
+            seat.home = None
+
+    # --- time ---
+
+    def _watch(self, seat: Seat, until: float) -> None:
+        self._timed.add(seat)
+        self._due = min(self._due, max(until, self._looked + LAPSE_S))
+
+    def _lapse(self, now: float) -> None:
+        """End the rests and forget the news whose time is over."""
+        self._looked, self._due = now, inf
+        for seat in [*self._timed]:
+            if seat.rests_until <= now:
+                seat.rests_until = 0.0
+            if seat.told_until <= now:
+                seat.in_flight -= seat.others
+                seat.others = 0
+            self._place(seat)
+            untils = [*([seat.rests_until] if seat.rests_until else []), *([seat.told_until] if seat.others else [])]
+            if untils:
+                self._watch(seat, min(untils))
+            else:
+                self._timed.discard(seat)
+
+
+def _list_of(seat: Seat, home: _Region) -> list[Seat] | None:
+    row = seat.row
+    if row.cordoned:
+        return None
+    if seat.rests_until:
+        return home.unwell
+    if seat.waking:
+        return home.coming
+    if row.state == RUNNING:
+        if not row.healthy:
+            return home.unwell
+        if seat.closing:
+            return home.leaving
+        count = seat.in_flight
+        if count < seat.soft and (count < seat.hard or not seat.hard):
+            return home.free
+        return home.busy if count < seat.hard or not seat.hard else home.full
+    if row.state in COMING:
+        return home.coming
+    return home.asleep if row.state in ASLEEP and row.autostart else None
+
+
+def _to_start(home: _Region, out: Collection[str]) -> Start | None:
+    """What the request would wait for: one that is on its way with room for it, or the one to start."""
+    coming = [seat for seat in home.coming if seat.machine not in out and not seat.full]
+    if coming:
+        return Start(min(coming, key=lambda seat: (seat.in_flight, seat.weight)), pending=True)
+    asleep = [seat for seat in home.asleep if seat.machine not in out and not seat.full]
+    if not asleep:
+        return None
+    return Start(
+        max(asleep, key=lambda seat: (seat.row.state == "suspended", seat.row.state == "stopped", seat.weight))
+    )
+
+
+def _open(seat: Seat) -> bool:
+    home = seat.home
+    return home is not None and (seat.list is home.free or seat.list is home.busy)
+
+
+def _has_room(seat: Seat) -> bool:
+    return not seat.full
+
+
+def _less_loaded(one: Seat, two: Seat) -> Seat:
+    return two if two.in_flight * one.soft < one.in_flight * two.soft else one
