@@ -55,6 +55,15 @@ class Lease(Protocol):
     headers: tuple[Header, ...]
     phases: dict[str, float]
 
+    @property
+    def load(self) -> bytes:
+        """What the machine has in flight, and its limits, as `hawker-load` tells it: b"3/20/25"; b"" if not known."""
+        ...
+
+    def heard(self, load: bytes) -> None:
+        """What `hawker-load` of the answer said, of a machine behind its worker's proxy."""
+        ...
+
     def release(self) -> None: ...
 
     def failed(self, how: Failure) -> None: ...
@@ -102,6 +111,11 @@ class Router(Protocol):
         ...
 
     async def load(self, port: int, host: str) -> Route: ...
+
+    async def other(self, route: Route, app: str) -> Route:
+        """The route of another app at the same public port, to which a machine of `route` hands a request on
+        (`fly-replay: app=`). Raises `Refused`: PA04 there is none, PA05 it is not that organization's."""
+        ...
 
     def inner(self, app: str, port: int, machine: str) -> Route:
         """A request that came over the backhaul: of this app and public port, for this machine of this worker; an empty
