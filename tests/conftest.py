@@ -57,6 +57,7 @@ def _missing(marker: str) -> str:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--forbid-skips", action="store_true", help="a skipped test makes the run fail")
+    parser.addoption("--beside", action="store_true", help="other tests use the host too: look for no leaks")
     parser.addoption("--all-cuts", action="store_true", help="cut flows off at every pair of points, not at a sample")
 
 
@@ -107,7 +108,7 @@ def leftovers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     found = Leftovers(tmp_path_factory.getbasetemp())
     before = leaks.snapshot()
     yield found
-    if request.config.getoption("--forbid-skips") and (left := leaks.leaked(before)):
+    if _looks_for_leaks(request) and (left := leaks.leaked(before)):
         pytest.fail("the tests left on the host:\n  " + "\n  ".join(left))
     if alive := found.end():
         pytest.fail("processes outlived their tests (now killed):\n" + "\n".join(alive))
@@ -118,7 +119,7 @@ def _note_leftovers(leftovers: Leftovers, request: pytest.FixtureRequest) -> Ite
     before = leaks.snapshot()
     yield
     leftovers.note(request.node.nodeid)
-    if not request.config.getoption("--forbid-skips") or _outlives(request):
+    if not _looks_for_leaks(request) or _outlives(request):
         return
     if left := leaks.leaked(before):
         pytest.fail("the module's tests left on the host:\n  " + "\n  ".join(left))
@@ -127,13 +128,18 @@ def _note_leftovers(leftovers: Leftovers, request: pytest.FixtureRequest) -> Ite
 @pytest.fixture(autouse=True)
 def _leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Set up before a test's own fixtures and torn down after them, but inside those of wider scope."""
-    if not request.config.getoption("--forbid-skips") or _shares(request.node):
+    if not _looks_for_leaks(request) or _shares(request.node):
         yield
         return
     before = leaks.snapshot()
     yield
     if left := leaks.leaked(before):
         pytest.fail("the test left on the host:\n  " + "\n  ".join(left))
+
+
+def _looks_for_leaks(request: pytest.FixtureRequest) -> bool:
+    config = request.config
+    return bool(config.getoption("--forbid-skips") and not config.getoption("--beside"))
 
 
 def _outlives(request: pytest.FixtureRequest) -> bool:

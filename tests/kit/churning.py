@@ -39,9 +39,11 @@ APP, IMAGE = "churn", "churn.invalid/busybox:1"
 PATIENCE_S = 60.0
 LOOK_S = 0.4
 """How long a process that comes and goes is looked for before another kind is killed."""
+ALWAYS = ("daemon", "supervisor", "program")
+"""What is always there to be killed."""
 KINDS: Mapping[str, Sequence[str]] = {
-    "process": ("daemon", "supervisor", "program"),
-    "container": ("daemon", "supervisor", "program", "runtime", "unpacker"),
+    "process": ALWAYS,
+    "container": (*ALWAYS, "runtime", "unpacker"),
     "microvm": ("daemon", "supervisor", "hypervisor", "disk builder"),
 }
 """What of a worker can be killed where machines of a runtime come and go."""
@@ -259,12 +261,13 @@ class Churn:
     # --- kills -------------------------------------------------------------------------------------------------------
 
     async def _kill_now_and_then(self, most: Mapping[str, int], within_s: float) -> None:
-        """Every kind by turns, in an order of the seed's."""
+        """Every kind by turns, in an order of the seed's, those first that are always there to be killed."""
         rng = Random(f"{self._seed}/kills")
         within_s = within_s or (2.5 if "microvm" in self._runtimes else 0.5)  # they take seconds to start
         kinds = sorted({kind for runtime in self._runtimes for kind in KINDS[runtime]})
         while not self._over.is_set():
             rng.shuffle(kinds)
+            kinds.sort(key=lambda kind: kind not in ALWAYS)
             for kind in [kind for kind in kinds if self.report.kills[kind] < most.get(kind, sys.maxsize)]:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._over.wait(), rng.uniform(within_s / 10, within_s))
