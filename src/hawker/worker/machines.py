@@ -56,20 +56,53 @@ class Machines(Requests):
             if begun := self._on_its_way(tx, row):
                 return row.state, begun.id
             row, _ = self._freed(tx, app, machine_id, request, of=lambda run: only_waits(run) and not runs_on(run))
-            if row.state is State.started:
-                return row.state, ""
-            require(row, "start", State.created, State.stopped, State.suspended, State.failed, IN_BACKOFF)
-            asleep = row.state is State.suspended
-
-            def writes(tx: Tx, run: RunRow) -> None:
-                after = self._log.move(tx, row, State.starting, cause=run.cause, desired="started", restarts=0)
-                self._log.event(tx, after, "start", "starting", run)
-
-            steps = ["resume"] if asleep else launching(check_config(row.config))
-            run = self._begin(tx, "machine.start", row, steps, request, writes, {"instance": row.instance})
-            return row.state, run.id
+            return row.state, self._start(tx, row, request)
 
         return await self._when_free(change)
+
+    async def wake(self, app: str, machine_id: str, request: Request) -> str:
+        """`start` for a proxy: what holds the machine is neither waited for nor ended. Returns the run ("" if none was
+        needed). Raises `Busy`, too."""
+        return await self._store.submit(
+            lambda tx: self._start(tx, self._free(tx, app, machine_id, request), request),
+        )
+
+    def _start(self, tx: Tx, row: MachineRow, request: Request) -> str:
+        if row.state is State.started:
+            return ""
+        require(row, "start", State.created, State.stopped, State.suspended, State.failed, IN_BACKOFF)
+        asleep = row.state is State.suspended
+
+        def writes(tx: Tx, run: RunRow) -> None:
+            after = self._log.move(tx, row, State.starting, cause=run.cause, desired="started", restarts=0)
+            self._log.event(tx, after, "start", "starting", run)
+
+        steps = ["resume"] if asleep else launching(check_config(row.config))
+        return self._begin(tx, "machine.start", row, steps, request, writes, {"instance": row.instance}).id
+
+    async def rest(
+        self, app: str, machine_id: str, request: Request, *, suspend: bool = False, instance: str = ""
+    ) -> State:
+        """Begin to stop an idle machine for a proxy, or to suspend it where its driver can. Returns the state it is
+        on its way to, or in. What holds it is left alone, and so is another `instance`: raises `Busy`,
+        `PreconditionFailed`."""
+        if suspend:
+            suspend = (await self._can(get_machine(self._store.read, machine_id, app).driver)).suspend
+
+        def change(tx: Tx) -> State:
+            row = self._free(tx, app, machine_id, request)
+            if row.state in (State.stopped, State.suspended):
+                return row.state
+            require(row, "rest", State.started)
+            if instance and row.instance != instance:
+                raise PreconditionFailed(f"failed_precondition: machine {machine_id} runs as {row.instance} by now")
+            if suspend:
+                self._suspend(tx, row, request)
+            else:
+                self._stop(tx, row, request)
+            return State.suspended if suspend else State.stopped
+
+        return await self._store.submit(change)
 
     async def stop(
         self, app: str, machine_id: str, request: Request, *, signal: int | None = None, timeout_s: float | None = None
@@ -81,15 +114,19 @@ class Machines(Requests):
             if row.state is State.stopped:
                 return ""
             require(row, "stop", State.created, State.started, State.suspended, State.failed)
-
-            def writes(tx: Tx, run: RunRow) -> None:
-                after = self._log.move(tx, row, State.stopping, cause=run.cause, desired="stopped")
-                self._log.event(tx, after, "stop", "stopping", run)
-
-            args = _stop_args(row, signal, timeout_s)
-            return self._begin(tx, "machine.stop", row, ["stop", "clear"], request, writes, args).id
+            return self._stop(tx, row, request, signal, timeout_s)
 
         return await self._when_free(change, ends_backoff=True)
+
+    def _stop(
+        self, tx: Tx, row: MachineRow, request: Request, signal: int | None = None, timeout_s: float | None = None
+    ) -> str:
+        def writes(tx: Tx, run: RunRow) -> None:
+            after = self._log.move(tx, row, State.stopping, cause=run.cause, desired="stopped")
+            self._log.event(tx, after, "stop", "stopping", run)
+
+        args = _stop_args(row, signal, timeout_s)
+        return self._begin(tx, "machine.stop", row, ["stop", "clear"], request, writes, args).id
 
     async def restart(
         self,
@@ -134,15 +171,17 @@ class Machines(Requests):
             if row.state is State.suspended:
                 return ""
             require(row, "suspend", State.started)
-
-            def writes(tx: Tx, run: RunRow) -> None:
-                after = self._log.move(tx, row, State.suspending, cause=run.cause, desired="suspended")
-                self._log.event(tx, after, "suspend", "suspending", run)
-
-            args = {"instance": row.instance}
-            return self._begin(tx, "machine.suspend", row, ["suspend"], request, writes, args).id
+            return self._suspend(tx, row, request)
 
         return await self._when_free(change)
+
+    def _suspend(self, tx: Tx, row: MachineRow, request: Request) -> str:
+        def writes(tx: Tx, run: RunRow) -> None:
+            after = self._log.move(tx, row, State.suspending, cause=run.cause, desired="suspended")
+            self._log.event(tx, after, "suspend", "suspending", run)
+
+        args = {"instance": row.instance}
+        return self._begin(tx, "machine.suspend", row, ["suspend"], request, writes, args).id
 
     async def update(
         self,

@@ -40,7 +40,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Who asks, and why: carried into every record and event of what follows.
 
     `nonce` is the lease the caller holds, if any; `trace` a W3C traceparent. `rule` is the worker's own, where nobody
-    asks; no lease stands against it.
+    asks; no lease stands against it. `why` is a proxy's reason, for itself or for the user's request `id`.
     """
 
     id: str
@@ -48,11 +48,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     nonce: str = ""
     trace: str = ""
     rule: str = ""
+    why: str = ""
 
     @property
     def cause(self) -> str:
         if self.rule:
             return self.rule
+        if self.why:
+            return f"{self.why} (request {self.id})" if self.id else self.why
         return f"request {self.id}" + (f" by {self.owner}" if self.owner else "")
 
 
@@ -129,7 +132,7 @@ class Requests:
             row.id,
             steps=steps,
             cause=request.cause,
-            source="flyd" if request.rule else "user",
+            source="flyd" if request.rule or request.why else "user",
             trace=request.trace,
             args=args,
             writes=writes,

@@ -18,7 +18,7 @@ from hawker.errors import Abort, Broken, Conflict, HawkerError, NotFound, Retry,
 from hawker.host import Host
 from hawker.model.rows import RunRow
 from hawker.store.db import Store
-from hawker.store.tx import Tx
+from hawker.store.tx import Reads, Tx
 from hawker.telemetry import Metrics, exemplar, get_logger
 from hawker.worker.flow import Done, Flow, StepContext
 
@@ -365,10 +365,10 @@ class Runner:
         logger(event, flow=run.flow, run=run.id, resource=run.resource, cause=run.cause, trace=run.trace, **fields)
 
 
-def active_run(tx: Tx, resource: str) -> RunRow | None:
+def active_run(reads: Reads, resource: str) -> RunRow | None:
     """The exclusive run that holds a resource, if any."""
     where = "resource = ? and status in ('active', 'parked') and (body ->> '$.exclusive') = 1"
-    found = tx.select(RunRow, where, (resource,))
+    found = reads.select(RunRow, where, (resource,))
     return found[0] if found else None
 
 
