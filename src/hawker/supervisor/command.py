@@ -14,6 +14,7 @@ from typing import Any
 from hawker.supervisor import proc
 from hawker.supervisor.common import KILL_AGAIN_S, Common
 from hawker.supervisor.instance import Instance
+from hawker.supervisor.loop import Timer
 from hawker.supervisor.programs import CannotStart, Invocation
 from hawker.supervisor.wire import Ask
 
@@ -61,6 +62,7 @@ class Command(_Beside):
         self._ask = ask
         self._output: dict[int, bytearray] = {}
         self._over = False
+        self._timer: Timer | None = None
         source = os.memfd_create("stdin")
         os.write(source, base64.b64decode(ask["stdin"]))
         os.lseek(source, 0, os.SEEK_SET)
@@ -78,7 +80,8 @@ class Command(_Beside):
                 os.close(fd)
         for fd in self._output:
             common.loop.watch(fd, partial(self._ready, fd))
-        common.loop.later(ask["timeout_s"], self._late)
+        if not self._over:
+            self._timer = common.loop.later(ask["timeout_s"], self._late)
 
     def _started(self, pids: list[int], master: int, why: str) -> None:
         if pids:
@@ -121,6 +124,8 @@ class Command(_Beside):
 
     def _close(self) -> None:
         self._over = True
+        if self._timer:
+            self._timer.cancel()
         for fd in self._output:
             self._common.loop.forget(fd)
             os.close(fd)

@@ -18,12 +18,28 @@ READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _TURN_S = 1.0  # the longest sleep: the supervisor looks then whether it is still needed
 
 
+class Timer:
+    """A call that is to come."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        """It comes no more, and what it would have needed is held no longer. Harmless after it came."""
+        self._call = None
+
+    def __call__(self) -> None:
+        call, self._call = self._call, None
+        if call:
+            call()
+
+
 class Loop:
     """Callbacks for descriptors get what they are ready for; timers get nothing."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timers: list[tuple[float, int, Timer]] = []
         self._order = count()
 
     def watch(self, fd: int, call: Callable[[int], None], ready: int = READ) -> None:
@@ -38,8 +54,10 @@ class Loop:
         with contextlib.suppress(KeyError):
             self._selector.unregister(fd)
 
-    def later(self, seconds: float, call: Callable[[], None]) -> None:
-        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._order), call))
+    def later(self, seconds: float, call: Callable[[], None]) -> Timer:
+        timer = Timer(call)
+        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._order), timer))
+        return timer
 
     def on_child(self, call: Callable[[], None]) -> None:
         """Call after children ended. Signals that would end the supervisor do nothing: it ends by itself."""

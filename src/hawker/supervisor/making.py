@@ -27,6 +27,7 @@ from hawker.supervisor.container import (
     unmount_all,
 )
 from hawker.supervisor.instance import STREAMS, group_of
+from hawker.supervisor.loop import Timer
 from hawker.supervisor.output import Pipe
 from hawker.supervisor.roots import Root, Roots
 from hawker.supervisor.wire import Ask
@@ -62,6 +63,7 @@ class Making:
         self._watch = -1
         self._rooting = False  # its root is being made
         self._working = 0  # the runtime's pid while it works
+        self._patience: Timer | None = None  # with it
         self._failure: tuple[str, str] | None = None
         self._over = False
         self._status: int | None = None
@@ -145,13 +147,15 @@ class Making:
             except OSError:
                 self.common.children.expect(False)
                 raise
-            self.common.loop.later(MADE_S, self._late)
+            self._patience = self.common.loop.later(MADE_S, self._late)
         finally:
             for fd in ends.values():
                 os.close(fd)
 
     def _runtime_ended(self, status: int) -> None:
         self._working = 0
+        if self._patience:
+            self._patience.cancel()
         self.pid = read_pid(f"{self._directory}/pid")
         if self.pid and status == 0:
             self.common.children.watch(self.pid, self._ended)
