@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from tests.kit.sim_worker import APP, SimWorker, a_world, order
+from tests.kit.sim_worker import APP, SimWorker, a_world, machine_config, order
 from tests.kit.virtual_time import virtual_time
 
 from hawker.errors import DeadlineExceeded
+from hawker.model.config import check_config
 from hawker.model.machine import State
 from hawker.sim.world import FakeDriver, Program, World
-from hawker.worker.drivers.base import Exit, Fingerprint, Instance, InstanceSpec, Limits, UnknownInstance
+from hawker.worker.drivers.base import Exit, Fingerprint, Instance, InstanceSpec, Limits, StartFailed, UnknownInstance
 from hawker.worker.drivers.several import RETRY_S, DriverDown, Several
 
 LIMITS = Limits(cpu_millis=1000, memory_mib=256)
@@ -213,6 +214,59 @@ async def test_what_a_late_driver_no_longer_has_is_begun_again_then(tmp_path: Pa
     await worker.at_rest(row.id)
     assert worker.machine(row.id).state is State.started
     await worker.close()
+
+
+@pytest.mark.parametrize("running", [True, False])
+@virtual_time
+async def test_a_machine_that_changes_its_runtime_leaves_nothing_with_the_other(running: bool, tmp_path: Path) -> None:
+    worlds = {name: a_world() for name in ("process", "container")}
+    worker = await opened(tmp_path, worlds, there=True)
+    machine = await worker.run_machine(image="app:1")
+    if not running:
+        await worker.machines.stop(APP.name, machine, worker.request())
+        await worker.at_rest()
+    assert worlds["container"].directories == {machine}
+    await to_a_process(worker, machine)
+    assert worker.machine(machine).state is (State.started if running else State.stopped)
+    assert worlds["container"].directories == set()
+    assert worlds["process"].directories == ({machine} if running else set())
+    await worker.close()
+
+
+@virtual_time
+async def test_what_the_other_runtime_has_stays_until_the_new_one_runs_it(tmp_path: Path) -> None:
+    """Its log may say why."""
+    worlds = {name: a_world() for name in ("process", "container")}
+    worker = await opened(tmp_path, worlds, there=True)
+    machine = await worker.run_machine(image="app:1")
+    worlds["process"].faults["start"] = [StartFailed("not here")]
+    await to_a_process(worker, machine)
+    assert worker.machine(machine).state is State.failed
+    assert worlds["container"].directories == {machine}
+    await worker.close()
+
+
+@virtual_time
+async def test_a_machine_leaves_a_runtime_that_is_not_there_any_more(tmp_path: Path) -> None:
+    worlds = {name: a_world() for name in ("process", "container")}
+    worker = await opened(tmp_path, worlds, there=True)
+    machine = await worker.run_machine(image="app:1")
+    await worker.machines.stop(APP.name, machine, worker.request())
+    await worker.at_rest()
+    await worker.die()
+    worker = await opened(tmp_path, worlds, there=False)
+    await to_a_process(worker, machine)
+    assert worker.machine(machine).driver == "process"
+    await worker.machines.start(APP.name, machine, worker.request())
+    await worker.at_rest()
+    assert worker.machine(machine).state is State.started
+    await worker.close()
+
+
+async def to_a_process(worker: SimWorker, machine: str) -> None:
+    config = check_config(machine_config(image="app:1", runtime="process"))
+    await worker.machines.update(APP.name, machine, worker.request(), config=config)
+    await worker.at_rest()
 
 
 class SeveralWorker(SimWorker):

@@ -6,7 +6,8 @@
 | machine.start   | prepare, launch; resume when suspended               | a request                      |
 | machine.stop    | stop, clear                                          | a request                      |
 | machine.restart | stop, clear, prepare, launch                         | a request                      |
-| machine.update  | prepare; stop, clear, launch when it runs            | a request                      |
+| machine.update  | prepare; stop, clear, launch when it runs;           | a request                      |
+|                 | vacate, to another runtime                           |                                |
 | machine.suspend | suspend                                              | a request                      |
 | machine.resize  | resize                                               | a request                      |
 | machine.destroy | stop, purge                                          | a request                      |
@@ -103,7 +104,7 @@ class MachineFlows:
             Flow("machine.start", 1, resting, [prepare, launch, Step("resume", act=patient(self._resume))]),
             Flow("machine.stop", 1, resting, [stop, clear]),
             Flow("machine.restart", 1, resting, [stop, clear, prepare, launch]),
-            Flow("machine.update", 1, resting, [prepare, stop, clear, launch]),
+            Flow("machine.update", 1, resting, [prepare, stop, clear, launch, Step("vacate", act=self._vacate)]),
             Flow("machine.suspend", 1, resting, [Step("suspend", act=patient(self._suspend))]),
             Flow("machine.resize", 1, resting, [Step("resize", act=patient(self._resize))]),
             Flow("machine.destroy", 1, gone, [stop, purge]),
@@ -203,6 +204,13 @@ class MachineFlows:
             await self._had(context.run).destroy(key, force=True)
         return Done()
 
+    async def _vacate(self, context: StepContext) -> Done:
+        """Remove what the machine left with the driver that had it before: nothing would show it any more. A driver
+        that is not there keeps it until the machine is destroyed."""
+        with suppress(Unreachable):
+            await self._had(context.run).purge(context.run.resource)
+        return Done()
+
     async def _purge(self, context: StepContext) -> Done:
         await self._clear(context)
         await self._purged(context.run.resource)
@@ -284,6 +292,8 @@ class MachineFlows:
                 return Done(self._settle_as_before)
         if "launch" in run.steps:
             row = get_machine(self._store.read, run.resource)
+            if _launched(row, run):  # only what comes after that was given up
+                return Done(self._settle)
             await self._driver.of(row.driver).destroy(effect_key(run.id, "launch"), force=True)
         if key:
             await self._had(run).destroy(key, force=True)
@@ -295,7 +305,7 @@ class MachineFlows:
     def _settle(self, tx: Tx, run: RunRow) -> None:
         """Write the resting state a flow ends in."""
         row = get_machine(tx, run.resource)
-        if run.ending:
+        if run.ending and not _launched(row, run):
             self._settle_undone(tx, run, row)
         elif run.flow == "machine.exit" and "purge" in run.steps:
             self._settle_destroyed(tx, run)
@@ -364,6 +374,11 @@ class MachineFlows:
             tx.after_commit(lambda: images.release(row.id))
         row = self._log.move(tx, row, State.destroyed, cause=run.cause, desired="destroyed", instance="", ports=())
         self._log.event(tx, row, "destroy", "destroyed", run)
+
+
+def _launched(row: MachineRow, run: RunRow) -> bool:
+    """Whether the machine runs what this run started."""
+    return row.instance == effect_key(run.id, "launch")
 
 
 def _why(tx: Tx, row: MachineRow, run: RunRow) -> dict[str, Any]:

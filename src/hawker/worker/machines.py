@@ -256,6 +256,8 @@ class Machines(Requests):
             args = _stop_args(row, None, None)
             if overtakes and ended:  # of the program that runs
                 args = {name: ended.args[name] for name in args}
+            if args["driver"] != config.runtime:
+                steps.append("vacate")
             if first and "stop" in steps:  # while its image is on its way there is something to go back to
                 args["before"] = before
             self._begin(tx, "machine.update", row, steps, request, writes, msgspec.to_builtins(args))
