@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tests.kit.images import settings
 
 from hawker.errors import Invalid
-from hawker.images.auth import Challenge, Credentials, Tokens, credentials_for, read_challenges, read_token
+from hawker.images.auth import Challenge, Credentials, Tokens, read_challenges, read_token
+from hawker.images.docker import HelperFailed, credentials_for, docker_credentials
 from hawker.images.settings import RegistrySettings, docker_config_path
 
 
@@ -76,7 +77,7 @@ def test_a_token_is_for_one_registry_and_scope_and_ends_before_it_expires() -> N
     assert tokens.get("https://a", "repository:x:pull", 100.0) is None
 
 
-def test_credentials_are_those_of_the_host_and_the_configuration_s_come_first(tmp_path: Path) -> None:
+async def test_credentials_are_those_of_the_host_and_the_configuration_s_come_first(tmp_path: Path) -> None:
     def of(user: str) -> dict[str, str]:
         return {"auth": base64.b64encode(f"{user}:secret".encode()).decode()}
 
@@ -90,20 +91,70 @@ def test_credentials_are_those_of_the_host_and_the_configuration_s_come_first(tm
                     "cloud.example": {"identitytoken": "token"},
                     "broken.example": {"auth": "%%%"},
                     "helped.example": {},
-                },
-                "credsStore": "desktop",
+                }
             }
         )
     )
     mine = {"ghcr.io": RegistrySettings(username="me", password="mine")}
     given = settings(docker_config=str(docker), registries=mine)
-    assert credentials_for(given, "registry-1.docker.io") == Credentials("hub", "secret")
-    assert credentials_for(given, "ghcr.io") == Credentials("me", "mine")
-    assert credentials_for(given, "cloud.example") == Credentials(token="token")
+    assert await credentials_for(given, "registry-1.docker.io") == Credentials("hub", "secret")
+    assert await credentials_for(given, "ghcr.io") == Credentials("me", "mine")
+    assert await credentials_for(given, "cloud.example") == Credentials(token="token")
     for host in ("ghcr.io:444", "broken.example", "helped.example", "docker.io.evil.example"):
-        assert not credentials_for(given, host)
+        assert not await credentials_for(given, host)
     docker.write_text("{")
-    assert not credentials_for(given, "registry-1.docker.io")
+    assert not await credentials_for(given, "registry-1.docker.io")
+
+
+HELPER = """#!/bin/sh
+read -r server
+case "$1 $server" in
+"get ghcr.io") echo '{"ServerURL":"ghcr.io","Username":"cat","Secret":"of the key ring"}' ;;
+"get https://index.docker.io/v1/") echo '{"Username":"<token>","Secret":"identity"}' ;;
+"get silent.example") sleep 600 & sleep 600 ;;
+"get odd.example") echo 'a secret, but no JSON' ;;
+"get locked.example") echo 'the key ring is locked'; exit 1 ;;
+*) echo 'credentials not found in native keychain'; exit 1 ;;
+esac
+"""
+
+
+@pytest.fixture
+def helped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Docker's file, where all registries but one have the helper above."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "docker-credential-ring").write_text(HELPER)
+    (programs / "docker-credential-ring").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    docker = tmp_path / "config.json"
+    auths = {"in.example": {"username": "of", "password": "file"}, "silent.example": {}}
+    docker.write_text(json.dumps({"auths": auths, "credsStore": "ring", "credHelpers": {"ecr.example": "none"}}))
+    return docker
+
+
+async def test_docker_s_credential_helpers_are_asked_first_and_the_file_for_what_they_do_not_have(helped: Path) -> None:
+    assert await docker_credentials(helped, "ghcr.io") == Credentials("cat", "of the key ring")
+    assert await docker_credentials(helped, "registry-1.docker.io") == Credentials(token="identity")
+    assert await docker_credentials(helped, "in.example") == Credentials("of", "file")
+    assert not await docker_credentials(helped, "unknown.example")
+
+
+@pytest.mark.parametrize(
+    ("host", "problem"),
+    [
+        ("locked.example", "docker-credential-ring for locked.example: the key ring is locked"),
+        ("odd.example", "docker-credential-ring for odd.example: its answer is no credentials"),
+        ("ecr.example", "docker-credential-none, which .*config.json names, is not in PATH"),
+        ("silent.example", "docker-credential-ring gave no answer for silent.example within 0.3 s"),
+    ],
+)
+async def test_what_is_wrong_with_a_credential_helper_is_said_and_shows_no_secret(
+    helped: Path, host: str, problem: str
+) -> None:
+    with pytest.raises(HelperFailed, match=problem) as failed:
+        await docker_credentials(helped, host, limit_s=0.3)
+    assert "secret" not in str(failed.value)
 
 
 def test_docker_s_file_is_where_docker_has_it_or_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -303,6 +303,10 @@ async def test_tls_is_trusted_when_its_authority_is(tmp_path: Path) -> None:
         trusted = {registry.host: RegistrySettings(insecure=False, ca=tls["certificate"])}
         async with opened(tmp_path / "two", registries=trusted) as images:
             assert (await images.ensure(reference)).digest == made.digest
+        others = {registry.host: strict[registry.host], "other.example": trusted[registry.host]}
+        async with opened(tmp_path / "three", registries=others, attempts=1) as images:
+            with pytest.raises(Unreachable, match="certificate verify failed"):  # it vouches for the other alone
+                await images.ensure(reference)
     finally:
         registry.stop()
 

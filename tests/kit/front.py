@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 
@@ -120,6 +121,31 @@ def hold(gate: asyncio.Event, after: int = 0) -> Spoil:
         await writer.drain()
 
     return spoil
+
+
+def trickle(over: asyncio.Event, after: int = 0) -> Spoil:
+    """After so many bytes of the body it sends a kibibyte a tenth of a second, until `over`: then the rest."""
+
+    async def spoil(asked: Asked, true: Answer, writer: asyncio.StreamWriter) -> None:
+        whole = answer(true.status, true.body, true.headers)
+        sent = len(whole) - len(true.body) + after
+        writer.write(whole[:sent])
+        while sent < len(whole) and not over.is_set():
+            writer.write(whole[sent : sent + 1024])
+            await writer.drain()
+            sent += 1024
+            await passing(over, 0.1)
+        writer.write(whole[sent:])
+        await writer.drain()
+
+    return spoil
+
+
+async def passing(over: asyncio.Event, seconds: float) -> None:
+    """So long, or until it is over."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await over.wait()
 
 
 @dataclass

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import base64
 import re
-from pathlib import Path
 from typing import Any
 
 import msgspec
-
-from hawker.images.settings import ImageSettings, docker_config_path
 
 TOKEN_S = 60.0
 """How long a token lasts that does not say (token specification, `expires_in`)."""
@@ -66,48 +63,6 @@ def read_challenges(header: str) -> list[Challenge]:
             at = lone.end()
         found.append(Challenge(match[1].lower(), values))
     return found
-
-
-def credentials_for(settings: ImageSettings, host: str) -> Credentials:
-    """From the configuration, else from Docker's file as it is now. None of either are false."""
-    own = settings.registry(host)
-    if own.username or own.token:
-        return Credentials(own.username, own.password, own.token)
-    path = docker_config_path(settings)
-    return _from_docker(Path(path), host) if path else Credentials()
-
-
-class _DockerAuth(msgspec.Struct):
-    auth: str = ""
-    identitytoken: str = ""
-    username: str = ""
-    password: str = ""
-
-
-class _DockerConfig(msgspec.Struct):
-    auths: dict[str, _DockerAuth] = {}
-
-
-def _from_docker(path: Path, host: str) -> Credentials:
-    """A file that is not there or that we cannot read or understand has none: it is somebody else's."""
-    try:
-        config = msgspec.json.decode(path.read_bytes(), type=_DockerConfig)
-    except (OSError, msgspec.DecodeError):
-        return Credentials()
-    names = (host, "docker.io", "index.docker.io") if host == "registry-1.docker.io" else (host,)
-    for key, auth in config.auths.items():
-        if re.sub(r"^https?://|/.*$", "", key) not in names:
-            continue
-        username, password = auth.username, auth.password
-        if auth.auth:
-            try:
-                username, _, password = base64.b64decode(auth.auth).decode().partition(":")
-            except ValueError:
-                continue
-        if auth.identitytoken:
-            return Credentials(username, "", auth.identitytoken)
-        return Credentials(username, password)
-    return Credentials()
 
 
 class Tokens:

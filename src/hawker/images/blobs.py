@@ -89,8 +89,8 @@ class Partial:
 
     async def write(self, data: bytes | bytearray) -> None:
         """Raises `DiskFull` and `StoreError`; then part of `data` may be in the file, and `offset` says no more how
-        long it is: close it."""
-        await asyncio.to_thread(self._write, data)
+        long it is: close it. Cancelled, it waits for the disk: somebody else may go on with it."""
+        await to_its_end(asyncio.to_thread(self._write, data))
 
     def _write(self, data: bytes | bytearray) -> None:
         view = memoryview(data)
@@ -108,7 +108,7 @@ class Partial:
 
     async def restart(self) -> None:
         """Begin again at the first byte."""
-        await asyncio.to_thread(self._restart)
+        await to_its_end(asyncio.to_thread(self._restart))
 
     def _restart(self) -> None:
         with self._lock:

@@ -25,8 +25,10 @@ import msgspec
 import hawker
 from hawker.errors import ImageError, ImageNotFound
 from hawker.host import Host
-from hawker.images.auth import Credentials, Tokens, credentials_for, read_challenges, read_token
+from hawker.images.auth import Credentials, Tokens, read_challenges, read_token
+from hawker.images.docker import HelperFailed, credentials_for
 from hawker.images.settings import ImageSettings
+from hawker.telemetry import get_logger
 
 if TYPE_CHECKING:
     import httpx2
@@ -40,6 +42,7 @@ _HEAD_TIMES = 3
 """So many read time-outs may pass until an answer begins, with all redirects and tokens that it takes."""
 _SMALL_PIECES = 64
 _CLIENT_ID = "hawker"
+_logger = get_logger()
 
 Content = Callable[[], AsyncIterator[bytes]]
 """Makes a body anew for each attempt."""
@@ -126,31 +129,32 @@ class Exchange:
         self._host = host
         self._tokens = Tokens()
         self._granting: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
-        self._client: httpx2.AsyncClient | None = None
+        self._clients: dict[str, httpx2.AsyncClient] = {}  # by the authorities that they trust besides the system's
 
     async def close(self) -> None:
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
+        while self._clients:
+            await self._clients.popitem()[1].aclose()
 
-    def _opened(self) -> httpx2.AsyncClient:
-        """Made when it is needed: a host that never asks a registry does not load authorities (20 ms)."""
-        if self._client is None:
+    def _opened(self, to: Endpoint) -> httpx2.AsyncClient:
+        """For a registry and where it leads us: its own authorities vouch for nobody else's. Made when it is needed: a
+        host that never asks a registry does not load authorities (20 ms)."""
+        settings = self._settings
+        ca = settings.registry(to.host).ca
+        client = self._clients.get(ca)
+        if client is None:
             import httpx2
 
-            settings = self._settings
             context = ssl.create_default_context()
-            for registry in settings.registries.values():
-                if registry.ca:
-                    context.load_verify_locations(registry.ca)
-            self._client = httpx2.AsyncClient(
+            if ca:
+                context.load_verify_locations(ca)
+            client = self._clients[ca] = httpx2.AsyncClient(
                 verify=context,
                 timeout=httpx2.Timeout(settings.read_timeout_s, connect=settings.connect_timeout_s, pool=None),
                 limits=httpx2.Limits(max_connections=64, max_keepalive_connections=8, keepalive_expiry=30),
                 headers={"User-Agent": f"hawker/{hawker.__version__}", "Accept-Encoding": "identity"},
                 mounts={f"all://{name}": None for name in ("127.0.0.1", "localhost", "[::1]")},  # by no proxy
             )
-        return self._client
+        return client
 
     @asynccontextmanager
     async def send(
@@ -222,8 +226,9 @@ class Exchange:
         for _ in range(REDIRECTS_MAX + 1):
             more = {"Authorization": authorization} if authorization and _origin(url) == to.origin else {}
             body = content() if callable(content) else content
-            request = self._opened().build_request(method, url, headers={**headers, **more}, content=body)
-            response = await self._opened().send(request, stream=True)
+            client = self._opened(to)
+            request = client.build_request(method, url, headers={**headers, **more}, content=body)
+            response = await client.send(request, stream=True)
             location = response.headers.get("location")
             if response.status_code not in (301, 302, 303, 307, 308) or not location or method not in ("GET", "HEAD"):
                 return response
@@ -238,10 +243,15 @@ class Exchange:
             held = self._tokens.get(to.origin, scope, now)
             if held is not None and held != tried:
                 return held
-            credentials = credentials_for(self._settings, to.host)
+            credentials, lacking = Credentials(), ""
+            try:
+                credentials = await credentials_for(self._settings, to.host)
+            except HelperFailed as error:  # what is public needs none
+                _logger.warning("image.credential_helper_failed", registry=to.host, problem=str(error))
+                lacking = f": {error}"
             for challenge in read_challenges(header):
                 if challenge.scheme == "bearer":
-                    granted, lasts_s = await self._token(image, to, scope, challenge.values, credentials)
+                    granted, lasts_s = await self._token(image, to, scope, challenge.values, credentials, lacking)
                     self._tokens.put(to.origin, scope, granted, now + lasts_s)
                     return granted
                 if challenge.scheme == "basic" and credentials.username:
@@ -249,13 +259,14 @@ class Exchange:
                         break
                     self._tokens.put(to.origin, scope, credentials.basic, now + 3600)
                     return credentials.basic
-            raise _denied(image, to, "knows nobody without credentials" if not credentials else "refuses ours")
+            why = "refuses ours" if credentials else f"knows nobody without credentials{lacking}"
+            raise _denied(image, to, why)
 
     async def _token(
-        self, image: str, to: Endpoint, scope: str, given: Mapping[str, str], credentials: Credentials
+        self, image: str, to: Endpoint, scope: str, given: Mapping[str, str], credentials: Credentials, lacking: str
     ) -> tuple[str, float]:
         realm = check_leads(self._settings, image, to, url_of(to.origin).join(given.get("realm", "")))
-        client = self._opened()
+        client = self._opened(to)
         asked = [("service", given["service"])] if given.get("service") else []
         if credentials.token:
             form = dict(asked) | {"grant_type": "refresh_token", "client_id": _CLIENT_ID, "scope": scope}
@@ -268,7 +279,7 @@ class Exchange:
         response = await client.send(request, stream=True)  # no redirect: credentials stay
         try:
             if response.status_code in (400, 401, 403, 404):
-                raise _denied(image, to, f"has {realm.host} give tokens, which refuses one")
+                raise _denied(image, to, f"has {realm.host} give tokens, which refuses one{lacking}")
             if response.status_code != 200:
                 raise _again(response, realm.host)
             token = read_token(await body_of(response, _TOKEN_BYTES_MAX))

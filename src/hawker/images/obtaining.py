@@ -65,11 +65,12 @@ class Obtaining:
         self._names = names
         self._peers = peers
         self._registries = Registries(settings, host)
-        self._transfers = Transfers(blobs, self._registries, peers, settings.parallel, settings.read_timeout_s)
+        self._transfers = Transfers(blobs, self._registries, peers, settings)
         self._unpacking = asyncio.Semaphore(settings.unpack_parallel)
         self._blob_flights: Flights[None] = Flights()
         self._tree_flights: Flights[None] = Flights()
         self._wanted: dict[object, tuple[set[str], set[str]]] = {}  # blobs and trees
+        self._offered: dict[object, tuple[ImageRef, set[str]]] = {}  # repositories, and blobs that are in them
         self.registries = self._registries
         self.rate = self._transfers.rate
         self.watchers = Watchers()
@@ -163,9 +164,10 @@ class Obtaining:
         """
         self.watchers.begin(name, [(layer.digest, layer.size, self._state(known, n)) for n, layer in _numbered(known)])
         try:
-            async with asyncio.TaskGroup() as group:
-                for number, _ in _numbered(known):
-                    group.create_task(self._tree(ref, known, number))
+            with self._offering(ref, [layer.digest for layer in known.image.layers]):
+                async with asyncio.TaskGroup() as group:
+                    for number, _ in _numbered(known):
+                        group.create_task(self._tree(ref, known, number))
         except BaseExceptionGroup as errors:
             raise first_of(errors) from errors
         finally:
@@ -180,6 +182,20 @@ class Obtaining:
             yield
         finally:
             del self._wanted[token]
+
+    @contextmanager
+    def _offering(self, ref: ImageRef | None, blobs: Iterable[str]) -> Iterator[None]:
+        """They may be had where `ref` is, whoever began to fetch them."""
+        token = object()
+        if ref and not self._settings.offline:
+            self._offered[token] = ref, set(blobs)
+        try:
+            yield
+        finally:
+            self._offered.pop(token, None)
+
+    def _repositories(self, digest: str) -> list[ImageRef]:
+        return [ref for ref, blobs in self._offered.values() if digest in blobs]
 
     def _state(self, known: Known, number: int) -> State:
         if known.chain[number] in self._trees:
@@ -233,7 +249,8 @@ class Obtaining:
         if size is not None and (size == blob.size or await self._blobs.is_sound(blob.digest)):
             self._check_size(ref, blob)
             return
-        await _joined(self._blob_flights, blob.digest, lambda: self._fetch(ref, blob))
+        with self._offering(ref, [blob.digest]):
+            await _joined(self._blob_flights, blob.digest, lambda: self._fetch(ref, blob))
         self._check_size(ref, blob)
 
     def _check_size(self, ref: ImageRef | None, blob: Descriptor) -> None:
@@ -246,7 +263,8 @@ class Obtaining:
             self.moved[blob.digest] = count
             self.watchers.moved(blob.digest, "fetching", count)
 
-        await self._transfers.fetch(None if self._settings.offline else ref, blob, moved)
+        with self._offering(ref, [blob.digest]):
+            await self._transfers.fetch(lambda: self._repositories(blob.digest), blob, moved)
         self.moved.pop(blob.digest, None)
         self.watchers.moved(blob.digest, "fetched")
 

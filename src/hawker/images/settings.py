@@ -36,7 +36,8 @@ class RegistrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One registry or mirror, by its `host` or `host:port`.
 
     `insecure`: plain HTTP; None is True for loopback and False elsewhere. `ca`: a PEM file with authorities to trust
-    besides the system's. `token`: an identity token in place of a password (OAuth2, as some clouds give).
+    besides the system's, in what is asked of this registry, and of where it leads for a blob or a token. `token`: an
+    identity token in place of a password (OAuth2, as some clouds give).
     """
 
     username: str = ""
@@ -51,9 +52,10 @@ class RegistrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ImageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`docker_config`: a file as `docker login` writes it, for credentials that are not here; None is where Docker has
-    it, "" is nowhere. `offline`: no registry is ever asked. `attempts` counts tries without a byte of progress.
-    Blobs longer than `upload_chunk_bytes` are pushed in such parts."""
+    """`docker_config`: a file as `docker login` writes it, for credentials that are not here, or with the helpers that
+    have them; None is where Docker has it, "" is nowhere. `offline`: no registry is ever asked. `attempts` counts tries
+    without a byte of progress. Blobs longer than `upload_chunk_bytes` are pushed in such parts. A source that brings
+    fewer than 64 KiB a second over `slow_timeout_s` is left where another may have the blob."""
 
     registries: dict[str, RegistrySettings] = {}
     docker_config: str | None = None
@@ -68,6 +70,7 @@ class ImageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backoff_s: float = 0.5
     connect_timeout_s: float = 10.0
     read_timeout_s: float = 30.0
+    slow_timeout_s: float = 10.0
 
     def registry(self, host: str) -> RegistrySettings:
         """Docker's registry goes by all its names."""
