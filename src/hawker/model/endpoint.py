@@ -37,3 +37,15 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     extension: bool = False
     media: str = "application/json"
     raw_body: bool = False  # bytes as they are, no JSON
+
+
+# --- what several endpoints take -------------------------------------------------------------------------------------
+
+STRING = {"type": "string"}
+BOOL = {"type": "boolean"}
+APP = "/v1/apps/{app_name}"
+MACHINES = f"{APP}/machines"
+MACHINE = f"{MACHINES}/{{machine_id}}"
+WAIT_START = Query(
+    "wait", BOOL, "answer only once the machine is started or has failed to start, or after a minute", extension=True
+)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from hawker.model import api, image_api
-from hawker.model.endpoint import Endpoint, Query
+from hawker.model.endpoint import STRING, Endpoint, Query
 
-_STRING = {"type": "string"}
 _IMAGE = Query("image", {"type": "string", "minLength": 1}, "a reference or a digest", required=True)
-_WHERE = (Query("worker", _STRING, "only this worker"), Query("region", _STRING, "only this region"))
+_WHERE = (Query("worker", STRING, "only this worker"), Query("region", STRING, "only this region"))
 _UPLOAD = "/v1/hawker/images/uploads/{upload}"
 _EVENTS = "text/event-stream"
 
@@ -102,7 +101,7 @@ IMAGE_ENDPOINTS: tuple[Endpoint, ...] = (
         reply=image_api.Uploading,
         query=(
             Query("offset", {"type": "integer", "minimum": 0}, "where these bytes go", required=True),
-            Query("worker", _STRING, "the worker that the upload is at", required=True),
+            Query("worker", STRING, "the worker that the upload is at", required=True),
         ),
         statuses=(404, 409, 412, 500),
         extension=True,
@@ -115,7 +114,7 @@ IMAGE_ENDPOINTS: tuple[Endpoint, ...] = (
         summary="Give an upload up",
         served="worker",
         reply=api.Ok,
-        query=(Query("worker", _STRING, "the worker that the upload is at", required=True),),
+        query=(Query("worker", STRING, "the worker that the upload is at", required=True),),
         statuses=(404, 412, 500),
         extension=True,
     ),

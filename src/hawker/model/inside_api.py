@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from hawker.model.api import Body, Ok
-from hawker.model.endpoint import Endpoint, Query
+from hawker.model.endpoint import BOOL, MACHINE, Endpoint, Query
 
 AWAY_S = 30.0
 FIRST_S = 10.0
@@ -67,16 +67,14 @@ class SessionEnd(Body, frozen=True):
     exit_signal: int = 0
 
 
-_ID = "/v1/apps/{app_name}/machines/{machine_id}"
-_SESSIONS = f"{_ID}/exec/sessions"
+_SESSIONS = f"{MACHINE}/exec/sessions"
 _SESSION = f"{_SESSIONS}/{{session_id}}"
-_FLAG = {"type": "boolean"}
 
 INSIDE_ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         op="Machines_show_memory",
         method="GET",
-        path=f"{_ID}/memory",
+        path=f"{MACHINE}/memory",
         summary="Get a machine's memory limit and what of it is free",
         served="worker",
         reply=Memory,
@@ -85,7 +83,7 @@ INSIDE_ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         op="Machines_set_memory",
         method="PUT",
-        path=f"{_ID}/memory",
+        path=f"{MACHINE}/memory",
         summary="Change a machine's memory, and its cpus, while it runs: refused when there is no room or it uses more",
         served="worker",
         body=SetMemory,
@@ -120,7 +118,7 @@ INSIDE_ENDPOINTS: tuple[Endpoint, ...] = (
         served="worker",
         raw_body=True,
         reply=Ok,
-        query=(Query("end", _FLAG, "this is the last of it"),),
+        query=(Query("end", BOOL, "this is the last of it"),),
         statuses=(429,),
         extension=True,
     ),
