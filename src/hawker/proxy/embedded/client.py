@@ -1,0 +1,367 @@
+"""A client's connection that speaks HTTP/1: requests one after another, each with its exchange, answers in their order.
+
+A request is read only when the one before it was answered; what a client sends ahead waits, at first here and then in
+its own socket. A head comes within its time or the connection ends. The answer's head and what is there of its body go
+out in one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from hawker.proxy.base import Header, Refused
+from hawker.proxy.embedded import refusals
+from hawker.proxy.embedded.bodies import Chunks
+from hawker.proxy.embedded.deadline import Deadline
+from hawker.proxy.embedded.exchange import Exchange
+from hawker.proxy.embedded.heads import ABSENT, CHUNKED, BadHead, RequestHead, never_a_head, read_request
+from hawker.proxy.embedded.inlets import Inlet
+
+if TYPE_CHECKING:
+    from hawker.proxy.embedded.engine import Engine
+
+_AWAITED, _BUSY, _LINGER, _CLOSED = -2, -3, -4, -5
+"""As what is left to read: the next head; nothing until the answer is out; nothing ever again, but the client's end."""
+
+_REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
+_NO_LINGER = struct.pack("ii", 1, 0)
+
+
+class ClientConnection(asyncio.Protocol):
+    """One for each connection that a listener accepts."""
+
+    def __init__(self, engine: Engine, inlet: Callable[[asyncio.Transport], Inlet]) -> None:
+        self._engine = engine
+        self._inlet_of = inlet
+        self._inlet: Inlet
+        self._settings = engine.settings
+        self._transport: asyncio.Transport
+        self._deadline = Deadline(engine.loop, self._late)
+        self._exchange: Exchange | None = None
+        self._left = _AWAITED
+        self._held = b""
+        self._searched = 0
+        self._chunks: Chunks | None = None
+        self._reading = False
+        self._stopped = False  # reading from the transport is paused
+        self._hold = False  # the machine takes no more of the body
+        self._choked = False  # the client takes no more of the answer
+        self._keep = True
+        self._minor = 1
+        self._head_s = engine.settings.head_timeout_s
+        self._idle_s = engine.settings.idle_timeout_s
+        self._out: list[bytes] = []
+        self._chunked = False
+        self._until_close = False
+        self.served = 0
+
+    def drain(self) -> None:
+        """Answer what is under way, and close."""
+        self._keep = False
+        if self._exchange is None and self._left == _AWAITED:
+            self._close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    # --- asyncio.Protocol --------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._inlet = self._inlet_of(transport)
+        transport.set_write_buffer_limits(self._settings.window_bytes)
+        self._engine.connections.add(self)
+        self._deadline.within(self._head_s)
+
+    def data_received(self, data: bytes) -> None:
+        left = self._left
+        if left == _AWAITED:
+            self._read(data)
+        elif left == _BUSY:
+            self._held += data
+            if len(self._held) > self._settings.window_bytes:
+                self._stop()
+        elif left > 0 or left == CHUNKED:
+            self._deadline.within(self._idle_s)
+            try:
+                self._held = self._read_body(data)
+            except BadHead as bad:
+                self._refuse(refusals.of_head(bad.problem, bad.status))
+
+    def eof_received(self) -> bool:
+        """A client that says no more while its request is under way has left: as nginx, Envoy and Go's server see it.
+        Those that half close on purpose cannot be told from the others."""
+        if self._exchange is not None:
+            self._exchange.gone()
+            self._exchange = None
+        self._left = _CLOSED
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._engine.left(self)
+        self._deadline.close()
+        self._left = _CLOSED
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.gone()
+
+    def pause_writing(self) -> None:
+        self._choked = True
+        if self._exchange is not None:
+            self._exchange.pause()
+        self._deadline.within(self._idle_s)
+
+    def resume_writing(self) -> None:
+        self._choked = False
+        if self._exchange is not None:
+            self._exchange.resume()
+            if self._left == _BUSY:
+                self._deadline.clear()
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def _read(self, data: bytes) -> None:
+        """Heads, and the bodies that came with them, until one request waits for its answer."""
+        if self._held:
+            data = self._held + data
+            self._held = b""
+        self._reading = True
+        try:
+            while data and self._left == _AWAITED:
+                data = self._after_empty_line(data)
+                end = self._head_end(data)
+                if not end:
+                    break
+                head = read_request(data[:end], self._settings.fields)
+                data = self._begin(head, data[end:])
+        except BadHead as bad:
+            self._refuse(refusals.of_head(bad.problem, bad.status))
+            data = b""
+        self._reading = False
+        self._held = data
+        if self._stopped:
+            self._go_on()
+
+    def _after_empty_line(self, data: bytes) -> bytes:
+        """An empty line before a request is for old clients (RFC 9112 2.2). Two are not taken."""
+        if data[0] != 0x0D:
+            return data
+        if data[:2] == b"\r\n":
+            data = data[2:]
+        if data[:1] == b"\r" and len(data) > 1:
+            raise BadHead("empty lines, or a bare CR, before the request line")
+        return data
+
+    def _head_end(self, data: bytes) -> int:
+        """Where the head ends; 0: not all of it is there."""
+        end = data.find(b"\r\n\r\n", self._searched) + 4
+        limit = self._settings.head_bytes
+        if 4 <= end <= limit:
+            self._searched = 0
+            return end
+        if len(data) > limit:
+            raise BadHead(f"its head is longer than {limit} bytes", 431)
+        if never_a_head(data):
+            raise BadHead("the head has a bare CR or LF")
+        if not self._searched:
+            self._deadline.within(self._head_s)
+        self._searched = max(len(data) - 3, 1)
+        return 0
+
+    def _begin(self, head: RequestHead, data: bytes) -> bytes:
+        """`data` begins with the request's body. Returns what does not belong to it."""
+        self._minor = head.minor
+        if not head.keep_alive:
+            self._keep = False
+        exchange = self._exchange = Exchange(self._engine, self, self._inlet, head)
+        length = head.length
+        if length > 0 or length == CHUNKED:
+            self._left = length
+            if length == CHUNKED:
+                self._chunks = Chunks(self._settings.framing_bytes)
+            self._deadline.within(self._idle_s)
+            if data:
+                data = self._read_body(data)
+        else:
+            self._left = _BUSY
+            self._deadline.clear()
+        exchange.start()
+        return data
+
+    def _read_body(self, data: bytes) -> bytes:
+        """Returns what follows the body."""
+        exchange = self._exchange
+        assert exchange is not None
+        left = self._left
+        if left > 0:
+            if len(data) < left:
+                self._left = left - len(data)
+                exchange.body(data)
+                return b""
+            exchange.body(data[:left])
+            data = data[left:]
+            trailers: Sequence[Header] = ()
+        else:
+            chunks = self._chunks
+            assert chunks is not None
+            data = chunks.feed(data)
+            pieces, chunks.pieces = chunks.pieces, []
+            for piece in pieces:
+                exchange.body(piece)
+            if not chunks.done:
+                return b""
+            self._chunks = None
+            trailers = chunks.trailers
+        self._left = _BUSY
+        self._deadline.clear()
+        exchange.body_end(trailers)
+        return data
+
+    def _refuse(self, refusal: Refused) -> None:
+        """What comes cannot be read as HTTP, or does not come: answer, and close."""
+        self._keep = False
+        exchange = self._exchange
+        if exchange is not None:
+            exchange.refuse(refusal)
+        else:
+            self._engine.counters.unread(refusal.status)
+            status, headers, body = self._inlet.refusal(refusal, b"")
+            self.answer(status, b"", headers, len(body))
+            self.data(body)
+            self._left = _LINGER
+            self.end(())
+
+    def _stop(self) -> None:
+        if not self._stopped:
+            self._stopped = True
+            self._transport.pause_reading()
+
+    def _go_on(self) -> None:
+        if self._stopped and not self._hold and len(self._held) <= self._settings.window_bytes:
+            self._stopped = False
+            self._transport.resume_reading()
+
+    def _late(self) -> None:
+        if self._choked or self._left == _LINGER:
+            self._transport.abort()
+        elif self._left == _AWAITED:
+            if self._held:
+                self._refuse(Refused(408, "PH03", f"the request's head took longer than {self._head_s:g} s"))
+            else:
+                self._close()
+        elif self._left > 0 or self._left == CHUNKED:
+            self._refuse(Refused(408, "PH03", f"nothing of the request's body came for {self._idle_s:g} s"))
+
+    def _close(self) -> None:
+        self._left = _CLOSED
+        self._transport.close()
+
+    # --- the exchange's front ----------------------------------------------------------------------------------------
+
+    def interim(self, status: int, headers: Sequence[Header]) -> None:
+        if self._minor:
+            head = b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b""))
+            self._transport.write(head + b"".join([b"%b: %b\r\n" % field for field in headers]) + b"\r\n")
+
+    def answer(self, status: int, reason: bytes, headers: list[Header], length: int) -> None:
+        head = b"HTTP/1.1 %d %b\r\n" % (status, reason or _REASONS.get(status, b""))
+        exchange = self._exchange
+        if exchange is not None and exchange.sending:
+            self._keep = False  # an early answer: what is still to come of the request could not be told from the next
+        if self._settings.requests_per_connection and self.served + 1 >= self._settings.requests_per_connection:
+            self._keep = False
+        framing = b"\r\n\r\n"
+        if length < 0 and length != ABSENT:
+            if self._minor:
+                self._chunked = True
+                framing = b"\r\ntransfer-encoding: chunked\r\n\r\n"
+            else:
+                self._until_close = True
+                self._keep = False
+        if not self._keep:
+            framing = b"\r\nconnection: close" + framing
+        elif not self._minor:
+            framing = b"\r\nconnection: keep-alive" + framing
+        self._out.append(head + b"\r\n".join(map(b": ".join, headers)) + framing)
+
+    def data(self, data: bytes) -> None:
+        if self._chunked:
+            self._out += (b"%x\r\n" % len(data), data, b"\r\n")
+        else:
+            self._out.append(data)
+
+    def flush(self) -> None:
+        out = self._out
+        if out:
+            self._out = []
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+
+    def end(self, trailers: Sequence[Header]) -> None:
+        if self._chunked:
+            self._chunked = False
+            self._out.append(b"0\r\n%b\r\n" % b"".join([b"%b: %b\r\n" % field for field in trailers]))
+        self.flush()
+        exchange, self._exchange = self._exchange, None
+        self._hold = False
+        self.served += 1
+        if self._keep:
+            if exchange is not None and exchange.port is not None:
+                self._head_s = exchange.port.headers_read_timeout_s
+                self._idle_s = exchange.port.idle_timeout_s
+            self._left = _AWAITED
+            self._deadline.within(self._idle_s)
+            if self._held and not self._reading:
+                self._read(b"")
+        elif self._left == _BUSY and not self._held:
+            self._close()
+        else:
+            self._linger()
+
+    def cut(self) -> None:
+        self._exchange = None
+        self._left = _CLOSED
+        self._out = []
+        if self._until_close:
+            # A clean end would make what has come look complete: a reset does not.
+            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self._transport.abort()
+
+    def switch(self, status: int, reason: bytes, headers: list[Header]) -> tuple[asyncio.Transport, bytes]:
+        head = b"HTTP/1.1 %d %b\r\n" % (status, reason or _REASONS.get(status, b""))
+        self._transport.write(head + b"".join([b"%b: %b\r\n" % field for field in headers]) + b"\r\n")
+        self._engine.connections.discard(self)
+        self._deadline.close()
+        self._exchange = None
+        early, self._held = self._held, b""
+        return self._transport, early
+
+    def hold(self, held: bool) -> None:
+        self._hold = held
+        if held:
+            self._stop()
+            if not self._choked:
+                self._deadline.clear()  # it is not the client who is slow
+        elif self._stopped:
+            self._go_on()
+            if self._left > 0 or self._left == CHUNKED:
+                self._deadline.within(self._idle_s)
+
+    def _linger(self) -> None:
+        """Close so that the answer arrives although the client still sends: data that meets a closed socket would reset
+        the connection and with it what was not read yet."""
+        self._left = _LINGER
+        self._held = b""
+        if self._transport.is_closing():
+            return
+        if not self._transport.can_write_eof():
+            self._transport.close()
+            return
+        self._transport.write_eof()
+        self._go_on()
+        self._deadline.within(self._settings.linger_s)

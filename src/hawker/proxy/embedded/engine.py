@@ -1,0 +1,142 @@
+"""The embedded data plane as a whole: its listeners, what they share, and how it ends.
+
+engine = Engine(router, Settings(region="ams", token="..."))
+await engine.listen("0.0.0.0", 8080, public=80)
+await engine.listen_backhaul("0.0.0.0", 4290)
+...
+await engine.close()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import ssl
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from hawker.core.forwarding import Answer
+from hawker.host import Host
+from hawker.proxy.base import Address, Router, ServicePort
+from hawker.proxy.embedded.client import ClientConnection
+from hawker.proxy.embedded.counters import Counters
+from hawker.proxy.embedded.exchange import Exchange
+from hawker.proxy.embedded.inlets import Backhaul, Inlet, Public, answer_of
+from hawker.proxy.embedded.pool import Pool
+from hawker.proxy.embedded.settings import Settings
+from hawker.proxy.embedded.tunnel import Tunnel
+
+_ANSWERS_KEPT = 4096
+BACKLOG = 4096
+"""Connections that wait to be accepted, bounded by net.core.somaxconn: a sleeping app gets a thousand at once."""
+
+
+class Engine:
+    """Made on the running loop. What it shares with its connections is public, for them only."""
+
+    def __init__(self, router: Router, settings: Settings, host: Host) -> None:
+        self.router = router
+        self.settings = settings
+        self.loop = asyncio.get_running_loop()
+        self.now = self.loop.time
+        self.counters = Counters()
+        self.pool = Pool(settings, self.loop)
+        self.connections: set[ClientConnection] = set()
+        self.tunnels: set[Tunnel] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._servers: list[asyncio.Server] = []
+        self._answers: dict[int, tuple[ServicePort, Answer]] = {}
+        self._one_left = asyncio.Event()
+        self._prefix = f"{host.ulid()}".encode()
+        self._numbers = itertools.count()
+        self._suffix = b"-" + settings.region.encode() if settings.region else b""
+
+    # --- listeners ---------------------------------------------------------------------------------------------------
+
+    async def listen(self, host: str, port: int, *, public: int, tls: ssl.SSLContext | None = None) -> Address:
+        """Serve users at this address as the public port `public`. `port` 0: any. Returns the address."""
+
+        def inlet(transport: asyncio.Transport) -> Inlet:
+            return Public(self, public, peer_of(transport), tls is not None)
+
+        return await self._listen(lambda: ClientConnection(self, inlet), host, port, tls)
+
+    async def listen_backhaul(self, host: str, port: int) -> Address:
+        """Serve other proxies of the cluster at this address."""
+
+        def inlet(transport: asyncio.Transport) -> Inlet:
+            return Backhaul(self)
+
+        return await self._listen(lambda: ClientConnection(self, inlet), host, port, None)
+
+    async def _listen(
+        self, made: Callable[[], asyncio.Protocol], host: str, port: int, tls: ssl.SSLContext | None
+    ) -> Address:
+        server = await self.loop.create_server(made, host, port, backlog=BACKLOG, ssl=tls, reuse_address=True)
+        self._servers.append(server)
+        address: Address = server.sockets[0].getsockname()[:2]
+        return address
+
+    async def close(self) -> None:
+        """Take no more connections, finish what is in flight within the settings' `drain_s`, then cut the rest."""
+        for server in self._servers:
+            server.close()
+        for connection in list(self.connections):
+            connection.drain()
+        self.pool.close()
+        try:
+            async with asyncio.timeout(self.settings.drain_s):
+                await self._all_left()
+        except TimeoutError:
+            for connection in self.connections:
+                connection.abort()
+            for tunnel in self.tunnels:
+                tunnel.abort()
+            await self._all_left()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _all_left(self) -> None:
+        while self.connections or self.tunnels:
+            self._one_left.clear()
+            await self._one_left.wait()
+
+    # --- for connections and exchanges -------------------------------------------------------------------------------
+
+    def left(self, which: ClientConnection | Tunnel) -> None:
+        """This one is closed."""
+        self.connections.discard(which)
+        self.tunnels.discard(which)
+        self._one_left.set()
+
+    def next_id(self) -> bytes:
+        """Of a request: unique, no secret. Which proxy and when it started, a number, the region."""
+        return b"%b-%x%b" % (self._prefix, next(self._numbers), self._suffix)
+
+    def answer_of(self, port: ServicePort) -> Answer:
+        """What this public port does to answers. There are few of them, each an object that lives with its app."""
+        known = self._answers.get(id(port))
+        if known is None or known[0] is not port:
+            if len(self._answers) >= _ANSWERS_KEPT:
+                self._answers.clear()
+            known = self._answers[id(port)] = port, answer_of(port)
+        return known[1]
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def done(self, exchange: Exchange) -> None:
+        """A request is over."""
+        seconds = exchange.first - exchange.begun if exchange.first else -1.0
+        self.counters.answered(exchange.status, seconds)
+
+
+def peer_of(transport: asyncio.Transport) -> bytes:
+    """The address a client comes from; of a mapped IPv4 address the IPv4 one."""
+    peer = transport.get_extra_info("peername")
+    text: str = peer[0] if peer else ""
+    return text.removeprefix("::ffff:").encode()

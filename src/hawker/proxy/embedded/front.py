@@ -1,0 +1,41 @@
+"""What an exchange asks of the client's side, whatever version of HTTP the client speaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from hawker.proxy.base import Header
+
+
+class Front(Protocol):
+    """One exchange's client. `answer` comes at most once, after any number of `interim`; `data` follows it, and exactly
+    one of `end`, `cut` and `switch` comes last. Nothing is sent before `flush` or the end."""
+
+    def interim(self, status: int, headers: Sequence[Header]) -> None:
+        """A 1xx answer. A client of HTTP/1.0 does not get it."""
+        ...
+
+    def answer(self, status: int, reason: bytes, headers: list[Header], length: int) -> None:
+        """The head. `length` is as in `AnswerHead`; `headers` have nothing of a connection, nor Transfer-Encoding."""
+        ...
+
+    def data(self, data: bytes) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def end(self, trailers: Sequence[Header]) -> None: ...
+
+    def cut(self) -> None:
+        """End it so that the client sees that it is not complete."""
+        ...
+
+    def switch(self, status: int, reason: bytes, headers: list[Header]) -> tuple[asyncio.Transport, bytes]:
+        """Send this head; from here on bytes pass as they come. Returns what carries them on the client's side, and
+        those that came already."""
+        ...
+
+    def hold(self, held: bool) -> None:
+        """Read no more of the request's body, or go on."""
+        ...

@@ -1,0 +1,321 @@
+"""The heads of HTTP/1.1 messages: read strictly, or refused. Pure; RFC 9112 and 9110.
+
+A proxy and the server behind it must never disagree where a message ends. So whatever leaves room for two readings is
+refused: both lengths, repeated ones, other codings, folded lines, bare CR or LF, spaces before a colon, names that
+become another one's when `_` is read as `-`. Nothing is repaired.
+"""
+
+from __future__ import annotations
+
+import re
+
+from hawker.proxy.base import Header
+
+CHUNKED = -1
+"""As a length: the body says itself where it ends."""
+UNTIL_CLOSE = -2
+"""As an answer's length: the body ends with the connection."""
+ABSENT = -3
+"""As a length: no body, and no field that says so."""
+
+_NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_REQUEST = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]{1,32}) ([\x21\x22\x24-\x7e]+) HTTP/(\d)\.(\d)")
+_STATUS = re.compile(rb"HTTP/1\.([01]) ([1-5]\d\d)(?: ([\t\x20-\x7e\x80-\xff]*))?")
+_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._~-]{1,255})(?::\d{0,5})?")
+_ABSOLUTE = re.compile(rb"https?://([^/?#]+)(.*)", re.IGNORECASE | re.DOTALL)
+_BARE = re.compile(rb"(?<!\r)\n|\r[^\n]")
+_ALLOWED = bytes(byte for byte in range(256) if byte in b"\t\r\n" or 0x20 <= byte != 0x7F)
+_DIGITS = re.compile(rb"\d{1,18}")
+_CODINGS = re.compile(rb"(?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+[ \t]*,[ \t]*)+chunked", re.IGNORECASE)
+_KNOWN_MAX = 4096
+_MANAGED = (b"content-length", b"transfer-encoding", b"connection", b"host")
+_MANAGED_PREFIXES = (b"fly-", b"hawker-", b"x-forwarded-")
+
+_known: dict[bytes, bytes] = {}
+"""Valid names as they came -> in lower case. A look-up here takes the place of checking a name again."""
+
+
+class BadHead(Exception):
+    """A head that is refused. `status` is what a client is answered."""
+
+    def __init__(self, problem: str, status: int = 400) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.status = status
+
+
+class RequestHead:
+    """`headers` as they came, names in lower case. `host` without its port, in lower case; "" when an HTTP/1.0 request
+    has none. `length`: bytes of the body, `CHUNKED` or `ABSENT`. `keep_alive`: the connection may serve another one.
+    `upgrade`: the protocol it wants to go on with, b"" when none. `wishes`: it has fields for routing.
+    """
+
+    __slots__ = ("expects", "headers", "host", "keep_alive", "length", "method", "minor", "target", "upgrade", "wishes")
+
+    def __init__(self, method: bytes, target: bytes, minor: int, headers: list[Header]) -> None:
+        self.method = method
+        self.target = target
+        self.minor = minor
+        self.headers = headers
+        self.host = ""
+        self.length = ABSENT
+        self.keep_alive = minor > 0
+        self.expects = False
+        self.upgrade = b""
+        self.wishes = False
+
+
+class AnswerHead:
+    """`length` as in a request, or `UNTIL_CLOSE`; 0 or more is the body that follows. `declared` is what Content-Length
+    says, which of an answer to HEAD is not what follows. `signals`: it has fields meant for the proxy."""
+
+    __slots__ = ("declared", "headers", "keep_alive", "length", "minor", "reason", "signals", "status", "upgrade")
+
+    def __init__(self, status: int, reason: bytes, minor: int, headers: list[Header]) -> None:
+        self.status = status
+        self.reason = reason
+        self.minor = minor
+        self.headers = headers
+        self.length = UNTIL_CLOSE
+        self.declared = -1
+        self.keep_alive = minor > 0
+        self.upgrade = b""
+        self.signals = False
+
+
+_OF_REQUESTS = frozenset(
+    (
+        *(b"host", b"content-length", b"transfer-encoding", b"connection", b"expect", b"upgrade"),
+        *(b"fly-force-instance-id", b"fly-prefer-instance-id", b"fly-prefer-region", b"fly-force-region"),
+        *(b"hawker-timing",),
+    )
+)
+_OF_ANSWERS = frozenset(
+    (
+        *(b"content-length", b"transfer-encoding", b"connection", b"upgrade", b"content-type"),
+        *(b"fly-replay", b"fly-replay-cache", b"hawker-elsewhere", b"hawker-load"),
+    )
+)
+REPLAY_TYPE = b"application/vnd.fly.replay+json"
+
+
+def never_a_head(data: bytes) -> bool:
+    """Whether this beginning of a head holds a bare CR or LF, and would be waited for in vain."""
+    return _BARE.search(data) is not None
+
+
+def read_request(data: bytes, fields_max: int) -> RequestHead:
+    """`data` is a head from its first byte to its empty line. Raises `BadHead`."""
+    lines = _lines(data, fields_max)
+    match = _REQUEST.fullmatch(lines[0])
+    if match is None:
+        raise BadHead("the request line is not `method target HTTP/1.1`")
+    method, target, major, minor = match.groups()
+    if major != b"1" or minor not in b"01":
+        raise BadHead(f"version {major.decode()}.{minor.decode()} of HTTP is not spoken here", 505)
+    del lines[0]
+    headers, noted = _fields(lines, _OF_REQUESTS)
+    head = RequestHead(method, target, int(minor), headers)
+    hosts = 0
+    coding = connection = upgrade = None
+    for name, value in noted:
+        if name == b"host":
+            hosts += 1
+            head.host = _host(value)
+        elif name == b"connection":
+            connection = value if connection is None else connection + b"," + value
+        elif name == b"content-length":
+            if head.length != ABSENT:
+                raise BadHead("Content-Length is given twice")
+            head.length = _length(value)
+        elif name == b"transfer-encoding":
+            if coding is not None:
+                raise BadHead("Transfer-Encoding is given twice")
+            coding = value
+        elif name == b"expect":
+            if value.lower() != b"100-continue":
+                raise BadHead("nothing but 100-continue can be expected", 417)
+            head.expects = head.minor > 0
+        elif name == b"upgrade":
+            upgrade = value if upgrade is None else upgrade + b", " + value
+        else:
+            head.wishes = True
+    if hosts != 1 and (hosts or head.minor):
+        raise BadHead("a request needs exactly one Host")
+    if coding is not None:
+        _coding(coding, head.minor, head.length)
+        head.length = CHUNKED
+    if connection is not None:
+        tokens = {token.strip() for token in connection.lower().split(b",")}
+        if head.minor:
+            head.keep_alive = b"close" not in tokens
+            # A request with a body first, then another protocol: nobody does, and RFC 9110 7.8 lets us ignore it.
+            if upgrade and b"upgrade" in tokens and head.length in (ABSENT, 0):
+                head.upgrade = upgrade
+        else:
+            head.keep_alive = b"keep-alive" in tokens and b"close" not in tokens
+    if target[0] != 0x2F:
+        _unusual_target(head)
+    return head
+
+
+def read_answer(data: bytes, fields_max: int, method: bytes) -> AnswerHead:
+    """As `read_request`, for the answer to a request of this method (RFC 9112 6.3)."""
+    lines = _lines(data, fields_max)
+    match = _STATUS.fullmatch(lines[0])
+    if match is None:
+        raise BadHead("the status line is not one of HTTP/1.1")
+    minor, status, reason = match.groups()
+    del lines[0]
+    headers, noted = _fields(lines, _OF_ANSWERS)
+    head = AnswerHead(int(status), reason or b"", int(minor), headers)
+    coding = connection = None
+    for name, value in noted:
+        if name == b"content-length":
+            if head.declared >= 0:
+                raise BadHead("Content-Length is given twice")
+            head.declared = _length(value)
+        elif name == b"transfer-encoding":
+            if coding is not None:
+                raise BadHead("Transfer-Encoding is given twice")
+            coding = value
+        elif name == b"connection":
+            connection = value if connection is None else connection + b"," + value
+        elif name == b"upgrade":
+            head.upgrade = value
+        elif name != b"content-type" or value[:31].lower() == REPLAY_TYPE:
+            head.signals = True
+    if connection is not None:
+        tokens = {token.strip() for token in connection.lower().split(b",")}
+        head.keep_alive = b"close" not in tokens and (head.minor > 0 or b"keep-alive" in tokens)
+    if coding is not None:
+        _coding(coding, head.minor, ABSENT if head.declared < 0 else head.declared)
+        head.length = CHUNKED
+    elif head.declared >= 0:
+        head.length = head.declared
+    if method == b"HEAD" or head.status < 200 or head.status in (204, 304):
+        head.length = ABSENT
+        if head.declared >= 0 and (head.status < 200 or head.status == 204):  # RFC 9110 8.6
+            head.headers = [field for field in headers if field[0] != b"content-length"]
+    elif head.length == UNTIL_CLOSE:
+        head.keep_alive = False
+    return head
+
+
+def read_trailers(pairs: list[Header]) -> list[Header]:
+    """Trailer fields that may be passed on: none that frame, route or authenticate (RFC 9110 6.5.1)."""
+    return [
+        (name, value)
+        for name, value in pairs
+        if name not in _NEVER_TRAILERS and not name.startswith((b"fly-", b"hawker-", b"x-forwarded-", b"proxy-"))
+    ]
+
+
+_NEVER_TRAILERS = frozenset(
+    (
+        *(
+            b"content-length",
+            b"transfer-encoding",
+            b"connection",
+            b"host",
+            b"trailer",
+            b"te",
+            b"upgrade",
+            b"keep-alive",
+        ),
+        *(b"authorization", b"cookie", b"set-cookie", b"content-encoding", b"content-type", b"content-range"),
+        *(
+            b"cache-control",
+            b"expect",
+            b"max-forwards",
+            b"range",
+            b"www-authenticate",
+            b"expires",
+            b"date",
+            b"location",
+        ),
+        *(b"age", b"vary", b"pragma", b"retry-after", b"via", b"forwarded"),
+    )
+)
+
+
+def _lines(data: bytes, fields_max: int) -> list[bytes]:
+    if data.translate(None, _ALLOWED):
+        raise BadHead("the head has control characters")
+    lines = data[:-4].split(b"\r\n")
+    ends = len(lines) + 1
+    if data.count(b"\n") != ends or data.count(b"\r") != ends:
+        raise BadHead("the head has a bare CR or LF")
+    if ends > fields_max + 2:
+        raise BadHead(f"the head has more than {fields_max} fields", 431)
+    return lines
+
+
+def _fields(lines: list[bytes], wanted: frozenset[bytes]) -> tuple[list[Header], list[Header]]:
+    """All fields, and those of the wanted names."""
+    headers = []
+    noted = []
+    known = _known
+    for line in lines:
+        raw, colon, value = line.partition(b":")
+        if not colon:
+            raise BadHead("a header field has no colon")
+        name = known.get(raw) or _name(raw)
+        field = name, value.strip()
+        if name in wanted:
+            noted.append(field)
+        headers.append(field)
+    return headers, noted
+
+
+def _name(raw: bytes) -> bytes:
+    if _NAME.fullmatch(raw) is None:
+        raise BadHead("a header field's name is not a token, or the line is folded")
+    name = raw.lower()
+    if b"_" in name:
+        # An app that reads `_` and `-` as one, as CGI does, would take the client's word for the proxy's.
+        plain = name.replace(b"_", b"-")
+        if plain in _MANAGED or plain.startswith(_MANAGED_PREFIXES):
+            raise BadHead(f"the header field {name.decode()} can be taken for {plain.decode()}")
+    if len(_known) < _KNOWN_MAX and len(raw) <= 64:
+        _known[raw] = name
+    return name
+
+
+def _length(value: bytes) -> int:
+    if _DIGITS.fullmatch(value) is None:
+        raise BadHead("Content-Length is not one number")
+    return int(value)
+
+
+def _coding(value: bytes, minor: int, length: int) -> None:
+    if length != ABSENT:
+        raise BadHead("both Content-Length and Transfer-Encoding are given")
+    if not minor:
+        raise BadHead("HTTP/1.0 has no Transfer-Encoding")
+    if value.lower() != b"chunked":
+        unknown = _CODINGS.fullmatch(value) is not None and value.lower().count(b"chunked") == 1
+        raise BadHead("no Transfer-Encoding but chunked is taken", 501 if unknown else 400)
+
+
+def _host(value: bytes) -> str:
+    match = _HOST.fullmatch(value)
+    if match is None:
+        raise BadHead("Host is not a name or address with a port")
+    return match[1].decode().lower()
+
+
+def _unusual_target(head: RequestHead) -> None:
+    """Forms of a target other than a path (RFC 9112 3.2.2 to 3.2.4)."""
+    if head.target == b"*" and head.method == b"OPTIONS":
+        return
+    if head.method == b"CONNECT":
+        return  # its server decides; only the backhaul takes it
+    match = _ABSOLUTE.fullmatch(head.target)
+    if match is None:
+        raise BadHead("the target is not a path")
+    # The target's host goes before the field's. Where they differ somebody may be led astray: refused.
+    if _host(match[1]) != head.host:
+        raise BadHead("the target names another host than Host")
+    path = match[2]
+    head.target = path if path[:1] == b"/" else b"/" + path

@@ -1,0 +1,221 @@
+"""How requests of a connection come in: from users at a public port, or from another proxy over the backhaul.
+
+An inlet says where a request belongs and what becomes of its fields, both ways. One for each connection.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import TYPE_CHECKING, Protocol
+
+from hawker.core.forwarding import (
+    REQUEST_ID,
+    Answer,
+    Edge,
+    inner_answer,
+    inner_request,
+    unavailable,
+    wishes_of,
+)
+from hawker.proxy.base import ANY, Header, Lease, Refused, Route, ServicePort, Wishes
+from hawker.proxy.embedded import refusals
+from hawker.proxy.embedded.heads import AnswerHead, RequestHead
+
+if TYPE_CHECKING:
+    from hawker.proxy.embedded.engine import Engine
+
+TOKEN, APP, PORT, MACHINE, HOPS, ELSEWHERE, LOAD, TIMING = (
+    b"hawker-" + name for name in (b"backhaul", b"app", b"port", b"machine", b"hops", b"elsewhere", b"load", b"timing")
+)
+
+
+class Inlet(Protocol):
+    secure: bool
+    """The client's connection is encrypted."""
+    edge: bool
+    """Users' requests: answers may be for this proxy (`fly-replay`)."""
+
+    def request_id(self, request: RequestHead) -> bytes: ...
+
+    def find(self, request: RequestHead) -> Route | None:
+        """As `Router.find`."""
+        ...
+
+    async def load(self, request: RequestHead) -> Route: ...
+
+    def redirects(self, port: ServicePort) -> bool:
+        """Whether the request is to be made again over TLS. Raises `Refused` where HTTP is not served at all."""
+        ...
+
+    def wishes(self, request: RequestHead) -> Wishes: ...
+
+    def forward(
+        self, request: RequestHead, request_id: bytes, lease: Lease, wishes: Wishes, upgrade: bytes
+    ) -> list[Header]:
+        """The request's fields as the machine gets them."""
+        ...
+
+    def interim(self, head: AnswerHead) -> list[Header]: ...
+
+    def back(
+        self, head: AnswerHead, port: ServicePort, request_id: bytes, lease: Lease, upgrade: bytes
+    ) -> list[Header]:
+        """The answer's fields as the client gets them."""
+        ...
+
+    def refusal(self, refusal: Refused, request_id: bytes) -> tuple[int, list[Header], bytes]:
+        """Status, fields and body of an answer of the proxy's own."""
+        ...
+
+
+class Public:
+    """A user's connection to a public port."""
+
+    __slots__ = ("_edge", "_engine", "_port", "edge", "secure")
+
+    def __init__(self, engine: Engine, port: int, client: bytes, secure: bool, version: bytes = b"1.1") -> None:
+        self.secure = secure
+        self.edge = True
+        self._engine = engine
+        self._port = port
+        scheme = b"https" if secure else b"http"
+        self._edge = Edge(client, scheme, port, engine.settings.region.encode(), version)
+
+    def request_id(self, request: RequestHead) -> bytes:
+        return self._engine.next_id()
+
+    def find(self, request: RequestHead) -> Route | None:
+        if request.method == b"CONNECT":
+            raise Refused(405, "PH01", "this proxy makes no tunnels")
+        return self._engine.router.find(self._port, request.host)
+
+    async def load(self, request: RequestHead) -> Route:
+        return await self._engine.router.load(self._port, request.host)
+
+    def redirects(self, port: ServicePort) -> bool:
+        if "http" not in port.handlers:
+            raise Refused(404, "PR01", "this port does not speak HTTP for this app")
+        return port.force_https and not self.secure
+
+    def wishes(self, request: RequestHead) -> Wishes:
+        return wishes_of(request.headers)
+
+    def forward(
+        self, request: RequestHead, request_id: bytes, lease: Lease, wishes: Wishes, upgrade: bytes
+    ) -> list[Header]:
+        fields = self._edge.request(request.headers, request_id, upgrade=upgrade)
+        if wishes is not ANY:
+            fields += unavailable(wishes, lease.machine)
+        if lease.headers:
+            fields += lease.headers
+            fields.append((HOPS, b"1"))
+        return fields
+
+    def interim(self, head: AnswerHead) -> list[Header]:
+        return inner_answer(head.headers)
+
+    def back(
+        self, head: AnswerHead, port: ServicePort, request_id: bytes, lease: Lease, upgrade: bytes
+    ) -> list[Header]:
+        return self._engine.answer_of(port).fields(head.headers, request_id, upgrade=upgrade)
+
+    def refusal(self, refusal: Refused, request_id: bytes) -> tuple[int, list[Header], bytes]:
+        fields, body = refusals.answer(refusal, self._engine.settings.name, request_id)
+        return refusal.status, fields, body
+
+
+class Backhaul:
+    """Another proxy's connection. Nothing is said to one that does not have the cluster's token."""
+
+    __slots__ = ("_app", "_engine", "_hops", "_machine", "_port", "_token", "edge", "secure")
+
+    def __init__(self, engine: Engine) -> None:
+        self.secure = False
+        self.edge = False
+        self._engine = engine
+        self._token = engine.settings.token.encode()
+        self._app = self._machine = ""
+        self._port = self._hops = 0
+
+    def request_id(self, request: RequestHead) -> bytes:
+        """The one that the edge gave it."""
+        for name, value in request.headers:
+            if name == REQUEST_ID:
+                return value
+        return self._engine.next_id()
+
+    def find(self, request: RequestHead) -> Route | None:
+        token = app = port = machine = b""
+        hops = b"1"
+        for name, value in request.headers:
+            if name[:7] == b"hawker-":
+                if name == TOKEN:
+                    token = value
+                elif name == APP:
+                    app = value
+                elif name == PORT:
+                    port = value
+                elif name == MACHINE:
+                    machine = value
+                elif name == HOPS:
+                    hops = value
+        if not self._token or not hmac.compare_digest(token, self._token):
+            raise Refused(401, "PB01", "this is for proxies of the cluster")
+        try:
+            self._hops, number = int(hops), int(port)
+        except ValueError:
+            raise Refused(400, "PB02", "hawker-port and hawker-hops are numbers") from None
+        if self._hops > self._engine.settings.hops:
+            raise Refused(508, "PB03", f"this request went through {self._hops} proxies already")
+        return self._engine.router.inner(app.decode("latin-1"), number, machine.decode("latin-1"))
+
+    async def load(self, request: RequestHead) -> Route:
+        raise NotImplementedError  # `inner` always finds
+
+    def redirects(self, port: ServicePort) -> bool:
+        return False
+
+    def wishes(self, request: RequestHead) -> Wishes:
+        return wishes_of(request.headers)
+
+    def forward(
+        self, request: RequestHead, request_id: bytes, lease: Lease, wishes: Wishes, upgrade: bytes
+    ) -> list[Header]:
+        fields = inner_request(request.headers, upgrade=upgrade)
+        if lease.headers:
+            fields += lease.headers
+            fields.append((HOPS, b"%d" % (self._hops + 1)))
+        return fields
+
+    def interim(self, head: AnswerHead) -> list[Header]:
+        return inner_answer(head.headers)
+
+    def back(
+        self, head: AnswerHead, port: ServicePort, request_id: bytes, lease: Lease, upgrade: bytes
+    ) -> list[Header]:
+        fields = inner_answer(head.headers, upgrade=upgrade)
+        load = lease.load
+        if load:
+            fields.append((LOAD, load))
+        return fields
+
+    def refusal(self, refusal: Refused, request_id: bytes) -> tuple[int, list[Header], bytes]:
+        """What another proxy may try elsewhere is told as such: `refused` before a byte was sent, `reset` or `timeout`
+        when the machine may have acted."""
+        fields, body = refusals.answer(refusal, self._engine.settings.name, request_id)
+        reason = _ELSEWHERE.get(refusal.code)
+        if reason is None:
+            return refusal.status, fields, body
+        fields.append((ELSEWHERE, reason))
+        return 421, fields, body
+
+
+_ELSEWHERE = {
+    "elsewhere": b"elsewhere",
+    **{code: failure.encode() for failure, (_, code, _) in refusals.OF_FAILURES.items()},
+}
+
+
+def answer_of(port: ServicePort) -> Answer:
+    """What a public port does to answers, ready to use."""
+    return Answer(port.pristine, port.set_headers, port.removed_headers)

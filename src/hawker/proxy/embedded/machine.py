@@ -1,0 +1,313 @@
+"""A connection to a machine, or to its worker's proxy: one request at a time, its answer read as it comes.
+
+What the peer says is not trusted: a head that leaves room for two readings, an answer nobody asked for, more bytes than
+it declared. The first becomes 502, after the others the connection is not used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Protocol
+
+from hawker.proxy.base import Address, Failure, Header
+from hawker.proxy.embedded.bodies import Chunks
+from hawker.proxy.embedded.deadline import Deadline
+from hawker.proxy.embedded.heads import ABSENT, CHUNKED, UNTIL_CLOSE, AnswerHead, BadHead, never_a_head, read_answer
+from hawker.proxy.embedded.settings import Settings
+
+_HEAD = -4
+"""As what is left to read: the answer's head."""
+
+
+class Asker(Protocol):
+    """Whose request a connection carries. Exactly one of `ended`, `broken` and `switched` comes last."""
+
+    def interim(self, head: AnswerHead) -> None: ...
+
+    def answer(self, head: AnswerHead) -> None: ...
+
+    def data(self, data: bytes) -> None: ...
+
+    def ended(self, trailers: list[Header]) -> None: ...
+
+    def broken(self, how: Failure, problem: str) -> None: ...
+
+    def switched(self, head: AnswerHead, rest: bytes) -> None:
+        """The connection speaks another protocol from here on, whose first bytes are `rest`. It is the asker's now."""
+        ...
+
+    def flush(self) -> None:
+        """All that has come was handed over."""
+        ...
+
+    def stalled(self, stalled: bool) -> None:
+        """The machine takes nothing more, or takes it again."""
+        ...
+
+    @property
+    def sending(self) -> bool:
+        """Whether the request's body is not complete yet."""
+        ...
+
+
+class Idle(Protocol):
+    """Where connections wait for their next request."""
+
+    def put(self, connection: MachineConnection) -> None: ...
+
+    def forget(self, connection: MachineConnection) -> None: ...
+
+
+class MachineConnection(asyncio.Protocol):
+    """`served` is how many answers it has brought, `since` when it was put back (of the loop's clock)."""
+
+    def __init__(self, address: Address, settings: Settings, idle: Idle, loop: asyncio.AbstractEventLoop) -> None:
+        self.address = address
+        self.served = 0
+        self.waiting = False
+        self.transport: asyncio.Transport
+        self._settings = settings
+        self._idle = idle
+        self._deadline = Deadline(loop, self._late)
+        self._asker: Asker | None = None
+        self._method = b""
+        self._idle_s = settings.idle_timeout_s
+        self._held = b""
+        self._left = _HEAD
+        self._heard = False
+        self._keep = True
+        self._interims = 0
+        self._chunks: Chunks | None = None
+        self._eof = False
+        self._paused = False
+
+    # --- for the asker -----------------------------------------------------------------------------------------------
+
+    @property
+    def usable(self) -> bool:
+        return not self.transport.is_closing()
+
+    @property
+    def heard(self) -> bool:
+        """Whether one byte of the answer has come."""
+        return self._heard
+
+    def send(self, asker: Asker, method: bytes, data: bytes, idle_s: float) -> None:
+        """Write a request's head, and as much of its body as is there. `idle_s` is how long nothing may come."""
+        self._asker = asker
+        self._method = method
+        self._idle_s = idle_s
+        self._left = _HEAD
+        self._heard = False
+        self._keep = True
+        self._interims = 0
+        self.transport.write(data)
+        self._deadline.within(idle_s)
+
+    def write(self, data: bytes) -> None:
+        """More of the body."""
+        self.transport.write(data)
+        self._deadline.within(self._idle_s)
+
+    def pause(self) -> None:
+        """Read no more: nobody takes it."""
+        if not self._paused:
+            self._paused = True
+            self.transport.pause_reading()
+        self._deadline.clear()
+
+    def resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            self.transport.resume_reading()
+        self._deadline.within(self._idle_s)
+
+    def abandon(self) -> None:
+        """The asker is gone, and with it the connection: what else would come has nobody to go to."""
+        self._asker = None
+        self.transport.abort()
+
+    def close(self) -> None:
+        self.transport.close()
+
+    def rest(self, seconds: float) -> None:
+        """It waits for its next request, at most so long."""
+        self.waiting = True
+        self._deadline.within(seconds)
+
+    def release(self) -> asyncio.Transport:
+        """Its transport, for another protocol."""
+        self._asker = None
+        self._deadline.close()
+        return self.transport
+
+    # --- asyncio.Protocol --------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.set_write_buffer_limits(self._settings.window_bytes)
+
+    def data_received(self, data: bytes) -> None:
+        asker = self._asker
+        if asker is None:
+            self.transport.abort()  # bytes nobody asked for: never the next request's answer
+            return
+        try:
+            if self._left == _HEAD:
+                self._heard = True
+                self._read_head(data)
+            else:
+                self._read_body(data)
+        except BadHead as bad:
+            self._break("unhealthy", f"its answer is not HTTP: {bad.problem}")
+            return
+        if self._asker is asker:
+            asker.flush()
+            if not self._paused:
+                self._deadline.within(self._idle_s)
+
+    def eof_received(self) -> None:
+        """The transport closes itself after this. A body without a length is complete now."""
+        self._eof = True
+        if self._asker is not None and self._left == UNTIL_CLOSE:
+            self._finish([])
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._idle.forget(self)
+        if self._asker is not None and exc is not None:
+            self._last_words()
+        if self._asker is not None:
+            self._break("reset", "it closed the connection before its answer was complete")
+        self._deadline.close()
+
+    def pause_writing(self) -> None:
+        if self._asker is not None:
+            self._asker.stalled(True)
+
+    def resume_writing(self) -> None:
+        if self._asker is not None:
+            self._asker.stalled(False)
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def _read_head(self, data: bytes) -> None:
+        if self._held:
+            data = self._held + data
+            self._held = b""
+        asker = self._asker
+        assert asker is not None
+        while True:
+            end = data.find(b"\r\n\r\n") + 4
+            if end < 4 or end > self._settings.head_bytes:
+                if len(data) > self._settings.head_bytes:
+                    raise BadHead(f"its head is longer than {self._settings.head_bytes} bytes")
+                if never_a_head(data):
+                    raise BadHead("the head has a bare CR or LF")
+                self._held = data
+                return
+            head = read_answer(data[:end], self._settings.fields, self._method)
+            data = data[end:]
+            if head.status >= 200:
+                break
+            if head.status == 101:
+                self._asker = None
+                asker.switched(head, data)
+                return
+            self._interims += 1
+            if self._interims > self._settings.interim_answers:
+                raise BadHead("it has no end of 1xx answers")
+            asker.interim(head)
+            if self._asker is not asker:
+                return
+            if not data:
+                return
+        self._left = head.length
+        self._keep = head.keep_alive
+        if head.length == CHUNKED:
+            self._chunks = Chunks(self._settings.framing_bytes)
+        if self._method == b"CONNECT" and head.status < 300:
+            self._asker = None
+            asker.switched(head, data)
+            return
+        asker.answer(head)
+        if self._asker is asker and (data or head.length in (0, ABSENT)):
+            self._read_body(data)
+
+    def _read_body(self, data: bytes) -> None:
+        asker = self._asker
+        assert asker is not None
+        left = self._left
+        if left > 0:
+            size = len(data)
+            if size < left:
+                self._left = left - size
+                asker.data(data)
+                return
+            if size > left:
+                self._keep = False
+                data = data[:left]
+            asker.data(data)
+            self._finish([])
+        elif left == CHUNKED:
+            chunks = self._chunks
+            assert chunks is not None
+            rest = chunks.feed(data)
+            if rest:
+                self._keep = False
+            pieces = chunks.pieces
+            if pieces:
+                chunks.pieces = []
+                for piece in pieces:
+                    asker.data(piece)
+            if chunks.done and self._asker is asker:
+                self._chunks = None
+                self._finish(list(chunks.trailers))
+        elif left == UNTIL_CLOSE:
+            asker.data(data)
+        else:
+            if data:
+                self._keep = False
+            self._finish([])
+
+    def _finish(self, trailers: list[Header]) -> None:
+        asker, self._asker = self._asker, None
+        if asker is None:
+            return
+        self.served += 1
+        if self._paused:
+            self._paused = False
+            self.transport.resume_reading()
+        # A request that is not all there leaves its rest on the way, which the machine would take for the next one.
+        if self._keep and not self._eof and not asker.sending and not self.transport.get_write_buffer_size():
+            self._left = _HEAD
+            self._idle.put(self)
+        else:
+            self.transport.close() if not asker.sending else self.transport.abort()
+        asker.ended(trailers)
+
+    def _last_words(self) -> None:
+        """A machine that refuses a body answers and closes while we still write; the failed write ends the transport
+        before its answer was read. It still lies in the socket."""
+        try:
+            data = os.read(self.transport.get_extra_info("socket").fileno(), 1 << 18)
+        except OSError:
+            return
+        if data:
+            self.data_received(data)
+
+    def _break(self, how: Failure, problem: str) -> None:
+        asker, self._asker = self._asker, None
+        self.transport.abort()
+        if asker is not None:
+            asker.broken(how, problem)
+
+    def _late(self) -> None:
+        if self.waiting:
+            self.transport.close()
+        elif self._asker is not None:
+            if self._asker.sending and not self._heard:
+                self._deadline.within(self._idle_s)  # it waits for its request: the client's time-out is the one
+                return
+            self._break("timeout", f"nothing came from it for {self._idle_s:g} s")

@@ -1,0 +1,64 @@
+"""Connections to machines that wait for their next request, by address."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hawker.proxy.base import Address
+from hawker.proxy.embedded.machine import MachineConnection
+from hawker.proxy.embedded.settings import Settings
+
+
+class Pool:
+    """The one used last is taken first, so that a burst's connections end by themselves."""
+
+    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
+        self._settings = settings
+        self._loop = loop
+        self._idle: dict[Address, list[MachineConnection]] = {}
+        self._closed = False
+        self.opened = 0
+
+    def take(self, address: Address) -> MachineConnection | None:
+        """One that waits, or None: `connect` then."""
+        idle = self._idle.get(address)
+        while idle:
+            connection = idle.pop()
+            if connection.usable:
+                connection.waiting = False
+                return connection
+        return None
+
+    async def connect(self, address: Address) -> MachineConnection:
+        """A new one. Raises `OSError`, `TimeoutError` when it takes too long."""
+        async with asyncio.timeout(self._settings.connect_timeout_s):
+            _, connection = await self._loop.create_connection(
+                lambda: MachineConnection(address, self._settings, self, self._loop), *address
+            )
+        self.opened += 1
+        return connection
+
+    def put(self, connection: MachineConnection) -> None:
+        idle = self._idle.get(connection.address)
+        if idle is None:
+            idle = self._idle[connection.address] = []
+        if len(idle) >= self._settings.pool_size or self._closed:
+            connection.close()
+        else:
+            connection.rest(self._settings.pool_idle_s)
+            idle.append(connection)
+
+    def forget(self, connection: MachineConnection) -> None:
+        """It is closed."""
+        idle = self._idle.get(connection.address)
+        if idle is not None and connection.waiting:
+            if connection in idle:
+                idle.remove(connection)
+            if not idle:
+                del self._idle[connection.address]
+
+    def close(self) -> None:
+        self._closed = True
+        for idle in list(self._idle.values()):
+            for connection in list(idle):
+                connection.close()

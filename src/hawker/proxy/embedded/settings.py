@@ -1,0 +1,55 @@
+"""The limits of the embedded data plane, each with the reason of its default."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Times in seconds, sizes in bytes. What a service says itself (`ServicePort`) goes before."""
+
+    region: str = ""
+    """This proxy's, told to machines and in request ids."""
+    token: str = ""
+    """The cluster's, which every request over the backhaul carries. Empty: no backhaul is served."""
+    name: str = "hawker"
+    """In Via and Proxy-Status."""
+
+    head_bytes: int = 32 << 10
+    """Of a request's or an answer's head. nginx takes 32 KiB, HAProxy 16, Go 1 MiB."""
+    fields: int = 128
+    """Header fields of a head, as HAProxy's 101 and Apache's 100."""
+    framing_bytes: int = 16 << 10
+    """Chunk extensions and trailers of one body, beyond nine times its data."""
+    head_timeout_s: float = 10.0
+    """From a head's first byte, or the connection's start, to its last. Stops slow attackers."""
+    idle_timeout_s: float = 60.0
+    """Without a request, or without a byte in either direction of one."""
+    linger_s: float = 2.0
+    """How long what a client still sends is read and dropped after its last answer, so that the answer arrives."""
+    requests_per_connection: int = 0
+    """After which a connection is closed; 0: any number."""
+
+    connect_timeout_s: float = 3.0
+    """To a machine: one lost SYN is repeated after a second."""
+    wait_s: float = 60.0
+    """How long a request is held at most until a machine takes it."""
+    attempts: int = 90
+    """Machines tried for one request, as Fly's proxy does."""
+    pool_idle_s: float = 4.0
+    """How long an unused connection to a machine is kept: under the 5 seconds after which common servers close."""
+    pool_size: int = 128
+    """Unused connections kept per address."""
+    interim_answers: int = 16
+    """1xx answers passed on for one request."""
+
+    replay_bytes: int = 1 << 20
+    """Of a request's body kept until its answer comes, so that it can be sent again."""
+    replays: int = 10
+    """`fly-replay` answers followed for one request."""
+    hops: int = 2
+    """Proxies in a row on the backhaul."""
+    window_bytes: int = 64 << 10
+    """Buffered towards a peer before what comes from the other one is no longer read."""
+    drain_s: float = 30.0
+    """How long `close` waits for what is in flight."""

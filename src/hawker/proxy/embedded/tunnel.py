@@ -1,0 +1,122 @@
+"""Bytes both ways between two connections, until both have said their last: upgrades, CONNECT, plain TCP services."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from hawker.proxy.embedded.deadline import Deadline
+
+
+class Tunnels(Protocol):
+    """Who can end tunnels that would go on for ever."""
+
+    tunnels: set[Tunnel]
+
+    def left(self, which: Tunnel) -> None: ...
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+
+
+class Tunnel:
+    """`client` and `machine` are open transports, which are the tunnel's from here on. `done(sent, received)` is called
+    once, with the bytes to the client and from it, when both are closed."""
+
+    def __init__(
+        self,
+        client: asyncio.Transport,
+        machine: asyncio.Transport,
+        idle_s: float,
+        done: Callable[[int, int], None],
+        owner: Tunnels,
+    ) -> None:
+        self._owner = owner
+        self._done = done
+        self._idle_s = idle_s
+        self._deadline = Deadline(owner.loop, self.abort)
+        self._client = _End(self, client)
+        self._machine = _End(self, machine)
+        self._client.other, self._machine.other = self._machine, self._client
+        self._open = 2
+
+    def start(self, from_client: bytes, from_machine: bytes) -> None:
+        """`from_client` and `from_machine` are what was read of them already."""
+        self._owner.tunnels.add(self)
+        self._deadline.within(self._idle_s)
+        for end in (self._client, self._machine):
+            end.transport.set_protocol(end)
+        if from_client:
+            self._client.data_received(from_client)
+        if from_machine:
+            self._machine.data_received(from_machine)
+        for end in (self._client, self._machine):
+            # A transport tells its protocol of a full buffer when it fills: the one before this was told.
+            if end.transport.get_write_buffer_size() > end.transport.get_write_buffer_limits()[1]:
+                end.pause_writing()
+            elif not end.other.transport.is_closing():
+                end.other.transport.resume_reading()
+        for end in (self._client, self._machine):
+            if end.transport.is_closing():
+                end.other.transport.close()
+
+    def abort(self) -> None:
+        self._client.transport.abort()
+        self._machine.transport.abort()
+
+    def moved(self) -> None:
+        self._deadline.within(self._idle_s)
+
+    def lost(self) -> None:
+        self._open -= 1
+        if not self._open:
+            self._deadline.close()
+            self._owner.left(self)
+            self._done(self._machine.bytes, self._client.bytes)
+
+
+class _End(asyncio.Protocol):
+    """One of the two. `bytes` came from it."""
+
+    __slots__ = ("_tunnel", "bytes", "ended", "other", "transport")
+
+    other: _End
+
+    def __init__(self, tunnel: Tunnel, transport: asyncio.Transport) -> None:
+        self._tunnel = tunnel
+        self.transport = transport
+        self.bytes = 0
+        self.ended = False
+
+    def data_received(self, data: bytes) -> None:
+        self.bytes += len(data)
+        self.other.transport.write(data)
+        self._tunnel.moved()
+
+    def eof_received(self) -> bool:
+        """Half closed: the other direction may go on."""
+        self.ended = True
+        other = self.other.transport
+        if self.other.ended or not other.can_write_eof():
+            other.close()
+            return False
+        if not other.is_closing():
+            other.write_eof()
+        return True
+
+    def pause_writing(self) -> None:
+        if not self.other.transport.is_closing():
+            self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if not self.other.transport.is_closing():
+            self.other.transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # An error must not look like an end: the other side gets one, too.
+        if exc is not None:
+            self.other.transport.abort()
+        else:
+            self.other.transport.close()
+        self._tunnel.lost()
