@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
 import shutil
 import signal
+import struct
 import subprocess
 import termios
 from collections.abc import Iterator, Sequence
@@ -98,6 +100,44 @@ def test_how_the_program_ended_is_told_and_is_its_own_status(
     one = run("sh", "-c", script)
     assert one.ended() == status
     assert one.told == [{"started": one.program}, record]
+
+
+def test_a_program_may_have_a_terminal_whose_output_is_ours(run: Any) -> None:
+    script = "test -t 0 && test -t 1 && test -t 2 && stty size && echo mine > /dev/tty && ps -o stat= -p $$; exit 3"
+    one = run("sh", "-c", script, options=["--terminal", "100x30"])
+    assert one.ended() == 3
+    size, mine, state = one.output.splitlines()
+    assert (size, mine) == ("30 100", "mine")
+    assert "s" in state  # leads its session
+    assert "+" in state  # and is in the foreground of its terminal
+
+
+def test_the_last_words_at_a_terminal_are_whole_whatever_is_left_at_it(run: Any) -> None:
+    one = run("sh", "-c", "(sleep 60; echo late) & seq 20000", options=["--terminal", "80x24"])
+    assert one.ended() == 0
+    assert one.output.split() == [str(number) for number in range(1, 20001)]
+
+
+def test_a_terminal_that_nobody_reads_holds_up_whoever_writes_and_nobody_else(init: Path) -> None:
+    """As between two supervisors: signals arrive all the same, orphans are reaped, and nothing is lost."""
+    script = "trap 'exit 4' USR1; seq 100000 & wait"
+    with subprocess.Popen([init, "--terminal", "80x24", "--", "sh", "-c", script], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        output = process.stdout
+        wait_until(lambda: _waiting(output.fileno()) > 60_000, "the pipe is full")
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        shell = children.read_text().split()[0]
+        process.send_signal(signal.SIGUSR1)
+        wait_until(lambda: shell not in children.read_text().split(), "the program has ended, and was reaped")
+        assert process.poll() is None
+        *said, _ = output.read().split()  # the last may be cut off
+    assert process.returncode == 4
+    assert said == [str(number).encode() for number in range(1, len(said) + 1)]
+
+
+def _waiting(fd: int) -> int:
+    """Bytes in a pipe."""
+    return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 /* PID 1 of a container: starts the program, forwards signals to it, reaps orphans, tells how it ended.
  *
- *   container [--status-fd N] [--go-fd N] [--root DIR] [--cwd DIR] [--user UID:GID[,GID...]] -- PROGRAM [ARGUMENT...]
+ *   container [--status-fd N] [--go-fd N] [--terminal COLUMNSxROWS]
+ *             [--root DIR] [--cwd DIR] [--user UID:GID[,GID...]] -- PROGRAM [ARGUMENT...]
  *
  * To descriptor N (never seen by the program) go lines of JSON, each written at once:
  *   {"started": PID}            the program runs (execve succeeded); PID as the init sees it
@@ -10,6 +11,9 @@
  *
  * With --go-fd the program is not started before a byte can be read from that descriptor: until then the machine is
  * made ready. Where it is closed instead nothing is started; the exit status is 125.
+ *
+ * With --terminal the program's standard streams are a terminal of its own, and what comes out of it is copied to our
+ * standard output. We hold the terminal's other end: whoever reads our output may die and another one come.
  *
  * A PROGRAM without a slash is looked up in PATH. --root, --cwd and --user are for use without a container runtime,
  * which does all that itself; then the init is no PID 1 but a subreaper, and what outlives the program is left to
@@ -29,6 +33,8 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "container_terminal.h"
 
 #define FAILED 125
 #define NOT_EXECUTABLE 126
@@ -272,6 +278,8 @@ static pid_t start(char **argv, int *error_fd)
 		return child;
 	}
 	setsid();
+	for (int i = 0; slave >= 0 && i < 3; i++)
+		dup2(slave, i);
 	ioctl(0, TIOCSCTTY, 0); /* fails where there is no terminal */
 	enter(ends[1]);
 	sigemptyset(&none);
@@ -300,12 +308,14 @@ static int supervise(pid_t program)
 
 	sigfillset(&all);
 	for (;;) {
-		number = sigwaitinfo(&all, NULL);
+		number = master < 0 ? sigwaitinfo(&all, NULL) : next_signal();
 		if (number == SIGCHLD && reap(program, &status))
 			break;
 		if (number > 0 && number != SIGCHLD)
 			kill(program, number);
 	}
+	if (master >= 0)
+		copy_last_words();
 	if (WIFSIGNALED(status))
 		return 128 + tell_number("signal", (unsigned long)WTERMSIG(status));
 	return tell_number("code", (unsigned long)WEXITSTATUS(status));
@@ -365,6 +375,7 @@ int main(int argc, char **argv)
 	struct failure failure;
 	sigset_t all;
 	pid_t program;
+	const char *terminal = NULL;
 	int error_fd, go_fd = -1, at = 1;
 	ssize_t got;
 
@@ -375,6 +386,8 @@ int main(int argc, char **argv)
 			status_fd = atoi(argv[at + 1]);
 		else if (strcmp(argv[at], "--go-fd") == 0)
 			go_fd = atoi(argv[at + 1]);
+		else if (strcmp(argv[at], "--terminal") == 0)
+			terminal = argv[at + 1];
 		else if (strcmp(argv[at], "--root") == 0)
 			root = argv[at + 1];
 		else if (strcmp(argv[at], "--cwd") == 0)
@@ -387,7 +400,8 @@ int main(int argc, char **argv)
 	argv += at + 1;
 
 	/* Without this the program, which has the same user, could open our descriptors in /proc or trace us. */
-	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+	if (getpid() == 1 || root) /* else it is a program of the host, for which nothing is hidden, nor us from our owner */
+		prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
 	prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
 	/* Descriptors that the runtime forgot must not reach the program. 4: CLOSE_RANGE_CLOEXEC */
 	syscall(SYS_close_range, 3U, ~0U, 4U);
@@ -400,6 +414,8 @@ int main(int argc, char **argv)
 
 	if (go_fd >= 0 && !told_to_go(go_fd))
 		return misused("init: it was not let go: whoever made this machine ended first");
+	if (terminal && open_terminal(terminal, group_count ? uid : (uid_t)-1) < 0)
+		return misused("init: the program's terminal cannot be made");
 	program = start(argv, &error_fd);
 	if (program < 0)
 		return misused("init: the kernel made no process: too many processes, or no memory");

@@ -293,12 +293,10 @@ def _runtime(raw: dict[str, Any], image: str, process: dict[str, Any], at: str) 
         needs = "needs a root of its own, which the host's programs do not have; name an image"
         given = [*((field, raw.get(field)) for field in _NOT_FOR_THE_HOST), ("processes[0].user", process.get("user"))]
         _refuse(given, needs, at)
-    if runtime == PROCESS and (raw.get("dns") or (raw.get("init") or {}).get("tty")):
+    if runtime == PROCESS and isinstance(dns := raw.get("dns"), dict):
         needs = f"a process does not have this; use runtime {CONTAINER} or {MICROVM}"
-        given = [("init.tty", (raw.get("init") or {}).get("tty"))]
-        if isinstance(dns := raw.get("dns"), dict):
-            given += [(f"dns.{field}", dns.get(field)) for field in ("nameservers", "searches", "options", "hostname")]
-        _refuse(given, needs, at)
+        fields = ("nameservers", "searches", "options", "hostname")
+        _refuse([(f"dns.{field}", dns.get(field)) for field in fields], needs, at)
     return runtime
 
 

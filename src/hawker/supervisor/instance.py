@@ -108,7 +108,8 @@ class Instance:
             if status:
                 ends.append(os.open(path + STATUS, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600))
                 inherited = ends[-1:]
-                argv = [argument.replace("{status}", str(ends[-1])) for argument in argv]
+                own = argv.index("--") if "--" in argv else len(argv)  # what follows is another program's
+                argv = [a.replace("{status}", str(ends[-1])) if n < own else a for n, a in enumerate(argv)]
             if groups:
                 groups.create(group, limits)
             with groups.entered(group) if groups else contextlib.nullcontext():

@@ -121,7 +121,8 @@ class _Told:
 
 
 class TreeMaking(Making):
-    """Asked for with `init`, `argv`, `env`, `cwd` and `user` instead of a runtime and its configuration."""
+    """Asked for with `init` and `options` for it, `argv`, `env`, `cwd` and `user` instead of a runtime and its
+    configuration."""
 
     def _lay_out(self) -> None:
         ask, rootfs = self._ask, f"{self._directory}/rootfs"
@@ -151,7 +152,7 @@ class TreeMaking(Making):
         ends = self._open_ends()
         try:
             argv = init_argv(ask["init"], f"{self._directory}/rootfs", ask["cwd"], ask["user"], ask["argv"])
-            argv[1:1] = ["--go-fd", str(GO_FD)]
+            argv[1:1] = ["--go-fd", str(GO_FD), *ask.get("options", ())]
             env = {**ask["env"], proc.MARKER: self.common.mark(self.machine, self.key)}
             if groups:
                 groups.create(self._group, Limits(**ask["limits"]))

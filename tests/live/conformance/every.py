@@ -13,6 +13,7 @@ import socket
 from typing import ClassVar
 
 import pytest
+from msgspec.structs import replace
 from tests.kit.drivers import Opened, told
 from tests.kit.processes import alive, gone, word
 from tests.kit.waiting import eventually
@@ -42,6 +43,19 @@ class Conformance:
         await driver.driver.start(one)
         ended = await driver.driver.wait(one.key)
         assert (ended.code, ended.signal, ended.status) == (None, signal.SIGSEGV, 128 + signal.SIGSEGV)
+
+    async def test_a_program_with_a_terminal_has_it_for_input_output_and_errors(self, driver: Opened) -> None:
+        """And it is the terminal of its session; what it shows is one stream. Nobody types: whoever reads waits."""
+        script = "test -t 0 && test -t 1 && test -t 2 && tty; stty size; echo mine > /dev/tty; echo oh >&2; echo $TERM"
+        one = replace(driver.shell(f"{script}; read line; exit 9"), tty=True)
+        await driver.driver.start(one)
+        await driver.says(one.machine, "xterm")
+        assert (await driver.driver.inspect(one.key)).exit is None
+        assert (await driver.driver.stop(one.key, signal=signal.SIGTERM, grace_s=20)).signal == signal.SIGTERM
+        name, *rest = [(line.stream, line.text) for line in await driver.lines(one.machine)]
+        assert name[1].startswith("/dev/pts/")
+        assert {name[0], *(stream for stream, _ in rest)} == {"stdout"}
+        assert [text for _, text in rest] == ["24 80", "mine", "oh", "xterm"]
 
     async def test_the_same_key_starts_one_program(self, driver: Opened) -> None:
         one = driver.shell("echo here; sleep 60")

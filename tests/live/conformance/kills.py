@@ -47,24 +47,28 @@ class Killed:
             assert (ended.code, ended.signal) == (5, None)
 
     async def test_it_runs_on_when_its_supervisor_is_killed(self, driver: Opened) -> None:
-        one = driver.shell("trap 'exit 5' TERM; while :; do echo tick; sleep 0.05; done")
-        started = await driver.driver.start(one)
-        await driver.says(one.machine, "tick")
+        """One whose output goes through pipes, and one with a terminal."""
+        script = "trap 'exit 5' TERM; while :; do echo tick; sleep 0.05; done"
+        both = [driver.shell(script), replace(driver.shell(script), tty=True)]
+        started = [await driver.driver.start(one) for one in both]
+        for one in both:
+            await driver.says(one.machine, "tick")
         await driver.kill_supervisor()
-        assert started.pid is not None
-        assert alive(started.pid)
-        assert (await driver.driver.recover()) == [started]
-        before = len(await driver.lines(one.machine))
+        assert all(instance.pid and alive(instance.pid) for instance in started)
+        assert sorted(await driver.driver.recover(), key=lambda instance: instance.key) == started
+        before = {one.machine: len(await driver.lines(one.machine)) for one in both}
 
-        async def goes_on() -> bool:
-            return len(await driver.lines(one.machine)) > before
+        async def go_on() -> bool:
+            return all([len(await driver.lines(machine)) > count for machine, count in before.items()])
 
-        await eventually(goes_on, "its output is kept again")
-        assert (await driver.driver.exec(one.key, ["echo", "hello"], timeout_s=20)).stdout == b"hello\n"
-        ended = await driver.driver.stop(one.key, signal=signal.SIGTERM, grace_s=10)
-        if self.keeps_status():
-            assert (ended.code, ended.signal, ended.error) == (5, None, "")
-        assert not alive(started.pid)
+        await eventually(go_on, "their output is kept again")
+        for one, instance in zip(both, started, strict=True):
+            assert (await driver.driver.exec(one.key, ["echo", "hello"], timeout_s=20)).stdout == b"hello\n"
+            ended = await driver.driver.stop(one.key, signal=signal.SIGTERM, grace_s=10)
+            if self.keeps_status():
+                assert (ended.code, ended.signal, ended.error) == (5, None, "")
+            assert instance.pid
+            assert not alive(instance.pid)
 
     async def test_what_is_killed_with_its_supervisor_is_told_as_ended(self, driver: Opened) -> None:
         one = driver.spec("sleep", "60")

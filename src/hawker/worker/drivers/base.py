@@ -107,6 +107,10 @@ class Dns(msgspec.Struct, frozen=True, kw_only=True):
     options: Sequence[str] = ()
 
 
+TERMINAL = (80, 24)
+"""Columns and rows of a program's own terminal."""
+
+
 class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a driver needs to start an instance, and to know it again.
 
@@ -114,7 +118,8 @@ class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
     `entrypoint` is the image's, an empty `cmd` the image's, but not when `entrypoint` was given. `env` goes over the
     image's. `user` is `name|uid[:group|gid]`, looked up in the image; empty: the image's. Without `network` the machine
     has a loopback of its own and nothing else, or, run by the `process` driver, the host's. `driver` names the one that
-    is to run it, where a worker has several.
+    is to run it, where a worker has several. With `tty` the program's standard streams are a terminal of its own, of
+    the size `TERMINAL`, that nobody types at; what it shows is logged as "stdout".
     """
 
     key: str

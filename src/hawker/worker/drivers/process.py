@@ -21,6 +21,7 @@ from hawker.images.base import ImageSource
 from hawker.init.build import NoCompiler, program
 from hawker.model.image import Image
 from hawker.supervisor import cgroups as groups
+from hawker.supervisor.programs import CannotStart, which
 from hawker.worker.drivers.base import (
     Capabilities,
     File,
@@ -30,7 +31,7 @@ from hawker.worker.drivers.base import (
     StartFailed,
     UnknownInstance,
 )
-from hawker.worker.drivers.container.command import NoCommand, resolve
+from hawker.worker.drivers.container.command import NoCommand, resolve, terminal_options
 from hawker.worker.drivers.container.users import UnknownUser, User, resolve_user
 from hawker.worker.drivers.refusals import SupervisorLost
 from hawker.worker.drivers.supervised import SupervisedDriver
@@ -84,15 +85,29 @@ class ProcessDriver(SupervisedDriver):
         if spec.image != HOST:
             async with self.alone(spec.key):
                 return await self._start_from_image(spec)
+        argv, env = list(spec.argv), dict(spec.env)
+        if spec.tty:
+            argv, env = await self._with_terminal(spec)
         shown = await self.supervisor.call(
             "start",
             key=spec.key,
             machine=spec.machine,
-            argv=list(spec.argv),
-            env=dict(spec.env),
+            argv=argv,
+            env=env,
             limits=msgspec.to_builtins(spec.limits),
+            status=spec.tty,
         )
         return msgspec.convert(shown, Instance)
+
+    async def _with_terminal(self, spec: InstanceSpec) -> tuple[list[str], dict[str, str]]:
+        """By way of the init, which holds the terminal: a supervisor may be lost, and the terminal with it."""
+        try:
+            init = await asyncio.to_thread(program, "container", self._programs)
+            which(spec.argv[0], spec.env.get("PATH", os.defpath))  # else it would be started, and end at once
+        except (NoCompiler, CannotStart) as error:
+            raise StartFailed(str(error)) from error
+        options = ["--status-fd", "{status}", *terminal_options(spec)]
+        return [str(init), *options, "--", *spec.argv], {"TERM": "xterm", **spec.env}
 
     # --- from an image -----------------------------------------------------------------------------------------------
 
@@ -142,6 +157,7 @@ def order(spec: InstanceSpec, image: Image, layers: Sequence[Path], init: Path) 
         "key": spec.key,
         "machine": spec.machine,
         "init": str(init),
+        "options": terminal_options(spec),
         "argv": list(command.argv),
         "env": command.env,
         "cwd": command.cwd,

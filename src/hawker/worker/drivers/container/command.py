@@ -7,7 +7,7 @@ import posixpath
 import msgspec
 
 from hawker.model.image import ImageConfig
-from hawker.worker.drivers.base import InstanceSpec
+from hawker.worker.drivers.base import TERMINAL, InstanceSpec
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -38,6 +38,11 @@ def resolve(spec: InstanceSpec, image: ImageConfig, *, home: str = "/") -> Comma
         if any("\0" in text for text in texts):
             raise NoCommand(f"the {what} of {spec.image} holds a NUL character")
     return Command(argv=argv, env=env, cwd=_cwd(image.working_dir, spec.image), user=spec.user or image.user)
+
+
+def terminal_options(spec: InstanceSpec) -> list[str]:
+    """For the init of a container, that gives its program a terminal where it is to have one."""
+    return ["--terminal", "x".join(map(str, TERMINAL))] if spec.tty else []
 
 
 def _argv(spec: InstanceSpec, image: ImageConfig) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ from hawker.worker.drivers.base import (
     StartFailed,
     UnknownInstance,
 )
-from hawker.worker.drivers.container.command import Command, NoCommand, resolve
+from hawker.worker.drivers.container.command import Command, NoCommand, resolve, terminal_options
 from hawker.worker.drivers.container.runtimes import Host, Runtime, look
 from hawker.worker.drivers.container.spec import BadSpec, Place, runtime_spec
 from hawker.worker.drivers.container.users import UnknownUser, User, resolve_user
@@ -262,9 +262,7 @@ class ContainerDriver(SupervisedDriver):
             architecture=os.uname().machine,
             swap=host.swap,
         )
-        config["process"]["args"][1:1] = ["--go-fd", str(GO_FD)]
-        # What it writes goes to the log by pipes, which outlive every supervisor; a terminal is for who talks to it.
-        config["process"]["terminal"] = False
+        config["process"]["args"][1:1] = ["--go-fd", str(GO_FD), *terminal_options(spec)]
         return config
 
     def _files(self, spec: InstanceSpec) -> dict[str, tuple[bytes, int]]:

@@ -104,7 +104,8 @@ def runtime_spec(
     `os.uname().machine`. `swap` False: the kernel does not count swap, so it cannot be limited.
 
     Raises `BadSpec`."""
-    program = process(command, user, tty=instance.tty, ids=ids, hard_limits=hard_limits)
+    # A terminal of the runtime's would end with the supervisor that it is given to. The init makes the program's own.
+    program = process(command, user, tty=False, ids=ids, hard_limits=hard_limits)
     program["args"] = [INIT, "--status-fd", str(STATUS_FD), "--", *command.argv]
     linux: dict[str, Any] = {
         "namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount", "network", "cgroup")],

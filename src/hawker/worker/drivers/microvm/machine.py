@@ -9,7 +9,7 @@ from hashlib import blake2b
 
 from hawker.model.image import ImageConfig
 from hawker.network.base import Attachment
-from hawker.worker.drivers.base import InstanceSpec, StartFailed
+from hawker.worker.drivers.base import TERMINAL, InstanceSpec, StartFailed
 from hawker.worker.drivers.container.command import NoCommand, resolve
 from hawker.worker.drivers.networks import hosts, resolv_conf
 
@@ -54,7 +54,7 @@ def told(
     pairs += [("argument", argument) for argument in command.argv]
     pairs += [("user", command.user), ("cwd", command.cwd)]
     if spec.tty:
-        pairs.append(("terminal", "80 24"))
+        pairs.append(("terminal", " ".join(map(str, TERMINAL))))
     return pairs
 
 
