@@ -21,7 +21,8 @@ from hawker.model.guest import Resources
 from hawker.model.market import Order
 from hawker.model.rows import AppRow, EventRow, MachineRow, RunRow
 from hawker.sim import invariants
-from hawker.sim.world import FakeDriver, Program, World
+from hawker.sim.driver import FakeDriver
+from hawker.sim.world import Program, World
 from hawker.store.db import Store
 from hawker.store.verify import verify
 from hawker.telemetry import Metrics

@@ -18,8 +18,9 @@ from hawker.agent.settings import AgentSettings, WorkerRole, host_port
 from hawker.errors import HawkerError
 from hawker.host import Host
 from hawker.sim.disk import CrashDisk
+from hawker.sim.driver import FakeDriver
 from hawker.sim.loop import Process
-from hawker.sim.world import FakeDriver, Program, World
+from hawker.sim.world import Program, World
 
 if TYPE_CHECKING:
     from hawker.sim.net import Net
