@@ -163,6 +163,9 @@ class Gate:
             resolver="fdaa::3",
         )
 
+    def holder(self, protocol: str, port: int) -> str:
+        raise NotImplementedError
+
     async def attach_namespace(self, wanted: Wanted, pid: int) -> Attachment:
         self.pid = pid
         self.attached.add(wanted.machine)

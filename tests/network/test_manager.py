@@ -295,6 +295,20 @@ def test_the_host_forwards_from_its_first_machine_on_and_goes_on_listening_to_it
     assert [sysctl(name) for name in names] == ["1", "1", "2"]
 
 
+def test_a_port_that_a_program_of_the_host_has_is_published_for_no_machine_that_comes_later(site: Site) -> None:
+    manager, pid = site.worker("first"), site.process("m")
+    before = site.state()
+    holding = site.listen("host", 8001)
+    refused = rf"port 8001/tcp of this host is held by .+ \(process {os.getpid()}\); stop that"
+    with pytest.raises(NetworkError, match=refused):
+        site.run(manager.attach_namespace(wanted(1), pid))
+    assert site.state() == before
+    holding.close()
+    site.run(manager.attach_namespace(wanted(1), pid))
+    site.listen("host", 8001)
+    site.run(manager.attach_namespace(wanted(1), pid))  # it has the port
+
+
 def test_ports_follow_what_is_wanted_and_a_port_is_one_machines(site: Site) -> None:
     manager, pid = site.worker("first"), site.process("m")
     site.run(manager.attach_namespace(wanted(1), pid))

@@ -59,6 +59,26 @@ async def test_a_port_is_given_once_for_a_service_that_is_named_twice(tmp_path: 
 
 
 @virtual_time
+async def test_a_port_that_a_program_of_the_host_has_is_passed_over_and_given_up_by_an_update(tmp_path: Path) -> None:
+    held: set[tuple[str, int]] = set()
+    async with a_worker(tmp_path) as worker:
+        worker.log.holder = lambda protocol, port: "nginx" if (protocol, port) in held else ""
+        machine = await worker.run_machine(image="app:1", services=services(80, 81))
+        before = published(worker, machine)
+        held.add(("tcp", before[80]))
+        await update(worker, machine, image="app:1", services=services(80, 81))
+        after = published(worker, machine)
+        assert after[80] != before[80]
+        assert after[81] == before[81]
+        assert given(worker) == dict.fromkeys(after.values(), machine)
+        held.update(("tcp", port) for port in set(worker.log.ports) - set(after.values()))
+        with pytest.raises(NoPort, match="1 wanted, 0 free"):
+            await worker.run_machine("other", image="app:1", services=services(80))
+        one = await worker.run_machine("datagrams", image="app:1", services=services(80, protocol="udp"))
+        assert published(worker, one)[80] in {port for _, port in held}
+
+
+@virtual_time
 async def test_an_update_keeps_the_ports_it_still_needs_and_gives_the_others_back(tmp_path: Path) -> None:
     async with a_worker(tmp_path) as worker:
         machine = await worker.run_machine(image="app:1", services=services(80, 81))

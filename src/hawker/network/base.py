@@ -66,6 +66,10 @@ class HostNetwork(Protocol):
         """The names and addresses a machine gets: the same from the first call until `detach`, also before it is
         attached, and after a restart of the agent as long as it is. After `detach` the IPv4 address may be another."""
 
+    def holder(self, protocol: str, port: int) -> str:
+        """Which program of the host has a port, as a sentence; "" for none. No machine's is published there: the
+        program would be cut off. Attaching a machine anew is refused then."""
+
     async def attach_namespace(self, wanted: Wanted, pid: int) -> Attachment:
         """Give the network namespace of a process (made, not yet running its program) its interface `eth0`, configured,
         and its loopback. Raises `NetworkError`; nothing is left then."""

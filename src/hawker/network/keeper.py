@@ -57,6 +57,10 @@ class Keeper:
         """Whether no machine is attached, as far as is known."""
         return not self._machines and not any(have.state.links for have in self._have.values())
 
+    def has(self, device: str) -> bool:
+        """Whether a machine is attached by this host end."""
+        return device in self._machines
+
     def tidy(self) -> None:
         """Without a machine leave nothing on the host, but that it forwards."""
         if self.idle:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 from hawker.errors import Invalid
 from hawker.network import addresses, nft, plan, ruleset
 from hawker.network.base import AddressTaken, Attachment, NetworkError, Settings, Wanted
+from hawker.network.holders import holder
 from hawker.network.watching import Watch
 
 if TYPE_CHECKING:
@@ -124,11 +125,16 @@ class Manager:
         self._planned.add(device)
         return plan.attachment(self._worker, wanted, self._four[device], self._settings.mtu)
 
+    def holder(self, protocol: str, port: int) -> str:
+        found = holder(protocol, port, self._settings.publish_on)
+        return str(found) if found else ""
+
     async def attach_namespace(self, wanted: Wanted, pid: int) -> Attachment:
         keeper = await self._run(self._kept)
         while True:
             attached = self.plan(wanted)
             try:
+                await self._run(partial(self._refuse_held, keeper, wanted, attached))
                 await self._run(partial(keeper.attach_namespace, wanted, attached, pid))
                 return attached
             except AddressTaken as taken:  # by another worker, since this one looked
@@ -139,7 +145,9 @@ class Manager:
     async def attach_tap(self, wanted: Wanted) -> Attachment:
         attached = self.plan(wanted)
         try:
-            await self._run(lambda: self._kept().attach(wanted, attached))
+            keeper = await self._run(self._kept)
+            await self._run(partial(self._refuse_held, keeper, wanted, attached))
+            await self._run(lambda: keeper.attach(wanted, attached))
         except AddressTaken as taken:
             if taken.address == attached.address4:
                 self._give_up(attached)  # its guest has this one; the next start gets another
@@ -191,6 +199,14 @@ class Manager:
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.close(remove)
+
+    def _refuse_held(self, keeper: Keeper, wanted: Wanted, attached: Attachment) -> None:
+        """In the thread. A machine that has its ports keeps them: who came later is cut off already."""
+        if keeper.has(attached.interface):
+            return
+        for protocol, _, port in wanted.publish:
+            if said := self.holder(protocol, port):
+                raise NetworkError(f"{said}; stop that, or give the worker other ports ([worker] ports)")
 
     def _give_up(self, attached: Attachment) -> None:
         self._taken.add(attached.address4)

@@ -45,7 +45,7 @@ from hawker.worker.machine_log import MachineLog
 from hawker.worker.machines import Machines
 from hawker.worker.market import Market
 from hawker.worker.market_api import MarketApi
-from hawker.worker.ports import PORTS
+from hawker.worker.ports import PORTS, nobody
 from hawker.worker.publishing import Publishing
 from hawker.worker.runner import Runner
 from hawker.worker.runs_api import RunsApi
@@ -123,7 +123,7 @@ class Worker:
         beside the worker's own, to agents; `reading` is the catalog for everybody; `token` is what agents know each
         other by."""
         settings, host, driver, store, me = self.settings, self._host, self._driver, self.store, self.me
-        log = MachineLog(host, settings.capacity, settings.ports)
+        log = MachineLog(host, settings.capacity, settings.ports, self._network.holder if self._network else nobody)
         self.superseding = superseding = Superseding(settings.name, catalog)
         flows = MachineFlows(store, host, driver, log, superseding.by, self._images)
         self.runner = runner = Runner(store, host, flows.all(), self.metrics)

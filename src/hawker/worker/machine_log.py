@@ -21,19 +21,20 @@ from hawker.model.values import rfc3339
 from hawker.store.tx import Reads, Tx
 from hawker.worker import ledger
 from hawker.worker.drivers.base import Exit
-from hawker.worker.ports import PORTS
+from hawker.worker.ports import PORTS, Holder, nobody
 
 Listener = Callable[[MachineRow, EventRow | None], None]
 
 
 class MachineLog:
     """The one writer of machine rows and events. `capacity` is the worker's, for the ledger; `ports` are those of the
-    host that it gives to machines."""
+    host that it gives to machines, but for those that somebody else is the `holder` of."""
 
-    def __init__(self, host: Host, capacity: Resources, ports: range = PORTS) -> None:
+    def __init__(self, host: Host, capacity: Resources, ports: range = PORTS, holder: Holder = nobody) -> None:
         self._host = host
         self.capacity = capacity
         self.ports = ports
+        self.holder = holder
         self._listeners: dict[str, list[Listener]] = {}
 
     def move(self, tx: Tx, row: MachineRow, *states: State, cause: str, **changes: Any) -> MachineRow:

@@ -243,7 +243,7 @@ class Machines(Requests):
 
             def writes(tx: Tx, run: RunRow) -> None:
                 tx.put(VersionRow(id=version, machine=row.id, config=config.raw, created_at_ms=tx.now_ms))
-                changes["ports"] = ports.assign(tx, self._log.ports, row.id, config, row.ports)
+                changes["ports"] = ports.assign(tx, self._log.ports, row.id, config, row.ports, self._log.holder)
                 path = [State.updating, State.stopped] if resting else [State.updating]
                 if waiting:
                     path = [] if launch else _TO_REST[row.state]

@@ -2,12 +2,13 @@
 
 They are given out in the commit that makes or updates a machine, from the worker's own range, and given back in the
 commit that destroys it, or that ends an update: until then the old program may be there, with the old ones. A port that
-nobody gave out is never published: two workers of one host have ranges of their own.
+nobody gave out is never published: two workers of one host have ranges of their own. One that a program of the host
+has is passed over; where a program took it later, its machine's next start is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hawker.core import capacity
 from hawker.errors import Conflict
@@ -18,6 +19,14 @@ from hawker.store.tx import Reads, Tx
 
 PORTS = range(20000, 30000)
 """What a worker gives out when its settings say nothing."""
+
+
+Holder = Callable[[str, int], str]
+"""Says of a protocol and port which program of the host has it, or ""; asked within a change of the store."""
+
+
+def nobody(protocol: str, port: int) -> str:
+    return ""
 
 
 class NoPort(Conflict):
@@ -34,18 +43,23 @@ class NoPort(Conflict):
         )
 
 
-def assign(tx: Tx, ports: range, machine: str, config: Config, kept: Sequence[Port] = ()) -> tuple[Port, ...]:
-    """What a machine with this configuration publishes, in the order of its services. What it had it keeps, and what it
-    does not need any more is not given back before `settle`. Raises `NoPort`; nothing is written then.
+def assign(
+    tx: Tx, ports: range, machine: str, config: Config, kept: Sequence[Port] = (), holder: Holder = nobody
+) -> tuple[Port, ...]:
+    """What a machine with this configuration publishes, in the order of its services. What it had it keeps, unless
+    somebody else has that now; what it does not need any more is not given back before `settle`. Raises `NoPort`;
+    nothing is written then.
 
     A process listens on the host's own ports: it is found where it listens, and nothing is given out.
     """
     wanted = published(config.services)
     if config.runtime == PROCESS:
         return tuple(Port(protocol=protocol, internal_port=port, host_port=port) for protocol, port in wanted)
-    given = {(p.protocol, p.internal_port): p for p in kept if _has(tx, machine, p)}
+    given = {
+        (p.protocol, p.internal_port): p for p in kept if _has(tx, machine, p) and not holder(p.protocol, p.host_port)
+    }
     new = [service for service in wanted if service not in given]
-    for service, number in zip(new, _free(tx, ports, machine, len(new)), strict=True):
+    for service, number in zip(new, _free(tx, ports, machine, [protocol for protocol, _ in new], holder), strict=True):
         given[service] = Port(protocol=service[0], internal_port=service[1], host_port=number)
         tx.put(PortRow(number=number, machine=machine))
     return tuple(given[service] for service in wanted)
@@ -79,18 +93,18 @@ def _has(tx: Tx, machine: str, port: Port) -> bool:
     return row is not None and row.machine == machine
 
 
-def _free(tx: Tx, ports: range, machine: str, count: int) -> list[int]:
-    """From a place in the range that depends on the machine: a port that was given back is seldom the next one to be
-    given out, when its last machine may still be on its way out."""
-    if not count:
+def _free(tx: Tx, ports: range, machine: str, protocols: Sequence[str], holder: Holder) -> list[int]:
+    """One for each. From a place in the range that depends on the machine: a port that was given back is seldom the
+    next one to be given out, when its last machine may still be on its way out."""
+    if not protocols:
         return []
     taken = {int(key) for (key,) in tx.query("select id from port")}
     start = int(machine, 16) % len(ports) if len(ports) else 0
     found: list[int] = []
     for offset in range(len(ports)):
         number = ports[(start + offset) % len(ports)]
-        if number not in taken:
+        if number not in taken and not holder(protocols[len(found)], number):
             found.append(number)
-            if len(found) == count:
+            if len(found) == len(protocols):
                 return found
-    raise NoPort(count, len(found))
+    raise NoPort(len(protocols), len(found))
