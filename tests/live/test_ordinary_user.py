@@ -50,6 +50,7 @@ PARTICULAR = (
     "its_daemon_is_killed",
     "its_supervisor_is_killed",
     "what_is_killed_with_its_supervisor",
+    "a_supervisor_killed",
 )
 ROOT = Path(__file__).parent.parent.parent
 

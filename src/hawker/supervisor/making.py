@@ -1,8 +1,9 @@
 """A container on its way: made by the runtime, held at its first instruction until it is let go.
 
-Nothing of it is written down before its program runs. Should the supervisor be killed before that, the container ends
-by itself, for the pipe it waits at closes, and what is left is removed by the next supervisor. Should the daemon be
-gone that ordered it, it is removed at once.
+It is written down just before it is let go, so that no program runs of which the next supervisor does not know. Should
+the supervisor be killed before that, the container ends by itself, for the pipe it waits at closes. One whose program
+was not seen to begin is removed by the next supervisor (`taking_over`), and at once where the daemon is gone that
+ordered it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from hawker.supervisor.container import (
     unmount_all,
 )
 from hawker.supervisor.instance import STREAMS, group_of
+from hawker.supervisor.files import RecordFile
 from hawker.supervisor.loop import Timer
 from hawker.supervisor.output import Pipe
 from hawker.supervisor.roots import Root, Roots
@@ -69,6 +71,7 @@ class Making:
         self._status: int | None = None
         self._made: Callable[[int], None] = lambda pid: None
         self._started: Callable[[Container], None] | None = None
+        self._instance: Container | None = None  # once it is written down
         self._failed: Callable[[str, str], None] = lambda kind, why: None
 
     # --- making ------------------------------------------------------------------------------------------------------
@@ -197,8 +200,8 @@ class Making:
         if self._over or self._started is None:
             return
         for said in words(self._path + STATUS):
-            if "started" in said:
-                self._finish(self._started)
+            if "started" in said and self._instance:
+                self._finish(self._instance, self._started)
                 return
             if "error" in said:
                 self.fail("StartFailed", str(said["error"]))
@@ -206,23 +209,22 @@ class Making:
         if self._status is not None:
             self.fail("StartFailed", f"the container ended with {self._status} before its program was started")
 
-    def _finish(self, started: Callable[[Container], None]) -> None:
+    def _finish(self, instance: Container, started: Callable[[Container], None]) -> None:
         """Its program runs: from now on it is an instance like any other."""
-        self._end_waiting()
-        instance = self._instance()
-        instance.roots, instance.children = self._roots, self.common.children
+        self._instance = self._made_instance()
+        self._instance.roots, self._instance.children = self._roots, self.common.children
         try:
-            instance.write_down()
+            self._instance.write_down()
         except OSError as error:
-            self._over = False
             self.fail("StartFailed", f"the container cannot be recorded: {error}")
             return
+        self._end_waiting()
         instance.pipes = self._pipes
         self.common.children.forget(self.pid)
         instance.status = self._status
         started(instance)
 
-    def _instance(self) -> Container:
+    def _made_instance(self) -> Container:
         note = self._ask["note"]
         record = new_record(self.key, self.machine, self.pid, self._group, note, self._runtime, self._root)
         return Container(record, self.common.files, self.common.mark(self.machine, self.key), self.common.groups)
@@ -283,6 +285,7 @@ def _write(path: str, content: bytes, mode: int, owner: int) -> None:
         os.fchown(fd, owner, owner)
         os.fchmod(fd, mode)
         while content:
+        RecordFile(self._path).remove()
             content = content[os.write(fd, content) :]
     finally:
         os.close(fd)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 from collections.abc import Mapping
 from dataclasses import fields
+from typing import Final
 
 from hawker.supervisor import proc
 from hawker.supervisor.common import Common
 from hawker.supervisor.files import RECORD, RecordFile
 from hawker.supervisor.instance import Instance, Record
 from hawker.supervisor.kinds import Containers
+from hawker.supervisor.words import STATUS, words
+
+ENDED_S: Final = 5.0  # how long a killed process may take
 
 
 def take_over(common: Common, containers: Containers | None) -> dict[str, Instance]:
@@ -37,11 +42,16 @@ def one_that_runs(directory: str) -> int:
 
 
 def _recorded(path: str, common: Common, containers: Containers | None) -> Instance | None:
-    """None when it was killed before it had written anything."""
+    """None when it was killed before it had written anything, or before the program of a container was seen to begin:
+    whoever ordered it was not told, and orders it again."""
     known = RecordFile(path).read()
     if not known:
         return None
     record = Record(**{each.name: known[each.name] for each in fields(Record) if each.name in known})
+    if record.kind in Containers.kinds and "exit" not in known and not _began(path):
+        _end(record)
+        RecordFile(path).remove()
+        return None
     mark = common.mark(record.machine, record.key)
     if containers and record.kind in Containers.kinds:
         instance: Instance = containers.recorded(record, mark)
@@ -50,6 +60,24 @@ def _recorded(path: str, common: Common, containers: Containers | None) -> Insta
         instance.outside = common.host_mounts
     instance.take_over(known)
     return instance
+
+
+def _began(path: str) -> bool:
+    return any("started" in said for said in words(path + STATUS))
+
+
+def _end(record: Record) -> None:
+    """Kill the first process of a container, which may be about to start its program. All others end with it."""
+    pidfd = proc.open_pidfd(record.pid, record.start_ticks)
+    if pidfd < 0:
+        return
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        select.select([pidfd], [], [], ENDED_S)
+    except ProcessLookupError:
+        pass  # it ended by itself
+    finally:
+        os.close(pidfd)
 
 
 def _clear_unrecorded(instances: Mapping[str, Instance], common: Common, containers: Containers | None) -> None:

@@ -163,7 +163,7 @@ class TreeMaking(Making):
                 os.close(fd)
         self.common.loop.later(0, lambda: self._made(self.pid))
 
-    def _instance(self) -> Container:
+    def _made_instance(self) -> Container:
         ask = self._ask
         group = self._group if self.common.groups else ""
         made_of = {name: ask[name] for name in ("init", "cwd", "user")}
