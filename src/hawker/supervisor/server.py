@@ -24,6 +24,7 @@ from hawker.supervisor.instance import PROCESS, Instance, group_of
 from hawker.supervisor.kinds import Containers
 from hawker.supervisor.programs import CannotStart
 from hawker.supervisor.taking_over import one_that_runs, take_over
+from hawker.supervisor.protocol import PROTOCOL, features
 from hawker.supervisor.wire import Ask, Connection, Refused, listen
 from hawker.supervisor.words import BYTES_MAX, STATUS
 
@@ -35,13 +36,14 @@ _PR_SET_CHILD_SUBREAPER = 36
 class Server:
     """All instances of one worker."""
 
-    def __init__(self, directory: str, *, cgroups: bool, mounts: bool, host_namespace: int = -1) -> None:
+    def __init__(self, directory: str, options: Sequence[str], host_namespace: int = -1) -> None:
         self._directory = directory
-        self._common = Common(directory, cgroups=cgroups)
+        self._features = features(options)
+        self._common = Common(directory, cgroups="--no-cgroups" not in options)
         self._common.host_namespace = host_namespace
         self._files, self._groups, self._loop = self._common.files, self._common.groups, self._common.loop
         self._children = self._common.children
-        self._containers = Containers(self._common, self._register) if mounts else None
+        self._containers = Containers(self._common, self._register) if "--mounts" in options else None
         self._connections: list[Connection] = []
         self._instances: dict[str, Instance] = {}
         self._heard: dict[str, int] = {}  # what is watched of it, by key
@@ -89,13 +91,15 @@ class Server:
     def _handle(self, ask: Ask) -> None:
         """Answer one request, now or when what it waits for has happened."""
         try:
-            operation = getattr(self, f"_op_{ask['op']}")
+            operation = getattr(self, f"_op_{ask['op']}", None)
+            if operation is None:
+                raise Refused("NotSupported", f"a supervisor of protocol {PROTOCOL} knows no order {ask['op']!r}")
             value = operation(ask)
             if value is not _LATER:
                 ask.answer(value)
         except Refused as error:
             ask.refuse(error.kind, str(error))
-        except Exception as error:  # also what a newer daemon asks and this one does not know
+        except Exception as error:
             ask.refuse("Failed", f"{type(error).__name__}: {error}")
 
     # --- operations --------------------------------------------------------------------------------------------------
@@ -104,6 +108,8 @@ class Server:
         return {
             "pid": os.getpid(),
             "cgroups": self._groups.kind if self._groups else "",
+            "protocol": PROTOCOL,
+            "features": self._features,
             "instances": [i.shown() for i in self._instances.values()],
         }
 
@@ -402,12 +408,12 @@ def main(directory: str, options: Sequence[str]) -> int:
         from hawker.supervisor.ordinary import become_root
 
         become_root(one_that_runs(directory))
-    mounts, host_namespace = "--mounts" in options, -1
-    if mounts:
+    host_namespace = -1
+    if "--mounts" in options:
         from hawker.supervisor.mounts import private_namespace
 
         if "--own-users" not in options:
             host_namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         private_namespace(cgroups="--own-users" not in options)
-    Server(directory, cgroups="--no-cgroups" not in options, mounts=mounts, host_namespace=host_namespace).run()
+    Server(directory, options, host_namespace).run()
     return 0

@@ -22,10 +22,12 @@ from typing import Any
 
 import msgspec
 
+from hawker.supervisor.protocol import understood
 from hawker.telemetry import get_logger
 from hawker.worker.drivers.base import Exit, LogLine
 from hawker.worker.drivers.logs import follow_lines, tail_lines
 from hawker.worker.drivers.refusals import SupervisorLost, told
+from hawker.worker.drivers.versions import Peer, is_empty
 
 CONNECT_S = 10.0
 RECONNECT_S = 1.0
@@ -39,6 +41,7 @@ class _Wire(asyncio.Protocol):
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
         self._numbers = count()
+        self.peer: Peer | None = None  # until its hello
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._rest = b""
         self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -71,6 +74,9 @@ class _Wire(asyncio.Protocol):
     async def call(self, op: str, **fields: Any) -> Any:
         if self._transport is None or self._transport.is_closing():
             raise SupervisorLost()
+        if self.peer:
+            self.peer.check(op, fields)
+            fields = understood(fields, self.peer.features)
         number = next(self._numbers)
         future = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
@@ -100,6 +106,7 @@ class Supervisor:
         self._retry: asyncio.TimerHandle | None = None
         self._followers: dict[str, set[asyncio.Event]] = {}
         self._child = 0  # the supervisor that was started last
+        self._replacing: asyncio.Task[None] | None = None
 
     async def open(self, on_exit: Callable[[Exit], None]) -> None:
         """Take hold of what is there; `on_exit` is told every end, also those nobody has heard of yet."""
@@ -112,6 +119,9 @@ class Supervisor:
         self._closed = True
         if self._retry:
             self._retry.cancel()
+        if self._replacing:
+            self._replacing.cancel()
+            await asyncio.gather(self._replacing, return_exceptions=True)
         if self._connecting:
             self._connecting.cancel()
             await asyncio.gather(self._connecting, return_exceptions=True)
@@ -210,7 +220,7 @@ class Supervisor:
 
     async def _connect(self) -> _Wire:
         """Connect, starting a supervisor when none listens, and tell the worker of ends it has not heard of."""
-        wire = None
+        wire, replaced = None, False
         try:
             async with asyncio.timeout(CONNECT_S):
                 while wire is None:
@@ -220,6 +230,13 @@ class Supervisor:
                         wire = await self._dial_soon()
                     try:
                         hello = await wire.call("hello")
+                        peer = msgspec.convert(hello, Peer)
+                        if peer.outdated(self._options) and is_empty(hello) and not replaced:
+                            await wire.close()
+                            wire, replaced = None, True
+                            await peer.end()
+                            continue
+                        wire.peer = peer
                         for machine, wakeups in list(self._followers.items()):
                             await wire.call("follow", machine=machine)
                             for wakeup in wakeups:
@@ -281,9 +298,22 @@ class Supervisor:
     def _event(self, message: dict[str, Any]) -> None:
         if message["event"] == "exit":
             self._ended(message["exit"])
+            self._replace_once_empty()
         else:
             for wakeup in self._followers.get(message["machine"], ()):
                 wakeup.set()
+
+    def _replace_once_empty(self) -> None:
+        wire = self._wire
+        if not (wire and wire.peer and wire.peer.outdated(self._options)) or self._closed:
+            return
+        if self._replacing is None or self._replacing.done():
+            self._replacing = asyncio.get_running_loop().create_task(self._replace(wire), name="replace supervisor")
+
+    async def _replace(self, wire: _Wire) -> None:
+        with contextlib.suppress(SupervisorLost):
+            if wire.peer and is_empty({"instances": await wire.call("list")}):
+                await wire.peer.end()
 
     def _ended(self, told: Any) -> None:
         """One end that is none, perhaps of another version, must not cost the connection, and so all the others."""

@@ -1,0 +1,42 @@
+"""What a daemon and a supervisor of different versions need to know of each other: a supervisor outlives the daemon
+that started it, and is then asked by a newer one.
+
+Its hello has `protocol` and `features`. Supervisors from before that say neither, which counts as protocol 0 without
+features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final
+
+PROTOCOL: Final = 1
+"""Counted up when a word comes to mean something else than it did. What is only more has a feature of its own."""
+
+MOUNTS: Final = "mounts"  # it was started so that it can make containers
+CONFINED: Final = "confined"  # `start` takes `confined`
+DISKS: Final = "disks"  # limits have `disk_bytes` and `disk_operations`
+
+_LIMITS_OF_DISKS: Final = ("disk_bytes", "disk_operations")
+_ORDERS: Final = {"make": MOUNTS, "go": MOUNTS, "unmake": MOUNTS}
+_FIELDS: Final = {("start", "confined"): CONFINED}
+
+
+def features(options: Iterable[str]) -> list[str]:
+    """Those of a supervisor of this version that was started with these options."""
+    return [CONFINED, DISKS, *([MOUNTS] if "--mounts" in options else [])]
+
+
+def needed(order: str, fields: Mapping[str, Any]) -> set[str]:
+    """Features without which an order would be refused or, worse, carried out by halves."""
+    found = {_ORDERS[order]} if order in _ORDERS else set()
+    return found | {feature for (op, name), feature in _FIELDS.items() if op == order and fields.get(name)}
+
+
+def understood(fields: Mapping[str, Any], features: Collection[str]) -> dict[str, Any]:
+    """An order with the limits that a supervisor of these features knows. A machine that lacks the others is better
+    than none."""
+    limits = fields.get("limits")
+    if limits is None or DISKS in features:
+        return dict(fields)
+    return {**fields, "limits": {name: value for name, value in limits.items() if name not in _LIMITS_OF_DISKS}}

@@ -1,0 +1,70 @@
+"""A supervisor that was started by another version of the daemon: what it can be asked, and when another takes its
+place.
+
+It is replaced at once while nothing runs under it, else as soon as that is so: by killing it, which harms no machine
+and loses nothing, for what has ended is in its files. Until then it is asked what it understands, and the rest is
+refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from hawker.supervisor.protocol import PROTOCOL, features, needed
+from hawker.worker.drivers.base import StartFailed
+
+ENDED_S = 5.0
+
+
+class Peer(msgspec.Struct, frozen=True, kw_only=True):
+    """The supervisor on the other side, as its hello says."""
+
+    pid: int
+    protocol: int = 0
+    features: frozenset[str] = frozenset()
+
+    def outdated(self, options: Sequence[str]) -> bool:
+        """Whether one that was started now, with these options, could do more, or means other things."""
+        return self.protocol != PROTOCOL or not self.features.issuperset(features(options))
+
+    def check(self, order: str, fields: Mapping[str, Any]) -> None:
+        """Raises `StartFailed` for an order that it does not understand. What concerns machines that run it does."""
+        lacking = needed(order, fields) - self.features
+        if order in ("start", "make") and self.protocol not in (0, PROTOCOL):
+            lacking.add(f"protocol {PROTOCOL}")
+        if lacking:
+            raise StartFailed(
+                f"the supervisor (process {self.pid}) is of another version than this worker and cannot do this: it "
+                f"lacks {', '.join(sorted(lacking))}. It is replaced as soon as no machine runs under it: stop or move "
+                "those that do"
+            )
+
+    async def end(self) -> None:
+        """Kill it. Returns once it is gone, or after a while."""
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return
+        loop = asyncio.get_running_loop()
+        gone = asyncio.Event()
+        loop.add_reader(pidfd, gone.set)
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            async with asyncio.timeout(ENDED_S):
+                await gone.wait()
+        except (ProcessLookupError, TimeoutError):
+            pass  # whoever connects next finds out
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+
+
+def is_empty(hello: Mapping[str, Any]) -> bool:
+    """Whether nothing runs under the supervisor that says this."""
+    return all(shown["exit"] for shown in hello["instances"])
