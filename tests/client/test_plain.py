@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from tests.client.servers import LIMIT_S, Call, Script, Server, chunk, serving
 
-from hawker.client.plain import LINE_BYTES_MAX, ApiError, Transport, path_of
+from hawker.client.lines import LINE_BYTES_MAX
+from hawker.client.plain import ApiError, Transport, path_of
 from hawker.errors import Invalid, Unreachable
 
 

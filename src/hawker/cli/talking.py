@@ -24,7 +24,7 @@ from hawker.model import inside_api
 
 if TYPE_CHECKING:
     from hawker.cli.session import Session
-    from hawker.client.plain import Pieces
+    from hawker.client.lines import Pieces
 
 _PIECE_BYTES = 32 << 10
 _ENDED, _RESIZED = b"e", b"r"

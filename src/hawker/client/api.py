@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hawker.client.events import Events
-from hawker.client.plain import ApiError, Lines, Pieces, Transport, path_of
+from hawker.client.lines import Lines, Pieces
+from hawker.client.plain import ApiError, Transport, path_of
 from hawker.errors import Unreachable
 from hawker.model.values import format_duration
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import msgspec
 
-from hawker.client.plain import Lines
+from hawker.client.lines import Lines
 from hawker.errors import Unreachable
 
 

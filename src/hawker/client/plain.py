@@ -3,22 +3,23 @@
 Over the standard library's `http.client`, imported at the first call: a command line that only prints its help pays
 nothing. One connection is kept between calls. One that the server closed meanwhile is replaced without a word as long
 as the request cannot have been acted on; a GET is also repeated once when the connection closes before a byte of
-answer. The API's calls by name are in `client/api.py`; agents talk through `client/connection.py`.
+answer. What comes bit by bit is in `client/lines.py`, the API's calls by name in `client/api.py`; agents talk through
+`client/connection.py`.
 """
 
 from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
 import hawker
+from hawker.client.lines import Lines, Pieces, reason
 from hawker.errors import HawkerError, Invalid, Unreachable
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 BODY_BYTES_MAX = 256 << 20
 """A listing of ten thousand machines is about 30 MiB."""
-LINE_BYTES_MAX = 1 << 20
-_PIECE_BYTES = 64 << 10
 _QUIET_TEXT_MAX = 500  # of an error that is not in the API's form: enough for a sentence, not for a web page
 _PATH_SAFE = "/%:@!$&'()*+,;=~"  # what is quoted already stays as it is
 _MACAROONS = ("fm1r_", "fm1a_", "fm2_")
@@ -61,85 +60,6 @@ class ApiError(HawkerError):
 
     def body(self) -> dict[str, Any]:
         return {**super().body(), "status": self.word or self.code}
-
-
-class Lines(Iterator[bytes]):
-    """The lines of a streamed answer as they come, without their ends. Close it to stop; it closes itself at the end
-    and on an error. Waits for the next line as long as the server takes."""
-
-    def __init__(self, connection: HTTPConnection, response: HTTPResponse, what: str) -> None:
-        self._connection = connection
-        self._response = response
-        self._what = what
-        self._rest = b""
-        self._lines: list[bytes] = []  # complete ones, the next at the end
-        self._ended = False
-
-    def __next__(self) -> bytes:
-        while not self._lines:
-            if self._ended:
-                raise StopIteration
-            self._read()
-        return self._lines.pop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._ended = True
-        self._lines.clear()
-        self._response.close()
-        self._connection.close()
-
-    def _read(self) -> None:
-        piece = self._piece()
-        if not piece:
-            last = [self._rest] if self._rest else []
-            self.close()
-            self._lines = last
-            return
-        *whole, self._rest = (self._rest + piece).split(b"\n")
-        if len(self._rest) > LINE_BYTES_MAX:
-            self._break(f"has a line of more than {LINE_BYTES_MAX} bytes", None)
-        self._lines = whole[::-1]
-
-    def _piece(self) -> bytes:
-        """The bytes that come next; none at the end."""
-        from http.client import HTTPException
-
-        try:
-            piece = self._response.read1(_PIECE_BYTES)
-        except (OSError, HTTPException, AttributeError) as error:  # the last: closed by another thread meanwhile
-            self._break(f"broke off ({_reason(error)})", error)
-        if not piece and self._response.length:  # of a body with a length, what is missing
-            self._break(f"broke off {self._response.length} bytes before its end", None)
-        return piece
-
-    def _break(self, problem: str, cause: BaseException | None) -> NoReturn:
-        self.close()
-        raise Unreachable(f"the answer to {self._what} {problem}") from cause
-
-
-class Pieces(Lines):
-    """The same for an answer that has no lines: bytes as they come."""
-
-    def _read(self) -> None:
-        piece = self._piece()
-        if not piece:
-            self.close()
-            return
-        self._lines = [piece]
-
-    def wake(self) -> None:
-        """From another thread: whoever waits for more finds the answer broken off."""
-        if self._connection.sock is not None:
-            with suppress(OSError):
-                self._connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 L = TypeVar("L", bound=Lines)
@@ -327,7 +247,7 @@ class Transport:
                 f"{self.endpoint} closed the connection before it answered {what}", sent
             ) from error
         except (OSError, HTTPException) as error:
-            raise Unreachable(f"{self.endpoint} gave a broken answer to {what} ({_reason(error)})") from error
+            raise Unreachable(f"{self.endpoint} gave a broken answer to {what} ({reason(error)})") from error
 
     def _read(self, response: HTTPResponse, what: str) -> bytes:
         from http.client import HTTPException
@@ -343,7 +263,7 @@ class Transport:
             raise Unreachable(f"{self.endpoint} gave only part of its answer to {what} in time") from error
         except (OSError, HTTPException) as error:
             self.close()
-            raise Unreachable(f"{self.endpoint} broke off its answer to {what} ({_reason(error)})") from error
+            raise Unreachable(f"{self.endpoint} broke off its answer to {what} ({reason(error)})") from error
         except BaseException:
             self.close()
             raise
@@ -381,7 +301,7 @@ class Transport:
         except TimeoutError as error:
             raise Unreachable(f"{self.endpoint} did not take a connection within {timeout_s:g} s") from error
         except OSError as error:  # names that do not resolve and certificates that do not verify are among them
-            raise Unreachable(f"{self.endpoint} cannot be reached: {_reason(error)}") from error
+            raise Unreachable(f"{self.endpoint} cannot be reached: {reason(error)}") from error
         return connection
 
     def _target(self, path: str, query: Mapping[str, Any] | None) -> str:
@@ -452,7 +372,3 @@ def _values(value: Any) -> list[Any]:
 
 def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _reason(error: BaseException) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
