@@ -8,7 +8,7 @@ import pytest
 
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow
-from hawker.sim.clients import Api, machine_config
+from hawker.sim.asking import Api, machine_config
 from hawker.sim.cluster import PORT, TOKEN, Cluster, Plan
 from hawker.sim.logs import logs_into
 from hawker.sim.loop import SimLoop, run

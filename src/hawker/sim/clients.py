@@ -13,78 +13,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from math import inf
 from typing import Any
 
-import msgspec
+from hawker.sim.asking import ANSWER_S, SETTLE_TRIES, Answer, Api, machine_config
+from hawker.sim.book import DOUBT, FILLED, REFUSED, Order
 
-from hawker.client.connection import Peer
-from hawker.client.wire import PeerUnreachable
-from hawker.sim.book import DOUBT, FILLED, REFUSED, Book, Order
-
-ANSWER_S = 15.0
 PATIENCE_S = 45.0
 """Of a patient client: above all the time limits of an order together, in three regions and with a key."""
-SETTLE_TRIES = 40
-
-_decode = msgspec.json.Decoder().decode
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """`status` 0: none came. `sent` false: the request reached nobody."""
-
-    status: int
-    body: Any = None
-    sent: bool = True
-    broker: str = ""
-
-    @property
-    def word(self) -> str:
-        return str(self.body.get("status", "")) if isinstance(self.body, dict) else ""
-
-    @property
-    def definite(self) -> bool:
-        return self.status == 200 or 400 <= self.status < 500
-
-
-class Api:
-    """The public API through one of several brokers, drawn anew for each request."""
-
-    def __init__(self, brokers: Mapping[str, tuple[str, int]], token: str, rng: random.Random, book: Book) -> None:
-        headers = {"authorization": f"Bearer {token}"}
-        self._peers = {name: Peer(*address, headers=headers) for name, address in brokers.items()}
-        self._rng = rng
-        self.book = book
-
-    async def ask(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        *,
-        headers: Mapping[str, str] | None = None,
-        timeout_s: float = ANSWER_S,
-        order: bool = False,
-    ) -> Answer:
-        broker = self._rng.choice(sorted(self._peers))
-        raw = b"" if body is None else msgspec.json.encode(body)
-        self.book.in_flight[broker] += order
-        try:
-            response = await self._peers[broker].request(
-                method, path, body=raw, headers=headers or {}, timeout_s=timeout_s
-            )
-        except PeerUnreachable as error:
-            return Answer(0, broker=broker, sent=error.sent)
-        finally:
-            self.book.in_flight[broker] -= order
-        try:
-            return Answer(response.status, _decode(response.body) if response.body else None, broker=broker)
-        except msgspec.DecodeError:
-            return Answer(response.status, broker=broker)
-
-
 IMAGES = ("app:1", "app:2", "db:1")
-
-
-def machine_config(program: str, label: str, **fields: Any) -> dict[str, Any]:
-    return {"image": "host", "init": {"exec": [program]}, "metadata": {"label": label}, **fields}
 
 
 class Client:
@@ -371,50 +305,6 @@ class Client:
 
     def _violated(self, what: str) -> None:
         self._book.violations.append(f"{self._now():.3f}: {what}")
-
-
-class Operator:
-    """Who looks after the fleet: makes the apps, cordons workers and opens them again, tries parked runs again."""
-
-    def __init__(self, api: Api, rng: random.Random, workers: list[str], now: Callable[[], float]) -> None:
-        self.api = api
-        self._rng = rng
-        self._workers = workers
-        self._now = now
-
-    async def make_apps(self, names: list[str]) -> None:
-        for name in names:
-            while True:
-                answer = await self.api.ask("POST", "/v1/apps", {"app_name": name})
-                if answer.status in (200, 201, 422):
-                    break
-                await asyncio.sleep(0.5)
-
-    async def run(self, until_s: float) -> None:
-        while self._now() < until_s:
-            await asyncio.sleep(self._rng.uniform(2, 8))
-            if self._rng.random() < 0.3:
-                worker = self._rng.choice(self._workers)
-                await self.api.ask("POST", f"/v1/hawker/workers/{worker}/cordon")
-                await asyncio.sleep(self._rng.uniform(1, 5))
-                await self.open_again(worker)
-            await self.retry_parked()
-
-    async def open_again(self, worker: str) -> None:
-        for _ in range(SETTLE_TRIES):
-            answer = await self.api.ask("POST", f"/v1/hawker/workers/{worker}/uncordon")
-            if answer.status in (200, 404):
-                return
-            await asyncio.sleep(1)
-
-    async def retry_parked(self) -> int:
-        """How many there were, of the workers that answered."""
-        answer = await self.api.ask("GET", "/v1/hawker/runs?status=parked")
-        runs = answer.body if answer.status == 200 and isinstance(answer.body, list) else []
-        for run in runs:
-            if (await self.api.ask("POST", f"/v1/hawker/runs/{run['id']}/retry")).status == 200:
-                self.api.book.paths["a parked run was tried again"] += 1
-        return len(runs)
 
 
 PROGRAMS: dict[str, tuple[int, dict[str, Any]]] = {

@@ -23,14 +23,16 @@ from hawker.agent.settings import AgentSettings, BrokerRole, CatalogSettings, To
 from hawker.model.guest import Resources
 from hawker.model.rows import ReservationRow, RunRow
 from hawker.sim import promises, watch
+from hawker.sim.asking import Api
 from hawker.sim.book import Book
-from hawker.sim.clients import PROGRAMS, Api, Client, Operator
+from hawker.sim.clients import PROGRAMS, Client
 from hawker.sim.faults import Fault, Faults, draw
 from hawker.sim.logs import logs_into
 from hawker.sim.loop import Process, SimLoop, Stalled, run
 from hawker.sim.mutants import mutated
 from hawker.sim.net import Net
 from hawker.sim.node import DIRECTORY, MakeAgent, Node, the_agent
+from hawker.sim.operator import Operator
 from hawker.sim.paths import Paths
 from hawker.sim.record import Record
 from hawker.sim.world import Program

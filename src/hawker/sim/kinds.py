@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hawker.errors import Broken
-from hawker.model.guest import Resources
+from hawker.sim import crashes
 from hawker.sim.clients import IMAGES
-from hawker.sim.loop import Killed
 
 if TYPE_CHECKING:
     from hawker.sim.faults import Fault, Faults
     from hawker.sim.net import Link, Station
     from hawker.sim.node import Node
-
-CLOCK_BACK_SHARE, CLOCK_BACK_S = 0.4, 90.0
 
 Do = Callable[["Faults", "Node", "Fault"], bool]
 """Does a fault; True when it took effect at once. One that waits for its moment counts itself."""
@@ -37,192 +34,6 @@ class Kind(msgspec.Struct, frozen=True):
     amount: tuple[float, float]
     do: Do
     pair: bool = False
-
-
-# --- agents and hosts ------------------------------------------------------------------------------------------------
-
-
-def _kill(faults: Faults, node: Node, fault: Fault) -> bool:
-    if node.process is None:
-        return False
-    node.kill()
-    faults.back_later(node, fault.lasts_s)
-    return True
-
-
-def _kill_at_write(faults: Faults, node: Node, fault: Fault) -> bool:
-    """The agent dies in the middle of a commit: before the n-th change of its disk from now on."""
-    left = int(fault.amount)
-
-    def on_call(what: str) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            node.disk.on_call = None
-            if node.process:
-                node.kill(f"kill -9 before a {what}")
-                faults.happened(fault)
-                faults.back_later(node, fault.lasts_s)
-
-    node.disk.on_call = on_call
-    return False
-
-
-def _kill_at_effect(faults: Faults, node: Node, fault: Fault) -> bool:
-    """The agent dies right before or after its n-th outside effect from now on."""
-    left = int(fault.amount)
-
-    def point(when: str, effect: str) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            node.world.point = lambda when, effect: None
-            if node.process:
-                node.kill(f"kill -9 {when} {effect}")
-                faults.happened(fault)
-                faults.back_later(node, fault.lasts_s)
-                raise Killed
-
-    node.world.point = point
-    return False
-
-
-def _kill_before_reply(faults: Faults, node: Node, fault: Fault) -> bool:
-    """The broker dies between a worker's acceptance of an order and the reply to its client."""
-    return _kill_at_answer(faults, node, fault, b'"machine":{')
-
-
-def _kill_at_answer(faults: Faults, node: Node, fault: Fault, sign: bytes) -> bool:
-    """The node dies just before it hears an answer that has `sign` in it."""
-
-    def on_stream(source: object, to: object, data: bytes) -> bool:
-        if to is node.station and node.process and sign in data:
-            faults.cluster.net.on_stream = lambda source, to, data: False
-            node.kill(f"kill -9 before an answer with {sign.decode()}")
-            faults.happened(fault)
-            faults.back_later(node, fault.lasts_s)
-        return False
-
-    faults.cluster.net.on_stream = on_stream
-    return False
-
-
-def _cut_at_answer(faults: Faults, node: Node, fault: Fault) -> bool:
-    """A broker loses the way to a worker at the very moment that one says it has filled an order."""
-    net = faults.cluster.net
-
-    def on_stream(source: Station, to: Station, data: bytes) -> bool:
-        if not (to is node.station and node.process and b'"machine":{' in data):
-            return False
-        net.on_stream = lambda source, to, data: False
-        _cut(faults, [net.link(source, to), net.link(to, source)], fault.lasts_s)
-        faults.happened(fault)
-        return True
-
-    net.on_stream = on_stream
-    return False
-
-
-def _kill_before_confirm(faults: Faults, node: Node, fault: Fault) -> bool:
-    """The broker dies with a reservation in its hands: nobody will confirm it."""
-    return _kill_at_answer(faults, node, fault, b'"type":"reservation"')
-
-
-def _power(faults: Faults, node: Node, fault: Fault) -> bool:
-    if node.process is None:
-        return False
-    node.cut_power()
-    faults.back_later(node, fault.lasts_s)
-    return True
-
-
-def _power_at_write(faults: Faults, node: Node, fault: Fault) -> bool:
-    """The host's power goes in the n-th change of its disk from now on: writes are lost or torn."""
-    node.disk.cut_at = node.disk.calls + int(fault.amount)
-
-    def cut() -> None:
-        node.cut_power("power cut in a write")
-        faults.happened(fault)
-        faults.back_later(node, fault.lasts_s)
-        node.disk.on_cut = node.cut_power
-
-    node.disk.on_cut = cut
-    return False
-
-
-def _disk_power(faults: Faults, node: Node, fault: Fault) -> bool:
-    """The disk loses what was not synced, and the agent dies; programs run on, as when storage is reset."""
-    if node.process is None:
-        return False
-    node.kill("storage reset")
-    node.disk.power_on()
-    faults.back_later(node, fault.lasts_s)
-    return True
-
-
-def _lost_disk(faults: Faults, node: Node, fault: Fault) -> bool:
-    node.kill("lost disk")
-    node.lose_disk()
-    faults.cluster.lost(node, since_s=0.0)
-    faults.back_later(node, fault.lasts_s)
-    return True
-
-
-def _restore(faults: Faults, node: Node, fault: Fault) -> bool:
-    """A backup is taken now and brought back later, after the agent went on."""
-    files, since_s = node.disk.backup(), faults.cluster.loop.time()
-    if not files:
-        return False
-
-    def bring_back() -> None:
-        node.kill("restore from a backup")
-        if fault.amount < CLOCK_BACK_SHARE:  # the host that the backup is brought to has the wrong time, too
-            node.clock.ahead_s -= CLOCK_BACK_S
-            faults.clocks_moved.add(node.name)
-        node.lose_disk(files)
-        faults.cluster.lost(node, since_s=since_s)
-        faults.happened(fault)
-        faults.back_later(node, 1.0)
-
-    faults.later(fault.lasts_s, bring_back)
-    return False
-
-
-def _shrink(faults: Faults, node: Node, fault: Fault) -> bool:
-    """The host comes back with less room than it had."""
-    role = node.settings.worker
-    if node.process is None or role is None or role.capacity is None:
-        return False
-    node.kill("fewer memory modules")
-    old = role.capacity
-    share = fault.amount
-    smaller = Resources(
-        cpus_shared=int(old.cpus_shared * share),
-        cpus_dedicated=old.cpus_dedicated,
-        memory_mib=int(old.memory_mib * share),
-        disk_mib=old.disk_mib,
-        machines=old.machines,
-    )
-    role.capacity = smaller
-    faults.back_later(node, fault.lasts_s)
-    return True
-
-
-def _mass_restart(faults: Faults, node: Node, fault: Fault) -> bool:
-    """Every agent dies at once, as after a bad upgrade; they come back one after the other."""
-    for number, each in enumerate(faults.cluster.nodes.values()):
-        each.kill("kill -9 of all")
-        faults.back_later(each, fault.lasts_s * (1 + number) / len(faults.cluster.nodes))
-    return True
-
-
-def _pause(faults: Faults, node: Node, fault: Fault) -> bool:
-    if node.process is None or node.process.paused:
-        return False
-    process = node.process
-    node.pause()
-    faults.later(fault.lasts_s, faults.cluster.loop.resume, process)
-    return True
 
 
 # --- disks -----------------------------------------------------------------------------------------------------------
@@ -329,6 +140,22 @@ def _cut(faults: Faults, links: Sequence[Link], lasts_s: float) -> None:
     faults.later(lasts_s, mend)
 
 
+def _cut_at_answer(faults: Faults, node: Node, fault: Fault) -> bool:
+    """A broker loses the way to a worker at the very moment that one says it has filled an order."""
+    net = faults.cluster.net
+
+    def on_stream(source: Station, to: Station, data: bytes) -> bool:
+        if not (to is node.station and node.process and b'"machine":{' in data):
+            return False
+        net.on_stream = lambda source, to, data: False
+        _cut(faults, [net.link(source, to), net.link(to, source)], fault.lasts_s)
+        faults.happened(fault)
+        return True
+
+    net.on_stream = on_stream
+    return False
+
+
 def _swizzle(faults: Faults, node: Node, fault: Fault) -> bool:
     """A host's links are cut one after the other and mended in another order."""
     links = faults.links_of(node)
@@ -417,21 +244,21 @@ def _late_exits(faults: Faults, node: Node, fault: Fault) -> bool:
 
 
 KINDS: dict[str, Kind] = {
-    "kill": Kind(3, "any", (0.1, 4), (0, 0), _kill),
-    "kill at a write": Kind(2, "worker", (0.1, 3), (1, 30), _kill_at_write),
-    "kill at an effect": Kind(2, "worker", (0.1, 3), (1, 9), _kill_at_effect),
-    "kill before the reply": Kind(1.5, "broker", (0.1, 3), (0, 0), _kill_before_reply),
+    "kill": Kind(3, "any", (0.1, 4), (0, 0), crashes.kill),
+    "kill at a write": Kind(2, "worker", (0.1, 3), (1, 30), crashes.kill_at_write),
+    "kill at an effect": Kind(2, "worker", (0.1, 3), (1, 9), crashes.kill_at_effect),
+    "kill before the reply": Kind(1.5, "broker", (0.1, 3), (0, 0), crashes.kill_before_reply),
     "cut at the answer": Kind(1.5, "broker", (5, 9), (0, 0), _cut_at_answer),
-    "kill before the confirm": Kind(1.5, "broker", (0.1, 3), (0, 0), _kill_before_confirm),
-    "power cut": Kind(1, "any", (0.5, 6), (0, 0), _power),
-    "long power cut": Kind(0.5, "worker", (10, 25), (0, 0), _power),
-    "power cut in a write": Kind(2, "worker", (0.5, 5), (1, 40), _power_at_write),
-    "storage reset": Kind(0.7, "worker", (0.2, 3), (0, 0), _disk_power),
-    "lost disk": Kind(0.4, "worker", (0.5, 4), (0, 0), _lost_disk),
-    "restore": Kind(0.4, "worker", (3, 15), (0, 1), _restore),
-    "shrink": Kind(0.4, "worker", (0.5, 3), (0.4, 0.9), _shrink),
-    "mass restart": Kind(0.3, "any", (0.5, 6), (0, 0), _mass_restart),
-    "pause": Kind(2, "any", (0.2, 12), (0, 0), _pause),
+    "kill before the confirm": Kind(1.5, "broker", (0.1, 3), (0, 0), crashes.kill_before_confirm),
+    "power cut": Kind(1, "any", (0.5, 6), (0, 0), crashes.power),
+    "long power cut": Kind(0.5, "worker", (10, 25), (0, 0), crashes.power),
+    "power cut in a write": Kind(2, "worker", (0.5, 5), (1, 40), crashes.power_at_write),
+    "storage reset": Kind(0.7, "worker", (0.2, 3), (0, 0), crashes.disk_power),
+    "lost disk": Kind(0.4, "worker", (0.5, 4), (0, 0), crashes.lost_disk),
+    "restore": Kind(0.4, "worker", (3, 15), (0, 1), crashes.restore),
+    "shrink": Kind(0.4, "worker", (0.5, 3), (0.4, 0.9), crashes.shrink),
+    "mass restart": Kind(0.3, "any", (0.5, 6), (0, 0), crashes.mass_restart),
+    "pause": Kind(2, "any", (0.2, 12), (0, 0), crashes.pause),
     "full disk": Kind(1.5, "worker", (1, 8), (0, 60_000), _full),
     "i/o error": Kind(1.5, "worker", (0, 0), (1, 30), _io_error),
     "broken disk": Kind(0.5, "worker", (1, 5), (0, 0), _broken_disk),

@@ -14,7 +14,7 @@ from collections import Counter
 import msgspec
 
 from hawker.model.rows import MachineRow, RunRow
-from hawker.sim.clients import Answer, Api, machine_config
+from hawker.sim.asking import Answer, Api, machine_config
 from hawker.sim.cluster import Cluster, Plan
 from hawker.sim.faults import Fault
 from hawker.sim.logs import logs_into
