@@ -289,6 +289,22 @@ async def test_a_registry_that_must_use_tls_and_does_not_is_not_asked_in_the_cle
     assert front.requests == []
 
 
+async def test_a_credential_helper_that_fails_is_named_where_credentials_are_needed_and_only_there(
+    registry: DockerRegistry, tmp_path: Path
+) -> None:
+    made = plain_image()
+    docker = tmp_path / "config.json"
+    docker.write_text('{"credsStore": "nowhere"}')
+    reference = await put(registry.host, "helped:1", made)
+    async with (
+        Front(registry.port, basic=(USER, PASSWORD)) as private,
+        opened(tmp_path / "images", docker_config=str(docker)) as images,
+    ):
+        with pytest.raises(ImageError, match=r"without credentials: docker-credential-nowhere, which .* is not in PATH"):
+            await images.ensure(reference.replace(registry.host, private.host))
+        assert (await images.ensure(reference)).digest == made.digest
+
+
 async def test_tls_is_trusted_when_its_authority_is(tmp_path: Path) -> None:
     tls = write_tls(tmp_path)
     registry = DockerRegistry(tmp_path / "registry", tls=tls)
