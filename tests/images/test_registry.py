@@ -300,7 +300,7 @@ async def test_a_credential_helper_that_fails_is_named_where_credentials_are_nee
         Front(registry.port, basic=(USER, PASSWORD)) as private,
         opened(tmp_path / "images", docker_config=str(docker)) as images,
     ):
-        with pytest.raises(ImageError, match=r"without credentials: docker-credential-nowhere, which .* is not in PATH"):
+        with pytest.raises(ImageError, match=r"without credentials: docker-credential-nowhere, .* is not in PATH"):
             await images.ensure(reference.replace(registry.host, private.host))
         assert (await images.ensure(reference)).digest == made.digest
 
