@@ -31,11 +31,12 @@ class Wake(msgspec.Struct, frozen=True, kw_only=True):
 
 class Awake(msgspec.Struct, frozen=True, kw_only=True):
     """The machine's program runs, as the instance that the driver calls `instance`; whether it listens is another
-    question. `before` is the machine's state when this was asked: `started` when there was nothing to do. `seconds`:
-    how long the worker took."""
+    question. `before` is the machine's state when this was asked: `started` when there was nothing to do. `checked`:
+    it has health checks that must pass before it gets requests. `seconds`: how long the worker took."""
 
     before: State
     instance: str = ""
+    checked: bool = False
     seconds: float = 0.0
 
 

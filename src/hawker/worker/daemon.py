@@ -52,6 +52,7 @@ from hawker.worker.runs_api import RunsApi
 from hawker.worker.sessions import Sessions
 from hawker.worker.shelving import Shelving
 from hawker.worker.superseding import Superseding
+from hawker.worker.waking import Launches, Waking
 
 SWEEP_S = 5.0
 STOP_GRACE_S = 5.0
@@ -125,7 +126,8 @@ class Worker:
         settings, host, driver, store, me = self.settings, self._host, self._driver, self.store, self.me
         log = MachineLog(host, settings.capacity, settings.ports, self._network.holder if self._network else nobody)
         self.superseding = superseding = Superseding(settings.name, catalog)
-        flows = MachineFlows(store, host, driver, log, superseding.by, self._images)
+        launches = Launches()
+        flows = MachineFlows(store, host, driver, log, superseding.by, self._images, launched=launches.launched)
         self.runner = runner = Runner(store, host, flows.all(), self.metrics)
         self.exits = exits = Exits(store, host, driver, log, runner)
         runner.on_end = exits.on_end
@@ -141,6 +143,7 @@ class Worker:
         self.shelving.all_held()
         resumed = runner.resume()
         machines = Machines(store, host, driver, log, runner)
+        self.waking = Waking(store, host, runner, machines, launches)
         superseding.watch(store, machines)
         self.adopting = Adopting(settings.name, catalog, store) if catalog else None
         if self.adopting:
@@ -172,6 +175,7 @@ class Worker:
         agent_routes = {
             **market_api.routes(),
             **self.shelving.routes(),
+            **self.waking.routes(),
             **(routes or {}),
             ("GET", "/metrics"): self._metrics,
         }

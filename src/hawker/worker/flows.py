@@ -81,8 +81,12 @@ class MachineFlows:
         log: MachineLog,
         superseded: Callable[[MachineRow], str] = lambda machine: "",
         images: ImageSource | None = None,
+        *,
+        launched: Callable[[str, str], None] = lambda run, instance: None,
     ) -> None:
-        """`superseded` says why a machine must not be started here any more, or ""."""
+        """`superseded` says why a machine must not be started here any more, or "". `launched` is told of a run and its
+        instance as soon as the program runs, before that is committed."""
+        self._launched = launched
         self._images = images
         self._store = store
         self._host = host
@@ -157,6 +161,7 @@ class MachineFlows:
             raise Abort(str(error)) from error
         except (Unreachable, DiskFull, NetworkError) as error:
             raise _tried(context, str(error)) from error
+        self._launched(context.run.id, instance.key)
 
         def commit(tx: Tx, run: RunRow) -> None:
             row = get_machine(tx, run.resource)
@@ -239,6 +244,7 @@ class MachineFlows:
             await self._had(context.run).resume(key)
         except UnknownInstance as error:
             raise Abort("the suspended program is gone") from error
+        self._launched(context.run.id, key)
 
         def commit(tx: Tx, run: RunRow) -> None:
             row = self._log.move(tx, get_machine(tx, run.resource), State.started, cause=run.cause)

@@ -15,6 +15,8 @@ from hawker.host import Host
 from hawker.http.app import Handler, clock_s
 from hawker.http.call import Call
 from hawker.model import door
+from hawker.model.checks import has_checks
+from hawker.model.config import check_config
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow, RunRow
 from hawker.store.db import Store
@@ -103,7 +105,12 @@ class Waking:
             raise DeadlineExceeded(
                 f"deadline_exceeded: machine {wish.machine} has not started within {door.WAKE_S:g} s"
             ) from None
-        return door.Awake(before=before, instance=instance, seconds=clock_s() - began)
+        return door.Awake(
+            before=before,
+            instance=instance,
+            checked=self._checked(wish.machine),
+            seconds=clock_s() - began,
+        )
 
     async def rest(self, wish: door.Rest, *, trace: str = "") -> door.Resting:
         """Begin to stop or suspend a machine. One that something else holds is left alone: raises `Busy`."""
@@ -120,7 +127,7 @@ class Waking:
             row = get_machine(self._store.read, wish.machine, wish.app)
             before = before or row.state
             holder = active_run(self._store.read, row.id)
-            if row.instance and (row.state is State.started and holder is None or holder and _leaves_it(holder)):
+            if row.instance and ((row.state is State.started and holder is None) or (holder and _leaves_it(holder))):
                 return before, row.instance
             try:
                 run = await self._joined(row, holder, request)
@@ -137,6 +144,10 @@ class Waking:
                 raise StartRefused(
                     f"machine {row.id} did not start: {outcome.error or outcome.status}", details={"machine": row.id}
                 )
+
+    def _checked(self, machine: str) -> bool:
+        row = self._store.read.get(MachineRow, machine)
+        return row is not None and has_checks(row.config) and any(c.gates for c in check_config(row.config).checks)
 
     async def _joined(self, row: MachineRow, holder: RunRow | None, request: Request) -> str | None:
         """The run that starts the machine; None after the end of one that did something else."""

@@ -1,0 +1,312 @@
+"""The door to one machine: whether it runs and listens, as this proxy knows it, and the one start that all wait for.
+
+A worker's machines are behind the doors of its own proxy, and behind nobody else's. A door knows more than the rows of
+the catalog: they tell of a start that it asked for only a while later, and of a program that does not listen never.
+
+Stopping goes through the door, too (`hawker.proxy.stopping`): what comes while the machine is being stopped waits for
+the end of that, and has it started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Literal
+
+from msgspec.structs import replace
+
+from hawker.core.routing import Candidate
+from hawker.errors import HawkerError, Unreachable
+from hawker.model import door as words
+from hawker.model.machine import State
+from hawker.proxy.base import Failure, Refused
+from hawker.proxy.calls import Calls, Declined
+from hawker.proxy.directory import Machine
+from hawker.proxy.places import Place
+from hawker.proxy.settings import RouterSettings
+from hawker.proxy.waking import Looking
+from hawker.telemetry import get_logger
+
+RUNNING = State.started.value
+BELIEVED_S = 5.0
+"""So long what a worker answered counts more than its rows: they come within milliseconds, or within seconds when the
+catalog is in trouble."""
+AGAIN_S = 0.25
+"""After a worker did not answer."""
+ASK_AGAIN_S = 1.0
+"""How often a worker is asked whether a program still runs that does not listen."""
+STARTS_MOST = 3
+"""Of a program that ends before it listens, for one batch of requests."""
+START_AGAIN_MOST_S = 60.0
+TROUBLE_MOST_S = 30.0
+
+
+class NotOpened(Refused):
+    """The machine did not come to take requests. `again`: it may, a little later."""
+
+    def __init__(self, code: str, message: str, retry_after_s: int, *, again: bool = False) -> None:
+        super().__init__(503, code, message, retry_after_s=retry_after_s)
+        self.again = again
+
+
+class Door:
+    """One machine of a worker. `calls` reach that worker; `places` are the machine's in groups, kept by the router."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        calls: Calls,
+        settings: RouterSettings,
+        looking: Looking,
+        changed: Callable[[Door], None],
+    ) -> None:
+        """`changed` is called when a start has succeeded or failed: requests that wait for room may look again."""
+        self.machine = machine
+        self.calls = calls
+        self.places: dict[int, Place] = {}  # by internal port
+        self.instance = ""
+        self.used_at = asyncio.get_running_loop().time()  # when the last request ended
+        self.opened_at = 0.0
+        self.phases: dict[str, float] = {}
+        self._settings = settings
+        self._looking = looking
+        self._changed = changed
+        self._opening: asyncio.Task[None] | None = None
+        self._resting: asyncio.Future[Any] | None = None
+        self._believed: tuple[str, float] | None = None  # a state, and until when it counts
+        self._seen = asyncio.Event()  # another row
+        self._failed_starts = 0
+        self._troubles = 0
+        self.row(machine)
+
+    # --- what is known -----------------------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        """Requests at the machine, those that wait for its start among them."""
+        return sum(place.seat.own for place in self.places.values())
+
+    @property
+    def state(self) -> str:
+        if self._believed is not None and asyncio.get_running_loop().time() < self._believed[1]:
+            return self._believed[0]
+        return self.machine.state
+
+    @property
+    def opening(self) -> bool:
+        return self._opening is not None
+
+    @property
+    def closing(self) -> bool:
+        return self._resting is not None
+
+    def row(self, machine: Machine) -> None:
+        """The catalog's row, new or changed."""
+        before, self.machine = self.machine, machine
+        if self._believed is not None and machine.state != before.state:
+            believed = self._believed[0]
+            if machine.state == believed or not _on_the_way(machine.state, believed):
+                self._believed = None
+        if machine.state == RUNNING and before.state != RUNNING:
+            self.used_at = asyncio.get_running_loop().time()
+        self._seen.set()
+
+    def candidate(self, row: Candidate) -> Candidate:
+        """The row as the door knows better."""
+        return row if row.state == self.state else replace(row, state=self.state)
+
+    def _believe(self, state: str) -> None:
+        loop = asyncio.get_running_loop()
+        self._believed = state, loop.time() + BELIEVED_S
+        loop.call_later(BELIEVED_S + 0.01, self._put)
+        self._put()
+
+    def _put(self) -> None:
+        for place in self.places.values():
+            if place.seat.home is not None:
+                place.pool.put(self.candidate(place.seat.row))
+
+    def _show_waking(self) -> None:
+        for place in self.places.values():
+            place.pool.waking(place.seat, self._opening is not None)
+
+    # --- what requests meet ------------------------------------------------------------------------------------------
+
+    def failed(self, place: Place, how: Failure) -> None:
+        """A machine that refuses connections, or breaks them before an answer, is looked at until it takes some; one
+        that is silent is left alone for a while."""
+        loop = asyncio.get_running_loop()
+        self.used_at = loop.time()
+        if self._opening is not None:
+            return
+        if how in ("refused", "reset") and self.state == RUNNING:
+            self.open()
+            return
+        seconds = min(self._settings.trouble_s * 2**self._troubles, TROUBLE_MOST_S)
+        self._troubles = min(self._troubles + 1, 10)
+        place.pool.rest(place.seat, loop.time() + seconds)
+
+    def answered(self, place: Place) -> None:
+        self._troubles = 0
+        self.used_at = asyncio.get_running_loop().time()
+
+    def heard(self, place: Place, load: bytes) -> None:
+        """It is counted here."""
+
+    # --- starting ----------------------------------------------------------------------------------------------------
+
+    def open(self, request: str = "", why: str = words.AUTOSTART) -> asyncio.Task[None]:
+        """Begin to make the machine take requests, unless that is under way."""
+        if self._opening is None:
+            self._opening = asyncio.get_running_loop().create_task(
+                self._open(request, why), name=f"open {self.machine.id}"
+            )
+            self._opening.add_done_callback(_look_at_error)
+            self._show_waking()
+        return self._opening
+
+    async def opened(self, deadline: float, request: str = "") -> None:
+        """Until the machine takes requests. Raises `NotOpened`, and `TimeoutError` at the deadline."""
+        opening = self.open(request)
+        async with asyncio.timeout_at(deadline):
+            await asyncio.shield(opening)
+
+    async def close(self) -> None:
+        """Look at it no more; whoever waits is cancelled."""
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.gather(self._opening, return_exceptions=True)
+
+    async def _open(self, request: str, why: str) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            if self._resting is not None:
+                await asyncio.wait((self._resting,))
+            async with asyncio.timeout(self._settings.ready_s):
+                started, awake = await self._start_until_it_listens(request, why)
+                if awake.checked:
+                    await self._until_it_passes()
+        except TimeoutError:
+            text = f"machine {self.machine.id} runs and takes no connection, or fails its checks"
+            error = NotOpened("PR03", f"{text}, for {self._settings.ready_s:g} s", self._settings.retry_after_s)
+            raise self._not_opened(error) from None
+        except NotOpened as error:
+            raise self._not_opened(error) from error.__cause__
+        else:
+            self.opened_at = self.used_at = loop.time()
+            self.phases = {"start": started - began, "ready": self.opened_at - started}
+            self._failed_starts = self._troubles = 0
+            self._believe(RUNNING)
+        finally:
+            self._opening = None
+            self._show_waking()
+            self._changed(self)
+
+    async def _until_it_passes(self) -> None:
+        """The results of a machine's checks begin with its program, and are gone when that has ended."""
+        while not (self.machine.state == RUNNING and self.machine.checked and not self.machine.failing):
+            self._seen.clear()
+            await self._seen.wait()
+
+    async def _start_until_it_listens(self, request: str, why: str) -> tuple[float, words.Awake]:
+        """Returns when it was started last, and what the worker said."""
+        loop = asyncio.get_running_loop()
+        starts = 0
+        while True:
+            awake = await self._start(request, why)
+            started = loop.time()
+            self.instance = awake.instance
+            if awake.before != RUNNING:
+                starts += 1
+            if starts > STARTS_MOST:
+                raise NotOpened(
+                    "PR03",
+                    f"machine {self.machine.id} has ended {STARTS_MOST} times before it took a connection",
+                    self._settings.retry_after_s,
+                )
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ASK_AGAIN_S):
+                    for place in list(self.places.values()):
+                        await self._looking.until_listening(place.address)
+                    return started, awake
+
+    async def _start(self, request: str, why: str) -> words.Awake:
+        wish = words.Wake(app=self.machine.app, machine=self.machine.id, request=request, why=why)
+        while True:
+            try:
+                return await self.calls.wake(wish)
+            except Unreachable as error:
+                _logger.info("door.worker_silent", machine=wish.machine, error=error.message, cause=why)
+                await asyncio.sleep(AGAIN_S)
+            except HawkerError as error:
+                raise _declined(error, self._settings.retry_after_s) from error
+
+    def _not_opened(self, error: NotOpened) -> NotOpened:
+        """Leave it alone for a while."""
+        loop = asyncio.get_running_loop()
+        seconds = min(self._settings.start_again_s * 2**self._failed_starts, START_AGAIN_MOST_S)
+        self._failed_starts = min(self._failed_starts + 1, 10)
+        _logger.warning("door.not_opened", machine=self.machine.id, code=error.code, error=error.message)
+        for place in self.places.values():
+            place.pool.rest(place.seat, loop.time() + seconds)
+        return error
+
+    # --- stopping ----------------------------------------------------------------------------------------------------
+
+    async def rest(self, how: Literal["stop", "suspend"]) -> bool:
+        """Stop or suspend the machine if nothing is in flight. False: it runs on. Requests that come meanwhile wait
+        and have it started again."""
+        if self.in_flight or self._opening is not None or self._resting is not None or self.state != RUNNING:
+            return False
+        self._resting = asyncio.get_running_loop().create_future()
+        for place in self.places.values():
+            place.pool.closing(place.seat, True)
+        wish = words.Rest(app=self.machine.app, machine=self.machine.id, how=how, instance=self.instance)
+        try:
+            resting = await self.calls.rest(wish)
+        except HawkerError as error:
+            _logger.info("door.not_rested", machine=wish.machine, error=error.message, cause=words.AUTOSTOP)
+            return False
+        else:
+            # A state that a start waits for the end of: the row with the truth is on its way.
+            self._believe("suspending" if resting.state == "suspended" else "stopping")
+            return True
+        finally:
+            for place in self.places.values():
+                place.pool.closing(place.seat, False)
+            self._resting.set_result(None)
+            self._resting = None
+            self._changed(self)
+
+
+def _on_the_way(state: str, to: str) -> bool:
+    """Whether rows that come in order may show this state before the other one."""
+    ways = {
+        RUNNING: {"stopping", "suspending", "stopped", "suspended", "created", "starting", "restarting", "updating"},
+        "stopping": {RUNNING},
+        "suspending": {RUNNING},
+    }
+    return state in ways.get(to, ())
+
+
+def _declined(error: HawkerError, retry_after_s: int) -> NotOpened:
+    """A worker's refusal in the words of a proxy."""
+    details = error.details if isinstance(error.details, dict) else {}
+    if "expires_at_ms" in details:
+        return NotOpened("PM01", error.message, retry_after_s)
+    if error.code in ("in_backoff", "busy", "parked", "insufficient_capacity"):
+        return NotOpened("PM11", error.message, retry_after_s, again=error.code in ("in_backoff", "busy"))
+    if isinstance(error, Declined) and error.status in (404, 421):
+        return NotOpened("PR02", error.message, retry_after_s)
+    return NotOpened("PR03", error.message, retry_after_s)
+
+
+def _look_at_error(task: asyncio.Task[None]) -> None:
+    """asyncio complains of an error that nobody has looked at: nobody may be waiting."""
+    if not task.cancelled():
+        task.exception()
+
+
+_logger = get_logger()

@@ -1,0 +1,111 @@
+"""A machine's place in a group of those that serve the same public ports, and the leases that requests have of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+from hawker.core.routing import Pool, Seat
+from hawker.proxy.base import Address, Failure, Header
+
+if TYPE_CHECKING:
+    from asyncio import Future
+
+
+class Keeper(Protocol):
+    """Who is told what happens to requests at a machine: its door, or what stands for a door far away."""
+
+    def failed(self, place: Place, how: Failure) -> None: ...
+
+    def answered(self, place: Place) -> None:
+        """A request has ended there without a failure."""
+        ...
+
+    def heard(self, place: Place, load: bytes) -> None: ...
+
+
+class Room:
+    """Requests that wait for room at any machine of a group, in the order in which they came."""
+
+    __slots__ = ("waiting",)
+
+    def __init__(self) -> None:
+        self.waiting: deque[Future[None]] = deque()
+
+    def one(self) -> None:
+        """There is room for one more."""
+        while self.waiting:
+            waiter = self.waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    def all(self) -> None:
+        """Something is different: each may look again."""
+        waiting, self.waiting = self.waiting, deque()
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class Place:
+    """One machine in one group. It outlives the seat, which is made anew when the groups of an app change."""
+
+    __slots__ = ("address", "headers", "keeper", "machine", "pool", "region", "room", "seat")
+
+    def __init__(
+        self, pool: Pool, seat: Seat, room: Room, keeper: Keeper, address: Address, headers: tuple[Header, ...] = ()
+    ) -> None:
+        self.pool = pool
+        self.seat = seat
+        self.room = room
+        self.keeper = keeper
+        self.address = address
+        self.headers = headers
+        self.machine = seat.machine
+        self.region = seat.region
+
+    def enter(self) -> None:
+        self.pool.enter(self.seat)
+
+    def leave(self) -> None:
+        """A request has gone, or has given up: there may be room for another."""
+        self.pool.leave(self.seat)
+        if self.room.waiting:
+            self.room.one()
+
+
+class PlaceLease:
+    """`hawker.proxy.base.Lease`: counted as in flight by whoever made it."""
+
+    __slots__ = ("_ended", "_place", "address", "headers", "machine", "phases", "region")
+
+    def __init__(self, place: Place, port: Header, phases: dict[str, float]) -> None:
+        """`port` is the public one, as a proxy is told of it."""
+        self._place = place
+        self._ended = False
+        self.address = place.address
+        self.headers = (*place.headers, port) if place.headers else ()
+        self.machine = place.machine
+        self.region = place.region
+        self.phases = phases
+
+    @property
+    def load(self) -> bytes:
+        seat = self._place.seat
+        return b"%d/%d/%d" % (seat.in_flight, seat.soft, seat.hard)
+
+    def heard(self, load: bytes) -> None:
+        self._place.keeper.heard(self._place, load)
+
+    def release(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._place.keeper.answered(self._place)
+            self._place.leave()
+
+    def failed(self, how: Failure) -> None:
+        if not self._ended:
+            self._ended = True
+            self._place.keeper.failed(self._place, how)
+            self._place.leave()

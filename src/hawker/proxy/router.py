@@ -1,0 +1,421 @@
+"""Routes: which machine takes a request, held until one can. `hawker.proxy.base` says what a data plane asks.
+
+The same for both roles of a proxy: at the edge a machine behind another proxy stands for that proxy, which holds the
+request itself where a machine has to start; at a machine's own worker there is a door.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+
+from msgspec.structs import replace
+
+from hawker.core.routing import ANY, FULL, NOT_HERE, TRIED, Nothing, Seat, Start, Take, Wishes
+from hawker.errors import HawkerError, StoreError
+from hawker.model import door as words
+from hawker.model.regions import expand
+from hawker.proxy.base import Failure, Header, Lease, Refused, Route, ServicePort
+from hawker.proxy.directory import Worker
+from hawker.proxy.door import Door, NotOpened
+from hawker.proxy.places import Place, PlaceLease
+from hawker.proxy.settings import RouterSettings
+from hawker.proxy.sites import Group, Site, Sites
+from hawker.telemetry import get_logger
+
+LOOK_AGAIN_S = 0.25
+"""How often a held request looks by itself: rests end, and machines behind other proxies become free, without a word.
+Of many that are held each looks less often."""
+HELD_A_LOOK = 64
+FORGET_S = 1.0
+"""How long a machine that was asked to start is taken for one on its way after that was answered: its row comes."""
+
+
+class ProxyRouter:
+    """`hawker.proxy.base.Router`. Apps are `<app>.<domain>`; `claims` gives the app that has a public port to itself,
+    "" for nobody."""
+
+    def __init__(
+        self,
+        sites: Sites,
+        settings: RouterSettings,
+        *,
+        domain: str,
+        claims: Callable[[int], str],
+        random: Callable[[], float],
+    ) -> None:
+        self.sites = sites
+        self.settings = settings
+        self.random = random
+        self._claims = claims
+        self._suffix = f".{domain}"
+        self._routes: dict[tuple[int, str], ProxyRoute] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self.trouble: dict[str, float] = {}  # other regions' workers that failed, and until when they are left alone
+
+    def find(self, port: int, host: str) -> ProxyRoute | None:
+        name = self._app_of(port, host)
+        route = self._routes.get((port, name))
+        if route is not None and route.valid:
+            return route
+        site = self._site(name, load=False)
+        return self._route(site, port) if site else None
+
+    async def load(self, port: int, host: str) -> ProxyRoute:
+        name = self._app_of(port, host)
+        site = self._site(name, load=True)
+        if site is None:
+            raise Refused(404, "PR01", f"no app is called {name}")
+        return self._route(site, port)
+
+    async def other(self, route: Route, app: str) -> ProxyRoute:
+        assert isinstance(route, ProxyRoute)  # it came from here
+        site = self._site(app, load=True)
+        if site is None:
+            raise Refused(502, "PA04", f"fly-replay: no app is called {app}")
+        if site.app.org != route.site.app.org:
+            raise Refused(502, "PA05", f"fly-replay: app {app} is another organization's")
+        return self._route(site, route.number)
+
+    def inner(self, app: str, port: int, machine: str) -> ProxyRoute:
+        site = self._site(app, load=True)
+        if site is None:
+            raise Refused(421, "elsewhere", f"no app is called {app} here")
+        if not machine:
+            return self._route(site, port, within=True)
+        known = site.app.machines.get(machine)
+        if known is None or known.worker != self.sites.worker:
+            raise Refused(421, "elsewhere", f"machine {machine} is not on worker {self.sites.worker}")
+        return self._route(site, port, machine=machine, within=True)
+
+    async def close(self) -> None:
+        tasks = [*self._tasks, *(door.open() for door in self.sites.doors.values() if door.opening)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- helpers -----------------------------------------------------------------------------------------------------
+
+    def _app_of(self, port: int, host: str) -> str:
+        """The app's name. Raises `Refused`."""
+        if host.endswith(self._suffix):
+            name = host[: -len(self._suffix)]
+            if name and "." not in name:
+                return name
+        if claimed := self._claims(port):
+            return claimed
+        raise Refused(404, "PR01", f"no app is served as {host or 'nothing'} on port {port}")
+
+    def _site(self, name: str, *, load: bool) -> Site | None:
+        try:
+            return self.sites.load(name) if load else self.sites.find(name)
+        except StoreError as error:
+            raise Refused(503, "PR01", f"the catalog cannot be read: {error.message}", retry_after_s=1) from error
+
+    def _route(self, site: Site, port: int, *, machine: str = "", within: bool = False) -> ProxyRoute:
+        found = site.at(port)
+        if found is None:
+            if not site.app.elsewhere or within:
+                if machine or within:
+                    raise Refused(421, "elsewhere", f"app {site.app.name} serves nothing on port {port} here")
+                raise Refused(404, "PR01", f"app {site.app.name} serves nothing on port {port}")
+            # Its machines are in other regions, and how they serve it is known there.
+            found = None
+        route = ProxyRoute(self, site, port, found[1] if found else ServicePort(handlers=("http",)), machine, within)
+        if not machine and not within and found is not None:
+            self._routes[port, site.app.name] = route
+            if len(self._routes) > 4 * (self.sites.directory.loaded + 16):
+                self._routes = {key: each for key, each in self._routes.items() if each.valid}
+        return route
+
+    def start_beside(self, seat: Seat, app: str) -> None:
+        """Have a machine started for requests to come."""
+        place: Place = seat.data
+        if isinstance(place.keeper, Door):
+            place.keeper.open()
+            return
+        if not seat.waking:
+            place.pool.waking(seat, True)
+            task = asyncio.get_running_loop().create_task(self._wake_far(place, app), name=f"wake {seat.machine}")
+            self._tasks[task] = None
+            task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+    async def _wake_far(self, place: Place, app: str) -> None:
+        directory = self.sites.directory
+        machine = self.sites.directory.find(app)
+        known = machine.machines.get(place.machine) if machine else None
+        worker = directory.workers.get(known.worker) if known else None
+        loop = asyncio.get_running_loop()
+        try:
+            if worker is not None:
+                await self.sites.workers.of(worker).wake(words.Wake(app=app, machine=place.machine))
+        except HawkerError as error:
+            _logger.info("router.not_woken", machine=place.machine, error=error.message, cause=words.AUTOSTART)
+            place.pool.rest(place.seat, loop.time() + self.settings.start_again_s)
+        finally:
+            loop.call_later(FORGET_S, place.pool.waking, place.seat, False)
+
+    def others(self, site: Site, wishes: Wishes) -> list[str]:
+        """Other regions that have the app, the best first for this request."""
+        order = [region for region in self.settings.regions if region in site.app.elsewhere]
+        order += [region for region in site.app.elsewhere if region not in order]
+        if wishes.force_regions:
+            return [each for each in expand(",".join(wishes.force_regions), order) if each in order]
+        if wishes.prefer_regions:
+            return [each for each in expand(",".join((*wishes.prefer_regions, "any")), order) if each in order]
+        return order
+
+
+class ProxyRoute:
+    """`hawker.proxy.base.Route`. With `machine` to that one alone; `within`: the request came over the backhaul, and
+    does not leave this region again."""
+
+    __slots__ = ("_header", "_machine", "_router", "_within", "app", "number", "port", "site")
+
+    def __init__(
+        self, router: ProxyRouter, site: Site, number: int, port: ServicePort, machine: str, within: bool
+    ) -> None:
+        self._router = router
+        self._machine = machine
+        self._within = within
+        self._header: Header = (b"hawker-port", b"%d" % number)
+        self.site = site
+        self.number = number
+        self.port = port
+        self.app = site.app.name
+
+    @property
+    def valid(self) -> bool:
+        found = self.site.at(self.number)
+        return found is not None and found[1] is self.port and not self.site.app.gone and not self.site.app.stale
+
+    def take(self, wishes: Wishes = ANY, tried: Collection[str] = ()) -> Lease | None:
+        found = self.site.at(self.number)
+        if found is None:
+            return None
+        group = found[0]
+        if group.room.waiting:
+            return None  # they were there before
+        if self._machine or wishes is not ANY:
+            if not self._within and (wishes.force_regions or wishes.prefer_regions):
+                return None
+            wishes = self._forced(wishes)
+        seat = group.pool.take(asyncio.get_running_loop().time(), wishes, tried)
+        if seat is None:
+            return None
+        place: Place = seat.data
+        if seat.closing:
+            place.leave()
+            return None
+        return PlaceLease(place, self._header, {})
+
+    async def obtain(self, wishes: Wishes = ANY, tried: Collection[str] = (), *, deadline: float) -> Lease:
+        found = self.site.at(self.number)
+        if found is None:
+            return self._away(wishes, tried) or self._nothing(NOT_HERE, None)
+        group, settings = found[0], self._router.settings
+        if group.held >= settings.queue:
+            raise Refused(
+                503,
+                "PR04",
+                f"{group.held} requests of app {self.app} wait already",
+                retry_after_s=settings.retry_after_s,
+            )
+        group.held += 1
+        try:
+            return await self._obtain(self._forced(wishes), tried, deadline)
+        except TimeoutError:
+            raise Refused(
+                503,
+                "PR03",
+                f"no machine of app {self.app} took the request in time",
+                retry_after_s=settings.retry_after_s,
+            ) from None
+        finally:
+            group.held -= 1
+
+    # --- helpers -----------------------------------------------------------------------------------------------------
+
+    def _forced(self, wishes: Wishes) -> Wishes:
+        if self._machine:
+            return Wishes(force_machine=self._machine)
+        if self._within and (wishes.force_regions or wishes.prefer_regions):
+            return replace(wishes, force_regions=(), prefer_regions=())
+        return wishes
+
+    async def _obtain(self, wishes: Wishes, tried: Collection[str], deadline: float) -> Lease:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        out = set(tried)
+        failed: NotOpened | None = None
+        abroad = bool(wishes.force_regions or wishes.prefer_regions) and not self._here_first(wishes)
+        if abroad and (lease := self._away(wishes, out)):
+            return lease
+        group = self._group()
+        if group.room.waiting:
+            await self._room(group, deadline)
+        while True:
+            group = self._group()
+            decision = group.pool.decide(loop.time(), wishes, out)
+            if isinstance(decision, Take):
+                if decision.starting is not None:
+                    self._router.start_beside(decision.starting, self.app)
+                place: Place = decision.seat.data
+                if not decision.seat.closing:
+                    place.enter()
+                    return PlaceLease(place, self._header, {"wait": loop.time() - began})
+            elif isinstance(decision, Start):
+                place = decision.seat.data
+            else:
+                lease = self._away(wishes, out) if decision is not TRIED or not self._coming(group, out) else None
+                if lease is not None:
+                    return lease
+                if failed is not None and not failed.again:
+                    raise failed
+                if decision is TRIED:
+                    coming = self._coming(group, out)
+                    if coming is None:
+                        await self._pause(group, deadline)
+                        out.clear()
+                        continue
+                    place = coming
+                elif decision.wait:
+                    await self._room(group, deadline)
+                    continue
+                else:
+                    return self._nothing(decision, failed)
+            try:
+                return await self._started(place, began, deadline)
+            except NotOpened as error:
+                out.add(place.machine)
+                failed = error
+
+    async def _started(self, place: Place, began: float, deadline: float) -> Lease:
+        """A lease of a machine that is started for it. Far away, its own proxy holds the request meanwhile."""
+        keeper = place.keeper
+        place.enter()
+        if not isinstance(keeper, Door):
+            return PlaceLease(place, self._header, {})
+        try:
+            await keeper.opened(deadline)
+        except BaseException:
+            place.leave()
+            raise
+        return PlaceLease(place, self._header, {"wait": asyncio.get_running_loop().time() - began, **keeper.phases})
+
+    def _coming(self, group: Group, out: Collection[str]) -> Place | None:
+        """A machine that has failed this request and is on its way up again."""
+        for machine in sorted(out):
+            seat = group.pool.seats.get(machine)
+            if seat is not None and isinstance(seat.data.keeper, Door) and seat.data.keeper.opening:
+                place: Place = seat.data
+                return place
+        return None
+
+    def _group(self) -> Group:
+        """As it is now: it may have been made anew while the request waited. Raises `Refused`."""
+        found = self.site.at(self.number)
+        if found is None or self.site.app.gone:
+            raise Refused(503, "PR02", f"app {self.app} serves port {self.number} no more")
+        return found[0]
+
+    async def _room(self, group: Group, deadline: float) -> None:
+        """Until there may be room, first come, first served. Raises `TimeoutError`."""
+        loop = asyncio.get_running_loop()
+        if loop.time() >= deadline:
+            raise TimeoutError
+        waiter: asyncio.Future[None] = loop.create_future()
+        group.room.waiting.append(waiter)
+        look_s = LOOK_AGAIN_S * (1 + len(group.room.waiting) // HELD_A_LOOK)
+        timer = loop.call_at(min(deadline, loop.time() + look_s), _wake, waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                group.room.one()  # its turn had come: it is the next one's
+            raise
+        finally:
+            timer.cancel()
+            if waiter in group.room.waiting:
+                group.room.waiting.remove(waiter)
+        if loop.time() >= deadline:
+            raise TimeoutError
+
+    async def _pause(self, group: Group, deadline: float) -> None:
+        """Every machine has failed it: all are tried again in a while."""
+        now = asyncio.get_running_loop().time()
+        async with asyncio.timeout_at(deadline):
+            await asyncio.sleep(min(LOOK_AGAIN_S, max(0.0, deadline - now)))
+            if now + LOOK_AGAIN_S >= deadline:
+                raise TimeoutError
+
+    # --- other regions -----------------------------------------------------------------------------------------------
+
+    def _here_first(self, wishes: Wishes) -> bool:
+        own = self._router.sites.region
+        order = [own, *self._router.others(self.site, ANY)]
+        wanted = expand(",".join(wishes.force_regions or (*wishes.prefer_regions, "any")), order)
+        return next((region for region in wanted if region in order), own) == own
+
+    def _away(self, wishes: Wishes, tried: Collection[str]) -> Lease | None:
+        """A proxy of the nearest other region that has the app, to choose there."""
+        if self._within or wishes.force_machine:
+            return None
+        router, now = self._router, asyncio.get_running_loop().time()
+        for region in router.others(self.site, wishes):
+            workers = router.sites.directory.workers_of(self.app, region)
+            open_ = [w for w in workers if w.name not in tried and router.trouble.get(w.name, 0.0) <= now]
+            if open_:
+                return RegionLease(router, self.app, open_[int(router.random() * len(open_))], self._header)
+        return None
+
+    def _nothing(self, decision: Nothing, failed: NotOpened | None) -> Lease:
+        if failed is not None:
+            raise failed
+        status = 404 if decision.code == "PR02" else 503
+        if self._machine and decision is not FULL:
+            raise Refused(421, "elsewhere", decision.message)
+        raise Refused(
+            status,
+            decision.code,
+            f"app {self.app}: {decision.message}",
+            retry_after_s=self._router.settings.retry_after_s,
+        )
+
+
+class RegionLease:
+    """`hawker.proxy.base.Lease` of whatever machine a proxy of another region chooses; `machine` names that proxy's
+    worker."""
+
+    __slots__ = ("_router", "address", "headers", "machine", "phases", "region")
+
+    def __init__(self, router: ProxyRouter, app: str, worker: Worker, port: Header) -> None:
+        self._router = router
+        self.machine = worker.name
+        self.region = worker.region
+        self.address = worker.host, worker.proxy_port
+        self.headers: tuple[Header, ...] = (*router.sites.backhaul(app, ""), port)
+        self.phases: dict[str, float] = {}
+
+    @property
+    def load(self) -> bytes:
+        return b""
+
+    def heard(self, load: bytes) -> None:
+        """Of one of many machines."""
+
+    def release(self) -> None:
+        self._router.trouble.pop(self.machine, None)
+
+    def failed(self, how: Failure) -> None:
+        if how != "elsewhere":
+            now = asyncio.get_running_loop().time()
+            self._router.trouble[self.machine] = now + self._router.settings.stale_s
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+_logger = get_logger()

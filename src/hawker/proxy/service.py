@@ -1,0 +1,127 @@
+"""A proxy put together: what it knows, how it decides, and the data plane that carries the bytes.
+
+proxy = await Proxy.open(settings, view, host, name="ams-1", region="ams", token="...", worker="ams-1")
+...
+await proxy.close()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import msgspec
+
+from hawker.catalog.view import RowView
+from hawker.host import Host
+from hawker.proxy.base import Address
+from hawker.proxy.calls import Calls, Workers
+from hawker.proxy.claims import Claims
+from hawker.proxy.directory import Directory
+from hawker.proxy.embedded.engine import Engine
+from hawker.proxy.router import ProxyRouter
+from hawker.proxy.settings import ProxySettings, address
+from hawker.proxy.sites import Sites
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a proxy should get traffic: `reason` why not, "" when it should. `skipped` counts rows of the catalog
+    that made no sense; `apps` and `doors` are those in memory."""
+
+    reason: str = ""
+    skipped: int = 0
+    bad: dict[str, str] = {}
+    apps: int = 0
+    doors: int = 0
+    opening: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return not self.reason
+
+
+class Proxy:
+    """`open`, then `close`. `listening` are the addresses of shared public ports, `backhaul` that for other proxies."""
+
+    def __init__(self, settings: ProxySettings, unfit: Callable[[], str]) -> None:
+        self.settings = settings
+        self.listening: dict[int, Address] = {}
+        self.backhaul: Address | None = None
+        self._unfit = unfit
+        self._stack = AsyncExitStack()
+
+    @classmethod
+    async def open(
+        cls,
+        settings: ProxySettings,
+        view: RowView,
+        host: Host,
+        *,
+        region: str,
+        token: str,
+        worker: str = "",
+        own: Calls | None = None,
+        unfit: Callable[[], str] = lambda: "",
+    ) -> Proxy:
+        """`worker` is whose machines' door this is, "" for none; `own` are its calls where it is in this process.
+        `unfit` says why this node should get no traffic, "" when it may (`hawker.catalog.api`). Raises `HawkerError`
+        when an address is taken, `StoreError` when the catalog cannot be read."""
+        proxy = cls(settings, unfit)
+        async with AsyncExitStack() as stack:
+            await proxy._open(stack, view, host, region, token, settings.worker or worker, own)
+            proxy._stack = stack.pop_all()
+        return proxy
+
+    async def close(self) -> None:
+        """Take nothing new, end what is in flight, then let go. Machines run on. May be called again."""
+        await self._stack.aclose()
+
+    def health(self) -> Health:
+        """A proxy that is behind in the catalog says so: whoever sends it traffic should send it elsewhere."""
+        directory, sites = self.directory, self.sites
+        return Health(
+            reason=self._unfit(),
+            skipped=directory.skipped,
+            bad={f"{table}/{key}": why for (table, key), why in directory.bad.items()},
+            apps=directory.loaded,
+            doors=len(sites.doors),
+            opening=sum(door.opening for door in sites.doors.values()),
+        )
+
+    async def _open(
+        self,
+        stack: AsyncExitStack,
+        view: RowView,
+        host: Host,
+        region: str,
+        token: str,
+        worker: str,
+        own: Calls | None,
+    ) -> None:
+        settings = self.settings
+        shared = settings.shared_ports()
+        self.directory = directory = Directory(view, region)
+        stack.callback(directory.close)
+        self.claims = claims = Claims(view, shared)
+        stack.callback(claims.close)
+        self.workers = workers = Workers(token, worker, own)
+        stack.push_async_callback(workers.close)
+        random: Callable[[], float] = host.rng.random
+        self.sites = sites = Sites(
+            directory, workers, settings.routing, worker=worker, region=region, token=token, random=random
+        )
+        self.router = router = ProxyRouter(
+            sites, settings.routing, domain=settings.domain, claims=self._claimed, random=random
+        )
+        stack.push_async_callback(router.close)
+        options: dict[str, Any] = {"region": region, "token": token}
+        self.engine = engine = Engine(router, msgspec.structs.replace(settings.embedded, **options), host)
+        stack.push_async_callback(engine.close)
+        for port, at in shared.items():
+            self.listening[port] = await engine.listen(*at, public=port)
+        if settings.backhaul:
+            self.backhaul = await engine.listen_backhaul(*address("proxy.backhaul", settings.backhaul))
+
+    def _claimed(self, port: int) -> str:
+        return self.claims.ports.get(port, "")

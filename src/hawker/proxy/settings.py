@@ -1,0 +1,94 @@
+"""A proxy's configuration, and what decides how it routes, wakes and stops machines.
+
+```toml
+[proxy]
+listen = { "80" = "0.0.0.0:80", "443" = "0.0.0.0:443" }   # public ports, and where they are served
+backhaul = "0.0.0.0:4290"     # for other proxies; without it this one is nobody's door
+domain = "apps.example"       # apps are <app>.<domain>
+tcp = "0.0.0.0"               # where ports that apps have to themselves are opened; without it none are
+
+[proxy.routing]
+idle_s = 300.0                # see RouterSettings
+
+[proxy.embedded]
+wait_s = 60.0                 # see hawker.proxy.embedded.settings
+```
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from hawker.errors import Invalid
+from hawker.proxy.base import Address
+from hawker.proxy.embedded.settings import Settings as Embedded
+
+
+class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Times in seconds."""
+
+    regions: tuple[str, ...] = ()
+    """Other regions, the nearest first; those that are not named come after them, by name."""
+
+    queue: int = 4096
+    """Requests of one service that are held at a time. A request and its connection take about 10 KiB here."""
+    retry_after_s: int = 1
+    """What a refused client is told to wait."""
+    start_again_s: float = 5.0
+    """How long a machine that could not be started is left alone; twice as long each time, up to a minute."""
+    ready_s: float = 60.0
+    """How long a program that runs may take to listen."""
+    stale_s: float = 30.0
+    """How long a row is not believed after its worker's proxy said that it is wrong; a changed row ends that."""
+    trouble_s: float = 0.5
+    """How long a machine that broke a connection or did not answer is left alone if another one can take the request;
+    twice as long each time, up to half a minute."""
+
+    idle_s: float = 300.0
+    """How long a machine serves nothing before it may be stopped: the order of Fly's "every few minutes"."""
+    idle_look_s: float = 15.0
+    """How often machines are looked at."""
+
+    gone_s: float = 15.0
+    """After how long without any sign of a worker its machines' standbys are started."""
+
+
+class ProxySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[proxy]`. `listen` are addresses by public port: there apps are told apart by their names, any other
+    port belongs to the oldest app that claims it. `worker` is whose machines' door this is, by default that of the same
+    agent."""
+
+    listen: dict[str, str] = {}
+    backhaul: str = ""
+    domain: str = "localhost"
+    tcp: str = ""
+    worker: str = ""
+    engine: str = "embedded"
+    routing: RouterSettings = RouterSettings()
+    embedded: Embedded = Embedded()
+
+    def shared_ports(self) -> dict[int, Address]:
+        """Raises `Invalid`."""
+        return {_port("proxy.listen", text): address("proxy.listen", at) for text, at in self.listen.items()}
+
+    def check(self) -> None:
+        """Raises `Invalid`."""
+        self.shared_ports()
+        if self.backhaul:
+            address("proxy.backhaul", self.backhaul)
+        if not self.domain or self.domain.startswith(".") or self.domain != self.domain.lower():
+            raise Invalid("proxy.domain", self.domain, "write the name that apps are below of, such as apps.example")
+
+
+def address(field: str, text: str) -> Address:
+    """Of `host:port`. Raises `Invalid`."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 <= int(port) < 65536:
+        raise Invalid(field, text, "write host:port")
+    return host.strip("[]"), int(port)
+
+
+def _port(field: str, text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise Invalid(field, text, "write a public port from 1 to 65535")
+    return int(text)

@@ -1,0 +1,301 @@
+"""The apps that this proxy serves: which of their machines serve which public ports, and who keeps each machine.
+
+A *group* has the machines that serve the same public ports, in one pool. Machines of an app may differ for a while, as
+during a deploy that moves it to another port inside: services belong to one group as soon as they share a public port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from hawker.core.routing import Candidate, Pool
+from hawker.proxy.base import Address, Header, ServicePort
+from hawker.proxy.calls import Workers
+from hawker.proxy.directory import App, Directory, Machine, Worker
+from hawker.proxy.door import Door
+from hawker.proxy.far import Far
+from hawker.proxy.places import Place, Room
+from hawker.proxy.published import Served, service_port
+from hawker.proxy.settings import RouterSettings
+from hawker.proxy.waking import Looking
+
+Shape = frozenset[tuple[int, frozenset[tuple[int, int]]]]
+"""Ports inside with their ranges of public ports: what the groups of an app follow from."""
+
+
+class Group:
+    """Machines of an app that serve the same public ports. `held` counts requests that wait."""
+
+    def __init__(self, app: str, pool: Pool) -> None:
+        self.app = app
+        self.pool = pool
+        self.room = Room()
+        self.held = 0
+
+
+class Site:
+    """One app's groups, by port inside, and the places of its machines."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self.groups: dict[int, Group] = {}
+        self.places: dict[tuple[str, int], Place] = {}  # by machine and port inside
+        self.shape: Shape = frozenset()
+        self._ports: dict[int, tuple[Group, ServicePort] | None] = {}
+
+    def at(self, port: int) -> tuple[Group, ServicePort] | None:
+        """Who serves a public port, and how."""
+        if port not in self._ports:
+            self._ports[port] = self._look(port)
+        return self._ports[port]
+
+    def services_changed(self) -> None:
+        self._ports.clear()
+
+    def _look(self, port: int) -> tuple[Group, ServicePort] | None:
+        for _, machine in sorted(self.app.machines.items(), reverse=True):
+            for service in machine.services:
+                public = service.at(port)
+                if public is not None and service.internal_port in self.groups:
+                    return self.groups[service.internal_port], service_port(public)
+        return None
+
+
+class Sites:
+    """All of them. `worker` is the one whose doors this proxy has, "" for none; `region` is this proxy's."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        workers: Workers,
+        settings: RouterSettings,
+        *,
+        worker: str,
+        region: str,
+        token: str,
+        random: Callable[[], float],
+        lost: Callable[[str], None] = lambda worker: None,
+    ) -> None:
+        self.directory = directory
+        self.workers = workers
+        self.settings = settings
+        self.worker = worker
+        self.region = region
+        self.doors: dict[str, Door] = {}  # by machine
+        self.fars: dict[str, Far] = {}  # by worker
+        self.looking = Looking()
+        self._token = token
+        self._random = random
+        self._lost = lost
+        self._sites: dict[str, Site] = {}
+        directory.on_machine.append(self._machine)
+        directory.on_app.append(self._app)
+        directory.on_worker.append(self._worker)
+
+    def find(self, app: str) -> Site | None:
+        """An app's that was loaded before. Raises `StoreError`."""
+        known = self.directory.find(app)
+        return self._site(known) if known is not None else None
+
+    def load(self, app: str) -> Site | None:
+        """An app's; None when there is no such app. Raises `StoreError`."""
+        known = self.directory.load(app)
+        return self._site(known) if known is not None else None
+
+    def _site(self, app: App) -> Site:
+        site = self._sites.get(app.name)
+        if site is None or site.app is not app:
+            site = self._sites[app.name] = Site(app)
+            self._regroup(site)
+        return site
+
+    # --- what changes ------------------------------------------------------------------------------------------------
+
+    def _machine(self, app: App, before: Machine | None, now: Machine | None) -> None:
+        site = self._sites.get(app.name)
+        if site is None or site.app is not app:
+            return
+        services_before = before.services if before else ()
+        services_now = now.services if now else ()
+        moved = before is not None and now is not None and before.worker != now.worker
+        if services_before != services_now or moved:
+            site.services_changed()
+            machine = now or before
+            assert machine is not None  # something has changed
+            if moved or shape_of(app.machines.values()) == site.shape:
+                self._reseat(site, machine.id, now if not moved else None)
+                if moved:
+                    self._reseat(site, machine.id, now)
+            else:
+                self._regroup(site)
+        elif now is not None:
+            self._reseat(site, now.id, now)
+        elif before is not None:
+            self._reseat(site, before.id, None)
+        for group in {id(group): group for group in site.groups.values()}.values():
+            group.room.all()
+
+    def _app(self, app: App) -> None:
+        if app.gone:
+            site = self._sites.pop(app.name, None)
+            if site:
+                for group in site.groups.values():
+                    group.room.all()
+
+    def _worker(self, before: Worker | None, now: Worker | None) -> None:
+        """Its machines are reached elsewhere, or in another way."""
+        name = (now or before).name  # type: ignore[union-attr]
+        for site in self._sites.values():
+            for machine in [machine for machine in site.app.machines.values() if machine.worker == name]:
+                self._reseat(site, machine.id, None)
+                self._reseat(site, machine.id, machine)
+
+    # --- groups and places -------------------------------------------------------------------------------------------
+
+    def _regroup(self, site: Site) -> None:
+        """Make the groups anew. Places stay, and what is in flight at them."""
+        machines = site.app.machines.values()
+        site.shape = shape_of(machines)
+        before = {id(group): group for group in site.groups.values()}
+        site.groups = {}
+        for ports in joined(site.shape):
+            group = Group(site.app.name, self._pool(site.app))
+            site.groups.update(dict.fromkeys(ports, group))
+        old, site.places = site.places, {}
+        for machine in machines:
+            self._seat(site, machine, old)
+        for place in old.values():
+            self._unseat(place)
+        for group in before.values():
+            group.room.all()
+
+    def _pool(self, app: App) -> Pool:
+        return Pool(app.name, self.region, self.settings.regions, random=self._random)
+
+    def _reseat(self, site: Site, machine: str, now: Machine | None) -> None:
+        old = {key: site.places.pop(key) for key in [key for key in site.places if key[0] == machine]}
+        if now is not None:
+            self._seat(site, now, old)
+        for place in old.values():
+            self._unseat(place)
+
+    def _seat(self, site: Site, machine: Machine, old: dict[tuple[str, int], Place]) -> None:
+        """Give a machine its places; those that it keeps are taken out of `old`."""
+        reached = self._reached(machine)
+        if reached is None:
+            return
+        door, far, worker = reached
+        taken: set[int] = set()
+        if door is not None:
+            door.row(machine)
+        for service in machine.services:
+            group = site.groups.get(service.internal_port)
+            if group is None or id(group) in taken:
+                continue
+            taken.add(id(group))
+            key = machine.id, service.internal_port
+            row = _candidate(machine, service)
+            seat = group.pool.put(door.candidate(row) if door else row)
+            place = old.pop(key, None)
+            if place is None:
+                keeper = door or far
+                assert keeper is not None  # one of them
+                address = self._address(machine, service, worker) if door else (worker.host, worker.proxy_port)
+                headers = () if door else self.backhaul(site.app.name, machine.id)
+                place = Place(group.pool, seat, group.room, keeper, address, headers)
+                if door is not None:
+                    door.places[service.internal_port] = place
+            elif place.pool is not group.pool:
+                for _ in range(place.seat.own):
+                    group.pool.enter(seat)
+                place.pool, place.room = group.pool, group.room
+            seat.data = place
+            place.seat = seat
+            site.places[key] = place
+            if far is not None and seat.waking and machine.state == "started":
+                group.pool.waking(seat, False)
+
+    def _unseat(self, place: Place) -> None:
+        place.pool.remove(place.machine)
+        door = self.doors.get(place.machine)
+        if door is not None and place.keeper is door:
+            for port in [port for port, its in door.places.items() if its is place]:
+                del door.places[port]
+            if not door.places and not door.opening and not door.closing:
+                del self.doors[place.machine]
+
+    def _reached(self, machine: Machine) -> tuple[Door | None, Far | None, Worker] | None:
+        worker = self.directory.workers.get(machine.worker)
+        if worker is None:
+            return None
+        if machine.worker != self.worker and worker.proxy_port:
+            far = self.fars.get(worker.name)
+            if far is None:
+                far = self.fars[worker.name] = Far(worker.name, self.settings, self._lost)
+            return None, far, worker
+        door = self.doors.get(machine.id)
+        calls = self.workers.of(worker)
+        if door is None:
+            door = self.doors[machine.id] = Door(machine, calls, self.settings, self.looking, self._door_changed)
+        door.calls = calls
+        return door, None, worker
+
+    def _address(self, machine: Machine, service: Served, worker: Worker) -> Address:
+        """A program of the host itself listens on the host's own port. A machine with an address of its own is reached
+        there from its host, from others by the port that its host has for it."""
+        if machine.worker != self.worker:
+            return worker.host, service.host_port or service.internal_port
+        if service.host_port == service.internal_port:
+            return "127.0.0.1", service.internal_port
+        return machine.private_ip, service.internal_port
+
+    def backhaul(self, app: str, machine: str) -> tuple[Header, ...]:
+        """What goes to another proxy with a request; the public port comes after it."""
+        return (
+            (b"hawker-backhaul", self._token.encode()),
+            (b"hawker-app", app.encode()),
+            (b"hawker-machine", machine.encode()),
+        )
+
+    def _door_changed(self, door: Door) -> None:
+        for place in door.places.values():
+            place.room.all()
+
+
+def _candidate(machine: Machine, service: Served) -> Candidate:
+    limits = service.concurrency
+    return Candidate(
+        machine=machine.id,
+        region=machine.region,
+        state=machine.state,
+        cordoned=machine.cordoned,
+        healthy=machine.passes(service.internal_port),
+        soft=limits.soft_limit,
+        hard=limits.hard_limit,
+        autostart=service.autostart,
+    )
+
+
+def shape_of(machines: Iterable[Machine]) -> Shape:
+    found: dict[int, set[tuple[int, int]]] = {}
+    for machine in machines:
+        for service in machine.services:
+            ranges = found.setdefault(service.internal_port, set())
+            ranges.update((port.first, port.last) for port in service.ports)
+    return frozenset((port, frozenset(ranges)) for port, ranges in found.items())
+
+
+def joined(shape: Shape) -> Sequence[set[int]]:
+    """Ports inside that share a public port, directly or by way of others, together."""
+    sets: list[tuple[set[int], set[tuple[int, int]]]] = []
+    for port, ranges in sorted(shape, key=lambda item: item[0]):
+        ports, public = {port}, set(ranges)
+        apart = []
+        for other in sets:
+            if any(a <= d and c <= b for a, b in public for c, d in other[1]):
+                ports |= other[0]
+                public |= other[1]
+            else:
+                apart.append(other)
+        sets = [*apart, (ports, public)]
+    return [ports for ports, _ in sets]

@@ -1,0 +1,65 @@
+"""When a machine takes connections: looked at again and again, quickly at first.
+
+A program that was just started listens after a millisecond or after a minute. Every look is a connection that is closed
+at once; with many machines on their way at a time, each is looked at less often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from contextlib import suppress
+
+from hawker.proxy.base import Address
+
+FIRST_S = 0.0005
+"""Between the first looks. A connection that is refused on this host costs less than a tenth of that."""
+QUICK_S = 0.05
+"""So long it stays at that."""
+LATER = 1.2
+"""Each pause beside the one before it."""
+MOST_S = 0.1
+TRY_S = 0.25
+"""For one try: a packet that was lost while a machine's network came up is repeated only after a second."""
+AT_ONCE = 4
+"""Machines that are looked at as often as that; with twice as many, half as often."""
+
+
+class Looking:
+    """Looks at machines on their way up, of one proxy."""
+
+    def __init__(self) -> None:
+        self.machines = 0
+
+    async def until_listening(self, address: Address) -> None:
+        """Until the address takes a connection. To be ended by a time-out of the caller's."""
+        loop = asyncio.get_running_loop()
+        began, pause = loop.time(), FIRST_S
+        self.machines += 1
+        try:
+            while not await connects(address):
+                await asyncio.sleep(pause * max(1.0, self.machines / AT_ONCE))
+                if loop.time() - began > QUICK_S:
+                    pause = min(pause * LATER, MOST_S)
+        finally:
+            self.machines -= 1
+
+
+async def connects(address: Address, within_s: float = TRY_S) -> bool:
+    """Whether a connection is taken now. On this host that is known within the call, and no task is switched."""
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        sock.setblocking(False)
+        code = sock.connect_ex(address)
+        if code == errno.EINPROGRESS:
+            code = sock.connect_ex(address)  # what became of it, if that is known
+        if code in (0, errno.EISCONN):
+            return True
+        if code != errno.EALREADY:
+            return False
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(within_s):
+                await asyncio.get_running_loop().sock_connect(sock, address)
+                return True
+        return False

@@ -1,0 +1,223 @@
+"""A real worker with the process driver, its catalog member, and a proxy before it, all in this process; programs,
+sockets and databases are real.
+
+    async with house(tmp_path) as it:
+        machine = await it.machine("web")              # of an app of that name; stopped
+        answer = await it.get("web")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from tests.kit.waiting import until
+
+from hawker.agent.agent import Agent
+from hawker.agent.settings import AgentSettings, TokenSettings, WorkerRole
+from hawker.host import live
+from hawker.model.config import check_config
+from hawker.model.guest import Resources
+from hawker.model.market import Order
+from hawker.model.rows import AppRow, EventRow, MachineRow
+from hawker.proxy.router import ProxyRouter
+from hawker.proxy.service import Proxy
+from hawker.proxy.settings import ProxySettings, RouterSettings
+from hawker.worker.daemon import Worker
+
+TOKEN = "cluster-token"
+PORT = 80
+
+ANSWERS = """
+import os, socket, sys, time
+s = socket.socket()
+s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+time.sleep(float(os.environ.get("BEFORE_S", "0")))
+s.bind(("127.0.0.1", int(os.environ["PORT"])))
+s.listen(1024)
+while True:
+    c, _ = s.accept()
+    head = c.recv(65536)
+    if head:
+        c.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-length: 2\\r\\nconnection: close\\r\\n\\r\\nok")
+    c.close()
+"""
+"""A program that answers each connection's one request with 200, one after the other."""
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+class House:
+    """`worker` is the daemon, `proxy` the proxy before it."""
+
+    def __init__(self, agent: Agent, proxy: Proxy) -> None:
+        assert agent.worker is not None
+        self.agent = agent
+        self.worker: Worker = agent.worker
+        self.proxy = proxy
+        self._orders = count(1)
+        self._apps: dict[str, AppRow] = {}
+
+    @property
+    def router(self) -> ProxyRouter:
+        return self.proxy.router
+
+    async def machine(
+        self,
+        app: str,
+        *,
+        port: int = 0,
+        program: str = ANSWERS,
+        env: dict[str, str] | None = None,
+        started: bool = False,
+        service: dict[str, Any] | None = None,
+        **config: Any,
+    ) -> str:
+        """Its id. Without `started` it has never run."""
+        port = port or free_port()
+        services = [
+            {
+                "protocol": "tcp",
+                "internal_port": port,
+                "ports": [{"port": PORT, "handlers": ["http"]}],
+                **(service or {}),
+            }
+        ]
+        raw = {
+            "image": "host",
+            "init": {"exec": [sys.executable, "-S", "-E", "-c", program]},
+            "env": {"PORT": str(port), **(env or {})},
+            "restart": {"policy": "no"},
+            "services": services,
+            **config,
+        }
+        checked = check_config(raw)
+        key = f"order-{next(self._orders)}"
+        order = Order(
+            key=key,
+            app=app,
+            region="ord",
+            name=key,
+            config=checked.raw,
+            resources=checked.resources(),
+            owner="tester",
+            request=key,
+            hold_s=30.0,
+            skip_launch=not started,
+        )
+        await self.worker.market.reserve(order)
+        row, _, run = await self.worker.market.confirm(key, self._app(app), None)
+        if run:
+            await self.worker.runner.wait_ended(run)
+        await until(lambda: self.shown(row.id) == self.row(row.id).state)
+        return row.id
+
+    def _app(self, name: str) -> AppRow:
+        return self._apps.setdefault(
+            name,
+            AppRow(
+                name=name,
+                id=f"id-{name}",
+                org="personal",
+                network="default",
+                number=len(self._apps) + 1,
+                created_at_ms=len(self._apps) + 1,
+                stamp_ms=1,
+            ),
+        )
+
+    def row(self, machine: str) -> MachineRow:
+        row = self.worker.store.read.get(MachineRow, machine)
+        assert row is not None
+        return row
+
+    def shown(self, machine: str) -> str:
+        """Its state as the catalog has it."""
+        assert self.agent.node is not None
+        found = self.agent.node.replica.rows("select state from machines where id = ?", (machine,))
+        return str(found[0][0]) if found else ""
+
+    def story(self, machine: str) -> list[str]:
+        """The machine's events, e.g. "start started"."""
+        rows = self.worker.store.read.select(EventRow, "machine = ? order by id", (machine,))
+        return [f"{event.type} {event.status}" for event in rows]
+
+    def causes(self, machine: str) -> list[str]:
+        rows = self.worker.store.read.select(EventRow, "machine = ? order by id", (machine,))
+        return [event.cause for event in rows]
+
+    async def in_state(self, machine: str, state: str) -> None:
+        """Until the catalog shows it."""
+        await until(lambda: self.shown(machine) == state)
+
+    async def get(self, app: str, *, headers: str = "", path: str = "/", seconds: float = 15.0) -> tuple[int, bytes]:
+        """Status and body of a request over a connection of its own."""
+        host, port = self.proxy.listening[PORT]
+        async with asyncio.timeout(seconds):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                request = f"GET {path} HTTP/1.1\r\nhost: {app}.localhost\r\nconnection: close\r\n{headers}\r\n"
+                writer.write(request.encode())
+                raw = await reader.read(-1)
+            finally:
+                writer.close()
+        head, _, body = raw.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 "), raw
+        return int(head[9:12]), body
+
+
+@asynccontextmanager
+async def house(
+    directory: Path, routing: RouterSettings | None = None, *, in_process: bool = True
+) -> AsyncIterator[House]:
+    """At the end all machines are stopped. `in_process`: the proxy calls its worker without a wire between."""
+    listen = f"127.0.0.1:{free_port()}"
+    settings = AgentSettings(
+        name="ord-1",
+        region="ord",
+        directory=directory / "agent",
+        tokens=TokenSettings(cluster=TOKEN),
+        worker=WorkerRole(
+            listen=listen,
+            drivers=["process"],
+            cgroups=False,
+            capacity=Resources(cpus_shared=640, cpus_dedicated=0, memory_mib=1 << 20, disk_mib=1 << 20, machines=1000),
+        ),
+        stop_machines_on_exit=True,
+    )
+    agent = Agent(settings, live())
+    await agent.open()
+    try:
+        assert agent.node is not None
+        assert agent.worker is not None
+        proxy = await Proxy.open(
+            ProxySettings(
+                listen={str(PORT): "127.0.0.1:0"}, backhaul="127.0.0.1:0", routing=routing or RouterSettings()
+            ),
+            agent.node.replica,
+            live(),
+            region="ord",
+            token=TOKEN,
+            worker="ord-1",
+            own=agent.worker.waking if in_process else None,
+        )
+        try:
+            yield House(agent, proxy)
+        finally:
+            await proxy.close()
+    finally:
+        await agent.close()
+
+
+Look = Callable[[], Awaitable[Any]]
