@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
+import json
 import os
 import shutil
 import tempfile
@@ -22,8 +23,9 @@ from tests.live.conformance.images import Imaged
 from tests.live.conformance.kills import Killed
 from tests.live.conformance.letting_go import LetGo
 
-from hawker.worker.drivers.base import Mount, Network, Publish, StartFailed
-from hawker.worker.drivers.container.driver import ContainerDriver
+from hawker.worker.drivers.base import Mount, Network, Publish, Root, StartFailed
+from hawker.worker.drivers.container.driver import ContainerDriver, users_of_before
+from hawker.worker.drivers.users import Users
 
 pytestmark = pytest.mark.root
 
@@ -105,6 +107,26 @@ class TestCrun(Containers):
         made, images = driver_of(tmp_path, "crun")
         async with opened(made, "busybox", images.add) as it:
             yield it
+
+
+async def test_a_machine_that_was_made_before_users_were_noted_keeps_its_own(tmp_path: Path) -> None:
+    made, images = driver_of(tmp_path, "crun")
+    async with opened(made, "busybox", images.add) as it:
+        one = replace(it.shell("echo mine > /kept"), root=Root(persist=True))
+        noted = tmp_path / "driver/users"
+        Users(noted).keep(one.machine, users_of_before(one.machine))
+        await it.run(one)
+        await it.driver.destroy(one.key)
+        noted.unlink()
+    made, images = driver_of(tmp_path, "crun")
+    async with opened(made, "busybox", images.add) as it:
+        again = replace(it.shell("cat /kept; stat -c %U /kept; sleep 60"), machine=one.machine, root=one.root)
+        started = await it.driver.start(again)
+        assert os.stat(f"/proc/{started.pid}").st_uid == users_of_before(one.machine)
+        await it.says(one.machine, "root")
+        await it.driver.destroy(again.key, force=True)
+        await it.driver.purge(one.machine)
+        assert one.machine not in json.loads(noted.read_bytes())["machines"]
 
 
 class TestRunc(Containers):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hawker.network.manager import Manager
     from hawker.worker.drivers.base import Driver, Exit
     from hawker.worker.drivers.several import Runtimes
+    from hawker.worker.drivers.users import Users
 
 GROUP = "hawker.drivers"
 _RUNTIMES = ("crun", "runc")
@@ -47,6 +48,8 @@ class Site:
     images: ImageSource | None = None
     network: HostNetwork | None = None
     cgroups: bool = True
+    users: Users | None = None
+    """Which users of the host the worker's machines have; None: those of this driver alone have their own."""
     programs: Path | None = None
     """Where what is compiled once is kept for all workers of the host; None: there is no such place."""
 
@@ -76,9 +79,11 @@ async def live_outfit(settings: AgentSettings, role: WorkerRole, host: Host) -> 
 
     names = _chosen(role)
     async with AsyncExitStack() as stack:
-        images, network, programs, problem = None, None, None, ""
+        images, network, programs, users, problem = None, None, None, None, ""
         if set(names) != {"process"}:
-            programs = shared()
+            from hawker.worker.drivers.users import Users
+
+            programs, users = shared(), Users(settings.directory / "users")
             images, problem = await _images(stack, settings, host)
         if any(name != "process" and not _lacks(name) for name in names):
             network = await _network(stack, settings, role)
@@ -96,6 +101,7 @@ async def live_outfit(settings: AgentSettings, role: WorkerRole, host: Host) -> 
                 network=network,
                 cgroups=role.cgroups,
                 programs=programs,
+                users=users,
             )
             drivers[name] = _make(name, site)
         remove = partial(_remove, network, settings.name) if network else None
@@ -208,7 +214,8 @@ def container(site: Site) -> Driver:
     from hawker.worker.drivers.container.driver import ContainerDriver
 
     assert site.images is not None
-    return ContainerDriver(site.directory, site.images, site.network, **{"programs": site.programs, **site.settings})
+    options = {"programs": site.programs, **site.settings}
+    return ContainerDriver(site.directory, site.images, site.network, users=site.users, **options)
 
 
 def microvm(site: Site) -> Driver:

@@ -43,10 +43,9 @@ from hawker.worker.drivers.networks import hosts, must_publish, resolv_conf, wan
 from hawker.worker.drivers.refusals import RuntimeKilled, SupervisorLost
 from hawker.worker.drivers.supervised import SupervisedDriver
 from hawker.worker.drivers.supervisor import Supervisor
+from hawker.worker.drivers.users import COUNT, FIRST, MANY, NoUsers, Users
 
 TRIES: Final = 3  # at making a container whose runtime was killed
-IDS_FIRST: Final = 1 << 20  # of the host's users; 65,536 for each machine from here on
-IDS_MACHINES: Final = 30_000
 
 
 class ContainerDriver(SupervisedDriver):
@@ -56,7 +55,7 @@ class ContainerDriver(SupervisedDriver):
     False lets a machine's root be the host's. `root_mib` bounds what a machine writes whose configuration does not
     say; 0 does not, and no ordinary user can. Without `network` machines get no interface but their loopback.
     `programs` is where the init is kept that is compiled once, and what was found out about runtimes; workers may
-    share it.
+    share it. `users` are those of the host that the worker's machines have, whatever driver runs them.
     """
 
     name = "container"
@@ -71,6 +70,7 @@ class ContainerDriver(SupervisedDriver):
         user_namespaces: bool = True,
         root_mib: int = ROOT_DISK_MIB,
         programs: Path | str | None = None,
+        users: Users | None = None,
     ) -> None:
         options = ["--mounts", *([] if os.geteuid() == 0 else ["--own-users"])]
         super().__init__(Supervisor(directory, *options))
@@ -81,11 +81,16 @@ class ContainerDriver(SupervisedDriver):
         self._wants_ids = user_namespaces
         self._root_mib = root_mib if can_bound() else 0
         self._programs = Path(programs or directory / "programs")
+        self._users = users or Users(directory / "users")
+        self._users.hold(self._may_own)
         self._host: Host | None = None
         self._looking = asyncio.Lock()
 
     async def open(self, on_exit: Callable[[Exit], None]) -> None:
         self._host = None  # something may have been installed
+        if os.geteuid() == 0:
+            for machine in _names(self.supervisor.directory / "roots"):
+                self._users.keep(machine, users_of_before(machine))
         await super().open(on_exit)
 
     async def fingerprint(self) -> Fingerprint:
@@ -126,6 +131,17 @@ class ContainerDriver(SupervisedDriver):
         await super().destroy(key, force=force)
         if instance and self._network:
             await self._network.detach(instance.machine)
+
+    async def purge(self, machine: str) -> None:
+        await super().purge(machine)
+        if os.geteuid() == 0:
+            self._users.release(machine)
+
+    def _may_own(self, machine: str) -> bool:
+        """Whether files of a machine may be left, perhaps on their way to be removed."""
+        return (self.supervisor.directory / "roots" / machine).exists() or bool(
+            _names(self.supervisor.directory / "trash")
+        )
 
     # --- starting ----------------------------------------------------------------------------------------------------
 
@@ -200,7 +216,10 @@ class ContainerDriver(SupervisedDriver):
             )
         must_publish(spec, self._network)
         layers = self._images.layers(image)
-        ids = ids_of(spec.machine) if runtime.ids else None
+        try:
+            ids = IdMap(self._users.of(spec.machine)) if runtime.ids else None
+        except NoUsers as error:
+            raise StartFailed(str(error)) from error
         files = self._files(spec)
         try:
             user = resolve_user(layers, spec.user or image.config.user)
@@ -289,16 +308,22 @@ class ContainerDriver(SupervisedDriver):
             return self._host
 
 
+def _names(directory: Path) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except FileNotFoundError:
+        return []
+
+
 def _cleared(host: Host) -> bool:
     """Whether what was compiled has been removed: a cache may be, at any time."""
     return bool(host.init) and not os.path.exists(host.init)
 
 
-def ids_of(machine: str) -> IdMap:
-    """A machine's users on the host: always the same, so that what it wrote stays its own. Two machines of a host may
-    share them, rarely; they are apart by everything else."""
-    number = int.from_bytes(blake2b(machine.encode(), digest_size=8).digest(), "big") % IDS_MACHINES
-    return IdMap(IDS_FIRST + number * 65536)
+def users_of_before(machine: str) -> int:
+    """The first of the users of a machine that was made before they were noted. Two might have the same."""
+    number = int.from_bytes(blake2b(machine.encode(), digest_size=8).digest(), "big") % MANY
+    return FIRST + number * COUNT
 
 
 def sources(spec: InstanceSpec) -> list[str]:
