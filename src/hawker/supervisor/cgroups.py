@@ -7,14 +7,19 @@ spawns, and moves itself back; the child is born inside. That costs 0.08 ms wher
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
+
+from hawker.supervisor.disks import forget_unused, hold_later_writes, is_loop
+from hawker.supervisor.disks import write as _write
 
 ROOT = Path("/sys/fs/cgroup")
+_OPERATIONS_A_WEIGHT = 40  # of the disk: the smallest machine has the kernel's own default, 100
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,22 @@ class Limits:
     memory_mib: int
     dedicated: bool
     pids: int
+    disk_bytes: int = 0
+    disk_operations: int = 0
+
+    @classmethod
+    def of(cls, asked: Mapping[str, Any]) -> Limits:
+        """What a daemon asks for. One of another version may know other limits: an older one has no word of the last
+        ones, and what a newer one knows besides is not held here."""
+        return cls(**{name: asked[name] for name in _LIMITS if name in asked})
+
+    @property
+    def disk_weight(self) -> int:
+        """A machine's part of a disk that many want, 1 to 1000."""
+        return min(1000, max(1, self.disk_operations // _OPERATIONS_A_WEIGHT))
+
+
+_LIMITS = tuple(field.name for field in fields(Limits))
 
 
 class CannotResize(Exception):
@@ -36,7 +57,11 @@ class Groups(Protocol):
 
     kind: str
 
-    def create(self, name: str, limits: Limits) -> None: ...
+    def create(self, name: str, limits: Limits, disks: Collection[str] = ()) -> None:
+        """`disks` as `hawker.supervisor.disks` names them."""
+
+    def limit_disks(self, name: str, limits: Limits, disks: Collection[str]) -> None:
+        """Of a group that is there: limit what it reads and writes of each of these disks. `resize` renews that."""
 
     def entered(self, name: str) -> contextlib.AbstractContextManager[None]:
         """The supervisor itself inside the group: what it spawns meanwhile is born there."""
@@ -64,6 +89,9 @@ class Groups(Protocol):
 
     def remove(self, name: str) -> None: ...
 
+    def tidy(self) -> None:
+        """Take away what outlives a group: call it once what was mounted for one is gone, too. May be repeated."""
+
     def close(self) -> None:
         """Remove the parent group, if nothing is left in it."""
 
@@ -84,9 +112,12 @@ def usable(root: Path = ROOT) -> Literal["v1", "v2", ""]:
     return "v1" if all(os.access(root / name / "cgroup.procs", os.W_OK) for name in V1.NEEDED) else ""
 
 
+_RULES = ("read_bps", "write_bps", "read_iops", "write_iops")
+
+
 class V1:
     """Version 1: a hierarchy for each controller. memory, cpu, pids and freezer must be there; cpuacct counts cpu
-    time."""
+    time, blkio limits disks where the kernel can."""
 
     kind = "v1"
     NEEDED = ("memory", "cpu", "pids", "freezer")
@@ -95,7 +126,8 @@ class V1:
         self._parents: dict[str, str] = {}
         self._home: dict[str, str] = {}
         own = _own_groups()
-        for name in (*self.NEEDED, "cpuacct"):
+        throttles = (root / "blkio" / f"blkio.throttle.{_RULES[0]}_device").exists()
+        for name in (*self.NEEDED, "cpuacct", *(("blkio",) if throttles else ())):
             if not (root / name / "cgroup.procs").exists():
                 raise LookupError(name)
             self._parents[name] = f"{root}/{name}/{prefix}"
@@ -103,15 +135,37 @@ class V1:
         # A container runtime makes groups in all hierarchies.
         others = [name for name in os.listdir(root) if name not in self._parents]
         self._others = [f"{root}/{name}/{prefix}" for name in others if os.path.exists(f"{root}/{name}/cgroup.procs")]
+        self._disks = f"{root}/blkio" if throttles else ""
         for parent in self._parents.values():
             os.makedirs(parent, exist_ok=True)
+        self.tidy()
 
-    def create(self, name: str, limits: Limits) -> None:
+    def create(self, name: str, limits: Limits, disks: Collection[str] = ()) -> None:
         for parent in self._parents.values():
             with contextlib.suppress(FileExistsError):
                 os.mkdir(f"{parent}/{name}")
         self._limit_memory(name, limits.memory_mib << 20)
         self._limit_others(name, limits, quota=limits.dedicated)
+        self.limit_disks(name, limits, disks)
+
+    def limit_disks(self, name: str, limits: Limits, disks: Collection[str]) -> None:
+        if not self._disks:
+            return
+        group = f"{self._parents['blkio']}/{name}"
+        for disk in disks:
+            for rule in _RULES:
+                most = limits.disk_bytes if rule.endswith("bps") else limits.disk_operations
+                with _no_such_disk():
+                    _write(f"{group}/blkio.throttle.{rule}_device", f"{disk} {most}")
+            if is_loop(disk):
+                hold_later_writes(self._disks, disk, limits.disk_bytes, limits.disk_operations)
+        if limits.disk_operations:
+            with contextlib.suppress(OSError):  # only with the scheduler BFQ
+                _write(f"{group}/blkio.bfq.weight", limits.disk_weight)
+
+    def _limited_disks(self, name: str) -> list[str]:
+        rules = _read(f"{self._parents['blkio']}/{name}/blkio.throttle.{_RULES[0]}_device") if self._disks else ""
+        return [line.split(" ")[0] for line in rules.splitlines()]
 
     def resize(self, name: str, limits: Limits) -> None:
         wanted = limits.memory_mib << 20
@@ -125,6 +179,7 @@ class V1:
                 self._limit_memory(name, before)
             raise CannotResize(f"memory cannot be limited to {limits.memory_mib} MiB: {error.strerror}") from error
         self._limit_others(name, limits)
+        self.limit_disks(name, limits, self._limited_disks(name))
 
     def _limit_memory(self, name: str, wanted: int, *, grow: bool = False) -> None:
         """The limit of memory and swap together may never be below that of memory."""
@@ -193,7 +248,12 @@ class V1:
             with contextlib.suppress(FileNotFoundError):
                 os.rmdir(f"{parent}/{name}")
 
+    def tidy(self) -> None:
+        if self._disks:
+            forget_unused(self._disks)
+
     def close(self) -> None:
+        self.tidy()
         for parent in (*self._parents.values(), *self._others):
             with contextlib.suppress(OSError):
                 os.rmdir(parent)
@@ -210,22 +270,45 @@ class V2:
             raise LookupError("cpu, memory and pids are not all there")
         self._parent = f"{root}/{prefix}"
         self._home = f"{root}{_own_groups().get('', '/').rstrip('/')}"
-        _write(f"{root}/cgroup.subtree_control", "+cpu +memory +pids")
+        self._disks = "io" in controllers
+        wanted = "+cpu +memory +pids" + " +io" * self._disks
+        _write(f"{root}/cgroup.subtree_control", wanted)
         os.makedirs(self._parent, exist_ok=True)
-        _write(f"{self._parent}/cgroup.subtree_control", "+cpu +memory +pids")
+        _write(f"{self._parent}/cgroup.subtree_control", wanted)
 
-    def create(self, name: str, limits: Limits) -> None:
+    def create(self, name: str, limits: Limits, disks: Collection[str] = ()) -> None:
         group = f"{self._parent}/{name}"
         with contextlib.suppress(FileExistsError):
             os.mkdir(group)
         with contextlib.suppress(OSError):  # without swap the file is missing
             _write(f"{group}/memory.swap.max", 0)
         self._limit(group, limits, quota=limits.dedicated)
+        self.limit_disks(name, limits, disks)
+
+    def limit_disks(self, name: str, limits: Limits, disks: Collection[str]) -> None:
+        """What is written later is the group's own, too, on file systems that can tell whose it is (ext4, btrfs,
+        XFS)."""
+        if not self._disks:
+            return
+        group = f"{self._parent}/{name}"
+        bytes_, operations = limits.disk_bytes or "max", limits.disk_operations or "max"
+        for disk in disks:
+            with _no_such_disk():
+                rule = f"{disk} rbps={bytes_} wbps={bytes_} riops={operations} wiops={operations}"
+                _write(f"{group}/io.max", rule)
+        if limits.disk_operations:
+            for weight in ("io.weight", "io.bfq.weight"):  # of the cost model, and of the scheduler BFQ
+                with contextlib.suppress(OSError):
+                    _write(f"{group}/{weight}", limits.disk_weight)
+
+    def _limited_disks(self, name: str) -> list[str]:
+        return [line.split(" ")[0] for line in _read(f"{self._parent}/{name}/io.max").splitlines()]
 
     def resize(self, name: str, limits: Limits) -> None:
         group = f"{self._parent}/{name}"
         _check_use(limits, self.usage(name)[1], _read(f"{group}/memory.stat"))  # the kernel would kill to make room
         self._limit(group, limits)
+        self.limit_disks(name, limits, self._limited_disks(name))
 
     def _limit(self, group: str, limits: Limits, *, quota: bool = True) -> None:
         _write(f"{group}/memory.max", limits.memory_mib << 20)
@@ -273,6 +356,9 @@ class V2:
         with contextlib.suppress(FileNotFoundError):
             os.rmdir(f"{self._parent}/{name}")
 
+    def tidy(self) -> None:
+        """Nothing does."""
+
     def close(self) -> None:
         with contextlib.suppress(OSError):
             os.rmdir(self._parent)
@@ -295,12 +381,14 @@ def _own_groups() -> dict[str, str]:
     return found
 
 
-def _write(path: str, value: object) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+@contextlib.contextmanager
+def _no_such_disk() -> Iterator[None]:
+    """For disks that the kernel cannot limit, or that are gone."""
     try:
-        os.write(fd, str(value).encode())
-    finally:
-        os.close(fd)
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENODEV, errno.ENXIO):
+            raise
 
 
 def _read(path: str) -> str:

@@ -20,6 +20,8 @@ from hawker.supervisor.trash import Trash
 
 KILL_AGAIN_S: Final = 0.002
 KILL_AGAIN_MOST_S: Final = 0.25
+TIDY_S: Final = 0.1
+TIDY_MOST_S: Final = 20.0
 _CLONE_NEWNS: Final = 0x20000
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -78,12 +80,20 @@ class Common:
             with contextlib.suppress(OSError):  # a dying process may hold it a moment longer
                 if self.groups.kill(name):
                     self.groups.remove(name)
+                    self._tidy()
                     then()
                     return
             longer = min(again_s * 2, KILL_AGAIN_MOST_S)
             self.loop.later(again_s, lambda: self.remove_group(name, then, longer))
         else:
             then()
+
+    def _tidy(self, again_s: float = TIDY_S) -> None:
+        """After a group went: what was mounted for it goes a little later, when the kernel has written the rest."""
+        assert self.groups
+        self.groups.tidy()
+        if again_s < TIDY_MOST_S:
+            self.loop.later(again_s, lambda: self._tidy(4 * again_s))
 
 
 def _enter(namespace: int) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from hawker.supervisor import proc
 from hawker.supervisor.cgroups import CannotResize, Groups, Limits
+from hawker.supervisor.disks import disks_of
 from hawker.supervisor.files import Files, RecordFile
 from hawker.supervisor.output import MachineLog, Pipe
 from hawker.supervisor.programs import CannotStart, Invocation, open_terminal, take_terminal, which
@@ -111,7 +112,7 @@ class Instance:
                 own = argv.index("--") if "--" in argv else len(argv)  # what follows is another program's
                 argv = [a.replace("{status}", str(ends[-1])) if n < own else a for n, a in enumerate(argv)]
             if groups:
-                groups.create(group, limits)
+                groups.create(group, limits, disks_of([work, cwd or work]))
             with groups.entered(group) if groups else contextlib.nullcontext():
                 child = subprocess.Popen(
                     argv,

@@ -11,10 +11,11 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from hawker.supervisor import mounts, proc
+from hawker.supervisor.cgroups import Limits
 from hawker.supervisor.common import Common
 from hawker.supervisor.container import (
     ID,
@@ -27,8 +28,9 @@ from hawker.supervisor.container import (
     runtime_argv,
     unmount_all,
 )
-from hawker.supervisor.instance import STREAMS, group_of
+from hawker.supervisor.disks import disks_of
 from hawker.supervisor.files import RecordFile
+from hawker.supervisor.instance import STREAMS, group_of
 from hawker.supervisor.loop import Timer
 from hawker.supervisor.output import Pipe
 from hawker.supervisor.roots import Root, Roots
@@ -60,6 +62,7 @@ class Making:
         name = "kept" if wanted["persist"] else os.path.basename(self._path)
         self._root = Root(self.machine, name, wanted["size_mib"])
         self._ids = mounts.IdMap(ask["ids"]) if ask["ids"] is not None else None
+        self._disks: list[str] = []
         self._pipes: list[Pipe] = []
         self._go = -1
         self._watch = -1
@@ -68,10 +71,10 @@ class Making:
         self._patience: Timer | None = None  # with it
         self._failure: tuple[str, str] | None = None
         self._over = False
+        self._instance: Container | None = None  # once it is written down
         self._status: int | None = None
         self._made: Callable[[int], None] = lambda pid: None
         self._started: Callable[[Container], None] | None = None
-        self._instance: Container | None = None  # once it is written down
         self._failed: Callable[[str, str], None] = lambda kind, why: None
 
     # --- making ------------------------------------------------------------------------------------------------------
@@ -118,7 +121,13 @@ class Making:
         group = f"/{self.common.group_prefix}/{self._group}"
         config = ask["config"].replace(GROUP, group).replace(PLACE, directory)
         _write(f"{directory}/config.json", config.encode(), 0o600, 0)
-        self._roots.mount(self._root, ask["layers"], f"{directory}/disk", f"{directory}/rootfs", self._ids)
+        own_disk = self._roots.mount(self._root, ask["layers"], f"{directory}/disk", f"{directory}/rootfs", self._ids)
+        self._disks = self._below(own_disk, [source for source, _ in ask["mounts"]])
+
+    def _below(self, own_disk: str, mounted: Iterable[str]) -> list[str]:
+        """The disks below everything that the machine sees."""
+        found = disks_of([self.common.directory, *self._ask["layers"], *mounted])
+        return [*([own_disk] if own_disk else []), *found]
 
     def _open_ends(self) -> dict[int, int]:
         """What the container gets of us, by the number it knows it by. To be closed once it has it."""
@@ -170,9 +179,20 @@ class Making:
         elif status or not self.pid:
             why = complaint(f"{self._directory}/log") or f"exit code {status}"
             self.fail("StartFailed", f"{os.path.basename(self._runtime)}: {why}")
+        elif why := self._unlimited():
+            self.fail("StartFailed", why)
         else:
             self._made(self.pid)
             self.common.loop.later(0, self._unmount)  # the kernel takes its time, and nobody has to wait for it
+
+    def _unlimited(self) -> str:
+        """Limit what a runtime does not: it has no word for what the kernel writes later. What went wrong, or ""."""
+        try:
+            if self.common.groups:
+                self.common.groups.limit_disks(self._group, Limits.of(self._ask["limits"]), self._disks)
+        except OSError as error:
+            return f"what the container reads and writes cannot be limited: {error}"
+        return ""
 
     def _unmount(self) -> None:
         """The container has its own mounts by now."""
@@ -190,6 +210,13 @@ class Making:
         self._started, self._failed = started, failed
         if self._status is not None:
             self._look()
+            return
+        self._instance = self._made_instance()
+        self._instance.roots, self._instance.children = self._roots, self.common.children
+        try:
+            self._instance.write_down()
+        except OSError as error:
+            self.fail("StartFailed", f"the container cannot be recorded: {error}")
             return
         self._watch = self.common.writes.watch(self._path + STATUS, self._look)
         with contextlib.suppress(BrokenPipeError):  # it has ended: we shall be told
@@ -211,13 +238,6 @@ class Making:
 
     def _finish(self, instance: Container, started: Callable[[Container], None]) -> None:
         """Its program runs: from now on it is an instance like any other."""
-        self._instance = self._made_instance()
-        self._instance.roots, self._instance.children = self._roots, self.common.children
-        try:
-            self._instance.write_down()
-        except OSError as error:
-            self.fail("StartFailed", f"the container cannot be recorded: {error}")
-            return
         self._end_waiting()
         instance.pipes = self._pipes
         self.common.children.forget(self.pid)
@@ -265,6 +285,7 @@ class Making:
         self._pipes = []
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path + STATUS)
+        RecordFile(self._path).remove()
         clear_directory(self._directory)
         self._roots.drop(self._root)
         self._failed(*self._failure)
@@ -285,7 +306,6 @@ def _write(path: str, content: bytes, mode: int, owner: int) -> None:
         os.fchown(fd, owner, owner)
         os.fchmod(fd, mode)
         while content:
-        RecordFile(self._path).remove()
             content = content[os.write(fd, content) :]
     finally:
         os.close(fd)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from hawker.supervisor import mounts
+from hawker.supervisor import disks, mounts
 from hawker.supervisor.children import Children
 from hawker.supervisor.trash import Trash
 
@@ -118,18 +118,20 @@ class Roots:
         except OSError as error:
             formatted(str(error))
 
-    def mount(self, root: Root, layers: Iterable[str], place: str, target: str, ids: mounts.IdMap | None) -> None:
-        """Mount the machine's tree at `target`. `place` is a directory for the way there. Raises OSError."""
-        path = self._path(root)
+    def mount(self, root: Root, layers: Iterable[str], place: str, target: str, ids: mounts.IdMap | None) -> str:
+        """Mount the machine's tree at `target`. `place` is a directory for the way there. Gives the disk that it has to
+        itself, "" for none (see `hawker.supervisor.disks`). Raises OSError."""
+        path, disk = self._path(root), ""
         if root.size_mib:
             os.makedirs(place, exist_ok=True)
-            _mount_file(path, place)
+            disk = _mount_file(path, place)
             path = place
         try:
             mounts.mount_overlay(list(layers), f"{path}/upper", f"{path}/work", target, ids=ids, volatile=not root.kept)
         finally:
             if root.size_mib:  # the overlay holds it
                 mounts.unmount(place)
+        return disk
 
     def drop(self, root: Root) -> None:
         """Remove what one instance wrote, unless it is to be kept. Nothing there: success."""
@@ -189,8 +191,8 @@ def _copied(blank: str, path: str) -> str:
     return ""
 
 
-def _mount_file(path: str, target: str) -> None:
-    """Mount the ext4 file system in a file. The loop device goes with the mount."""
+def _mount_file(path: str, target: str) -> str:
+    """Mount the ext4 file system in a file. The loop device, which is given, goes with the mount."""
     backing = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -201,6 +203,7 @@ def _mount_file(path: str, target: str) -> None:
             if done < 0:
                 number = ctypes.get_errno()
                 raise OSError(number, f"{path} cannot be mounted: {os.strerror(number)}")
+            return disks.whole(os.fstat(loop).st_rdev)
         finally:
             os.close(loop)
     finally:

@@ -125,7 +125,7 @@ class Server:
                         machine=machine,
                         argv=ask["argv"],
                         env=ask["env"],
-                        limits=Limits(**ask["limits"]),
+                        limits=Limits.of(ask["limits"]),
                         files=self._files,
                         mark=self._common.mark(machine, key),
                         groups=self._groups,
@@ -252,7 +252,7 @@ class Server:
 
     def _op_resize(self, ask: Ask) -> Any:
         try:
-            self._running(ask).resize(Limits(**ask["limits"]))
+            self._running(ask).resize(Limits.of(ask["limits"]))
         except CannotResize as error:
             raise Refused("Refused", str(error)) from error
 

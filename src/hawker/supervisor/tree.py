@@ -127,7 +127,8 @@ class TreeMaking(Making):
     def _lay_out(self) -> None:
         ask, rootfs = self._ask, f"{self._directory}/rootfs"
         os.makedirs(rootfs)
-        self._roots.mount(self._root, ask["layers"], f"{self._directory}/disk", rootfs, None)
+        own_disk = self._roots.mount(self._root, ask["layers"], f"{self._directory}/disk", rootfs, None)
+        self._disks = self._below(own_disk, [mount["source"] for mount in ask["mounts"]])
         root = os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for path in ("/proc", "/sys", "/dev"):
@@ -155,7 +156,7 @@ class TreeMaking(Making):
             argv[1:1] = ["--go-fd", str(GO_FD), *ask.get("options", ())]
             env = {**ask["env"], proc.MARKER: self.common.mark(self.machine, self.key)}
             if groups:
-                groups.create(self._group, Limits(**ask["limits"]))
+                groups.create(self._group, Limits.of(ask["limits"]), self._disks)
             with groups.entered(self._group) if groups else contextlib.nullcontext():
                 self.pid = self.common.children.spawn(argv, env, ends, self._ended)
         finally:

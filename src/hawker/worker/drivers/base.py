@@ -42,12 +42,15 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Kernel limits of one instance. `cpu_millis` 1000 is one cpu; `dedicated` caps at it, shared only weighs by it."""
+    """Kernel limits of one instance. `cpu_millis` 1000 is one cpu; `dedicated` caps at it, shared only weighs by it.
+    `disk_bytes` and `disk_operations` may be read a second, and again as much written; 0 is without bound."""
 
     cpu_millis: int
     memory_mib: int
     dedicated: bool = False
     pids: int = 4096
+    disk_bytes: int = 0
+    disk_operations: int = 0
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,41 @@
+"""The disks that files are on, and limits of them between a daemon and a supervisor of different versions."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hawker.supervisor.disks import disks_of, is_loop, whole
+from hawker.supervisor.protocol import DISKS, features, understood
+
+DEVICES = [os.makedev(*map(int, (path / "dev").read_text().split(":"))) for path in Path("/sys/block").iterdir()]
+LIMITS = {"cpu_millis": 1000, "memory_mib": 64, "dedicated": False, "pids": 100}
+OF_DISKS = {"disk_bytes": 1 << 20, "disk_operations": 500}
+
+
+def test_files_of_one_disk_have_it_once_and_those_in_memory_have_none(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    paths = [str(tmp_path), str(tmp_path / "file"), "/proc", str(tmp_path / "gone")]
+    assert disks_of(paths) == list(filter(None, [whole(os.stat(tmp_path).st_dev)]))
+    assert disks_of(["/proc", "/sys"]) == []
+
+
+def test_a_whole_disk_is_itself_and_what_is_no_disk_is_none() -> None:
+    assert DEVICES
+    for device in DEVICES:
+        assert whole(device) == f"{os.major(device)}:{os.minor(device)}"
+    assert whole(os.makedev(0, 21)) == whole(os.makedev(4000, 1)) == ""
+
+
+def test_only_devices_of_files_are_loops() -> None:
+    assert is_loop("7:3")
+    assert not is_loop("70:3")
+    assert not is_loop("254:7")
+
+
+def test_a_supervisor_from_before_there_were_limits_of_disks_is_not_asked_for_them() -> None:
+    start = {"key": "a/b", "limits": {**LIMITS, **OF_DISKS}}
+    assert understood(start, []) == {"key": "a/b", "limits": LIMITS}
+    assert understood(start, features([])) == start
+    assert DISKS in features([])
+    assert understood({"key": "a/b"}, []) == {"key": "a/b"}
