@@ -131,6 +131,16 @@ def test_what_is_no_range_of_ports_is_refused(ports: str, tmp_path: Path) -> Non
         of_worker(tmp_path, f'ports = "{ports}"')
 
 
+def test_disks_are_shared_out_as_the_operator_says(tmp_path: Path) -> None:
+    for text, scale in (("", 1.0), ("disk_scale = 2", 2.0), ("disk_scale = 0.5", 0.5), ("disk_scale = 0", 0)):
+        worker = of_worker(tmp_path, text).worker
+        assert worker
+        assert worker.disk_scale == scale
+    for text in ("-1", "inf", "nan", "1e9"):
+        with pytest.raises(Invalid, match=r"worker\.disk_scale: .*0 for no bound"):
+            of_worker(tmp_path, f"disk_scale = {text}")
+
+
 @pytest.mark.parametrize("field", ['listens = "a"', 'images = "b"'])
 def test_a_field_that_a_worker_does_not_have_is_refused(field: str, tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="unknown field"):

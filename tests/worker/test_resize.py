@@ -46,6 +46,18 @@ async def test_a_machine_that_runs_has_another_size_and_is_the_same_program(tmp_
 
 
 @virtual_time
+async def test_a_larger_machine_reads_and_writes_faster_at_once(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await worker.run_machine()
+        instance = worker.machine(machine).instance
+        limits = worker.world.limits[instance]
+        assert (limits.disk_bytes, limits.disk_operations) == (16 << 20, 4000)
+        await resize(worker, machine, 1024, 4)
+        limits = worker.world.limits[instance]
+        assert (limits.disk_bytes, limits.disk_operations) == (32 << 20, 8000)
+
+
+@virtual_time
 async def test_what_the_worker_has_no_room_for_is_refused_with_true_figures(tmp_path: Path) -> None:
     async with a_worker(tmp_path, capacity=SMALL) as worker:
         machine = await worker.run_machine("a")

@@ -119,6 +119,7 @@ class Agent:
             host=host,
             port=port,
             ports=role.port_range(),
+            disk_scale=role.disk_scale,
         )
         outfit = await self._make_outfit(settings, role, self._host)
         stack.push_async_callback(outfit.close)

@@ -14,6 +14,7 @@ alice = "..."
 [worker]
 listen = "0.0.0.0:4281"
 capacity = { cpus_shared = 16, cpus_dedicated = 1, memory_mib = 2048, disk_mib = 20480, machines = 100 }
+disk_scale = 1.0          # how fast disks are, by what machines of their size have (docs/isolation.md); 0: no limit
 ports = "20000-29999"     # of the host, for what machines publish; workers of one host need ranges of their own
 # drivers = ["process", "container", "microvm"]   # by default all that this host can run
 
@@ -60,6 +61,7 @@ from hawker.network.base import Settings as Network
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """Of agents and regions: they go into addresses of the API, headers and packets."""
+_DISK_SCALE_MAX = 1000.0
 
 
 class TokenSettings(msgspec.Struct, forbid_unknown_fields=True):
@@ -74,9 +76,16 @@ class WorkerRole(msgspec.Struct, forbid_unknown_fields=True):
     capacity: Resources | None = None
     cgroups: bool = True
     ports: str = "20000-29999"
+    disk_scale: float = 1.0
     drivers: list[str] = []
     network: Network = msgspec.field(default_factory=Network)
     settings: dict[str, dict[str, Any]] = {}
+
+    def check(self) -> None:
+        """Raises `Invalid`."""
+        self.port_range()
+        if not 0 <= self.disk_scale <= _DISK_SCALE_MAX:
+            raise Invalid("worker.disk_scale", self.disk_scale, "write a factor such as 2.0, or 0 for no bound")
 
     def port_range(self) -> range:
         """Raises `Invalid`."""
@@ -177,7 +186,7 @@ def read_settings(path: Path) -> AgentSettings:
             raise Invalid("catalog.keys", key, "each key is a text of its own, and not empty")
     settings.images.check()
     if settings.worker:
-        settings.worker.port_range()
+        settings.worker.check()
     if settings.worker is None and settings.broker is None:
         raise Invalid("config", settings.name, "enable a role: [worker], [broker] or both")
     return settings

@@ -59,7 +59,8 @@ STOP_GRACE_S = 5.0
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker: its name, region, what it may give out, where it keeps its state, where others reach it."""
+    """One worker: its name, region, what it may give out, where it keeps its state, where others reach it.
+    `disk_scale` as in `limits_of`."""
 
     name: str
     region: str
@@ -68,6 +69,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 0
     ports: range = PORTS  # of the host, for what machines publish
+    disk_scale: float = 1.0
 
 
 class Worker:
@@ -127,7 +129,8 @@ class Worker:
         log = MachineLog(host, settings.capacity, settings.ports, self._network.holder if self._network else nobody)
         self.superseding = superseding = Superseding(settings.name, catalog)
         launches = Launches()
-        flows = MachineFlows(store, host, driver, log, superseding.by, self._images, launched=launches.launched)
+        scale = settings.disk_scale
+        flows = MachineFlows(store, host, driver, log, superseding.by, self._images, scale, launched=launches.launched)
         self.runner = runner = Runner(store, host, flows.all(), self.metrics)
         self.exits = exits = Exits(store, host, driver, log, runner)
         runner.on_end = exits.on_end

@@ -24,7 +24,7 @@ after a failure or a cancel first removes what a launch may have left. Which run
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -59,6 +59,10 @@ def launching(config: Config) -> list[str]:
     return ["launch"] if config.of_host else ["prepare", "launch"]
 
 
+async def _nobody_waits(run: str, instance: str) -> None:
+    """For a program to run."""
+
+
 class Before(msgspec.Struct, frozen=True, kw_only=True):
     """What an update changes of a machine that runs: fields of its row, as they were."""
 
@@ -81,12 +85,14 @@ class MachineFlows:
         log: MachineLog,
         superseded: Callable[[MachineRow], str] = lambda machine: "",
         images: ImageSource | None = None,
+        disk_scale: float = 1.0,
         *,
-        launched: Callable[[str, str], None] = lambda run, instance: None,
+        launched: Callable[[str, str], Awaitable[None]] = _nobody_waits,
     ) -> None:
-        """`superseded` says why a machine must not be started here any more, or "". `launched` is told of a run and its
-        instance as soon as the program runs, before that is committed."""
+        """`superseded` says why a machine must not be started here any more, or "". `disk_scale` as in `limits_of`.
+        `launched` is told of a run and its instance as soon as the program runs, before that is committed."""
         self._launched = launched
+        self._disk_scale = disk_scale
         self._images = images
         self._store = store
         self._host = host
@@ -155,13 +161,14 @@ class MachineFlows:
 
     async def _launch(self, context: StepContext) -> Done:
         machine = self._not_superseded(context.run)
+        spec = instance_spec(machine, context.key, self._disk_scale)
         try:
-            instance = await self._driver.of(machine.driver).start(instance_spec(machine, context.key))
+            instance = await self._driver.of(machine.driver).start(spec)
         except (StartFailed, NotSupported, ImageError) as error:
             raise Abort(str(error)) from error
         except (Unreachable, DiskFull, NetworkError) as error:
             raise _tried(context, str(error)) from error
-        self._launched(context.run.id, instance.key)
+        await self._launched(context.run.id, instance.key)
 
         def commit(tx: Tx, run: RunRow) -> None:
             row = get_machine(tx, run.resource)
@@ -244,7 +251,7 @@ class MachineFlows:
             await self._had(context.run).resume(key)
         except UnknownInstance as error:
             raise Abort("the suspended program is gone") from error
-        self._launched(context.run.id, key)
+        await self._launched(context.run.id, key)
 
         def commit(tx: Tx, run: RunRow) -> None:
             row = self._log.move(tx, get_machine(tx, run.resource), State.started, cause=run.cause)
@@ -254,8 +261,9 @@ class MachineFlows:
 
     async def _resize(self, context: StepContext) -> Done:
         guest = msgspec.convert(context.run.args["guest"], Guest)
+        limits = limits_of(guest, self._disk_scale)
         try:
-            await self._had(context.run).resize(context.run.args["instance"], limits_of(guest))
+            await self._had(context.run).resize(context.run.args["instance"], limits)
         except UnknownInstance as error:
             raise Abort("the program ended before it could be resized") from error
         except (Refused, NotSupported) as error:
@@ -290,7 +298,7 @@ class MachineFlows:
         if run.flow == "machine.resize":
             row = get_machine(self._store.read, run.resource)
             with suppress(UnknownInstance, NotSupported, Refused):  # as it was: what it had it may have
-                await self._had(run).resize(key, limits_of(check_config(row.config).guest))
+                await self._had(run).resize(key, limits_of(check_config(row.config).guest, self._disk_scale))
             return Done(self._settle)
         if "before" in run.args and "prepare" not in run.outputs:  # nothing was stopped yet
             with suppress(UnknownInstance):  # it was lost with its host: then there is nothing to go back to

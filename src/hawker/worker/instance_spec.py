@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from hawker.core.disks import disk_speed
 from hawker.model.config import PROCESS, Config, check_config
 from hawker.model.guest import Guest
 from hawker.model.rows import MachineRow
 from hawker.model.values import pinned
+from hawker.network.addresses import number
 from hawker.worker.drivers.base import Dns, File, InstanceSpec, Limits, Network, Publish, Root, Tmpfs
 
 SHARED_CPU_MILLIS = 62  # a sixteenth of a core, the share that upstream documents for one shared cpu
@@ -17,16 +19,20 @@ def reference_of(machine: MachineRow) -> str:
     return pinned(str(machine.config["image"]), machine.image_digest)
 
 
-def limits_of(guest: Guest) -> Limits:
+def limits_of(guest: Guest, disk_scale: float = 1.0) -> Limits:
+    """`disk_scale`: how fast this worker's disks are shared out, beside what upstream documents; 0 is without bound."""
     dedicated = guest.cpu_kind == "performance"
+    speed = disk_speed(guest, disk_scale)
     return Limits(
         cpu_millis=guest.cpus * (1000 if dedicated else SHARED_CPU_MILLIS),
         memory_mib=guest.memory_mb,
         dedicated=dedicated,
+        disk_bytes=speed.bytes,
+        disk_operations=speed.operations,
     )
 
 
-def instance_spec(machine: MachineRow, key: str) -> InstanceSpec:
+def instance_spec(machine: MachineRow, key: str, disk_scale: float = 1.0) -> InstanceSpec:
     """The machine's command line, its environment with ours on top, its limits, and what is put into it."""
     config = check_config(machine.config)
     command = config.command
@@ -39,7 +45,7 @@ def instance_spec(machine: MachineRow, key: str) -> InstanceSpec:
         entrypoint=() if config.of_host else command.entrypoint,
         cmd=() if config.of_host else command.cmd,
         env=_environment(machine, config),
-        limits=limits_of(config.guest),
+        limits=limits_of(config.guest, disk_scale),
         user=config.user,
         tty=config.tty,
         hostname=config.dns.hostname or machine.id,
@@ -53,19 +59,13 @@ def instance_spec(machine: MachineRow, key: str) -> InstanceSpec:
 
 def _network(machine: MachineRow) -> Network:
     return Network(
-        number=network_number(machine.private_ip),
+        number=number(machine.private_ip),
         address=machine.private_ip,
         publish=[
             Publish(protocol=port.protocol, internal_port=port.internal_port, host_port=port.host_port)
             for port in machine.ports
         ],
     )
-
-
-def network_number(address: str) -> int:
-    """The app's network in a private address: 32 bits after `fdaa` (see `worker.market.private_ip`)."""
-    _, high, low, *_ = address.split(":")
-    return int(high, 16) << 16 | int(low, 16)
 
 
 def _environment(machine: MachineRow, config: Config) -> dict[str, str]:
