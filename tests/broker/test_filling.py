@@ -20,10 +20,11 @@ from hawker.model.config import check_config
 from hawker.model.guest import Resources
 from hawker.model.machine import State
 from hawker.model.market import Ask, Offer, Order, Refusal, Reservation
-from hawker.model.rows import MachineRow
+from hawker.model.rows import ClaimRow, MachineRow
 from hawker.store.tx import Tx
 from hawker.telemetry import Metrics
 from hawker.worker import ledger
+from hawker.worker.claims import claim
 from hawker.worker.machine_log import get_machine
 
 
@@ -77,9 +78,9 @@ class Link:
             case "fate":
                 return {"fate": market.fate(body["key"])}
             case "claim" if "order" in body:
-                return await market.claim(**{"claim_id" if k == "id" else k: v for k, v in body.items()})
+                return await claim(self._worker.store, **{"claim_id" if k == "id" else k: v for k, v in body.items()})
             case "claim":
-                return msgspec.Raw(msgspec.json.encode(market.claimed(body["id"])))
+                return msgspec.Raw(msgspec.json.encode(self._worker.store.read.get(ClaimRow, body["id"])))
             case machine:
                 return _view(get_machine(self._worker.store.read, machine))
 

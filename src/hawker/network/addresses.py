@@ -70,8 +70,14 @@ def number(address: str) -> int:
 
 def worker_address(worker: str) -> str:
     """The worker's own: where its resolver listens, and whom machines see when the host calls them."""
-    host = int.from_bytes(blake2b(worker.encode(), digest_size=4).digest(), "big")
-    return str(IPv6Address(0xFDAA << 112 | host << 48 | 3))
+    return str(IPv6Address(0xFDAA << 112 | _host(worker) << 48 | 3))
+
+
+def machine_address(network: int, worker: str, machine: str) -> str:
+    """Of a machine that this worker makes, with all its eight groups, as the API shows it."""
+    host, low = _host(worker), int(machine, 16) & 0xFFFF_FFFF
+    groups = (network >> 16, network & 0xFFFF, host >> 16, host & 0xFFFF, low >> 16, low & 0xFFFF)
+    return ":".join(["fdaa", *(f"{group:x}" for group in groups), "2"])
 
 
 def is_machine(address: str, pool: IPv4Network) -> bool:
@@ -90,6 +96,10 @@ def pick4(worker: str, machine: str, pool: IPv4Network, taken: set[str] | frozen
         if address not in taken:
             return address
     raise LookupError(f"all {size} addresses of {pool} are in use")
+
+
+def _host(worker: str) -> int:
+    return int.from_bytes(blake2b(worker.encode(), digest_size=4).digest(), "big")
 
 
 def _digest(*parts: str) -> bytes:

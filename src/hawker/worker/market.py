@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from hashlib import blake2b
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
@@ -26,7 +25,6 @@ from hawker.model.machine import State
 from hawker.model.market import Ask, Decision, Offer, Order, Reason, Refusal, Reservation
 from hawker.model.rows import (
     AppRow,
-    ClaimRow,
     DecisionRow,
     FillRow,
     LeaseRow,
@@ -38,6 +36,7 @@ from hawker.model.rows import (
     WorkerRow,
 )
 from hawker.model.values import is_host_image
+from hawker.network.addresses import machine_address
 from hawker.store.db import Store
 from hawker.store.tx import Reads, Tx
 from hawker.worker import leases, ledger, ports
@@ -235,27 +234,6 @@ class Market:
             return "unknown"
         return "held" if _holds(there, self._host.now_ms()) else "released"
 
-    def claimed(self, claim_id: str) -> ClaimRow | None:
-        """The claim in force for a client's idempotency key."""
-        return self._store.read.get(ClaimRow, claim_id)
-
-    async def claim(self, claim_id: str, worker: str, order: str, replaces: str) -> ClaimRow:
-        """On the arbiter of a client's idempotency key: let `order` on `worker` be the one that may fill it.
-
-        The first claim wins; a later one only when it names the order it `replaces`. Returns the claim in force.
-        """
-
-        def change(tx: Tx) -> ClaimRow:
-            there = tx.get(ClaimRow, claim_id)
-            if there and there.order != replaces:
-                return there
-            tx.record("claim.taken", claim_id, cause=f"order {order}")
-            row = ClaimRow(id=claim_id, worker=worker, order=order, at_ms=tx.now_ms)
-            tx.put(row)
-            return row
-
-        return await self._store.submit(change)
-
     async def sweep(self) -> int:
         """Lapse reservations whose time ran out, and forget keys of orders that ended long ago. Returns how many
         lapsed. Also asks the drivers again now and then."""
@@ -381,7 +359,7 @@ class Market:
             created_at_ms=tx.now_ms,
             updated_at_ms=tx.now_ms,
             cause=_cause(order),
-            private_ip=private_ip(app.number, self._name, reservation.machine),
+            private_ip=machine_address(app.number, self._name, reservation.machine),
             order=order.key,
             generation=order.generation,
             cordoned=order.cordoned,
@@ -403,17 +381,6 @@ class _Refused(Exception):
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.sentence())
         self.refusal = refusal
-
-
-def private_ip(network: int, worker: str, machine: str) -> str:
-    """The machine's address in the private network's layout: fdaa, network, host, machine, 2 (eight groups).
-
-    Reserved for the private network, which is not built yet: nothing listens on it.
-    """
-    host = int.from_bytes(blake2b(worker.encode(), digest_size=4).digest(), "big")
-    low = int(machine, 16) & 0xFFFFFFFF
-    groups = (network >> 16, network & 0xFFFF, host >> 16, host & 0xFFFF, low >> 16, low & 0xFFFF)
-    return ":".join(["fdaa", *(f"{g:x}" for g in groups), "2"])
 
 
 def runtime_of(config: Mapping[str, Any]) -> str:

@@ -20,11 +20,12 @@ from hawker.errors import HawkerError, Invalid, NotFound
 from hawker.http.app import Handler
 from hawker.http.call import Call
 from hawker.model.market import Ask, Decision, Order
-from hawker.model.rows import AppRow, MachineRow, TallyRow, WorkerRow
+from hawker.model.rows import AppRow, ClaimRow, MachineRow, TallyRow, WorkerRow
 from hawker.store.db import Store
 from hawker.store.sql import run_query
 from hawker.store.tx import Tx
 from hawker.worker import ledger
+from hawker.worker.claims import claim
 from hawker.worker.drivers.base import Driver
 from hawker.worker.machine_api import MachineApi
 from hawker.worker.machine_log import MachineLog
@@ -172,8 +173,8 @@ class MarketApi:
     async def claim(self, call: Call) -> Any:
         item = call.read(Claim)
         if not item.order:
-            return self._market.claimed(item.id)
-        return await self._market.claim(item.id, item.worker, item.order, item.replaces)
+            return self._store.read.get(ClaimRow, item.id)
+        return await claim(self._store, item.id, item.worker, item.order, item.replaces)
 
     async def apps(self, call: Call) -> Any:
         name = call.query("name")
