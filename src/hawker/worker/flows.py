@@ -24,7 +24,7 @@ after a failure or a cancel first removes what a launch may have left. Which run
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -59,6 +59,10 @@ def launching(config: Config) -> list[str]:
     return ["launch"] if config.of_host else ["prepare", "launch"]
 
 
+async def _nobody_waits(run: str, instance: str) -> None:
+    """For a program to run."""
+
+
 class Before(msgspec.Struct, frozen=True, kw_only=True):
     """What an update changes of a machine that runs: fields of its row, as they were."""
 
@@ -83,7 +87,7 @@ class MachineFlows:
         images: ImageSource | None = None,
         disk_scale: float = 1.0,
         *,
-        launched: Callable[[str, str], None] = lambda run, instance: None,
+        launched: Callable[[str, str], Awaitable[None]] = _nobody_waits,
     ) -> None:
         """`superseded` says why a machine must not be started here any more, or "". `disk_scale` as in `limits_of`.
         `launched` is told of a run and its instance as soon as the program runs, before that is committed."""
@@ -164,7 +168,7 @@ class MachineFlows:
             raise Abort(str(error)) from error
         except (Unreachable, DiskFull, NetworkError) as error:
             raise _tried(context, str(error)) from error
-        self._launched(context.run.id, instance.key)
+        await self._launched(context.run.id, instance.key)
 
         def commit(tx: Tx, run: RunRow) -> None:
             row = get_machine(tx, run.resource)
@@ -247,7 +251,7 @@ class MachineFlows:
             await self._had(context.run).resume(key)
         except UnknownInstance as error:
             raise Abort("the suspended program is gone") from error
-        self._launched(context.run.id, key)
+        await self._launched(context.run.id, key)
 
         def commit(tx: Tx, run: RunRow) -> None:
             row = self._log.move(tx, get_machine(tx, run.resource), State.started, cause=run.cause)
