@@ -22,23 +22,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from math import inf
-from typing import Any
 
 import msgspec
 
 from hawker.core.rendezvous import weight
+from hawker.core.seats import Candidate as Candidate
+from hawker.core.seats import Region, has_room, is_coming, is_open, less_loaded, list_of, to_start
+from hawker.core.seats import Seat as Seat
 from hawker.model.regions import expand
 
 LOAD_KNOWN_S = 1.0
 """What another proxy said of its machine's load counts for so long: without news of it, the machine is tried again."""
 LAPSE_S = 0.05
 """Seats whose rest or whose news is over are looked for at most so often."""
-
-RUNNING = "started"
-COMING = frozenset({"created", "starting", "restarting", "updating", "replacing"})
-"""States of a machine that somebody else is about to bring up; to start it would be refused."""
-ASLEEP = frozenset({"stopped", "suspended", "stopping", "suspending"})
-"""States that a start ends, or will end when the stop is over."""
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,55 +50,6 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ANY = Wishes()
-
-
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rows say of a machine. `healthy`: its checks pass, or it has none. `hard` 0: no limit."""
-
-    machine: str
-    region: str
-    state: str
-    cordoned: bool = False
-    healthy: bool = True
-    soft: int = 20
-    hard: int = 0
-    autostart: bool = True
-
-
-class Seat:
-    """A machine in a pool. To be read only, but for `data`, which is the caller's own."""
-
-    __slots__ = (
-        *("closing", "data", "hard", "home", "in_flight", "list", "machine", "others", "own", "place", "region"),
-        *("rests_until", "row", "soft", "told_until", "waking", "weight"),
-    )
-
-    def __init__(self, row: Candidate, of: tuple[bytes, str]) -> None:
-        self.row = row
-        self.machine = row.machine
-        self.region = row.region
-        self.soft = row.soft
-        self.hard = row.hard
-        self.own = 0
-        self.others = 0
-        self.in_flight = 0
-        """`own`, and `others` that another proxy told of."""
-        self.waking = False
-        self.closing = False
-        self.rests_until = 0.0
-        self.told_until = inf
-        self.data: Any = None
-        self.weight = of
-        self.home: _Region | None = None
-        self.list: list[Seat] | None = None
-        self.place = 0
-
-    def __repr__(self) -> str:
-        return f"<Seat {self.machine} {self.row.state} {self.in_flight}/{self.soft}/{self.hard}>"
-
-    @property
-    def full(self) -> bool:
-        return 0 < self.hard <= self.in_flight
 
 
 class Take(msgspec.Struct, frozen=True):
@@ -137,23 +84,6 @@ FULL = Nothing("PR03", "all machines are at their hard limits", True)
 TRIED = Nothing("PC07", "all machines were tried", True)
 
 
-class _Region:
-    """The seats of a region, each in one of the lists, or in none."""
-
-    __slots__ = ("asleep", "busy", "coming", "free", "full", "leaving", "name", "seats", "unwell")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.free: list[Seat] = []
-        self.busy: list[Seat] = []
-        self.full: list[Seat] = []
-        self.leaving: list[Seat] = []
-        self.coming: list[Seat] = []
-        self.asleep: list[Seat] = []
-        self.unwell: list[Seat] = []
-        self.seats = 0
-
-
 class Pool:
     """The machines of a service. `region` is where this proxy is, `regions` are others, the nearest first; regions of
     machines that are in neither come last. `random` gives numbers from 0 to below 1."""
@@ -162,7 +92,7 @@ class Pool:
         self.app = app
         self.seats: dict[str, Seat] = {}
         self._random = random
-        self._here = _Region(region)
+        self._here = Region(region)
         self._order = list(dict.fromkeys((region, *regions)))
         self._regions = {region: self._here}
         self._parted: dict[str, Seat] = {}  # machines whose rows are gone, with requests still in flight
@@ -182,7 +112,7 @@ class Pool:
             return seat
         home = self._regions.get(row.region)
         if home is None:
-            home = self._regions[row.region] = _Region(row.region)
+            home = self._regions[row.region] = Region(row.region)
             if row.region not in self._order:
                 self._order.append(row.region)
         if seat.home is not home:
@@ -217,7 +147,7 @@ class Pool:
     def leave(self, seat: Seat) -> None:
         seat.own -= 1
         seat.in_flight -= 1
-        if seat.in_flight < seat.soft or seat.in_flight == seat.hard - 1:
+        if seat.in_flight == seat.soft - 1 or seat.in_flight == seat.hard - 1:
             self._place(seat)
         if not seat.own and self._parted:
             self._parted.pop(seat.machine, None)
@@ -269,7 +199,7 @@ class Pool:
         else:
             one = int(self._random() * count)
             two = int(self._random() * (count - 1))
-            seat = _less_loaded(free[one], free[two if two < one else two + 1])
+            seat = less_loaded(free[one], free[two if two < one else two + 1])
         seat.own += 1
         seat.in_flight += 1
         if seat.in_flight == seat.soft or seat.in_flight == seat.hard:
@@ -285,10 +215,10 @@ class Pool:
             return self._forced(wishes, regions, tried)
         if wishes.prefer_machine not in tried and wishes.prefer_machine != wishes.not_machine:
             seat = self.seats.get(wishes.prefer_machine)
-            if seat is not None and _open(seat) and (not wishes.force_regions or seat.region in regions):
+            if seat is not None and is_open(seat) and (not wishes.force_regions or seat.region in regions):
                 return Take(seat)
         out = {*tried, wishes.not_machine}
-        waited: Start | None = None
+        waited: Seat | None = None
         for name in regions:
             home = self._regions.get(name)
             if home is None or not home.seats:
@@ -296,12 +226,12 @@ class Pool:
             start = None
             seat = self._draw(home.free, out)
             if seat is None:
-                start = _to_start(home, out)
-                seat = self._draw(home.busy, out) or self._draw(filter(_has_room, home.leaving), out)
+                start = to_start(home, out)
+                seat = self._draw(home.busy, out) or self._draw(filter(has_room, home.leaving), out)
             waited = waited or start
             if seat is not None:
-                return Take(seat, None if waited is None or waited.pending else waited.seat)
-        return waited or self._why(regions, out)
+                return Take(seat, None if waited is None or is_coming(waited) else waited)
+        return Start(waited, is_coming(waited)) if waited else self._why(regions, out)
 
     def _forced(self, wishes: Wishes, regions: Sequence[str], tried: Collection[str]) -> Decision:
         seat = self.seats.get(wishes.force_machine)
@@ -311,10 +241,10 @@ class Pool:
             return TRIED
         home = seat.home
         assert home is not None  # every seat of `seats` has one
-        if _open(seat) or (seat.list is home.leaving and not seat.full):
+        if is_open(seat) or (seat.list is home.leaving and not seat.full):
             return Take(seat)
         if seat.list is home.coming or seat.list is home.asleep:
-            return FULL if seat.full else Start(seat, seat.list is home.coming)
+            return FULL if seat.full else Start(seat, is_coming(seat))
         if seat.list is home.full or seat.list is home.leaving:
             return FULL
         return UNWELL if seat.list is home.unwell else NOT_HERE
@@ -343,7 +273,7 @@ class Pool:
             return left[0] if left else None
         one = int(self._random() * count)
         two = int(self._random() * (count - 1))
-        return _less_loaded(left[one], left[two if two < one else two + 1])
+        return less_loaded(left[one], left[two if two < one else two + 1])
 
     # --- where a seat is ---
 
@@ -352,7 +282,7 @@ class Pool:
         home = seat.home
         if home is None:
             return
-        there = _list_of(seat, home)
+        there = list_of(seat, home)
         if there is seat.list:
             return
         self._take_out(seat)
@@ -395,51 +325,3 @@ class Pool:
                 self._watch(seat, min(untils))
             else:
                 self._timed.discard(seat)
-
-
-def _list_of(seat: Seat, home: _Region) -> list[Seat] | None:
-    row = seat.row
-    if row.cordoned:
-        return None
-    if seat.rests_until:
-        return home.unwell
-    if seat.waking:
-        return home.coming
-    if row.state == RUNNING:
-        if not row.healthy:
-            return home.unwell
-        if seat.closing:
-            return home.leaving
-        count = seat.in_flight
-        if count < seat.soft and (count < seat.hard or not seat.hard):
-            return home.free
-        return home.busy if count < seat.hard or not seat.hard else home.full
-    if row.state in COMING:
-        return home.coming
-    return home.asleep if row.state in ASLEEP and row.autostart else None
-
-
-def _to_start(home: _Region, out: Collection[str]) -> Start | None:
-    """What the request would wait for: one that is on its way with room for it, or the one to start."""
-    coming = [seat for seat in home.coming if seat.machine not in out and not seat.full]
-    if coming:
-        return Start(min(coming, key=lambda seat: (seat.in_flight, seat.weight)), pending=True)
-    asleep = [seat for seat in home.asleep if seat.machine not in out and not seat.full]
-    if not asleep:
-        return None
-    return Start(
-        max(asleep, key=lambda seat: (seat.row.state == "suspended", seat.row.state == "stopped", seat.weight))
-    )
-
-
-def _open(seat: Seat) -> bool:
-    home = seat.home
-    return home is not None and (seat.list is home.free or seat.list is home.busy)
-
-
-def _has_room(seat: Seat) -> bool:
-    return not seat.full
-
-
-def _less_loaded(one: Seat, two: Seat) -> Seat:
-    return two if two.in_flight * one.soft < one.in_flight * two.soft else one

@@ -1,0 +1,576 @@
+"""Which machine takes a request, and which is started when none can."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Collection
+from itertools import permutations
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from hawker.core.rendezvous import ranked
+from hawker.core.routing import (
+    ANY,
+    FULL,
+    GONE,
+    LOAD_KNOWN_S,
+    NOT_HERE,
+    TRIED,
+    UNWELL,
+    Decision,
+    Nothing,
+    Pool,
+    Start,
+    Take,
+    Wishes,
+)
+from hawker.core.seats import ASLEEP, COMING, Candidate, Seat, list_of
+
+NAMES = ("m1", "m2", "m3", "m4", "m5")
+
+
+def candidate(machine: str, **fields: Any) -> Candidate:
+    return Candidate(**{"machine": machine, "region": "ams", "state": "started", "soft": 2, "hard": 3, **fields})
+
+
+def pool_of(*rows: Candidate, regions: Collection[str] = (), seed: int = 0) -> Pool:
+    pool = Pool("web", "ams", [*regions], random=random.Random(seed).random)
+    for row in rows:
+        pool.put(row)
+    return pool
+
+
+def load(pool: Pool, **in_flight: int) -> Pool:
+    for machine, count in in_flight.items():
+        for _ in range(count):
+            pool.enter(pool.seats[machine])
+    return pool
+
+
+def decided(
+    pool: Pool, wishes: Wishes = ANY, tried: Collection[str] = (), now: float = 0.0
+) -> tuple[str, ...] | Nothing:
+    """("take", machine), ("take", machine, the one that is started) or ("start"|"wait", machine)."""
+    found = pool.decide(now, wishes, tried)
+    match found:
+        case Take(seat, starting):
+            return ("take", seat.machine, *([starting.machine] if starting else []))
+        case Start(seat, pending):
+            return ("wait" if pending else "start", seat.machine)
+        case Nothing():
+            return found
+
+
+def taken(pool: Pool, wishes: Wishes = ANY, tried: Collection[str] = (), now: float = 0.0) -> str | None:
+    seat = pool.take(now, wishes, tried)
+    return seat.machine if seat else None
+
+
+# --- load ---
+
+
+def test_requests_spread_and_none_goes_over_a_soft_limit_while_another_is_below() -> None:
+    pool = pool_of(*(candidate(name, soft=10, hard=0) for name in NAMES))
+    assert Counter(taken(pool) for _ in range(50)) == dict.fromkeys(NAMES, 10)
+    assert taken(pool) is None
+
+
+def test_of_two_machines_the_less_loaded_for_its_size_takes_it() -> None:
+    pool = load(pool_of(candidate("small", soft=4, hard=0), candidate("large", soft=40, hard=0)), small=1, large=9)
+    assert taken(pool) == "large"
+    assert taken(pool) == "small"
+
+
+def test_of_two_machines_it_is_always_the_less_loaded() -> None:
+    pool = load(pool_of(candidate("m1", soft=200, hard=0), candidate("m2", soft=200, hard=0)), m1=100)
+    assert {taken(pool) for _ in range(99)} == {"m2"}
+
+
+def test_two_drawn_at_random_are_far_more_even_than_one() -> None:
+    pool = pool_of(*(candidate(f"m{n}", soft=1000, hard=0) for n in range(100)))
+    for _ in range(1000):
+        pool.take(0)
+    counts = [seat.in_flight for seat in pool.seats.values()]
+    assert max(counts) <= 13, "one at random: 20 or more"
+    assert min(counts) >= 4
+
+
+def test_above_the_soft_limit_requests_go_on_to_the_hard_one_when_all_are_there() -> None:
+    pool = load(pool_of(candidate("m1"), candidate("m2")), m1=2, m2=2)
+    assert taken(pool) is None, "to be decided: something may be started"
+    for _ in range(2):
+        found = pool.decide(0)
+        assert isinstance(found, Take)
+        pool.enter(found.seat)
+    assert {seat.in_flight for seat in pool.seats.values()} == {3}
+    assert decided(pool) is FULL
+
+
+def test_a_request_that_ends_makes_room() -> None:
+    pool = load(pool_of(candidate("m1")), m1=3)
+    assert decided(pool) is FULL
+    pool.leave(pool.seats["m1"])
+    assert decided(pool) == ("take", "m1")
+    assert taken(pool) is None
+    pool.leave(pool.seats["m1"])
+    assert taken(pool) == "m1"
+
+
+def test_a_limit_that_is_lowered_below_what_is_in_flight_holds_at_once() -> None:
+    pool = load(pool_of(candidate("m1", hard=0)), m1=5)
+    assert decided(pool) == ("take", "m1")
+    pool.put(candidate("m1", soft=1, hard=2))
+    assert decided(pool) is FULL
+
+
+def test_a_hard_limit_below_the_soft_one_holds() -> None:
+    assert decided(load(pool_of(candidate("m1", soft=5, hard=2)), m1=2)) is FULL
+
+
+# --- starting ---
+
+
+def test_a_sleeping_app_has_one_machine_started_and_the_rest_of_the_requests_wait_for_it() -> None:
+    pool = pool_of(*(candidate(name, state="stopped", hard=0) for name in NAMES))
+    first = ranked("web", NAMES)[0]
+    assert decided(pool) == ("start", first)
+    pool.waking(pool.seats[first], True)
+    for _ in range(1000):
+        assert decided(pool) == ("wait", first)
+        pool.enter(pool.seats[first])
+    pool.put(candidate(first, hard=0))
+    assert decided(pool) == ("wait", first), "it is said to run, but not known to take requests"
+    pool.waking(pool.seats[first], False)
+    assert decided(pool)[:2] == ("take", first)  # type: ignore[index]
+
+
+def test_when_more_wait_than_a_machine_may_ever_take_another_is_started() -> None:
+    pool = pool_of(*(candidate(name, state="stopped", hard=3) for name in NAMES))
+    first, second = ranked("web", NAMES)[:2]
+    pool.waking(pool.seats[first], True)
+    load(pool, **{first: 3})
+    assert decided(pool) == ("start", second)
+
+
+def test_while_a_machine_runs_below_its_hard_limit_the_start_is_beside_the_request() -> None:
+    pool = load(pool_of(candidate("m1"), candidate("m2", state="stopped"), candidate("m3", state="stopped")), m1=2)
+    second = ranked("web", ["m2", "m3"])[0]
+    assert decided(pool) == ("take", "m1", second)
+    pool.put(candidate(second, state="starting"))
+    assert decided(pool) == ("take", "m1"), "one is on its way: no other is started"
+    load(pool, m1=1)
+    assert decided(pool) == ("wait", second)
+
+
+def test_a_suspended_machine_is_woken_before_a_stopped_one_and_that_before_one_that_is_still_stopping() -> None:
+    states = ["suspended", "stopped", "stopping"]
+    for order in permutations(states):
+        rows = [candidate(f"m{n}", state=state) for n, state in enumerate(order)]
+        for expected in states:
+            found = pool_of(*rows).decide(0)
+            assert isinstance(found, Start)
+            assert found.seat.row.state == expected
+            rows = [row for row in rows if row.state != expected]
+
+
+@given(st.sets(st.text("abcdef0123456789", min_size=1, max_size=6), min_size=1, max_size=8), st.randoms())
+def test_proxies_that_see_the_same_machines_start_the_same_one(machines: set[str], shuffled: random.Random) -> None:
+    rows = [candidate(machine, state="stopped") for machine in sorted(machines)]
+    one = decided(pool_of(*rows))
+    shuffled.shuffle(rows)
+    assert decided(pool_of(*rows, seed=shuffled.randrange(1000))) == one
+
+
+def test_a_machine_without_autostart_or_cordoned_is_left_alone() -> None:
+    assert decided(pool_of(candidate("m1", state="stopped", autostart=False))) is NOT_HERE
+    assert decided(pool_of(candidate("m1", state="suspended", cordoned=True))) is NOT_HERE
+    assert decided(pool_of(candidate("m1", cordoned=True))) is NOT_HERE
+    assert decided(pool_of(candidate("m1", state="failed"), candidate("m2", state="destroying"))) is NOT_HERE
+
+
+def test_a_machine_that_somebody_else_brings_up_is_waited_for() -> None:
+    for state in COMING:
+        assert decided(pool_of(candidate("m1", state=state, autostart=False))) == ("wait", "m1")
+
+
+def test_of_several_on_their_way_the_one_for_which_fewer_wait_is_waited_for() -> None:
+    pool = load(pool_of(*(candidate(name, state="starting") for name in ("m1", "m2", "m3"))), m1=2, m2=1, m3=2)
+    assert decided(pool) == ("wait", "m2")
+
+
+# --- health, failures, staleness ---
+
+
+def test_a_machine_whose_checks_fail_takes_nothing_and_another_is_started() -> None:
+    unwell = candidate("m1", healthy=False)
+    assert decided(pool_of(unwell)) is UNWELL
+    assert decided(pool_of(unwell, candidate("m2", state="stopped"))) == ("start", "m2")
+
+
+def test_a_machine_that_failed_rests_until_its_time_or_until_its_row_changes() -> None:
+    pool = pool_of(candidate("m1"))
+    pool.rest(pool.seats["m1"], 5.0)
+    assert decided(pool, now=4.9) is UNWELL
+    assert taken(pool, now=5.0) == "m1"
+    pool.rest(pool.seats["m1"], 100.0)
+    pool.put(candidate("m1"))
+    assert taken(pool, now=6.0) is None, "the row is the same"
+    pool.put(candidate("m1", soft=3))
+    assert taken(pool, now=6.0) == "m1"
+
+
+def test_each_rest_ends_at_its_own_time() -> None:
+    pool = pool_of(candidate("m1"), candidate("m2"))
+    pool.rest(pool.seats["m1"], 1.0)
+    pool.rest(pool.seats["m2"], 100.0)
+    assert taken(pool, now=0.5) is None
+    assert taken(pool, now=1.0) == "m1"
+
+
+def test_a_machine_that_failed_to_start_lately_is_not_the_one_to_start() -> None:
+    pool = pool_of(*(candidate(name, state="stopped") for name in NAMES))
+    first, second = ranked("web", NAMES)[:2]
+    pool.rest(pool.seats[first], 10.0)
+    assert decided(pool) == ("start", second)
+    assert decided(pool, now=10.0) == ("start", first)
+
+
+def test_what_was_tried_is_not_tried_again() -> None:
+    pool = pool_of(candidate("m1"), candidate("m2"))
+    assert taken(pool, tried=["m1"]) == "m2"
+    assert decided(pool, tried=["m1", "m2"]) is TRIED
+    assert decided(pool_of(), tried=["m1"]) is NOT_HERE
+
+
+# --- what another proxy says ---
+
+
+def test_load_that_another_proxy_tells_of_counts_beside_our_own_and_is_forgotten() -> None:
+    pool = load(pool_of(candidate("m1")), m1=1)
+    seat = pool.seats["m1"]
+    pool.told(seat, 3, now=0.0)
+    assert (seat.in_flight, decided(pool)) == (3, FULL)
+    pool.leave(seat)
+    assert (seat.in_flight, decided(pool)) == (2, ("take", "m1"))
+    assert taken(pool, now=LOAD_KNOWN_S - 0.01) is None
+    assert taken(pool, now=LOAD_KNOWN_S + 0.1) == "m1", "nothing was heard of it for long"
+    assert seat.in_flight == 1
+
+
+def test_news_of_load_that_comes_again_keeps_it_known() -> None:
+    pool = pool_of(candidate("m1"))
+    for n in range(50):
+        pool.told(pool.seats["m1"], 3, now=n * LOAD_KNOWN_S / 2)
+        assert decided(pool, now=n * LOAD_KNOWN_S / 2) is FULL
+
+
+# --- being stopped ---
+
+
+def test_a_machine_about_to_stop_takes_only_what_no_other_can() -> None:
+    pool = load(pool_of(candidate("m1"), candidate("m2")), m2=2)
+    pool.closing(pool.seats["m1"], True)
+    assert decided(pool) == ("take", "m2")
+    load(pool, m2=1)
+    assert decided(pool) == ("take", "m1")
+    load(pool, m1=3)
+    assert decided(pool) is FULL
+    assert decided(pool, Wishes(force_machine="m1")) is FULL
+    for _ in range(3):
+        pool.leave(pool.seats["m1"])
+    assert decided(pool, Wishes(force_machine="m1")) == ("take", "m1")
+    pool.put(candidate("m1", state="stopping"))
+    assert decided(pool) == ("start", "m1"), "once it has stopped"
+    pool.put(candidate("m1"))
+    pool.closing(pool.seats["m1"], False)
+    assert taken(pool) == "m1"
+
+
+# --- regions ---
+
+
+def test_another_region_takes_a_request_only_when_none_here_can() -> None:
+    pool = pool_of(
+        candidate("near"), candidate("far", region="ord"), candidate("farther", region="syd"), regions=["ord"]
+    )
+    assert [taken(pool), taken(pool)] == ["near", "near"]
+    assert decided(pool) == ("take", "near"), "up to the hard limit"
+    load(pool, near=1)
+    assert [taken(pool), taken(pool)] == ["far", "far"]
+    load(pool, far=1)
+    assert taken(pool) == "farther"
+
+
+def test_a_machine_near_by_is_started_while_one_far_away_takes_the_request() -> None:
+    pool = pool_of(candidate("near", state="stopped"), candidate("far", region="ord"))
+    assert taken(pool) is None
+    assert decided(pool) == ("take", "far", "near")
+    pool.waking(pool.seats["near"], True)
+    assert decided(pool) == ("take", "far")
+    load(pool, far=3)
+    assert decided(pool) == ("wait", "near")
+
+
+def test_what_is_started_is_in_the_nearest_region() -> None:
+    rows = [candidate(name, state="stopped", region=region) for name, region in zip(NAMES, "abcde", strict=True)]
+    for _ in range(len(rows)):
+        assert decided(pool_of(*rows, regions="edcba")) == ("start", rows[-1].machine)
+        rows.pop()
+        if not rows:
+            break
+
+
+# --- wishes ---
+
+
+def test_a_forced_machine_takes_it_or_nobody() -> None:
+    pool = pool_of(
+        candidate("m1"), candidate("m2", state="stopped"), candidate("m3", state="starting"), candidate("m4")
+    )
+    pool.put(candidate("m5", healthy=False))
+
+    def forced(machine: str, **more: Any) -> tuple[str, ...] | Nothing:
+        return decided(pool, Wishes(force_machine=machine, **more))
+
+    assert taken(pool, Wishes(force_machine="m4")) == "m4"
+    assert forced("m2") == ("start", "m2")
+    assert forced("m3") == ("wait", "m3")
+    assert forced("m5") is UNWELL
+    assert forced("other") is GONE
+    assert forced("m1", force_regions=("ord",)) is GONE
+    assert decided(pool, Wishes(force_machine="m1"), ["m1"]) is TRIED
+    load(pool, m1=2)
+    assert forced("m1") == ("take", "m1")
+    load(pool, m1=1)
+    assert forced("m1") is FULL
+
+
+def test_a_preferred_machine_takes_it_up_to_its_hard_limit_and_then_any_does() -> None:
+    pool = load(pool_of(candidate("m1"), candidate("m2")), m1=2)
+    wishes = Wishes(prefer_machine="m1")
+    assert decided(pool, wishes) == ("take", "m1")
+    load(pool, m1=1)
+    assert taken(pool, wishes) == "m2"
+    assert decided(pool, Wishes(prefer_machine="gone")) == ("take", "m2")
+    assert decided(pool, Wishes(prefer_machine="m2"), ["m2"]) is FULL
+    pool.put(candidate("m3", region="ord"))
+    assert decided(pool, Wishes(prefer_machine="m3", force_regions=("ams",))) == ("take", "m2")
+    assert decided(pool, Wishes(prefer_machine="m3")) == ("take", "m3")
+
+
+def test_regions_are_forced_or_preferred_by_code_or_alias() -> None:
+    pool = pool_of(candidate("here"), candidate("us", region="ord"), candidate("eu", region="fra"))
+    assert taken(pool, Wishes(force_regions=("syd", "na"))) == "us"
+    assert decided(pool, Wishes(force_regions=("syd",))) is NOT_HERE
+    assert taken(pool, Wishes(prefer_regions=("syd", "fra"))) == "eu"
+    assert taken(pool, Wishes(prefer_regions=("syd",))) == "here"
+    assert taken(pool, Wishes(force_regions=("syd", "any"))) == "here"
+
+
+def test_elsewhere_is_anywhere_but_there() -> None:
+    pool = pool_of(candidate("m1"), candidate("m2"))
+    assert {taken(pool, Wishes(not_machine="m1")) for _ in range(2)} == {"m2"}
+    assert decided(pool_of(candidate("m1")), Wishes(not_machine="m1")) is TRIED
+    assert decided(pool, Wishes(not_machine="m1", prefer_machine="m1")) == ("take", "m2")
+    assert decided(pool, Wishes(not_machine="m1", force_machine="m1")) is GONE
+
+
+# --- rows that come and go ---
+
+
+def test_requests_of_a_machine_whose_row_goes_and_comes_back_still_count() -> None:
+    pool = load(pool_of(candidate("m1")), m1=3)
+    seat = pool.seats["m1"]
+    pool.remove("m1")
+    assert decided(pool) is NOT_HERE
+    pool.leave(seat)
+    pool.put(candidate("m1"))
+    assert pool.seats["m1"].in_flight == 2
+    pool.remove("m1")
+    for _ in range(2):
+        pool.leave(seat)
+    assert pool.put(candidate("m1")) is not seat, "nothing is kept of what is over"
+
+
+def test_a_machine_that_is_in_another_region_now_is_chosen_there() -> None:
+    pool = load(pool_of(candidate("m1"), candidate("m2", region="ord")), m1=1)
+    pool.put(candidate("m1", region="ord"))
+    pool.put(candidate("m2"))
+    assert taken(pool) == "m2"
+    assert taken(pool, Wishes(force_regions=("ord",))) == "m1"
+
+
+# --- the rules, whatever happens ---
+
+ROWS = st.builds(
+    candidate,
+    st.sampled_from(NAMES),
+    region=st.sampled_from(["ams", "ord", "syd"]),
+    state=st.sampled_from(["started"] * 4 + ["stopped", "suspended", "starting", "stopping", "failed"]),
+    cordoned=st.sampled_from([False, False, False, True]),
+    healthy=st.sampled_from([True, True, True, False]),
+    soft=st.integers(1, 3),
+    hard=st.sampled_from([0, 3, 4]),
+    autostart=st.booleans(),
+)
+REGIONS = st.lists(st.sampled_from(["ams", "ord", "syd", "fra", "eu", "any"]), max_size=2).map(tuple)
+WISHES = st.just(ANY) | st.builds(
+    Wishes,
+    force_machine=st.sampled_from(["", "", *NAMES]),
+    prefer_machine=st.sampled_from(["", "", *NAMES]),
+    force_regions=REGIONS,
+    prefer_regions=REGIONS,
+    not_machine=st.sampled_from(["", "", *NAMES]),
+)
+ORDER = ["ams", "ord", "syd"]
+
+
+def can_take(seat: Seat, now: float) -> bool:
+    """What the rules say of a machine, from its row and from what happened, without any list."""
+    row = seat.row
+    runs = row.state == "started" and row.healthy and not row.cordoned
+    return runs and not (seat.waking or seat.closing) and seat.rests_until <= now and not seat.full
+
+
+class Rules(RuleBasedStateMachine):
+    """Any pool after any history keeps the rules of the choice."""
+
+    @initialize(seed=st.integers(0, 99), rows=st.lists(ROWS, max_size=8))
+    def begin(self, seed: int, rows: list[Candidate]) -> None:
+        self.pool = pool_of(*rows, regions=ORDER[1:], seed=seed)
+        self.now = 0.0
+        self.in_flight: list[Seat] = []
+
+    @rule(row=ROWS)
+    def put(self, row: Candidate) -> None:
+        self.pool.put(row)
+
+    @rule(machine=st.sampled_from(NAMES))
+    def remove(self, machine: str) -> None:
+        self.pool.remove(machine)
+
+    @rule(machine=st.sampled_from(NAMES), what=st.sampled_from(["waking", "closing"]), on=st.booleans())
+    def mark(self, machine: str, what: str, on: bool) -> None:
+        if seat := self.pool.seats.get(machine):
+            getattr(self.pool, what)(seat, on)
+
+    @rule(machine=st.sampled_from(NAMES), seconds=st.floats(0.001, 3))
+    def rest(self, machine: str, seconds: float) -> None:
+        if seat := self.pool.seats.get(machine):
+            self.pool.rest(seat, self.now + seconds)
+
+    @rule(machine=st.sampled_from(NAMES), count=st.integers(0, 6))
+    def told(self, machine: str, count: int) -> None:
+        if seat := self.pool.seats.get(machine):
+            self.pool.told(seat, count, self.now)
+
+    @rule(seconds=st.floats(0.1, 2))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(n=st.integers(0, 20))
+    def leave(self, n: int) -> None:
+        if self.in_flight:
+            self.pool.leave(self.in_flight.pop(n % len(self.in_flight)))
+
+    @rule(wishes=WISHES, tried=st.sets(st.sampled_from(NAMES), max_size=2), quick=st.booleans())
+    def request(self, wishes: Wishes, tried: set[str], quick: bool) -> None:
+        if quick:
+            found = self.pool.decide(self.now, wishes, tried)
+            seat = self.pool.take(self.now, wishes, tried)
+            if seat is not None:
+                self.in_flight.append(seat)
+                assert isinstance(found, Take)
+                assert found.starting is None
+                assert seat.in_flight <= seat.soft
+                self.pool.leave(seat)
+                self.check(Take(seat), wishes, tried)
+                self.pool.enter(seat)
+            return
+        decision = self.pool.decide(self.now, wishes, tried)
+        self.check(decision, wishes, tried)
+        if not isinstance(decision, Nothing):
+            self.pool.enter(decision.seat)
+            self.in_flight.append(decision.seat)
+
+    def check(self, decision: Decision, wishes: Wishes, tried: set[str]) -> None:
+        allowed = self.pool._wanted(wishes)
+        seats = [
+            seat
+            for seat in self.pool.seats.values()
+            if seat.region in allowed and seat.machine not in tried and seat.machine != wishes.not_machine
+        ]
+        if wishes.force_machine:
+            seats = [seat for seat in seats if seat.machine == wishes.force_machine]
+        able = [seat for seat in seats if can_take(seat, self.now)]
+        if isinstance(decision, Nothing):
+            assert not able
+            return
+        seat = decision.seat
+        assert seat in seats
+        assert not seat.full
+        if isinstance(decision, Start):
+            assert not able
+            row = seat.row
+            assert not row.cordoned
+            assert seat.rests_until <= self.now
+            assert decision.pending == (seat.waking or row.state in COMING)
+            assert decision.pending or (row.autostart and row.state in ASLEEP)
+            return
+        if decision.starting:
+            assert decision.starting.row.state in ASLEEP
+            assert decision.starting.row.autostart
+            assert not decision.starting.waking
+        if seat.machine in (wishes.prefer_machine, wishes.force_machine):
+            return
+        if not seat.closing:
+            assert can_take(seat, self.now)
+        nearer = allowed[: allowed.index(seat.region)]
+        assert not [other for other in able if other.region in nearer], "a nearer region can take it"
+        beside = [other for other in able if other.region == seat.region]
+        if seat.closing:
+            assert not beside
+        elif seat.in_flight >= seat.soft:
+            assert all(other.in_flight >= other.soft for other in beside), "over soft only if all are"
+
+    @invariant()
+    def every_count_is_what_is_in_flight(self) -> None:
+        counts = Counter(seat.machine for seat in self.in_flight)
+        for seat in self.pool.seats.values():
+            assert seat.own == counts[seat.machine]
+            assert seat.in_flight == seat.own + seat.others
+
+    @invariant()
+    def every_seat_is_where_its_own_list_says(self) -> None:
+        for home in self.pool._regions.values():
+            lists = (home.free, home.busy, home.full, home.leaving, home.coming, home.asleep, home.unwell)
+            placed = [seat for each in lists for seat in each]
+            assert all(seat.list is each and each[seat.place] is seat for each in lists for seat in each)
+            assert set(placed) <= {seat for seat in self.pool.seats.values() if seat.home is home}
+            assert all(seat.list is list_of(seat, home) for seat in self.pool.seats.values() if seat.home is home)
+            assert home.seats == sum(seat.home is home for seat in self.pool.seats.values())
+
+
+TestRules = Rules.TestCase
+TestRules.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.parametrize("count", [1, 10, 1000])
+def test_choosing_looks_at_two_machines_however_many_there_are(count: int) -> None:
+    drawn = 0
+
+    def draw() -> float:
+        nonlocal drawn
+        drawn += 1
+        return 0.5
+
+    pool = Pool("web", "ams", random=draw)
+    for n in range(count):
+        pool.put(candidate(f"m{n}"))
+    pool.take(0.0)
+    assert drawn == (2 if count > 1 else 0)
