@@ -28,6 +28,9 @@ from hawker.worker.runner import Busy, Runner, active_run
 
 BACKOFF_MOST_MS = 1000
 """The rest of a backoff that a request may wait for."""
+FIRST_S = 0.003
+"""So long the commit of a start lets the request go before it that waits for it: a commit and what follows from it take
+a millisecond or two of this process's time."""
 _LAUNCHING = frozenset(("launch", "resume"))
 
 
@@ -44,24 +47,34 @@ class InBackoff(Conflict):
 
 
 class Launches:
-    """Tells whoever waits that a run has its program. `hawker.worker.flows` calls `launched` before the commit."""
+    """Tells whoever waits that a run has its program. `hawker.worker.flows` awaits `launched` before the commit."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, list[asyncio.Future[str]]] = {}
+        self._waiting: dict[str, list[asyncio.Future[RunRow | str]]] = {}
 
-    def launched(self, run: str, instance: str) -> None:
-        for waiter in self._waiting.pop(run, ()):
-            if not waiter.done():
-                waiter.set_result(instance)
+    async def launched(self, run: str, instance: str) -> None:
+        if waiting := self._waiting.pop(run, None):
+            for waiter in waiting:
+                if not waiter.done():
+                    waiter.set_result(instance)
+            await asyncio.sleep(FIRST_S)
 
     async def wait(self, run: str, runner: Runner) -> RunRow | str:
         """The instance once it runs, or the run once it has ended without one, or had one before this was asked."""
-        waiter: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[RunRow | str] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(run, []).append(waiter)
         ended = asyncio.ensure_future(runner.wait_ended(run))
+
+        def over(ended: asyncio.Future[RunRow]) -> None:
+            if not waiter.done() and not ended.cancelled():
+                if error := ended.exception():
+                    waiter.set_exception(error)
+                else:
+                    waiter.set_result(ended.result())
+
+        ended.add_done_callback(over)
         try:
-            await asyncio.wait((waiter, ended), return_when=asyncio.FIRST_COMPLETED)
-            return waiter.result() if waiter.done() else ended.result()
+            return await waiter
         finally:
             ended.cancel()
             waiting = self._waiting.get(run)
