@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
-from hawker.proxy.base import ANY, Address, Failure, Header, Refused, ServicePort, Wishes
+from hawker.proxy.base import ANY, Address, Failure, Header, Refused, Route, ServicePort, Wishes
 
 HTTP = ServicePort(handlers=("http",))
 
@@ -135,7 +135,7 @@ class FakeRouter:
         assert route is not None
         return route
 
-    async def other(self, route: FakeRoute, app: str) -> FakeRoute:
+    async def other(self, route: Route, app: str) -> FakeRoute:
         if f"{app}.example" not in self.routes:
             raise Refused(404, "PA04", f"there is no app {app}")
         return self.routes[f"{app}.example"]

@@ -71,7 +71,7 @@ class Inlet(Protocol):
 class Public:
     """A user's connection to a public port."""
 
-    __slots__ = ("_edge", "_engine", "_port", "edge", "secure")
+    __slots__ = ("_edge", "_engine", "_of_old", "_port", "edge", "secure")
 
     def __init__(self, engine: Engine, port: int, client: bytes, secure: bool, version: bytes = b"1.1") -> None:
         self.secure = secure
@@ -79,7 +79,9 @@ class Public:
         self._engine = engine
         self._port = port
         scheme = b"https" if secure else b"http"
-        self._edge = Edge(client, scheme, port, engine.settings.region.encode(), version)
+        region = engine.settings.region.encode()
+        self._edge = Edge(client, scheme, port, region, version)
+        self._of_old = Edge(client, scheme, port, region, b"1.0")
 
     def request_id(self, request: RequestHead) -> bytes:
         return self._engine.next_id()
@@ -103,7 +105,8 @@ class Public:
     def forward(
         self, request: RequestHead, request_id: bytes, lease: Lease, wishes: Wishes, upgrade: bytes
     ) -> list[Header]:
-        fields = self._edge.request(request.headers, request_id, upgrade=upgrade)
+        edge = self._edge if request.minor else self._of_old
+        fields = edge.request(request.headers, request_id, upgrade=upgrade)
         if wishes is not ANY:
             fields += unavailable(wishes, lease.machine)
         if lease.headers:
@@ -117,7 +120,8 @@ class Public:
     def back(
         self, head: AnswerHead, port: ServicePort, request_id: bytes, lease: Lease, upgrade: bytes
     ) -> list[Header]:
-        return self._engine.answer_of(port).fields(head.headers, request_id, upgrade=upgrade)
+        version = b"1.1" if head.minor else b"1.0"
+        return self._engine.answer_of(port).fields(head.headers, request_id, version=version, upgrade=upgrade)
 
     def refusal(self, refusal: Refused, request_id: bytes) -> tuple[int, list[Header], bytes]:
         fields, body = refusals.answer(refusal, self._engine.settings.name, request_id)

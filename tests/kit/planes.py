@@ -1,0 +1,43 @@
+"""The data planes that the behaviour tests run on, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import hawker.host
+from hawker.proxy.base import Address, Router
+from hawker.proxy.embedded.engine import Engine
+from hawker.proxy.embedded.settings import Settings
+
+
+class Plane(Protocol):
+    """`http` is public port 80, `backhaul` for other proxies, `tcp` public port 5432."""
+
+    http: Address
+    backhaul: Address
+    tcp: Address
+
+    async def open(self, router: Router, settings: dict[str, Any]) -> None: ...
+
+    async def close(self) -> None:
+        """Let finish what is in flight."""
+        ...
+
+
+class Embedded:
+    http: Address
+    backhaul: Address
+    tcp: Address
+    engine: Engine
+
+    async def open(self, router: Router, settings: dict[str, Any]) -> None:
+        self.engine = Engine(router, Settings(**settings), hawker.host.live())
+        self.http = await self.engine.listen("127.0.0.1", 0, public=80)
+        self.backhaul = await self.engine.listen_backhaul("127.0.0.1", 0)
+
+    async def close(self) -> None:
+        await self.engine.close()
+
+
+PLANES: dict[str, Callable[[], Plane]] = {"embedded": Embedded}

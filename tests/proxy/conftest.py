@@ -1,0 +1,94 @@
+"""A stage for the tests of data planes: machines that are small servers, a plane before them, and users."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+import pytest
+from tests.kit.planes import PLANES, Plane
+from tests.kit.raw_http import Answer, Behaviour, Upstream, User, hello
+from tests.kit.routers import HTTP, FakeMachine, FakeRoute, FakeRouter
+
+
+class Stage:
+    """`machine` adds one to the app `web`; `open` starts the plane when the first user comes."""
+
+    def __init__(self, plane: Callable[[], Plane]) -> None:
+        self._make = plane
+        self._plane: Plane | None = None
+        self._users: list[User] = []
+        self._upstreams: list[Upstream] = []
+        self.web = FakeRoute("web", [])
+        self.router = FakeRouter(self.web)
+        self.settings: dict[str, Any] = {"region": "ams", "token": "secret"}
+
+    @property
+    def plane(self) -> Plane:
+        assert self._plane is not None
+        return self._plane
+
+    def serves(self, **changes: Any) -> None:
+        """What the service's public port says."""
+        self.web.port = msgspec.structs.replace(self.web.port, **changes)
+
+    async def upstream(self, behaviour: Behaviour = hello) -> Upstream:
+        upstream = Upstream(behaviour)
+        await upstream.open()
+        self._upstreams.append(upstream)
+        return upstream
+
+    async def machine(
+        self, behaviour: Behaviour = hello, name: str = "", *, route: FakeRoute | None = None, **more: Any
+    ) -> Upstream:
+        """A machine of the app `web`, or of `route`'s."""
+        upstream = await self.upstream(behaviour)
+        machines = (route or self.web).machines
+        machines.append(FakeMachine(name or f"m{len(machines) + 1}", upstream.address, **more))
+        return upstream
+
+    def app(self, name: str) -> FakeRoute:
+        """Another app, without machines yet."""
+        route = self.router.routes[f"{name}.example"] = FakeRoute(name, [], HTTP)
+        return route
+
+    async def open(self) -> Plane:
+        if self._plane is None:
+            self._plane = self._make()
+            await self._plane.open(self.router, self.settings)
+        return self._plane
+
+    async def user(self, to: str = "http", source: str = "") -> User:
+        """`to`: "http" (public port 80), "backhaul", or "tcp" (public port 5432)."""
+        plane = await self.open()
+        user = await User.at(getattr(plane, to), source)
+        self._users.append(user)
+        return user
+
+    async def ask(self, text: str, body: bytes = b"") -> Answer:
+        """One request on a connection of its own."""
+        user = await self.user()
+        return await user.ask(text, body)
+
+    async def close(self) -> None:
+        for user in self._users:
+            await user.close()
+        if self._plane is not None:
+            await self._plane.close()
+        for upstream in self._upstreams:
+            await upstream.close()
+        for route in self.router.routes.values():
+            left = {machine.name: machine.in_flight for machine in route.machines if machine.in_flight}
+            assert not left, f"in flight at {left}, although no request is under way"
+        for upstream in self._upstreams:
+            assert not upstream.errors, upstream.errors
+
+
+@pytest.fixture(params=sorted(PLANES))
+async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
+    """On every data plane. When the test is over, nothing may be counted as in flight, and nothing that was sent to a
+    machine may have been invalid."""
+    stage = Stage(PLANES[request.param])
+    yield stage
+    await stage.close()
