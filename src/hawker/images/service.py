@@ -1,7 +1,8 @@
 """A host's images: fetched when they are asked for, kept while they are needed, let go when room is.
 
 `Images` is what drivers and the market ask (`hawker.images.base.ImageSource`) and what the API offers besides. How an
-image is had is in `obtaining`, what is kept where in `blobs`, `trees` and `known`, what goes first in `collecting`.
+image is had is in `obtaining`, what a name means in `meanings`, what is kept where in `blobs`, `trees` and `known`,
+what goes first in `collecting`.
 
 A name is a full reference (`registry-1.docker.io/library/nginx:1.27`); short ones are completed as Docker does. It
 means the image that it meant when it was fetched, until `pull` asks again.
@@ -10,7 +11,7 @@ means the image that it meant when it was fetched, until `pull` asks again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ from hawker.images.flights import Flights
 from hawker.images.known import Known, Names
 from hawker.images.making import Making
 from hawker.images.manifest import chain_ids
-from hawker.images.obtaining import Obtaining, key_of
+from hawker.images.meanings import Meanings, Namer, name_of
+from hawker.images.obtaining import Obtaining
 from hawker.images.progress import Watcher
 from hawker.images.pushing import push, with_credentials
 from hawker.images.settings import MIB, ImageSettings, host_platform
@@ -37,15 +39,11 @@ from hawker.model.image import Image, ImageConfig, Platform
 from hawker.model.values import ImageRef, is_digest
 from hawker.telemetry import get_logger
 
-_DESCRIBED_MAX = 1000
-"""Images that are known and not here: a few kilobytes each."""
 COLLECT_S = 600.0
 
 _logger = get_logger()
 
 OnRemoved = Callable[[str], None]
-Namer = Callable[[str], Awaitable[str | None]]
-"""Somebody who may know what a name means: the digest of its manifest, or None."""
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +87,6 @@ class Images:
         self._host = host
         self.limits = limits or TreeLimits(free=settings.free_mib_least * MIB)
         self._held: dict[str, str] = {}
-        self._described: dict[str, Known] = {}
         self._flights: Flights[Image] = Flights()
         self._background: set[asyncio.Task[None]] = set()
         self._may_collect = False
@@ -127,6 +124,7 @@ class Images:
             self._names,
             self.fetchers,
         )
+        self._meanings = Meanings(self._names, self._obtaining, self.namers)
         self._collecting = Collecting(
             self.settings, self._host, self._blobs, self._trees, self._names, self._obtaining, self._held
         )
@@ -154,11 +152,11 @@ class Images:
         if found is not None:
             self._names.used(found.digest, self._host.now_ms())
             return found
-        name = _name_of(reference)
+        name = name_of(reference)
         return await self._flights.join(name, lambda: self._obtain(reference, name))
 
     def find(self, reference: str) -> Image | None:
-        known = self._known(reference)
+        known = self._meanings.known(reference)
         return known.image if known is not None and self._is_complete(known) else None
 
     def layers(self, image: Image) -> Sequence[Path]:
@@ -167,7 +165,7 @@ class Images:
         return [self._trees.path(chain_id) for chain_id in reversed(chain)]
 
     def missing(self, reference: str) -> Missing:
-        known = self._known(reference) or self._described.get(_key(reference))
+        known = self._meanings.known_or_described(reference)
         if known is None:
             return Missing(known=False)
         lacking = self._obtaining.lacking(known)
@@ -209,17 +207,11 @@ class Images:
     async def describe(self, reference: str) -> Image:
         """What an image is made of, fetching no layer of it; the registry is asked when it is not known here. From then
         on `missing` knows it."""
-        known = self._known(reference)
-        if known is None:
-            known = await self._resolve(reference, fresh=False)
-            self._described[_name_of(reference)] = known
-            while len(self._described) > _DESCRIBED_MAX:
-                del self._described[next(iter(self._described))]
-        return known.image
+        return (await self._meanings.describe(reference)).image
 
     async def pull(self, reference: str, progress: Watcher | None = None) -> Image:
         """Have what the registry now means by it. Raises as `ensure` does; `progress` is called as layers move."""
-        name = _name_of(reference)
+        name = name_of(reference)
         end = self._obtaining.watchers.add(name, progress) if progress else None
         try:
             return await self._flights.join(f"pull {name}", lambda: self._obtain(reference, name, fresh=True))
@@ -231,17 +223,17 @@ class Images:
         """Have an image that is at hand, under a name: `blobs` are its configuration and those of its layers that are
         not here, each as bytes or as a file of the same file system, which is taken over. Raises `Invalid`,
         `ImageError`, `DiskFull`, `StoreError`."""
-        return await self._making.add([_name_of(name)], manifest, blobs)
+        return await self._making.add([name_of(name)], manifest, blobs)
 
     async def import_archive(self, path: Path, name: str = "") -> Image:
         """The image in a tar or directory as `docker save`, `podman save` or `skopeo copy` make them; without a name it
         goes by those in the archive, or by its digest. Raises `Invalid`, `ImageError`, `DiskFull`, `StoreError`."""
-        return await self._making.import_archive(path, name and _name_of(name))
+        return await self._making.import_archive(path, name and name_of(name))
 
     async def build_from(self, path: Path, name: str, config: ImageConfig | None = None) -> Image:
         """An image of one layer: the files of a directory, or those in a tar. The same files give the same image.
         Raises as `import_archive` does."""
-        return await self._making.build_from(path, _name_of(name), config or ImageConfig())
+        return await self._making.build_from(path, name_of(name), config or ImageConfig())
 
     async def push(
         self, reference: str, to: str, username: str = "", password: str = "", progress: Watcher | None = None
@@ -249,7 +241,7 @@ class Images:
         """Copy an image that is here to a registry, under the name `to`. Without credentials those of the configuration
         are used. Raises `ImageNotFound`, `ImageError`, `Unreachable`."""
         target = ImageRef.checked(to, "to")
-        known = self._known(reference)
+        known = self._meanings.known(reference)
         if known is None:
             raise ImageNotFound(reference, "this worker does not have it")
         settings = self.settings
@@ -261,11 +253,11 @@ class Images:
 
     def watch(self, reference: str, watcher: Watcher) -> Callable[[], None]:
         """Be told of every step of this image's layers, whoever has it fetched. Returns what ends that."""
-        return self._obtaining.watchers.add(_name_of(reference), watcher)
+        return self._obtaining.watchers.add(name_of(reference), watcher)
 
     def prefetch(self, reference: str) -> None:
         """Fetch it in the background. That it fails is for whoever needs it to find out."""
-        _name_of(reference)
+        name_of(reference)
         self._in_background(self._prefetch(reference), f"prefetch {reference}")
 
     async def _prefetch(self, reference: str) -> None:
@@ -287,10 +279,10 @@ class Images:
 
         Raises `ImageNotFound`, and `Conflict` when it is needed.
         """
-        known = self._known(reference)
+        known = self._meanings.known(reference)
         if known is None:
             raise ImageNotFound(reference, "this worker does not have it")
-        name = "" if is_digest(reference) else _name_of(reference)
+        name = "" if is_digest(reference) else name_of(reference)
         if name in known.record.names and len(known.record.names) > 1:
             await asyncio.to_thread(self._names.unname, name)
             self._changed()
@@ -328,38 +320,11 @@ class Images:
 
     # How
 
-    def _known(self, reference: str) -> Known | None:
-        if is_digest(reference):
-            return self._names.get(reference)
-        ref = ImageRef(reference)
-        found = self._names.named(key_of(ref))
-        return found or (self._names.get(ref.digest) if ref.digest else None)
-
     def _is_complete(self, known: Known) -> bool:
         return all(chain_id in self._trees for chain_id in known.chain)
 
-    async def _resolve(self, reference: str, *, fresh: bool) -> Known:
-        if is_digest(reference):
-            known = self._names.get(reference)
-            return known or await self._obtaining.resolve(None, reference)
-        known = None if fresh else self._known(reference) or await self._named(reference)
-        return known or await self._obtaining.resolve(ImageRef.checked(reference))
-
-    async def _named(self, reference: str) -> Known | None:
-        """What another worker knows by this name: a region needs no registry, and a name means the same all over it."""
-        ref = ImageRef.checked(reference)
-        if ref.digest:
-            return None  # that says it all
-        for namer in list(self.namers):
-            try:
-                if (digest := await namer(_name_of(reference))) is not None:
-                    return await self._obtaining.resolve(ref, digest)
-            except HawkerError as error:
-                _logger.info("image.name_not_followed", image=reference, problem=error.message)
-        return None
-
     async def _obtain(self, reference: str, name: str, *, fresh: bool = False) -> Image:
-        known = await self._resolve(reference, fresh=fresh)
+        known = await self._meanings.resolve(reference, fresh=fresh)
         ref = None if is_digest(reference) else ImageRef.checked(reference)
         if ref is None and known.record.names:
             ref = ImageRef(next(iter(known.record.names)))
@@ -378,7 +343,7 @@ class Images:
     async def _keep(self, known: Known, names: Sequence[str]) -> None:
         """Know an image, all of which is here, under these names."""
         await asyncio.to_thread(self._names.put, known, list(names), self._host.now_ms())
-        self._described = {name: other for name, other in self._described.items() if name not in names}
+        self._meanings.are_here(names)
         self._changed()
         if self._collecting.is_over():
             self._over.set()
@@ -409,12 +374,3 @@ class Images:
     def _changed(self) -> None:
         for call in self.on_change:
             call()
-
-
-def _key(reference: str) -> str:
-    return reference if is_digest(reference) else key_of(ImageRef(reference))
-
-
-def _name_of(reference: str) -> str:
-    """Raises `Invalid`."""
-    return reference if is_digest(reference) else key_of(ImageRef.checked(reference))
