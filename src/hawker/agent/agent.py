@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from hawker.catalog.node import Node
     from hawker.catalog.publisher import Publisher
     from hawker.network.base import HostNetwork
+    from hawker.proxy.service import Proxy
+    from hawker.proxy.settings import ProxySettings
     from hawker.worker.daemon import Worker
 
 Bound = socket.socket | tuple[str, int]
@@ -61,6 +63,7 @@ class Agent:
         self.broker: Broker | None = None
         self.node: Node | None = None
         self.reading: CatalogApi | None = None
+        self.proxy: Proxy | None = None
         self._servers: list[Server] = []
         self._publisher: Publisher | None = None
         self._stack = AsyncExitStack()
@@ -85,6 +88,8 @@ class Agent:
                 await self._open_worker(stack, self.worker, fronts.pop(0))
             if settings.broker:
                 await self._open_broker(stack, settings.broker, fronts.pop(0))
+            if settings.proxy:
+                await self._open_proxy(stack, settings.proxy)
             self._stack = stack.pop_all()
 
     async def close(self) -> None:
@@ -119,6 +124,7 @@ class Agent:
             host=host,
             port=port,
             ports=role.port_range(),
+            proxy_port=settings.proxy_port(),
             disk_scale=role.disk_scale,
         )
         outfit = await self._make_outfit(settings, role, self._host)
@@ -148,7 +154,7 @@ class Agent:
             cluster=catalog.cluster,
             secrets=tuple(catalog.keys or (settings.tokens.cluster,)),
             token=settings.tokens.cluster,
-            roles=tuple(name for name, role in (("worker", settings.worker), ("broker", settings.broker)) if role),
+            roles=tuple(name for name in ("worker", "broker", "proxy") if getattr(settings, name)),
             join=tuple(host_port("catalog.join", address) for address in catalog.join),
         )
         if self._host.vfs is None:
@@ -206,10 +212,32 @@ class Agent:
         stack.push_async_callback(broker.close)
         front.open(broker.app(self._tokens, node.routes() if node else None))
 
+    async def _open_proxy(self, stack: AsyncExitStack, proxy: ProxySettings) -> None:
+        from hawker.proxy.service import Proxy
+
+        settings, node, worker = self.settings, self.node, self.worker
+        assert node is not None  # the settings are checked for it
+        own = worker if worker and proxy.worker in ("", settings.name) else None
+        self.proxy = await Proxy.open(
+            proxy,
+            node.replica,
+            self._host,
+            region=settings.region,
+            token=settings.tokens.cluster,
+            worker=settings.name if own else "",
+            own=own.waking if own else None,
+            unfit=self.reading.unfit if self.reading else _fit,
+        )
+        stack.push_async_callback(self.proxy.close)
+
     async def _watch(self, failed: asyncio.Event) -> None:
         """The agent ends for whoever watches over it to start it again; its machines run on."""
         await failed.wait()
         self.failed.set()
+
+
+def _fit() -> str:
+    return ""
 
 
 class Front:

@@ -33,6 +33,11 @@ policy = "curve"
 # image_weight = 1.0       # how much it counts that a worker has the image, 0 for not at all
 # workers = ["ord-1@ord=10.0.0.1:4281"]   # a fixed list in the place of the catalog
 
+[proxy]                   # beside [worker] it is the door to that worker's machines, beside [broker] for users only
+listen = { "80" = "0.0.0.0:80", "443" = "0.0.0.0:443" }   # public port = address; nothing: no users come here
+backhaul = "0.0.0.0:4290" # where other proxies bring requests for the worker's machines
+domain = "apps.example"   # apps are <app>.<domain>; see hawker.proxy.settings for the rest
+
 [catalog]                 # all of it may be left out
 join = ["10.0.0.1:4281"]  # agents that are members already; also `hawker agent --join`
 advertise = "10.0.0.7:4281"     # where others reach this agent, TCP and UDP; by default its first listening address
@@ -58,6 +63,7 @@ from hawker.errors import Invalid
 from hawker.images.settings import ImageSettings
 from hawker.model.guest import Resources
 from hawker.network.base import Settings as Network
+from hawker.proxy.settings import ProxySettings
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """Of agents and regions: they go into addresses of the API, headers and packets."""
@@ -70,12 +76,15 @@ class TokenSettings(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class WorkerRole(msgspec.Struct, forbid_unknown_fields=True):
-    """`drivers`: which to run, empty for all that this host can run. `settings` are the drivers' own, by driver."""
+    """`drivers`: which to run, empty for all that this host can run. `proxy_port`: where the worker's proxy takes
+    requests of other proxies, if it is another process of this host (`proxy.worker` there). `settings` are the drivers'
+    own, by driver."""
 
     listen: str
     capacity: Resources | None = None
     cgroups: bool = True
     ports: str = "20000-29999"
+    proxy_port: int = 0
     disk_scale: float = 1.0
     drivers: list[str] = []
     network: Network = msgspec.field(default_factory=Network)
@@ -121,10 +130,18 @@ class AgentSettings(msgspec.Struct, forbid_unknown_fields=True):
     tokens: TokenSettings
     worker: WorkerRole | None = None
     broker: BrokerRole | None = None
+    proxy: ProxySettings | None = None
     catalog: CatalogSettings = msgspec.field(default_factory=CatalogSettings)
     images: ImageSettings = msgspec.field(default_factory=ImageSettings)
     stop_machines_on_exit: bool = False
     log_level: str = "info"
+
+    def proxy_port(self) -> int:
+        """Where the worker's own proxy takes requests for its machines, 0: nowhere. Raises `Invalid`."""
+        if self.worker and self.worker.proxy_port:
+            return self.worker.proxy_port
+        backhaul = self.proxy.backhaul if self.worker and self.proxy else ""
+        return host_port("proxy.backhaul", backhaul)[1] if backhaul else 0
 
     @property
     def listens(self) -> list[str]:
@@ -187,9 +204,21 @@ def read_settings(path: Path) -> AgentSettings:
     settings.images.check()
     if settings.worker:
         settings.worker.check()
+    if settings.proxy:
+        _check_proxy(settings, settings.proxy)
     if settings.worker is None and settings.broker is None:
         raise Invalid("config", settings.name, "enable a role: [worker], [broker] or both")
     return settings
+
+
+def _check_proxy(settings: AgentSettings, proxy: ProxySettings) -> None:
+    proxy.check()
+    if settings.worker is None and settings.broker is None:
+        raise Invalid("proxy", settings.name, "a proxy needs an agent that serves an API: add [broker], or [worker]")
+    if settings.broker and settings.broker.workers and settings.worker is None:
+        raise Invalid("broker.workers", settings.broker.workers, "a proxy needs the catalog: leave the list out")
+    if settings.worker and not proxy.worker and not host_port("proxy.backhaul", proxy.backhaul or ":0")[1]:
+        raise Invalid("proxy.backhaul", proxy.backhaul, "give the address where other proxies reach this worker's")
 
 
 def _by_driver(raw: dict[str, Any]) -> dict[str, Any]:

@@ -31,8 +31,10 @@ STOP_S = 20.0
 STOP_TRIES = 3
 RESTART_S = 0.1
 RESTART_MOST_S = 2.0
+DRAIN_S = 3.0  # for requests that are under way when the market stops
 HEALTHY_S = 5.0  # an agent that lived this long is started again at once when it dies
 LOG_LINES = 10  # of an agent that did not come up
+HTTP_PORT = 8080
 PORTS = range(20000, 30000)
 """Of the host, for what machines publish; the workers share them."""
 COUNT = click.IntRange(min=1)
@@ -57,6 +59,11 @@ def _checked_regions(ctx: click.Context, param: click.Parameter, given: tuple[st
     default=4280,
     show_default=True,
     help="The broker's port; 0 takes any free one.",
+)
+@click.option(
+    "--http",
+    type=click.IntRange(0, 65535),
+    help="Where apps are served, as http://APP.localhost:PORT; 0 takes any free one. Default: 8080 if it is free.",
 )
 @click.option(
     "--region",
@@ -115,13 +122,13 @@ class Dev:
                 loop.add_signal_handler(number, self._stopping.set)
         client = self._home / "client.json"
         client.unlink(missing_ok=True)
-        endpoint, configs = self._configure()
+        endpoint, http, configs = self._configure()
         self._keepers = [loop.create_task(self._keep(path), name=path.stem) for path in configs]
         try:
             if await self._ready(endpoint):
                 self._up_once = True
                 _write(client, json.dumps({"endpoint": endpoint, "token": self._tokens["user"]}))
-                self._greet(endpoint, client)
+                self._greet(endpoint, http, client)
                 await self._stopping.wait()
         finally:
             self._stopping.set()
@@ -134,13 +141,13 @@ class Dev:
 
     # --- configuration -----------------------------------------------------------------------------------------------
 
-    def _configure(self) -> tuple[str, list[Path]]:
-        """Write one file for each agent. Returns the broker's endpoint and the files."""
+    def _configure(self) -> tuple[str, int, list[Path]]:
+        """Write one file for each agent. Returns the broker's endpoint, the port of the apps, and the files."""
         self._tokens = self._kept_tokens()
-        port = _free_port(self._options["port"])
+        port, http = _free_port("--port", self._options["port"]), self._http_port()
         users = {"dev": self._tokens["user"]}
         names = [f"{region}-{n}" for region in self._regions for n in range(1, self._options["workers"] + 1)]
-        ports = [_free_port(0) for _ in names]
+        ports = [_free_port() for _ in names]
         self._ports = {**dict(zip(names, ports, strict=True)), "broker": port}
         joining = [f"127.0.0.1:{port}", f"127.0.0.1:{ports[0]}"]  # any two of them do
         paths = []
@@ -159,11 +166,26 @@ class Dev:
                 "cgroups": not self._options["no_cgroups"],
                 "capacity": capacity,
             }
-            paths.append(self._write_agent(name, region, users, {"worker": role, "catalog": {"join": joining}}))
+            proxy = self._proxy(region, backhaul=f"127.0.0.1:{_free_port()}")
+            roles = {"worker": role, "proxy": proxy, "catalog": {"join": joining}}
+            paths.append(self._write_agent(name, region, users, roles))
         broker = {"listen": f"127.0.0.1:{port}", "policy": self._options["policy"]}
-        roles = {"broker": broker, "catalog": {"join": joining[1:]}}
+        edge = self._proxy(self._regions[0], listen={"80": f"127.0.0.1:{http}"})
+        roles = {"broker": broker, "proxy": edge, "catalog": {"join": joining[1:]}}
         paths.append(self._write_agent("broker", self._regions[0], users, roles))
-        return f"http://127.0.0.1:{port}", paths
+        return f"http://127.0.0.1:{port}", http, paths
+
+    def _http_port(self) -> int:
+        if self._options["http"] is not None:
+            return _free_port("--http", self._options["http"])
+        try:
+            return _free_port("--http", HTTP_PORT)
+        except HawkerError:
+            return _free_port()
+
+    def _proxy(self, region: str, **places: Any) -> dict[str, Any]:
+        others = [other for other in self._regions if other != region]
+        return {**places, "routing": {"regions": others}, "embedded": {"drain_s": DRAIN_S}}
 
     def _write_agent(self, name: str, region: str, users: dict[str, str], roles: dict[str, Any]) -> Path:
         settings = {
@@ -303,9 +325,10 @@ class Dev:
             await peer.close()
         return False
 
-    def _greet(self, endpoint: str, client: Path) -> None:
+    def _greet(self, endpoint: str, http: int, client: Path) -> None:
         workers = len(self._regions) * self._options["workers"]
         click.echo(f"hawker: {workers} workers in {', '.join(self._regions)}; the API is at {endpoint}/v1")
+        click.echo(f"  apps are served at http://APP.localhost:{http}")
         if _found_by_itself(self._home):
             click.echo(f"  token in {client}; the hawker command finds it there")
             click.echo("  try in another terminal:  hawker apps create hello")
@@ -314,7 +337,9 @@ class Dev:
             click.echo(f"  try in another terminal:  export HAWKER_HOME={shlex.quote(str(self._home))}")
             click.echo("    hawker apps create hello")
         region = self._regions[0]
-        click.echo(f"    hawker machine run --app hello --region {region} host -- python3 -m http.server 8080")
+        run = f"hawker machine run --app hello --region {region} --port 80:8000"
+        click.echo(f"    {run} host -- python3 -m http.server 8000")
+        click.echo(f"    curl http://hello.localhost:{http}")
         click.echo("  Ctrl-C stops the market and its machines; the next start brings them back")
 
 
@@ -339,7 +364,7 @@ async def _stop(process: asyncio.subprocess.Process) -> int:
         return await process.wait()
 
 
-def _free_port(port: int) -> int:
+def _free_port(option: str = "", port: int = 0) -> int:
     """The port itself if it can be bound, any free one for 0. Raises `HawkerError`."""
     try:
         with socket.create_server(("127.0.0.1", port)) as sock:
@@ -347,7 +372,7 @@ def _free_port(port: int) -> int:
             return number
     except OSError as error:
         raise HawkerError(
-            f"port {port} cannot be used: {error.strerror}", hint="give another one with --port, or 0 for any"
+            f"port {port} cannot be used: {error.strerror}", hint=f"give another one with {option}, or 0 for any"
         ) from error
 
 

@@ -35,6 +35,7 @@ from hawker.store.tx import Tx
 from hawker.telemetry import METRICS_CONTENT_TYPE, Metrics, get_logger
 from hawker.worker import ledger
 from hawker.worker.adopting import Adopting
+from hawker.worker.checks import Checks
 from hawker.worker.drivers.several import Runtimes
 from hawker.worker.exits import Exits
 from hawker.worker.flows import MachineFlows, hold_before
@@ -47,6 +48,7 @@ from hawker.worker.market import Market
 from hawker.worker.market_api import MarketApi
 from hawker.worker.ports import PORTS, nobody
 from hawker.worker.publishing import Publishing
+from hawker.worker.reaching import ways_of
 from hawker.worker.runner import Runner
 from hawker.worker.runs_api import RunsApi
 from hawker.worker.sessions import Sessions
@@ -69,6 +71,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 0
     ports: range = PORTS  # of the host, for what machines publish
+    proxy_port: int = 0  # of the proxy that leads to its machines
     disk_scale: float = 1.0
 
 
@@ -109,7 +112,13 @@ class Worker:
             await store.close()
             raise
         publishing = Publishing(
-            settings.name, settings.region, settings.host, settings.port, settings.capacity, self._driver.name
+            settings.name,
+            settings.region,
+            settings.host,
+            settings.port,
+            settings.capacity,
+            self._driver.name,
+            proxy_port=settings.proxy_port,
         )
         self.publisher = Publisher(store, Outbox(host, settings.name, publishing.projections()))
         return self.publisher
@@ -151,7 +160,9 @@ class Worker:
         self.adopting = Adopting(settings.name, catalog, store) if catalog else None
         if self.adopting:
             self.adopting.watch()
-        machine_api = MachineApi(store, host, driver, log, machines, settings.name, superseding.by)
+        self.checks = checks = Checks(store, host, log, ways_of(self._network))
+        checks.begin()
+        machine_api = MachineApi(store, host, driver, log, machines, settings.name, superseding.by, checks.shown)
         self.sessions = Sessions(host)
         inside_api = InsideApi(store, driver, machines, self.sessions, machine_api.row, machine_api.running)
         forget = self.publisher.forget if catalog else None
@@ -195,6 +206,7 @@ class Worker:
         if self.adopting:
             await self.adopting.close()
         await self.shelving.close()
+        await self.checks.close()
         if stop_machines:
             await self.store.submit(self._mark_stopping)
         await self.runner.close()
