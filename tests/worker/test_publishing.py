@@ -15,7 +15,7 @@ from hawker.catalog.publisher import Publisher
 from hawker.catalog.replica import Replica
 from hawker.model.guest import Resources
 from hawker.model.machine import State
-from hawker.model.rows import MachineRow, Row, SketchRow
+from hawker.model.rows import CheckRow, MachineRow, Row, SketchRow
 from hawker.model.services import Port
 from hawker.store.db import Store
 from hawker.store.tx import Tx
@@ -50,10 +50,20 @@ class Told:
         self._store = store
         self._replica = replica
 
-    async def put(self, row: Row) -> None:
+    async def put(self, row: Row, *, wait: bool = True) -> None:
+        """Until it is told, whatever may wait; without `wait` only until what is told at once is."""
+
         def change(tx: Tx) -> None:
             tx.record("row.put", row.key, cause="a test")
             tx.put(row)
+
+        await self._store.submit(change)
+        await asyncio.sleep(2 if wait else 0)
+
+    async def delete(self, row: Row) -> None:
+        def change(tx: Tx) -> None:
+            tx.record("row.deleted", row.key, cause="a test")
+            tx.delete(type(row), row.key)
 
         await self._store.submit(change)
         await asyncio.sleep(2)
@@ -147,3 +157,37 @@ async def test_the_sketch_of_the_images_is_one_row_that_goes_with_the_last_image
         ]
         await there.put(SketchRow(names=(), layers=()))
         assert there.rows("select id from images") == []
+
+
+@virtual_time
+async def test_health_checks_are_told_by_their_machine_and_name_and_what_decides_about_traffic_at_once(
+    tmp_path: Path,
+) -> None:
+    def row(**fields: Any) -> CheckRow:
+        fixed: dict[str, Any] = {
+            "machine": "0123456789abcd",
+            "app": "web",
+            "name": "servicecheck-00-tcp-80",
+            "kind": "service",
+            "service": "tcp/80",
+            "instance": "run/launch",
+            "status": "warning",
+            "output": "kept here",
+            "updated_at_ms": 5,
+        }
+        return CheckRow(**{**fixed, **fields})
+
+    async with told(tmp_path) as its:
+        await its.put(row())
+        await its.put(row(name="up", kind="informational", service="", status="critical"))
+        shown = "select worker, id, machine, app, name, kind, service, status, updated_at_ms from checks order by id"
+        machine = "0123456789abcd"
+        service = (f"{machine}/servicecheck-00-tcp-80", machine, "web", "servicecheck-00-tcp-80", "service", "tcp/80")
+        assert its.rows(shown) == [
+            ("ord-1", *service, "warning", 5),
+            ("ord-1", f"{machine}/up", machine, "web", "up", "informational", "", "critical", 5),
+        ]
+        await its.put(row(status="passing", updated_at_ms=9), wait=False)
+        assert its.rows("select status, updated_at_ms from checks where kind = 'service'") == [("passing", 9)]
+        await its.delete(row())
+        assert its.rows("select name from checks") == [("up",)]

@@ -112,6 +112,20 @@ class Service(Columns, frozen=True):
     min_machines_running: Count | None = None
 
 
+class CheckStatus(Columns, frozen=True):
+    """A health check of a machine that has a program: the key is "machine/name". `kind`: service (then `service` is the
+    port it is of, "tcp/8080"), readiness, informational; `status`: passing, warning, critical. Of the first two kinds
+    none may be other than passing where requests go."""
+
+    machine: Text | None = None
+    app: Text | None = None
+    name: Text | None = None
+    kind: Text | None = None
+    service: Text | None = None
+    status: Text | None = None
+    updated_at_ms: Count | None = None  # when the status became what it is
+
+
 class Capacity(Columns, frozen=True):
     """What a worker has free, in sixteenths of what it has. The key is its name."""
 
@@ -191,6 +205,7 @@ TABLES = (
         },
     ),
     Table(name="services", tier="region", columns=Service, indexes=(("machine",), ("app",))),
+    Table(name="checks", tier="region", columns=CheckStatus, indexes=(("machine",), ("app",))),
     Table(name="capacity", tier="region", columns=Capacity),
     Table(name="images", tier="region", columns=Images),
 )

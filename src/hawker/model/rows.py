@@ -183,6 +183,27 @@ class PortRow(Row, frozen=True, kw_only=True):
         return str(self.number)
 
 
+class CheckRow(Row, frozen=True, kw_only=True):
+    """A health check of a machine's present instance, as its status last changed. `kind` and `service` as in
+    `model.checks.Check`."""
+
+    table: ClassVar[str] = "health_check"
+
+    machine: str
+    app: str
+    name: str
+    kind: Literal["service", "readiness", "informational"]
+    service: str
+    instance: str
+    status: Literal["passing", "warning", "critical"]
+    output: str
+    updated_at_ms: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.machine}/{self.name}"
+
+
 class LedgerRow(Row, frozen=True, kw_only=True):
     """The one row of totals: everything reservations and machines hold together."""
 
@@ -387,6 +408,7 @@ ROWS: tuple[type[Row], ...] = (
     FillRow,
     ClaimRow,
     PortRow,
+    CheckRow,
     LedgerRow,
     TallyRow,
     LeaseRow,

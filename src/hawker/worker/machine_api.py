@@ -40,7 +40,7 @@ EXEC_S_MAX = 3600
 
 class MachineApi:
     """Handlers by operation in `handlers()`. `superseded` says which worker has a machine of ours by now, or "": such a
-    machine is not found here, so that a broker with an old hint asks who has it."""
+    machine is not found here, so that a broker with an old hint asks who has it. `checks` shows a machine's."""
 
     def __init__(
         self,
@@ -51,7 +51,9 @@ class MachineApi:
         machines: Machines,
         name: str,
         superseded: Callable[[MachineRow], str] = lambda machine: "",
+        checks: Callable[[MachineRow], list[api.Check]] = lambda machine: [],
     ) -> None:
+        self._checks = checks
         self._store = store
         self._host = host
         self._driver = driver
@@ -367,7 +369,8 @@ class MachineApi:
     def view(self, row: MachineRow, *, nonce: str = "", with_lease: bool = False) -> api.Machine:
         """A machine as the API shows it, with its latest events."""
         lease = leases.current(self._store.read, row.id, self._host.now_ms()) if with_lease else msgspec.UNSET
-        return api.machine_view(row, self._name, self._events(row.id, EVENTS_SHOWN), nonce=nonce, lease=lease)
+        events = self._events(row.id, EVENTS_SHOWN)
+        return api.machine_view(row, self._name, events, self._checks(row), nonce=nonce, lease=lease)
 
     def _events(self, machine_id: str, limit: int) -> list[EventRow]:
         return self._store.read.select(EventRow, "machine = ? order by id desc limit ?", (machine_id, limit))

@@ -19,7 +19,7 @@ from hawker.model.machine import State, check_move
 from hawker.model.rows import EventRow, MachineRow, RunRow
 from hawker.model.values import rfc3339
 from hawker.store.tx import Reads, Tx
-from hawker.worker import ledger
+from hawker.worker import check_rows, ledger
 from hawker.worker.drivers.base import Exit
 from hawker.worker.ports import PORTS, Holder, nobody
 
@@ -36,6 +36,8 @@ class MachineLog:
         self.ports = ports
         self.holder = holder
         self._listeners: dict[str, list[Listener]] = {}
+        self.on_change: list[Callable[[MachineRow], None]] = []
+        """Called after every committed change of any machine."""
 
     def move(self, tx: Tx, row: MachineRow, *states: State, cause: str, **changes: Any) -> MachineRow:
         """Take a machine through `states` (none: it stays where it is) and set other fields.
@@ -50,6 +52,7 @@ class MachineLog:
         if state is State.destroyed is not row.state:
             ledger.count(tx, row.app, -1)
         tx.put(after)
+        check_rows.follow(tx, row, after)
         tx.after_commit(lambda: self._tell(after, None))
         return after
 
@@ -104,6 +107,8 @@ class MachineLog:
         return stop
 
     def _tell(self, row: MachineRow, event: EventRow | None) -> None:
+        for changed in list(self.on_change):
+            changed(row)
         for listener in list(self._listeners.get(row.id, ())):
             listener(row, event)
 

@@ -20,7 +20,7 @@ from hawker.errors import Invalid
 from hawker.model.catalog import Change
 from hawker.model.guest import RESOURCES, Guest, Resources
 from hawker.model.machine import SETTLED, State
-from hawker.model.rows import AppRow, LedgerRow, MachineRow, Row, SketchRow, TallyRow, WorkerRow
+from hawker.model.rows import AppRow, CheckRow, LedgerRow, MachineRow, Row, SketchRow, TallyRow, WorkerRow
 from hawker.model.services import Protocol, Service, check_services, concurrency_json, merged, ports_json
 from hawker.store.tx import Reads
 
@@ -49,6 +49,7 @@ class Publishing:
             WorkerRow: self._worker,
             LedgerRow: self._free,
             MachineRow: self._machine,
+            CheckRow: self._check,
             TallyRow: self._app_region,
             AppRow: self._app,
             SketchRow: self._images,
@@ -122,6 +123,21 @@ class Publishing:
             return []
         every = self._services[key] = (before or set()) | served.keys()
         return [("region", Change("services", name, served.get(name)), urgent) for name in sorted(every)]
+
+    def _check(self, reads: Reads, key: str, row: CheckRow | None) -> list[Projected]:
+        """Proxies wait for those that decide about traffic."""
+        if row is None:
+            return [("region", Change("checks", key, None), False)]
+        values = {
+            "machine": row.machine,
+            "app": row.app,
+            "name": row.name,
+            "kind": row.kind,
+            "service": row.service,
+            "status": row.status,
+            "updated_at_ms": row.updated_at_ms,
+        }
+        return [("region", Change("checks", key, values), row.kind != "informational")]
 
     def _app_region(self, reads: Reads, key: str, row: TallyRow) -> list[Projected]:
         """Whether an app has machines here, not how many: that would travel to every region with every machine."""

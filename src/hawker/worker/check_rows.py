@@ -1,0 +1,55 @@
+"""What the region is told of a machine's health checks: rows that begin and end with each of its instances.
+
+They are written in the very commit by which an instance becomes a machine's, so nobody ever sees a machine that has
+started beside the results of its program before. A machine that is suspended keeps them: its program goes on where it
+was.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hawker.core import checking
+from hawker.core.checking import Health
+from hawker.model.checks import Check, has_checks
+from hawker.model.config import check_config
+from hawker.model.rows import CheckRow, MachineRow
+from hawker.store.tx import Tx
+
+
+def follow(tx: Tx, before: MachineRow, after: MachineRow) -> None:
+    """To be called with every change of a machine's row, under its record."""
+    another = before.instance != after.instance
+    if not another and (before.config is after.config or _said(before) == _said(after)):
+        return
+    if has_checks(before.config):
+        for check in check_config(before.config).checks:
+            key = key_of(before.id, check.name)
+            if tx.get(CheckRow, key) is not None:
+                tx.delete(CheckRow, key)
+    if another and after.instance and has_checks(after.config):
+        health = checking.fresh(tx.now_ms)
+        for check in check_config(after.config).checks:
+            tx.put(row_of(after, check, health))
+
+
+def row_of(machine: MachineRow, check: Check, health: Health) -> CheckRow:
+    return CheckRow(
+        machine=machine.id,
+        app=machine.app,
+        name=check.name,
+        kind=check.kind,
+        service=check.service,
+        instance=machine.instance,
+        status=health.status,
+        output=health.output,
+        updated_at_ms=health.changed_ms,
+    )
+
+
+def key_of(machine: str, name: str) -> str:
+    return f"{machine}/{name}"
+
+
+def _said(row: MachineRow) -> tuple[Any, Any]:
+    return row.config.get("services"), row.config.get("checks")
