@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import pty
+import select
 import shutil
 import signal
-import struct
 import subprocess
 import termios
 from collections.abc import Iterator, Sequence
@@ -121,23 +120,26 @@ def test_the_last_words_at_a_terminal_are_whole_whatever_is_left_at_it(run: Any)
 def test_a_terminal_that_nobody_reads_holds_up_whoever_writes_and_nobody_else(init: Path) -> None:
     """As between two supervisors: signals arrive all the same, orphans are reaped, and nothing is lost."""
     script = "trap 'exit 4' USR1; seq 100000 & wait"
-    with subprocess.Popen([init, "--terminal", "80x24", "--", "sh", "-c", script], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        output = process.stdout
-        wait_until(lambda: _waiting(output.fileno()) > 60_000, "the pipe is full")
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        shell = children.read_text().split()[0]
-        process.send_signal(signal.SIGUSR1)
-        wait_until(lambda: shell not in children.read_text().split(), "the program has ended, and was reaped")
-        assert process.poll() is None
+    read, write = os.pipe()
+    with (
+        open(read, "rb") as output,
+        subprocess.Popen([init, "--terminal", "80x24", "--", "sh", "-c", script], stdout=write) as process,
+    ):
+        try:
+            wait_until(lambda: not select.select([], [write], [], 0)[1], "the pipe is full")
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+            shell = children.read_text().split()[0]
+            process.send_signal(signal.SIGUSR1)
+            wait_until(lambda: shell not in children.read_text().split(), "the program has ended, and was reaped")
+            assert process.poll() is None
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            os.close(write)
         *said, _ = output.read().split()  # the last may be cut off
     assert process.returncode == 4
     assert said == [str(number).encode() for number in range(1, len(said) + 1)]
-
-
-def _waiting(fd: int) -> int:
-    """Bytes in a pipe."""
-    return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0])
 
 
 @pytest.mark.parametrize(
