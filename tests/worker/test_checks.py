@@ -148,7 +148,7 @@ def on_a_network(test: Test) -> Callable[[Path], None]:
     def wrapped(tmp_path: Path) -> None:
         run_in_virtual_time(run(tmp_path))
 
-    del wrapped.__wrapped__  # type: ignore[attr-defined]  # pytest reads the arguments there
+    del wrapped.__wrapped__  # pytest reads the arguments there
     return wrapped
 
 
@@ -265,7 +265,9 @@ async def test_an_update_brings_its_own_checks(place: Place) -> None:
     worker = place.worker
     machine = await worker.run_machine(**served(HTTP))
     await place.becomes(machine, "passing", 1)
-    named = {"checks": {"up": {**HTTP, "port": PORT, "kind": "readiness"}, "nobody": {"type": "tcp", "port": 1}}}
+    named: dict[str, Any] = {
+        "checks": {"up": {**HTTP, "port": PORT, "kind": "readiness"}, "nobody": {"type": "tcp", "port": 1}}
+    }
     await worker.machines.update(APP.name, machine, worker.request(), config=check_config(machine_config(**named)))
     await worker.at_rest(machine)
     await asyncio.sleep(5)

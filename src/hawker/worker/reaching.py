@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from hawker.model.config import PROCESS
 from hawker.model.rows import MachineRow
-from hawker.network.addresses import number as network_number
+from hawker.network.addresses import number
 from hawker.network.base import HostNetwork, NetworkError, Wanted
 from hawker.worker.probing import Address
 
@@ -26,9 +26,9 @@ def ways_of(network: HostNetwork | None) -> Callable[[MachineRow, int], Sequence
         if network is None:
             published = [p for p in row.ports if p.internal_port == port and p.protocol == "tcp"]
             return [(LOOPBACK, each.host_port) for each in published]
-        number = addresses.number(row.private_ip)
+        wanted = Wanted(machine=row.id, number=number(row.private_ip), address=row.private_ip)
         try:
-            attached = network.plan(Wanted(machine=row.id, number=number, address=row.private_ip))
+            attached = network.plan(wanted)
         except NetworkError:  # its IPv4 addresses are all given
             return [(row.private_ip, port)]
         return [(attached.address6, port), (attached.address4, port)]
