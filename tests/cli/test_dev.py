@@ -35,7 +35,7 @@ def test_the_greeting_says_how_the_command_finds_a_market_and_names_one_of_its_r
         wait_until(lambda: "Ctrl-C" in out.read_text(), "the greeting is told")  # the market is up a moment before
         told = out.read_text()
         assert f"export HAWKER_HOME='{elsewhere}'\n" in told
-        assert "--region mad host" in told
+        assert "--region mad --port 80:8000 host" in told
         assert hawker("workers", env={"HAWKER_HOME": str(elsewhere)}).status == 0
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     default = tmp_path / "hawker" / "dev"
