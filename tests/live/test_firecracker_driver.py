@@ -98,7 +98,7 @@ async def test_a_machine_is_booted_asked_and_stopped(driver: Opened) -> None:
     assert (await driver.driver.stats(one.key)).cpu_s == 1.5
     jailed = "/jail/" in str(place(driver, one))
     assert started.pid is not None
-    assert (os.stat(f"/proc/{started.pid}").st_uid >= 0x70000000) == jailed
+    assert (os.stat(f"/proc/{started.pid}").st_uid >= 1 << 20) == jailed
     assert os.readlink(f"/proc/{started.pid}/cwd") == str(place(driver, one))
 
     ended = await driver.driver.stop(one.key, signal=15, grace_s=20)

@@ -231,7 +231,7 @@ async def test_a_template_that_cannot_be_used_is_removed_and_machines_boot(drive
     (template / "state").write_bytes(b"nonsense")
     *why, last = await driver.run(driver.shell("echo up"))
     assert last == "up"
-    assert "not a migration stream" in why[0].lower()  # QEMU's own words stand in the machine's log
+    assert any("not a migration stream" in line.lower() for line in why)  # QEMU's own words stand in the machine's log
 
 
 async def test_without_templates_machines_boot(driver: Opened, tmp_path: Path) -> None:

@@ -49,6 +49,29 @@ def test_the_image_cannot_be_written_to_and_the_machines_disk_can() -> None:
     assert "readonly=off" in disk
 
 
+def test_a_machine_may_change_its_disk_and_no_file_that_others_have() -> None:
+    bare = replace(VM, user=7, preload="/p/reading")
+    assert qemu.confined(bare) == {
+        "sockets": ["qmp", "agent"],
+        "tap": "",
+        "user": 7,
+        "shown": ["/k/vmlinux", "/k/initrd", "/d/image.erofs"],
+        "own": ["/m/disk"],
+        "devices": [],
+    }
+    assert qemu.confined(replace(bare, accelerator="kvm"))["devices"] == ["/dev/kvm"]
+    restored = replace(bare, memory=Memory(file="/t/memory"))
+    assert qemu.confined(restored)["shown"][-2:] == ["/t/memory", "/p/reading"]
+    assert qemu.environment(restored)["HAWKER_READ_ONLY"] == "/t/memory"
+    making = replace(bare, image="", disk="", memory=Memory(file="/t/memory", shared=True))
+    assert qemu.confined(making)["own"] == ["/t/memory"]
+    assert "LD_PRELOAD" not in qemu.environment(making)
+
+
+def test_without_a_user_of_its_own_it_sees_what_its_worker_sees() -> None:
+    assert qemu.confined(VM) == {"sockets": ["qmp", "agent"], "tap": ""}
+
+
 def test_a_path_may_hold_what_separates_options() -> None:
     assert "file=/d/a,,b=c," in options(replace(VM, image="/d/a,b=c"), "drive")[0]
 
@@ -63,11 +86,12 @@ def test_a_template_has_disks_of_the_same_size_behind_which_there_is_nothing() -
     [
         ("", []),
         ("-", ["hubport,id=net,hubid=0"]),
-        ("hkabc", ["tap,id=net,ifname=hkabc,script=no,downscript=no"]),
+        ("hkabc", ["tap,id=net,fd={tap}"]),
     ],
 )
-def test_its_network_interface_is_made_by_qemu_and_ends_with_it(tap: str, netdev: list[str]) -> None:
+def test_its_network_interface_is_made_for_it_and_ends_with_it(tap: str, netdev: list[str]) -> None:
     assert options(replace(VM, tap=tap), "netdev") == netdev
+    assert qemu.confined(replace(VM, tap=tap))["tap"] == tap.strip("-")
     assert line(tap=tap).count("virtio-net-device") == len(netdev)
 
 

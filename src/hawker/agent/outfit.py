@@ -224,7 +224,9 @@ def microvm(site: Site) -> Driver:
 
     assert site.images is not None
     settings = Settings.of(site.settings, cgroups=site.cgroups)
-    return MicrovmDriver(site.directory, site.images, site.network, site.host, settings, programs=site.programs)
+    return MicrovmDriver(
+        site.directory, site.images, site.network, site.host, settings, programs=site.programs, users=site.users
+    )
 
 
 _OURS: Mapping[str, Callable[[Site], Driver]] = {"process": process, "container": container, "microvm": microvm}

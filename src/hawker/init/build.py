@@ -7,12 +7,14 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from hawker.init.place import alone
 
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=gnu11", "-Os", "-static", "-s", "-Wall", "-Wextra")
+PRELOADED = ("-std=gnu11", "-Os", "-shared", "-fPIC", "-s", "-Wall", "-Wextra")
 PACKAGES = "a C compiler and a static C library (on Debian: apt install gcc libc6-dev)"
 
 
@@ -20,12 +22,13 @@ class NoCompiler(Exception):
     """There is no C compiler here, or it cannot link statically; the text names the packages that are missing."""
 
 
-def program(name: str, cache: Path) -> Path:
+def program(name: str, cache: Path, flags: Sequence[str] = FLAGS) -> Path:
     """The executable made of `<name>.c` beside this file: static, stripped, in `cache`, under a name with the hash of
-    its source and its compiler. Compiled where it is not there yet; several may ask at once. Raises `NoCompiler`."""
+    its source and its compiler; with other `flags` what they make of it. Compiled where it is not there yet; several
+    may ask at once. Raises `NoCompiler`."""
     here = Path(__file__).parent
     source = here / f"{name}.c"
-    digest = hashlib.blake2b(" ".join(FLAGS).encode(), digest_size=8)
+    digest = hashlib.blake2b(" ".join(flags).encode(), digest_size=8)
     for path in (source, *sorted(here.glob("*.h"))):
         digest.update(path.read_bytes())
     stem = f"{name}-{digest.hexdigest()}"
@@ -39,7 +42,7 @@ def program(name: str, cache: Path) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         with alone(cache):  # workers that start together let one compile
             if not target.exists():
-                _compile(compiler, source, target)
+                _compile(compiler, flags, source, target)
     return target
 
 
@@ -50,11 +53,11 @@ def _identity(compiler: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
-def _compile(compiler: str, source: Path, target: Path) -> None:
+def _compile(compiler: str, flags: Sequence[str], source: Path, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as place:
         made = Path(place) / source.stem
         done = subprocess.run(
-            [compiler, *FLAGS, "-o", str(made), str(source)],
+            [compiler, *flags, "-o", str(made), str(source)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

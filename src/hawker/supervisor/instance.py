@@ -21,10 +21,11 @@ from typing import Any
 
 from hawker.supervisor import proc
 from hawker.supervisor.cgroups import CannotResize, Groups, Limits
+from hawker.supervisor.confined import Confinement
 from hawker.supervisor.disks import disks_of
 from hawker.supervisor.files import Files, RecordFile
 from hawker.supervisor.output import MachineLog, Pipe
-from hawker.supervisor.programs import CannotStart, Invocation, open_terminal, take_terminal, which
+from hawker.supervisor.programs import CannotStart, Invocation, open_terminal, spawn, take_terminal, which
 from hawker.supervisor.words import STATUS, last_words
 
 STREAMS = ("out", "err")
@@ -89,17 +90,19 @@ class Instance:
         groups: Groups | None,
         cwd: str = "",
         status: bool = False,
+        confinement: Confinement | None = None,
     ) -> Instance:
         """Spawn, in the machine's working directory unless `cwd` says where. Raises `CannotStart`.
 
-        With `status`, `{status}` in its arguments becomes the number of the descriptor to tell its end by.
+        With `status`, `{status}` in its arguments becomes the number of the descriptor to tell its end by, and so do
+        the names of what it is handed with a `confinement`.
         """
         program = which(argv[0], env.get("PATH", os.defpath))
         path, work = files.instance(key), files.work(machine)
         group = group_of(machine, key) if groups else ""
         pipes: list[Pipe] = []
         ends: list[int] = []
-        inherited: list[int] = []
+        inherited: dict[str, int] = {}
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(work, 0o700)
@@ -108,22 +111,24 @@ class Instance:
                 ends.append(pipes[-1].open_for_child())
             if status:
                 ends.append(os.open(path + STATUS, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600))
-                inherited = ends[-1:]
-                own = argv.index("--") if "--" in argv else len(argv)  # what follows is another program's
-                argv = [a.replace("{status}", str(ends[-1])) if n < own else a for n, a in enumerate(argv)]
+                inherited["status"] = ends[-1]
+            if confinement:
+                confinement.give(ends)
+                inherited |= confinement.open(cwd or work)
+                ends += [fd for fd in inherited.values() if fd not in ends]
+            own = argv.index("--") if "--" in argv else len(argv)  # what follows is another program's
+            argv = [_numbered(word, inherited) if n < own else word for n, word in enumerate(argv)]
             if groups:
                 groups.create(group, limits, disks_of([work, cwd or work]))
             with groups.entered(group) if groups else contextlib.nullcontext():
-                child = subprocess.Popen(
+                start = confinement.spawn if confinement else spawn
+                pid = start(
+                    program,
                     argv,
-                    executable=program,
-                    env={**env, proc.MARKER: mark},
+                    {**env, proc.MARKER: mark},
                     cwd=cwd or work,
-                    stdin=subprocess.DEVNULL,
-                    stdout=ends[0],
-                    stderr=ends[1],
-                    pass_fds=inherited,
-                    start_new_session=True,
+                    output=(ends[0], ends[1]),
+                    kept=list(inherited.values()),
                 )
         except (OSError, ValueError) as error:
             for pipe in pipes:
@@ -133,13 +138,12 @@ class Instance:
         finally:
             for fd in ends:
                 os.close(fd)
-        child.returncode = 0  # reaped by the loop's waitid, not by subprocess
         try:
-            now = proc.stat(child.pid)
+            now = proc.stat(pid)
             record = Record(
                 key=key,
                 machine=machine,
-                pid=child.pid,
+                pid=pid,
                 start_ticks=now.start if now else 0,
                 started_at_ms=int(time.time() * 1000),
                 group=group,
@@ -148,7 +152,7 @@ class Instance:
             instance = cls(record, files, mark, groups)
             instance.write_down()
         except OSError as error:  # nobody would know of it
-            os.killpg(child.pid, signal.SIGKILL)
+            os.killpg(pid, signal.SIGKILL)
             for pipe in pipes:
                 pipe.remove()
             _remove(path + STATUS)
@@ -359,6 +363,12 @@ class Instance:
             "exit": self.exit,
             "note": self.record.note,
         }
+
+
+def _numbered(word: str, descriptors: Mapping[str, int]) -> str:
+    for name, number in descriptors.items():
+        word = word.replace(f"{{{name}}}", str(number))
+    return word
 
 
 def _remove(path: str) -> None:

@@ -7,6 +7,7 @@ import fcntl
 import os
 import stat as stats
 import struct
+import subprocess
 import termios
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,32 @@ def which(program: str, path: str) -> str:
             if "/" in program:
                 raise CannotStart(f"{program}: not an executable file")
     raise CannotStart(f"{program}: not found" + ("" if "/" in program else f" in PATH ({path})"))
+
+
+def spawn(
+    program: str,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    cwd: str,
+    output: tuple[int, int],
+    kept: Sequence[int],
+) -> int:
+    """Start it in a session of its own, with nothing to read and with our descriptors `kept`; its pid. Raises OSError,
+    ValueError."""
+    child = subprocess.Popen(
+        argv,
+        executable=program,
+        env=env,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=output[0],
+        stderr=output[1],
+        pass_fds=kept,
+        start_new_session=True,
+    )
+    child.returncode = 0  # reaped by the loop's waitid, not by subprocess
+    return child.pid
 
 
 def open_terminal(columns: int, rows: int) -> tuple[int, int]:

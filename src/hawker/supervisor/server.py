@@ -20,11 +20,12 @@ from typing import Any
 from hawker.supervisor.cgroups import CannotResize, Limits
 from hawker.supervisor.command import Command, Conversation
 from hawker.supervisor.common import KILL_AGAIN_MOST_S, KILL_AGAIN_S, Common
+from hawker.supervisor.confined import Confinement
 from hawker.supervisor.instance import PROCESS, Instance, group_of
 from hawker.supervisor.kinds import Containers
 from hawker.supervisor.programs import CannotStart
-from hawker.supervisor.taking_over import one_that_runs, take_over
 from hawker.supervisor.protocol import PROTOCOL, features
+from hawker.supervisor.taking_over import one_that_runs, take_over
 from hawker.supervisor.wire import Ask, Connection, Refused, listen
 from hawker.supervisor.words import BYTES_MAX, STATUS
 
@@ -107,9 +108,9 @@ class Server:
     def _op_hello(self, ask: Ask) -> Any:
         return {
             "pid": os.getpid(),
-            "cgroups": self._groups.kind if self._groups else "",
             "protocol": PROTOCOL,
             "features": self._features,
+            "cgroups": self._groups.kind if self._groups else "",
             "instances": [i.shown() for i in self._instances.values()],
         }
 
@@ -131,6 +132,7 @@ class Server:
                         groups=self._groups,
                         cwd=ask.get("cwd", ""),
                         status=ask.get("status", False),
+                        confinement=self._confinement(ask),
                     )
                 instance.outside = self._common.host_mounts
             except CannotStart as error:
@@ -138,6 +140,10 @@ class Server:
                 raise Refused("StartFailed", str(error)) from error
             self._register(instance)
         return self._instances[key].shown()
+
+    def _confinement(self, ask: Ask) -> Confinement | None:
+        wanted = ask.get("confined", None)
+        return Confinement(**wanted, scratch=f"{self._directory}/empty") if wanted else None
 
     def _op_make(self, ask: Ask) -> Any:
         """Make a container and hold it: its first process's pid, or the instance where it is there already."""

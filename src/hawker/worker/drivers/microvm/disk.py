@@ -44,6 +44,7 @@ class Disks:
     def open(self) -> None:
         """Remove what was left half made."""
         self._directory.mkdir(parents=True, exist_ok=True)
+        self._directory.chmod(0o700)  # every machine's user may read images' disks, but does not get at them here
         for path in self._directory.glob(".making-*"):
             path.unlink()
 
@@ -111,9 +112,9 @@ class Disks:
             if digest not in needed:
                 self.forget(digest)
 
-    async def empty(self, path: Path, size_mib: int, *, journal: bool) -> None:
+    async def empty(self, path: Path, size_mib: int, *, journal: bool, owner: int = 0) -> None:
         """Make a machine's disk at `path`: an empty ext4 of this size (0: the usual one), with a journal if it is to be
-        used again after its machine was killed. Raises `DiskError`."""
+        used again after its machine was killed. The file belongs to `owner`. Raises `DiskError`."""
         size_mib = size_mib or SIZE_MIB
         if size_mib << 20 > DEVICE_BYTES:
             raise DiskError(f"root.size_mib {size_mib} is more than {DEVICE_BYTES >> 20}")
@@ -121,7 +122,7 @@ class Disks:
         async with self._formatting:  # once however many ask
             if not model.exists():
                 await self._format(model, size_mib, journal)
-        await asyncio.to_thread(copy_sparse, model, path, DEVICE_BYTES)
+        await asyncio.to_thread(copy_sparse, model, path, DEVICE_BYTES, owner)
 
     async def _format(self, model: Path, size_mib: int, journal: bool) -> None:
         tool = shutil.which(MKFS) or shutil.which(MKFS, path="/usr/sbin:/sbin")
@@ -148,8 +149,9 @@ class Disks:
                 making.unlink()
 
 
-def copy_sparse(source: Path, target: Path, size: int) -> None:
-    """Copy what is not a hole; the copy has `size` bytes. Under another name first: what has its name is whole."""
+def copy_sparse(source: Path, target: Path, size: int, owner: int = 0) -> None:
+    """Copy what is not a hole; the copy has `size` bytes, and belongs to `owner` unless that is 0. Under another name
+    first: what has its name is whole."""
     making = target.with_name(f"{target.name}.new")
     there = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     here = os.open(making, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -166,6 +168,8 @@ def copy_sparse(source: Path, target: Path, size: int) -> None:
                 data = os.pread(there, min(at - start, 1 << 20), start)
                 start += os.pwrite(here, data, start)
         os.ftruncate(here, size)
+        if owner:
+            os.fchown(here, owner, owner)
         os.rename(making, target)
     finally:
         os.close(there)

@@ -239,6 +239,8 @@ class MicrovmDriver(Machines):
         self._records.purge(machine)
         if not self.supervisor.unused:
             await self.supervisor.call("purge", machine=machine)
+        if self._users:
+            self._users.release(machine)
 
     def _ended(self, ended: Exit) -> None:
         """The supervisor saw a hypervisor end."""

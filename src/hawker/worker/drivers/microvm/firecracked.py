@@ -7,7 +7,7 @@ names, fits wherever it is loaded. The place is made anew for every start and go
 The guest has no virtio ports: see `init/guest_console.h`. What its program writes comes out of Firecracker's standard
 output, both streams as one; how it ended is read from the status drive, a file beside the record.
 
-A jailed one is a user of its own, derived from its key, so it may not make a network interface: that is made for it,
+A jailed one runs as the machine's user, so it may not make a network interface: that is made for it,
 and goes when the machine's network is let go. There are no templates: a machine always boots. It has only run against a
 server of ours that has Firecracker's API, for want of a processor that runs guests.
 """
@@ -25,6 +25,7 @@ import stat
 import struct
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -34,7 +35,7 @@ from hawker.worker.drivers.microvm import firecracker
 from hawker.worker.drivers.microvm.firecracker import AGENT_PORT, FirecrackerError, Jail, Snapshot
 from hawker.worker.drivers.microvm.qemu import Vm
 from hawker.worker.drivers.microvm.records import MEMORY, STATE
-from hawker.worker.drivers.microvm.vmms import Dial, Ready
+from hawker.worker.drivers.microvm.vmms import Dial, Ready, readable
 
 STATUS = "status"
 STATUS_BYTES = 4096  # init/guest_console.h knows the drive by it
@@ -51,7 +52,7 @@ def jail(vm: Vm, directory: Path) -> Jail | None:
     if not vm.jailer:
         return None
     digest = blake2b(str(directory).encode(), digest_size=8)
-    user = _USERS + int.from_bytes(digest.digest()) % _USERS_COUNT
+    user = vm.user or _USERS + int.from_bytes(digest.digest()) % _USERS_COUNT  # those that were made before had these
     name = re.sub(r"[^A-Za-z0-9]", "-", directory.name)[:40]
     return Jail(
         id=f"{name}-{digest.hexdigest()}", base=directory / "jail", uid=user, gid=user, program=Path(vm.binary).name
@@ -83,8 +84,8 @@ class Firecracker:
             os.link(path, there / name, follow_symlinks=False)
         if jailed is None:
             return [vm.binary, "--api-sock", "api", "--level", "Error"]
-        for name in ("kernel", "initrd", "image"):  # shared by all: readable, but nobody gets where they are
-            (there / name).chmod(0o444)
+        for name in ("kernel", "initrd", "image"):  # shared by all, but nobody gets where they are
+            readable(there / name)
         for kept in (Path(vm.image).parent, Path(vm.kernel.vmlinux).parent):
             kept.chmod(0o700)
         for own in (there, *(there / name for name in ("machine", STATUS, STATE, MEMORY))):
@@ -93,6 +94,9 @@ class Firecracker:
         if vm.tap:
             make_tap(vm.tap, jailed.uid, jailed.gid)
         return [*firecracker.jailed(vm.jailer, vm.binary, jailed), "--level", "Error"]
+
+    def confined(self, vm: Vm) -> dict[str, Any] | None:
+        return None
 
     def dial(self, vm: Vm, directory: Path) -> Dial:
         return lambda protocol: dial(place(vm, directory), protocol)

@@ -17,6 +17,7 @@ from hawker.worker.drivers.microvm import firecracked, qemu, templates
 from hawker.worker.drivers.microvm.qemu import HypervisorError, Vm
 from hawker.worker.drivers.microvm.vmms import Hypervisor, Qemu
 from hawker.worker.drivers.supervisor import Supervisor
+from hawker.worker.drivers.users import NoUsers, Users
 
 BOOT_S = 60.0  # of a busy host that emulates
 STATE_S = 60.0  # to write or read a machine's memory
@@ -29,9 +30,10 @@ def of(vm: Vm) -> Hypervisor:
 
 
 class Hypervisors:
-    """Those of one driver, and its templates."""
+    """Those of one driver, and its templates. Without `users` they run as who runs the worker."""
 
-    def __init__(self, directory: Path, *, cgroups: bool, with_templates: bool) -> None:
+    def __init__(self, directory: Path, users: Users | None, *, cgroups: bool, with_templates: bool) -> None:
+        self._users = users
         self.supervisor = Supervisor(directory / "supervisor", *([] if cgroups else ["--no-cgroups"]))
         self._templates = templates.Templates(directory / "templates")
         self._with_templates = with_templates
@@ -69,12 +71,13 @@ class Hypervisors:
             key=key,
             machine=machine,
             argv=argv,
-            env={"PATH": os.defpath},
+            env=qemu.environment(vm) if vm.vmm == "qemu" else {"PATH": os.defpath},
             limits=msgspec.to_builtins(around),
             cwd=str(directory if vm.vmm == "qemu" else firecracked.place(vm, directory)),
             status=vm.output and vm.vmm == "qemu",
         )
         return msgspec.convert(shown, Instance)
+            **({"confined": confined} if (confined := of(vm).confined(vm)) else {}),
 
     # --- state -------------------------------------------------------------------------------------------------------
 
@@ -113,6 +116,11 @@ class Hypervisors:
 
         async def run(empty: Vm, directory: Path) -> None:
             await self.start(key, MAKING, empty, limits, directory)
+        try:
+            vm = replace(vm, user=self._users.of(MAKING) if self._users else 0)
+        except NoUsers as error:
+            raise HypervisorError(str(error)) from error
+
 
         try:
             async with asyncio.timeout(BOOT_S):

@@ -43,6 +43,7 @@ from hawker.worker.drivers.microvm.settings import Settings
 from hawker.worker.drivers.microvm.tools import Missing, Tools
 from hawker.worker.drivers.networks import must_publish, wanted_of
 from hawker.worker.drivers.supervised import SupervisedDriver
+from hawker.worker.drivers.users import NoUsers, Users
 
 MEMORY_LEAST_MIB = 96  # with less the kernel has no room for a program
 
@@ -59,8 +60,14 @@ class Machines(SupervisedDriver):
         settings: Settings = Settings(),  # noqa: B008  # frozen
         no_kvm: Callable[[], str] = kvm.missing,
         programs: Path | None = None,
+        users: Users | None = None,
     ) -> None:
-        self._hypervisors = Hypervisors(directory, cgroups=settings.cgroups, with_templates=settings.templates)
+        self._users = users or Users(directory / "users") if os.geteuid() == 0 else None
+        if self._users:
+            self._users.hold(self._may_own)
+        self._hypervisors = Hypervisors(
+            directory, self._users, cgroups=settings.cgroups, with_templates=settings.templates
+        )
         super().__init__(self._hypervisors.supervisor)
         self._directory = directory
         self._images = images
@@ -87,22 +94,23 @@ class Machines(SupervisedDriver):
         directory.mkdir(mode=0o700, exist_ok=True)
         try:
             disk = self._records.root(spec.machine, image.digest) if spec.root.persist else directory / DISK
+            user = self._users.of(spec.machine) if self._users else 0
             if not disk.exists():
-                await self._disks.empty(disk, spec.root.size_mib, journal=spec.root.persist)
-            vm = await self._vm(spec.limits, image=str(path), disk=str(disk), tap=tap)
+                await self._disks.empty(disk, spec.root.size_mib, journal=spec.root.persist, owner=user)
+            vm = await self._vm(spec.limits, image=str(path), disk=str(disk), tap=tap, user=user)
             record = Record(
                 key=spec.key, machine=spec.machine, image=image.digest, vm=vm, limits=spec.limits, wanted=wanted
             )
             self._records.write(record)
         except BaseException as error:
             self._records.remove(spec.key)
-            if isinstance(error, Missing | DiskError):
+            if isinstance(error, Missing | DiskError | NoUsers):
                 raise StartFailed(str(error)) from error
             raise
         guest = self._guests[spec.key] = self._guest(record, acknowledged=False)
         return guest
 
-    async def _vm(self, limits: Limits, *, image: str, disk: str, tap: str) -> Vm:
+    async def _vm(self, limits: Limits, *, image: str, disk: str, tap: str, user: int = 0) -> Vm:
         found = await self._tools.found()
         return Vm(
             binary=found.binary,
@@ -118,6 +126,8 @@ class Machines(SupervisedDriver):
             tap=tap,
         )
 
+            user=user,
+            preload=found.preload,
     async def _launch(self, guest: Guest, spec: InstanceSpec) -> Instance:
         """Start the hypervisor and the program, or what of both is not done yet. Leaves nothing when it fails."""
         shown = (await self._hypervisors.instances()).get(spec.key)
@@ -263,14 +273,14 @@ class Machines(SupervisedDriver):
                 guest.must_run()
                 return
             state = guest.directory / STATE
-            vm = replace(guest.record.vm, memory=Memory(), incoming=True)
             try:
                 await self._run(guest, vm, state)
             except BaseException as error:
+                vm = replace(await self._owned(guest), memory=Memory(), incoming=True)
                 if guest.record.suspended:
                     await self._let_go(guest)
                     await self._hypervisors.destroy(key)
-                if isinstance(error, HypervisorError | AgentLost | TimeoutError | OSError):
+                if isinstance(error, HypervisorError | AgentLost | TimeoutError | OSError | NoUsers | Missing):
                     raise Refused(f"{key} could not be resumed: {error}") from error
                 raise
             forget_state(guest)
@@ -278,6 +288,16 @@ class Machines(SupervisedDriver):
 
     async def _renew(self, guest: Guest) -> None:
         """The guest has not seen the time pass."""
+    async def _owned(self, guest: Guest) -> Vm:
+        """The machine, with a user of its own also where it was suspended before machines had users."""
+        vm = guest.record.vm
+        if self._users and not vm.user:
+            user, found = self._users.of(guest.record.machine), await self._tools.found()
+            vm = replace(vm, user=user, preload=found.preload)
+            guest.record = replace(guest.record, vm=vm)
+            self._records.write(guest.record)
+        return vm
+
         await guest.ask(lambda agent: agent.renew(self._clock_ns(), self._seed()))
 
     async def _look_after(self, guest: Guest) -> None:
@@ -306,6 +326,11 @@ class Machines(SupervisedDriver):
 
     def _forget_disks(self) -> None:
         """Of images that are no longer here."""
+    def _may_own(self, machine: str) -> bool:
+        """Whether files of a machine are left."""
+        running = (guest.record.machine == machine for guest in self._guests.values())
+        return any(running) or self._records.has_root(machine)
+
         for digest in self._disks.made():
             if self._images.find(digest) is None:
                 self.forget(digest)

@@ -2,7 +2,8 @@
 
 The machine is `microvm`: no PCI, no firmware worth the name, devices on virtio-mmio. Where the processor is emulated
 the guest cannot measure its clock against a timer that this machine does not have, and is told its rate on the kernel's
-command line. Its directory is QEMU's working directory: the sockets `qmp` and `agent` are there.
+command line. Its directory is QEMU's working directory: the sockets `qmp` and `agent` are there. What QEMU may not
+open or make itself is opened by the supervisor, which puts the numbers of descriptors into the command line.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from hawker.worker.drivers.microvm.disk import DEVICE_BYTES
 from hawker.worker.drivers.microvm.kernel import Kernel
 
 BINARY = "qemu-system-x86_64"
+KVM = "/dev/kvm"
 PACKAGE = "qemu-system-x86"
 MIB = 1 << 20
 _CODE_CACHE_MIB = 64  # of an emulated processor; QEMU's own default is a gigabyte
@@ -52,8 +54,7 @@ class Vm(msgspec.Struct, frozen=True, kw_only=True):
     """A virtual machine. Two that differ only in their disks, both or none with a network card, can be restored from
     each other's state. `image`, `disk` are files, "" for a template, which has none. `tap` is the network interface
     that QEMU makes, "-" for a card that is connected to nothing, "" for no card. `output` False: nobody hears it.
-    `{status}` in the command line is for the supervisor to fill in. `binary` is that of `vmm`; Firecracker has no use
-    for `tsc_khz`, `memory` and `output`."""
+    `binary` is that of `vmm`; Firecracker has no use for `tsc_khz`, `memory` and `output`."""
 
     binary: str
     accelerator: Literal["kvm", "tcg"]
@@ -69,6 +70,8 @@ class Vm(msgspec.Struct, frozen=True, kw_only=True):
     output: bool = True
     vmm: Literal["qemu", "firecracker"] = "qemu"
     jailer: str = ""  # of Firecracker, "" to do without
+    user: int = 0  # of the host, that its hypervisor runs as; 0: as who runs the worker
+    preload: str = ""  # a library for QEMU, see init/reading.c
 
 
 def command(vm: Vm) -> list[str]:
@@ -85,11 +88,11 @@ def command(vm: Vm) -> list[str]:
         *("-object", _memory(vm)),
         *("-kernel", vm.kernel.vmlinux, "-initrd", vm.kernel.initrd, "-append", _append(vm)),
         *("-global", "virtio-mmio.force-legacy=false"),
-        *("-chardev", "socket,id=qmp,path=qmp,server=on,wait=off", "-mon", "chardev=qmp,mode=control"),
+        *("-chardev", "socket,id=qmp,fd={qmp},server=on,wait=off", "-mon", "chardev=qmp,mode=control"),
         *_disk("image", vm.image, read_only=True),
         *_disk("machine", vm.disk, read_only=False),
         *("-device", "virtio-serial-device,max_ports=8"),
-        *("-chardev", "socket,id=agent,path=agent,server=on,wait=off"),
+        *("-chardev", "socket,id=agent,fd={agent},server=on,wait=off"),
         *("-device", "virtserialport,chardev=agent,name=agent,nr=1"),
     ]
     targets = {"out": "/proc/self/fd/1", "err": "/proc/self/fd/2", "status": "/proc/self/fd/{status}"}
@@ -99,11 +102,44 @@ def command(vm: Vm) -> list[str]:
     if vm.tap == "-":
         argv += ["-netdev", "hubport,id=net,hubid=0", "-device", "virtio-net-device,netdev=net"]
     elif vm.tap:
-        argv += ["-netdev", f"tap,id=net,ifname={vm.tap},script=no,downscript=no"]
+        argv += ["-netdev", "tap,id=net,fd={tap}"]
         argv += ["-device", "virtio-net-device,netdev=net"]
     if vm.incoming:
         argv += ["-incoming", "defer"]
     return argv
+
+
+def confined(vm: Vm) -> dict[str, Any]:
+    """What it may do and gets, see `hawker.supervisor.confined.Confinement`."""
+    given: dict[str, Any] = {"sockets": ["qmp", "agent"], "tap": "" if vm.tap == "-" else vm.tap}
+    if not vm.user:
+        return given
+    own = [vm.disk, vm.memory.file if vm.memory.shared else ""]
+    shown = [*reads(vm), vm.preload if _copies(vm) else ""]
+    return given | {
+        "user": vm.user,
+        "shown": list(filter(None, shown)),
+        "own": list(filter(None, own)),
+        "devices": [KVM] if vm.accelerator == "kvm" else [],
+    }
+
+
+def reads(vm: Vm) -> list[str]:
+    """Files that it shares with others, and must not change."""
+    memory = vm.memory.file if _copies(vm) else ""
+    return [path for path in (vm.kernel.vmlinux, vm.kernel.initrd, vm.image, memory) if path]
+
+
+def environment(vm: Vm) -> dict[str, str]:
+    found = {"PATH": os.defpath}
+    if vm.user and _copies(vm):
+        found |= {"LD_PRELOAD": vm.preload, "HAWKER_READ_ONLY": vm.memory.file}
+    return found
+
+
+def _copies(vm: Vm) -> bool:
+    """Its memory is a file that others have, too: it writes to copies of its pages."""
+    return bool(vm.memory.file) and not vm.memory.shared
 
 
 def _memory(vm: Vm) -> str:

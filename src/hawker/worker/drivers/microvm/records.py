@@ -81,6 +81,9 @@ class Records:
                 other.unlink()
         return path
 
+    def has_root(self, machine: str) -> bool:
+        return any(self._roots.glob(f"{machine}-*"))
+
     def purge(self, machine: str) -> None:
         for path in self._roots.glob(f"{machine}-*"):
             path.unlink()

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from hawker.worker.drivers.microvm.agent import Agent
 from hawker.worker.drivers.microvm.qemu import Memory, Qmp, Vm
+from hawker.worker.drivers.microvm.vmms import readable
 
 MOST = 8  # each takes some 100 MB of disk
 
@@ -63,6 +64,7 @@ class Templates:
         try:
             card = f"hv-{name[-10:]}" if vm.tap else ""
             empty = replace(vm, image="", disk="", tap=card, incoming=False, output=False)
+            _make_memory(making / MEMORY, vm)
             await run(replace(empty, memory=Memory(file=str(making / MEMORY), shared=True)), making)
             agent = await Agent.connect(making / "agent")
             await agent.close()
@@ -76,6 +78,9 @@ class Templates:
             for name_ in ("agent", "qmp"):
                 with contextlib.suppress(FileNotFoundError):
                     (making / name_).unlink()
+            if vm.user:  # it is not that user's any more, and nobody's to change
+                os.chown(making / MEMORY, 0, 0)
+                readable(making / MEMORY)
             path = self._directory / name
             shutil.rmtree(path, ignore_errors=True)
             os.rename(making, path)
@@ -91,6 +96,17 @@ class Templates:
         found = sorted(self._directory.glob("[!.]*"), key=lambda path: path.stat().st_mtime)
         for path in found[:-MOST]:
             self.forget(path)
+
+
+def _make_memory(path: Path, vm: Vm) -> None:
+    """For a hypervisor that may not make it."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(fd, vm.memory_mib << 20)
+        if vm.user:
+            os.fchown(fd, vm.user, vm.user)
+    finally:
+        os.close(fd)
 
 
 def of_template(vm: Vm, template: Path) -> Vm:

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from hawker.init.build import NoCompiler, program
+from hawker.init.build import PRELOADED, NoCompiler, program
 from hawker.worker.drivers.microvm import disk, firecracker, kernel, kvm, qemu
 from hawker.worker.drivers.microvm.settings import Settings
 
@@ -24,6 +24,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     accelerator: Literal["kvm", "tcg"]
     why_tcg: str
     tsc_khz: int
+    preload: str  # of QEMU
     kernel: kernel.Kernel
 
 
@@ -63,7 +64,9 @@ class Tools:
             raise Missing(f"microVMs need Debian's packages {' '.join(packages)}: apt install {' '.join(packages)}")
         try:
             source = kernel.find(Path(self._settings.kernel) if self._settings.kernel else None)
-            made = kernel.prepare(source, program("guest", self._programs or self._cache), self._cache, self._programs)
+            programs = self._programs or self._cache
+            made = kernel.prepare(source, program("guest", programs), self._cache, self._programs)
+            preload = str(program("reading", programs, PRELOADED))
         except (kernel.NoKernel, NoCompiler) as error:
             raise Missing(str(error)) from error
         kernel.forget_others(self._cache, {*self.needed, made.vmlinux, made.initrd})
@@ -76,6 +79,7 @@ class Tools:
             accelerator="tcg" if why else "kvm",
             why_tcg=why,
             tsc_khz=qemu.host_tsc_khz(Path("/proc/cpuinfo").read_text()),
+            preload=preload,
             kernel=made,
         )
 

@@ -7,9 +7,10 @@ asked here goes over its control socket. Everything raises `HypervisorError` for
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from hawker.worker.drivers.base import Exit
 from hawker.worker.drivers.microvm import qemu
@@ -20,10 +21,19 @@ Ready = Callable[[], Awaitable[None]]
 Dial = Callable[[asyncio.Protocol], Awaitable[bool]]
 
 
+def readable(path: Path) -> None:
+    """Let everybody read a file that all machines share, and nobody but root write to it. Raises OSError."""
+    if path.stat().st_mode & 0o777 != 0o444:
+        path.chmod(0o444)
+
+
 class Hypervisor(Protocol):
     def prepare(self, vm: Vm, directory: Path) -> list[str]:
         """Make the files that one needs that is about to be started, remove those of one before it; its command
         line."""
+
+    def confined(self, vm: Vm) -> dict[str, Any] | None:
+        """As the supervisor takes it. None: it confines itself."""
 
     def dial(self, vm: Vm, directory: Path) -> Dial:
         """What connects a protocol to the guest's init; False while nobody answers."""
@@ -49,16 +59,21 @@ class Hypervisor(Protocol):
 
 class Qemu:
     def prepare(self, vm: Vm, directory: Path) -> list[str]:
-        for socket in ("agent", "qmp"):
-            (directory / socket).unlink(missing_ok=True)
+        if vm.user:
+            for path in qemu.reads(vm):
+                readable(Path(path))
+            if vm.disk and os.stat(vm.disk).st_uid != vm.user:  # from before machines had users, or from a backup
+                os.chown(vm.disk, vm.user, vm.user)
         return qemu.command(vm)
+
+    def confined(self, vm: Vm) -> dict[str, Any] | None:
+        return qemu.confined(vm)
 
     def dial(self, vm: Vm, directory: Path) -> Dial:
         return lambda protocol: dial(directory / "agent", protocol)
 
     async def up(self, vm: Vm, directory: Path) -> None:
-        if vm.tap:
-            await (await Qmp.connect(directory / "qmp")).close()
+        """It boots by itself, and its network interface was there before it."""
 
     async def save(self, vm: Vm, directory: Path, state: Path) -> None:
         qmp = await Qmp.connect(directory / "qmp")

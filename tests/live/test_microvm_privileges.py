@@ -1,0 +1,167 @@
+"""What a hypervisor may do to its host: as good as nothing, for a guest may have got into it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from tests.kit.drivers import Opened, opened, spec
+from tests.kit.unpacked import UnpackedImages
+from tests.kit.vms import guests, microvms, warmed
+
+from hawker.worker.drivers.base import InstanceSpec, Root
+from hawker.worker.drivers.microvm.driver import MicrovmDriver
+
+__all__ = ["guests"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.usefixtures("guests")]
+
+TRYING = """
+import ctypes, errno, os, sys
+pid, user, *paths = sys.argv[1:]
+number = int(user)
+root = os.open(f"/proc/{pid}/root", os.O_PATH)
+namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY)
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.setns(namespace, 0x20000) == 0, os.strerror(ctypes.get_errno())
+os.fchdir(root)
+os.chroot(".")
+os.setgroups([])
+os.setresgid(number, number, number)
+os.setresuid(number, number, number)
+for path in paths:
+    for flags in (os.O_RDONLY, os.O_RDWR):
+        try:
+            os.close(os.open(path, flags))
+            print("opens", end=" ")
+        except OSError as error:
+            print(errno.errorcode[error.errno], end=" ")
+    print()
+print(*sorted(os.listdir("/")))
+print(*sorted(name for name in os.listdir("/proc") if name.isdecimal() and int(name) != os.getpid()))
+"""
+"""Opens files for reading, and for writing, as a hypervisor would that does what it likes."""
+
+STOLEN = """
+import os, sys
+fd = os.open(sys.argv[1], os.O_PATH)
+os.setgroups([])
+os.setresgid(*3 * [int(sys.argv[2])])
+os.setresuid(*3 * [int(sys.argv[2])])
+os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+"""
+
+
+@pytest.fixture
+async def driver(tmp_path: Path) -> AsyncIterator[Opened]:
+    images = UnpackedImages(tmp_path / "images")
+    made = microvms(tmp_path / "driver", images)
+    async with opened(made, "busybox", images.add) as it:
+        await warmed(made, tmp_path / "driver", spec().limits)
+        yield it
+
+
+def status(pid: int | None) -> dict[str, list[str]]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: rest.split() for name, _, rest in (line.partition(":") for line in lines)}
+
+
+def user_of(pid: int | None) -> int:
+    """Of a hypervisor that has no rights whatever."""
+    found = status(pid)
+    (user,) = set(found["Uid"]) | set(found["Gid"])
+    assert found["Groups"] == []
+    assert [int(found[f"Cap{name}"][0], 16) for name in ("Inh", "Prm", "Eff", "Bnd", "Amb")] == [0] * 5
+    assert (found["NoNewPrivs"], found["Seccomp"]) == (["1"], ["2"])
+    assert int(user) >= 1 << 20
+    return int(user)
+
+
+def directory(driver: Opened, one: InstanceSpec) -> Path:
+    assert isinstance(driver.driver, MicrovmDriver)
+    return driver.driver.supervisor.directory.parent / "vms" / one.key.replace("/", ".")
+
+
+async def running(python: str, *arguments: object) -> tuple[str, str]:
+    argv = [sys.executable, "-S", "-c", python, *map(str, arguments)]
+    done = await asyncio.to_thread(subprocess.run, argv, capture_output=True, text=True)
+    return done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("template", [True, False], ids=["template", "booted"])
+async def test_a_hypervisor_is_a_user_of_its_own_without_rights_that_sees_its_own_files_alone(
+    driver: Opened, tmp_path: Path, template: bool
+) -> None:
+    one, other = driver.spec("sleep", "60"), driver.spec("sleep", "60")
+    if not template:
+        one = replace(one, limits=replace(one.limits, memory_mib=104))
+    first, second = await driver.driver.start(one), await driver.driver.start(other)
+    user = user_of(first.pid)
+    assert user != user_of(second.pid)
+    record = json.loads((directory(driver, one) / "record").read_bytes())
+    disk, image, theirs = record["vm"]["disk"], record["vm"]["image"], directory(driver, other) / "disk"
+    memory = next((tmp_path / "driver/templates").glob("*/memory"))
+    said, complaint = await running(TRYING, first.pid, user, disk, image, memory, theirs, "/etc/passwd", "/dev/zero")
+    assert said.splitlines() == [
+        "opens opens ",
+        "opens EACCES ",
+        "opens EACCES " if template else "ENOENT ENOENT ",
+        "ENOENT ENOENT ",
+        "ENOENT ENOENT ",
+        "opens opens ",
+        " ".join(sorted({"dev", "etc", "proc", *inside_of("/"), Path(disk).parts[1]})),
+        str(first.pid),
+    ], complaint
+    _, complaint = await running(STOLEN, theirs, user)
+    assert "PermissionError" in complaint
+    about = os.stat(theirs)
+    assert (about.st_uid, about.st_mode & 0o777) == (user_of(second.pid), 0o600)
+
+
+def inside_of(root: str) -> set[str]:
+    """What a system consists of that may be found in a hypervisor's root directory."""
+    return {"usr", "bin", "sbin", "lib", "lib32", "lib64"} & {*os.listdir(root)}
+
+
+async def test_a_machine_keeps_its_user_as_long_as_it_is_there(driver: Opened) -> None:
+    one = replace(driver.shell("echo a >> /kept; sync; cat /kept; sleep 60"), root=Root(persist=True))
+    first = user_of((await driver.driver.start(one)).pid)
+    await driver.says(one.machine, "a")
+    await driver.driver.suspend(one.key)
+    await driver.driver.resume(one.key)
+    assert user_of((await driver.driver.inspect(one.key)).pid) == first
+    await driver.driver.destroy(one.key, force=True)
+    again = replace(driver.spec("cat", "/kept"), machine=one.machine, root=one.root)
+    assert user_of((await driver.driver.start(again)).pid) == first
+    await driver.driver.wait(again.key)
+    await driver.driver.destroy(again.key)
+    await driver.driver.purge(one.machine)
+    assert isinstance(driver.driver, MicrovmDriver)
+    noted = json.loads((driver.driver.supervisor.directory.parent / "users").read_bytes())
+    assert noted["machines"].keys() <= {"template"}
+    assert noted["gone"] == {}
+
+
+async def test_a_machine_that_was_suspended_before_machines_had_users_gets_one(driver: Opened) -> None:
+    one = driver.shell("echo up; while :; do sleep 0.05; done")
+    await driver.driver.start(one)
+    await driver.says(one.machine, "up")
+    await driver.driver.suspend(one.key)
+    await driver.driver.close()
+    path = directory(driver, one) / "record"
+    record = json.loads(path.read_bytes())
+    for name in ("user", "preload"):
+        del record["vm"][name]
+    path.write_text(json.dumps(record))
+    os.chown(record["vm"]["disk"], 0, 0)
+    await driver.driver.open(driver.on_exit)
+    await driver.driver.resume(one.key)
+    assert user_of((await driver.driver.inspect(one.key)).pid)
+    assert (await driver.driver.exec(one.key, ["sh", "-c", "echo > /new"], timeout_s=20)).code == 0
