@@ -41,11 +41,13 @@ from hawker.worker.exits import Exits
 from hawker.worker.flows import MachineFlows, hold_before
 from hawker.worker.inside_api import InsideApi
 from hawker.worker.instance_spec import instance_spec
+from hawker.worker.lease_api import LeaseApi
 from hawker.worker.machine_api import MachineApi
 from hawker.worker.machine_log import MachineLog
 from hawker.worker.machines import Machines
 from hawker.worker.market import Market
 from hawker.worker.market_api import MarketApi
+from hawker.worker.metadata_api import MetadataApi
 from hawker.worker.ports import PORTS, nobody
 from hawker.worker.publishing import Publishing
 from hawker.worker.reaching import ways_of
@@ -174,6 +176,8 @@ class Worker:
         runs_api = RunsApi(store, runner, settings.name)
         handlers = {
             **machine_api.handlers(),
+            **LeaseApi(store, host, machine_api.row).handlers(),
+            **MetadataApi(machines, machine_api.row).handlers(),
             **inside_api.handlers(),
             **runs_api.handlers(),
             **self.shelving.handlers(),

@@ -19,7 +19,7 @@ from hawker.worker.drivers.base import NotSupported, StartFailed, Terminal, Unkn
 from hawker.worker.drivers.several import Runtimes
 from hawker.worker.machine_log import get_machine
 from hawker.worker.machines import Machines
-from hawker.worker.requests import Parked, Request
+from hawker.worker.requests import Parked, request_of
 from hawker.worker.sessions import Session, Sessions
 
 
@@ -66,7 +66,7 @@ class InsideApi:
     async def set_memory(self, call: Call) -> Any:
         row = self._row(call)
         body = call.read(inside_api.SetMemory)
-        request = Request(id=call.id, owner=call.owner, nonce=call.nonce, trace=call.trace)
+        request = request_of(call)
         run_id = await self._machines.resize(row.app, row.id, request, memory_mb=body.limit_mb, cpus=body.cpus)
         run = await self._machines.wait_ended(run_id)
         if run and run.status == "parked":

@@ -18,19 +18,18 @@ from hawker.host import Host
 from hawker.http.app import Handler
 from hawker.http.call import Call
 from hawker.model import api
-from hawker.model.config import accept_config, check_config, check_size, parse_signal
+from hawker.model.config import accept_config, check_config, parse_signal
 from hawker.model.machine import State
-from hawker.model.rows import DecisionRow, EventRow, LeaseRow, MachineRow, VersionRow
+from hawker.model.rows import DecisionRow, EventRow, MachineRow, VersionRow
 from hawker.model.values import is_host_image, parse_duration_s, rfc3339
 from hawker.store.db import Store
-from hawker.store.tx import Tx
 from hawker.worker import leases
 from hawker.worker.drivers.base import StartFailed, UnknownInstance
 from hawker.worker.drivers.several import Runtimes
 from hawker.worker.following import until_destroyed
 from hawker.worker.machine_log import MachineLog, get_machine
 from hawker.worker.machines import Machines
-from hawker.worker.requests import Parked, Request
+from hawker.worker.requests import Parked, request_of
 from hawker.worker.wait import wait_state, wanted_states
 
 EVENTS_SHOWN = 20
@@ -80,15 +79,6 @@ class MachineApi:
             "Machines_list_versions": self.versions,
             "Machines_cordon": self.cordon,
             "Machines_uncordon": self.uncordon,
-            "Machines_show_lease": self.show_lease,
-            "Machines_create_lease": self.create_lease,
-            "Machines_release_lease": self.release_lease,
-            "Machines_show_metadata": self.show_metadata,
-            "Machines_replace_metadata": self.replace_metadata,
-            "Machines_merge_metadata": self.merge_metadata,
-            "Machines_show_metadata_key": self.show_metadata_key,
-            "Machines_update_metadata": self.set_metadata_key,
-            "Machines_delete_metadata": self.delete_metadata_key,
             "Machines_logs": self.logs,
             "Machines_explain": self.explain,
             "Article_start": self.start,
@@ -191,7 +181,7 @@ class MachineApi:
 
     async def start(self, call: Call) -> Any:
         row = self.row(call)
-        before, run_id = await self._machines.start(row.app, row.id, self._request(call))
+        before, run_id = await self._machines.start(row.app, row.id, request_of(call))
         if call.flag("wait"):
             run = await self._machines.wait_ended(run_id)
             if run and run.status != "done":
@@ -204,7 +194,7 @@ class MachineApi:
         await self._machines.stop(
             row.app,
             row.id,
-            self._request(call),
+            request_of(call),
             signal=parse_signal("signal", body.signal) if body.signal not in (None, "") else None,
             timeout_s=_grace_s(body.timeout) if body.timeout not in (None, "") else None,
         )
@@ -212,7 +202,7 @@ class MachineApi:
 
     async def suspend(self, call: Call) -> Any:
         row = self.row(call)
-        await self._machines.suspend(row.app, row.id, self._request(call))
+        await self._machines.suspend(row.app, row.id, request_of(call))
         return api.Ok()
 
     async def restart(self, call: Call) -> Any:
@@ -221,7 +211,7 @@ class MachineApi:
         await self._machines.restart(
             row.app,
             row.id,
-            self._request(call),
+            request_of(call),
             signal=parse_signal("signal", signal) if signal else None,
             timeout_s=_grace_s(f"{timeout}s" if timeout.isdecimal() else timeout) if timeout else None,
             force=call.flag("force_stop"),
@@ -235,7 +225,7 @@ class MachineApi:
         after, lease = await self._machines.update(
             row.app,
             row.id,
-            self._request(call),
+            request_of(call),
             config=accept_config(with_runtime(body.config, row)),
             current_version=body.current_version or "",
             skip_launch=bool(body.skip_launch),
@@ -247,7 +237,7 @@ class MachineApi:
     async def delete(self, call: Call) -> Any:
         row = self.row(call)
         force = call.flag("force") or call.flag("kill")
-        run_id = await self._machines.destroy(row.app, row.id, self._request(call), force=force)
+        run_id = await self._machines.destroy(row.app, row.id, request_of(call), force=force)
         run = await self._machines.wait_ended(run_id)
         if run and run.status == "parked":
             raise Parked(run)
@@ -290,79 +280,13 @@ class MachineApi:
 
     async def cordon(self, call: Call) -> Any:
         row = self.row(call)
-        await self._machines.cordon(row.app, row.id, self._request(call), cordoned=True)
+        await self._machines.cordon(row.app, row.id, request_of(call), cordoned=True)
         return api.Ok()
 
     async def uncordon(self, call: Call) -> Any:
         row = self.row(call)
-        await self._machines.cordon(row.app, row.id, self._request(call), cordoned=False)
+        await self._machines.cordon(row.app, row.id, request_of(call), cordoned=False)
         return api.Ok()
-
-    # --- leases and metadata -----------------------------------------------------------------------------------------
-
-    async def show_lease(self, call: Call) -> Any:
-        row = self.row(call)
-        lease = leases.current(self._store.read, row.id, self._host.now_ms())
-        if lease is None:
-            raise NotFound(f"lease not found for machine {row.id}")
-        return api.LeaseReply(status="success", data=api.lease_view(lease, row))
-
-    async def create_lease(self, call: Call) -> Any:
-        row = self.row(call)
-        body = call.read(api.AcquireLease)
-        ttl = body.ttl if body.ttl is not None else call.number("ttl", leases.TTL_S_DEFAULT, 1, leases.TTL_S_MAX)
-        request = self._request(call)
-
-        def change(tx: Tx) -> LeaseRow:
-            now = get_machine(tx, row.id)
-            return leases.acquire(tx, self._host, now, request, ttl, body.description or "")
-
-        lease = await self._store.submit(change)
-        return api.LeaseReply(status="success", data=api.lease_view(lease, row))
-
-    async def release_lease(self, call: Call) -> Any:
-        row, request = self.row(call), self._request(call)
-        await self._store.submit(lambda tx: leases.release(tx, row, request))
-        return api.OkData()
-
-    async def show_metadata(self, call: Call) -> Any:
-        return check_config(self.row(call).config).metadata
-
-    async def show_metadata_key(self, call: Call) -> Any:
-        metadata = check_config(self.row(call).config).metadata
-        key = call.path("key")
-        if key not in metadata:
-            raise NotFound(f"metadata key {key} not found")
-        return api.MetadataValue(value=metadata[key])
-
-    async def replace_metadata(self, call: Call) -> Any:
-        body = call.read(api.SetMetadata)
-        await self._edit_metadata(call, body.metadata, body.machine_version or "", keep=False)
-
-    async def merge_metadata(self, call: Call) -> Any:
-        body = call.read(api.SetMetadata)
-        await self._edit_metadata(call, body.metadata, body.machine_version or "", keep=True)
-
-    async def set_metadata_key(self, call: Call) -> Any:
-        await self._edit_metadata(call, {call.path("key"): call.read(api.SetMetadataValue).value}, "", keep=True)
-
-    async def delete_metadata_key(self, call: Call) -> Any:
-        row, key = self.row(call), call.path("key")
-
-        def edit(old: dict[str, str]) -> dict[str, str]:
-            return {k: v for k, v in old.items() if k != key}
-
-        await self._machines.set_metadata(row.app, row.id, self._request(call), edit)
-
-    async def _edit_metadata(self, call: Call, new: dict[str, str], version: str, *, keep: bool) -> None:
-        row = self.row(call)
-
-        def edit(old: dict[str, str]) -> dict[str, str]:
-            metadata = {**(old if keep else {}), **new}
-            check_size({**row.config, "metadata": metadata})
-            return metadata
-
-        await self._machines.set_metadata(row.app, row.id, self._request(call), edit, version=version)
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
@@ -387,9 +311,6 @@ class MachineApi:
         if row.state is not State.started or not row.instance:
             raise PreconditionFailed(f"failed_precondition: machine {row.id} is not running, currently '{row.state}'")
         return row
-
-    def _request(self, call: Call) -> Request:
-        return Request(id=call.id, owner=call.owner, nonce=call.nonce, trace=call.trace)
 
 
 class StartRefused(Refused):

@@ -31,7 +31,7 @@ from hawker.worker.machine_api import MachineApi
 from hawker.worker.machine_log import MachineLog
 from hawker.worker.machines import Machines
 from hawker.worker.market import Market
-from hawker.worker.requests import Request
+from hawker.worker.requests import Request, request_of
 
 
 class Confirm(msgspec.Struct, kw_only=True):
@@ -191,7 +191,7 @@ class MarketApi:
             there = tx.get(AppRow, item.app.name)
             if there and (there.stamp_ms >= item.app.stamp_ms or (item.if_absent and not there.deleted)):
                 return there
-            tx.record("app.kept", item.app.name, cause=Request(id=call.id, owner=call.owner).cause, trace=call.trace)
+            tx.record("app.kept", item.app.name, cause=request_of(call).cause, trace=call.trace)
             tx.put(item.app)
             return item.app
 
@@ -234,7 +234,7 @@ class MarketApi:
             me = tx.get(WorkerRow, "worker")
             assert me is not None
             kind = "worker.cordoned" if cordoned else "worker.uncordoned"
-            tx.record(kind, me.name, cause=Request(id=call.id, owner=call.owner).cause, trace=call.trace)
+            tx.record(kind, me.name, cause=request_of(call).cause, trace=call.trace)
             me = replace(me, cordoned=cordoned)
             tx.put(me)
             return me
@@ -245,7 +245,7 @@ class MarketApi:
         """Tell the catalog that another worker is gone for good."""
         if self._forget is None:
             raise NotFound("this worker is no member of a catalog")
-        await self._forget(call.read(Forget).name, Request(id=call.id, owner=call.owner).cause)
+        await self._forget(call.read(Forget).name, request_of(call).cause)
         return {}
 
     async def sql(self, call: Call) -> Any:

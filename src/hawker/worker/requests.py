@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from hawker.errors import Conflict, NotFound, PreconditionFailed
+from hawker.http.call import Call
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow, RunRow
 from hawker.store.db import Store
@@ -57,6 +58,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         if self.why:
             return f"{self.why} (request {self.id})" if self.id else self.why
         return f"request {self.id}" + (f" by {self.owner}" if self.owner else "")
+
+
+def request_of(call: Call) -> Request:
+    """Who makes a call of the API."""
+    return Request(id=call.id, owner=call.owner, nonce=call.nonce, trace=call.trace)
 
 
 def in_backoff(run: RunRow) -> bool:

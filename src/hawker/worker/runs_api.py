@@ -11,7 +11,7 @@ from hawker.http.call import Call
 from hawker.model import api
 from hawker.model.rows import RunRow
 from hawker.store.db import Store
-from hawker.worker.requests import Request
+from hawker.worker.requests import request_of
 from hawker.worker.runner import Runner
 
 STATUSES = ("active", "parked", "done", "failed", "cancelled")
@@ -55,13 +55,13 @@ class RunsApi:
         """One that is not parked stays as it is: repeating is harmless."""
         row = self._row(call)
         with suppress(Conflict):
-            await self._runner.unpark(row.id, Request(id=call.id, owner=call.owner).cause)
+            await self._runner.unpark(row.id, request_of(call).cause)
         return await self._settled(row.id)
 
     async def cancel(self, call: Call) -> api.Run:
         """One that has ended, or is at its final step, stays as it is."""
         row = self._row(call)
-        await self._runner.cancel(row.id, f"cancelled by {Request(id=call.id, owner=call.owner).cause}")
+        await self._runner.cancel(row.id, f"cancelled by {request_of(call).cause}")
         return await self._settled(row.id)
 
     async def _settled(self, run: str) -> api.Run:
