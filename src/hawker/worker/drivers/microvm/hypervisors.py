@@ -75,9 +75,9 @@ class Hypervisors:
             limits=msgspec.to_builtins(around),
             cwd=str(directory if vm.vmm == "qemu" else firecracked.place(vm, directory)),
             status=vm.output and vm.vmm == "qemu",
+            **({"confined": confined} if (confined := of(vm).confined(vm)) else {}),
         )
         return msgspec.convert(shown, Instance)
-            **({"confined": confined} if (confined := of(vm).confined(vm)) else {}),
 
     # --- state -------------------------------------------------------------------------------------------------------
 
@@ -114,13 +114,13 @@ class Hypervisors:
         key = f"{MAKING}-{name}/boot"
         limits = Limits(cpu_millis=1000 * vm.cpus, memory_mib=vm.memory_mib)
 
-        async def run(empty: Vm, directory: Path) -> None:
-            await self.start(key, MAKING, empty, limits, directory)
         try:
             vm = replace(vm, user=self._users.of(MAKING) if self._users else 0)
         except NoUsers as error:
             raise HypervisorError(str(error)) from error
 
+        async def run(empty: Vm, directory: Path) -> None:
+            await self.start(key, MAKING, empty, limits, directory)
 
         try:
             async with asyncio.timeout(BOOT_S):

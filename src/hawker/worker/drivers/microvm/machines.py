@@ -124,10 +124,10 @@ class Machines(SupervisedDriver):
             image=image,
             disk=disk,
             tap=tap,
-        )
-
             user=user,
             preload=found.preload,
+        )
+
     async def _launch(self, guest: Guest, spec: InstanceSpec) -> Instance:
         """Start the hypervisor and the program, or what of both is not done yet. Leaves nothing when it fails."""
         shown = (await self._hypervisors.instances()).get(spec.key)
@@ -274,9 +274,9 @@ class Machines(SupervisedDriver):
                 return
             state = guest.directory / STATE
             try:
+                vm = replace(await self._owned(guest), memory=Memory(), incoming=True)
                 await self._run(guest, vm, state)
             except BaseException as error:
-                vm = replace(await self._owned(guest), memory=Memory(), incoming=True)
                 if guest.record.suspended:
                     await self._let_go(guest)
                     await self._hypervisors.destroy(key)
@@ -286,8 +286,6 @@ class Machines(SupervisedDriver):
             forget_state(guest)
             await self._renew(guest)
 
-    async def _renew(self, guest: Guest) -> None:
-        """The guest has not seen the time pass."""
     async def _owned(self, guest: Guest) -> Vm:
         """The machine, with a user of its own also where it was suspended before machines had users."""
         vm = guest.record.vm
@@ -298,6 +296,8 @@ class Machines(SupervisedDriver):
             self._records.write(guest.record)
         return vm
 
+    async def _renew(self, guest: Guest) -> None:
+        """The guest has not seen the time pass."""
         await guest.ask(lambda agent: agent.renew(self._clock_ns(), self._seed()))
 
     async def _look_after(self, guest: Guest) -> None:
@@ -324,13 +324,13 @@ class Machines(SupervisedDriver):
         if all(guest.record.image != digest for guest in self._guests.values()):
             self._disks.forget(digest)
 
-    def _forget_disks(self) -> None:
-        """Of images that are no longer here."""
     def _may_own(self, machine: str) -> bool:
         """Whether files of a machine are left."""
         running = (guest.record.machine == machine for guest in self._guests.values())
         return any(running) or self._records.has_root(machine)
 
+    def _forget_disks(self) -> None:
+        """Of images that are no longer here."""
         for digest in self._disks.made():
             if self._images.find(digest) is None:
                 self.forget(digest)
