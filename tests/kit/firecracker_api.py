@@ -27,12 +27,24 @@ class BootSource(Body):
     boot_args: str = ""
 
 
+class Bucket(Body):
+    size: int
+    refill_time: int
+    one_time_burst: int = 0
+
+
+class Limiter(Body):
+    bandwidth: Bucket | None = None
+    ops: Bucket | None = None
+
+
 class Drive(Body):
     drive_id: str
     is_root_device: bool
     is_read_only: bool  # required for virtio-block
     path_on_host: str
     cache_type: str = "Unsafe"
+    rate_limiter: Limiter | None = None
 
 
 class Interface(Body):

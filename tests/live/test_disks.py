@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,13 +13,17 @@ from tests.kit import disks
 from tests.kit.cgroups import parents
 from tests.kit.drivers import Opened, opened
 from tests.kit.unpacked import UnpackedImages
+from tests.kit.vms import guests, microvms
 from tests.kit.waiting import eventually
 from tests.live.test_container_driver import programs
 
 from hawker.supervisor.disks import whole
 from hawker.worker.drivers.base import InstanceSpec, Root
 from hawker.worker.drivers.container.driver import ContainerDriver
+from hawker.worker.drivers.microvm.qemu import MARGIN_S, Qmp
 from hawker.worker.drivers.process import ProcessDriver
+
+__all__ = ["guests"]
 
 pytestmark = pytest.mark.root
 
@@ -77,6 +82,36 @@ async def test_a_process_is_held_back_on_the_disk_of_its_host(tmp_path: Path) ->
         one = bounded(processes.shell(DIRECT.format("f")), 8)
         await processes.driver.start(one)
         assert await disks.most_a_second(lambda: disks.by_group(tmp_path / "driver", disk), 2 * MIB) <= 8 * MIB
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("guests")
+async def test_a_microvm_is_held_back_by_its_hypervisor_once_it_has_used_up_its_margin(tmp_path: Path) -> None:
+    images = UnpackedImages(tmp_path / "images")
+    async with opened(microvms(tmp_path / "driver", images), "busybox", images.add) as machines:
+        one = machines.shell(DIRECT.format("/f"))
+        await machines.driver.start(replace(one, limits=replace(one.limits, disk_bytes=MIB // 4)))
+        (socket,) = (tmp_path / "driver" / "vms").glob("*/qmp")
+        hypervisor = await Qmp.connect(socket)
+
+        async def written() -> int:
+            shown = await hypervisor.run("query-blockstats")
+            return sum(each["stats"]["wr_bytes"] for each in shown)
+
+        seen: list[tuple[float, int]] = []
+
+        async def is_slow() -> bool:
+            """For most of a second: emulated, it would write three MiB and more in a second."""
+            seen.append((time.monotonic(), await written()))
+            recent = [count for at, count in seen if at >= seen[-1][0] - 0.6]
+            return len(recent) < len(seen) and recent[-1] - recent[0] <= MIB / 4 * (0.6 + disks.SLICE_S)
+
+        async def margin_is_used() -> bool:
+            return await written() > MARGIN_S * MIB // 4
+
+        await eventually(margin_is_used, "the margin is used")
+        await eventually(is_slow, "it is held back")
+        await hypervisor.close()
 
 
 async def test_what_a_machine_reads_of_its_image_is_limited_at_the_disk_that_the_image_is_on(

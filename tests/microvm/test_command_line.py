@@ -49,6 +49,22 @@ def test_the_image_cannot_be_written_to_and_the_machines_disk_can() -> None:
     assert "readonly=off" in disk
 
 
+def test_what_a_guest_reads_and_writes_is_bounded_over_all_its_disks() -> None:
+    bounded = options(replace(VM, disk_bytes=1 << 20, disk_operations=500), "drive")
+    for drive in bounded:
+        found = dict(option.split("=", 1) for option in drive.split(",") if option.startswith("throttling."))
+        assert found.pop("throttling.group") == "disks"
+        assert found == {
+            f"throttling.{unit}-{way}{kind}": str(number * times)
+            for unit, number in (("bps", 1 << 20), ("iops", 500))
+            for way in ("read", "write")
+            for kind, times in (("", 1), ("-max", qemu.MARGIN_S))
+        }
+    assert len(bounded) == 2
+    assert "throttling" not in line()
+    assert "throttling" not in line(image="", disk="", disk_bytes=1)  # a template, whose disks are nothing
+
+
 def test_a_machine_may_change_its_disk_and_no_file_that_others_have() -> None:
     bare = replace(VM, user=7, preload="/p/reading")
     assert qemu.confined(bare) == {

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.kit.firecracker_api import Published, hang_up
 
 from hawker.worker.drivers.microvm import firecracked, firecracker
@@ -61,6 +62,17 @@ async def test_the_image_is_shared_and_the_machines_disk_is_its_own(tmp_path: Pa
     assert drives["image"]["is_read_only"]
     assert (drives["machine"]["is_read_only"], drives["machine"]["cache_type"]) == (False, "Writeback")
     assert there.got[-1][2] == {"action_type": "InstanceStart"}
+
+
+async def test_what_a_guest_reads_and_writes_is_bounded_but_for_the_drive_it_tells_its_end_by(tmp_path: Path) -> None:
+    async with serving(tmp_path / "fc") as there:
+        await firecracker.ask(tmp_path / "fc", firecracker.boot(replace(VM, disk_bytes=1 << 20, disk_operations=500)))
+        drives = {body["drive_id"]: body for _, path, body in there.got if path.startswith("/drives/")}
+    buckets = {
+        "bandwidth": {"size": 1 << 20, "refill_time": 1000, "one_time_burst": 10 << 20},
+        "ops": {"size": 500, "refill_time": 1000, "one_time_burst": 5000},
+    }
+    assert [drives[name].get("rate_limiter") for name in ("image", "machine", "status")] == [buckets, buckets, None]
 
 
 async def test_what_is_refused_is_said_in_its_words_and_nothing_more_is_asked(tmp_path: Path) -> None:

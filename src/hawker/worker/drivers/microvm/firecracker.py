@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from hawker.worker.drivers.microvm.qemu import HypervisorError, Vm
+from hawker.worker.drivers.microvm.qemu import MARGIN_S, HypervisorError, Vm
 
 BINARY, JAILER = "firecracker", "jailer"
 GUEST_CID = 3  # the first that a guest may have; it means something to this one hypervisor only
@@ -86,8 +86,8 @@ def boot(vm: Vm, *, mac: str = "", vsock: str = "vsock") -> list[Call]:
                 "hawker.console=serial hawker.agent=vsock rdinit=/init",
             },
         ),
-        _drive("image", read_only=True),
-        _drive("machine", read_only=False),
+        _drive("image", read_only=True, limiter=_limiter(vm)),
+        _drive("machine", read_only=False, limiter=_limiter(vm)),
         _drive("status", read_only=False),
     ]
     if vm.tap:
@@ -123,13 +123,26 @@ def go_on() -> list[Call]:
     return [Call("PATCH", "/vm", {"state": "Resumed"})]
 
 
-def _drive(name: str, *, read_only: bool) -> Call:
+def _limiter(vm: Vm) -> dict[str, Any] | None:
+    """Of one drive, for reading and writing together (`RateLimiter` of its API): buckets that are filled in a second,
+    and a margin to boot from."""
+    most = {"bandwidth": vm.disk_bytes, "ops": vm.disk_operations}
+    buckets = {
+        kind: {"size": number, "one_time_burst": number * MARGIN_S, "refill_time": 1000}
+        for kind, number in most.items()
+        if number
+    }
+    return buckets or None
+
+
+def _drive(name: str, *, read_only: bool, limiter: dict[str, Any] | None = None) -> Call:
     body = {
         "drive_id": name,
         "path_on_host": name,
         "is_root_device": False,
         "is_read_only": read_only,
         "cache_type": "Unsafe" if read_only else "Writeback",
+        **({"rate_limiter": limiter} if limiter else {}),
     }
     return Call("PUT", f"/drives/{name}", body)
 

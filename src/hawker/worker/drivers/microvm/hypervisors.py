@@ -65,7 +65,9 @@ class Hypervisors:
             argv = of(vm).prepare(vm, directory)
         except OSError as error:
             raise HypervisorError(f"its hypervisor's files cannot be made ready: {error}") from error
-        around = replace(limits, memory_mib=vm.memory_mib + qemu.OVERHEAD_MIB[vm.accelerator], pids=64 + vm.cpus)
+        # It bounds the guest's disks itself: its own group would also slow down a machine's way to disk and back.
+        memory_mib = vm.memory_mib + qemu.OVERHEAD_MIB[vm.accelerator]
+        around = replace(limits, memory_mib=memory_mib, pids=64 + vm.cpus, disk_bytes=0, disk_operations=0)
         shown = await self.supervisor.call(
             "start",
             key=key,

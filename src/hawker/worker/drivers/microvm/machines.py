@@ -123,6 +123,8 @@ class Machines(SupervisedDriver):
             tsc_khz=found.tsc_khz,
             image=image,
             disk=disk,
+            disk_bytes=limits.disk_bytes,
+            disk_operations=limits.disk_operations,
             tap=tap,
             user=user,
             preload=found.preload,

@@ -32,6 +32,7 @@ KVM = "/dev/kvm"
 PACKAGE = "qemu-system-x86"
 MIB = 1 << 20
 _CODE_CACHE_MIB = 64  # of an emulated processor; QEMU's own default is a gigabyte
+MARGIN_S = 10  # a guest may be ahead by what it might have read or written in so many seconds
 OVERHEAD_MIB = {"kvm": 64, "tcg": 96 + _CODE_CACHE_MIB}  # what QEMU takes beside the guest's memory
 
 
@@ -52,7 +53,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 class Vm(msgspec.Struct, frozen=True, kw_only=True):
     """A virtual machine. Two that differ only in their disks, both or none with a network card, can be restored from
-    each other's state. `image`, `disk` are files, "" for a template, which has none. `tap` is the network interface
+    each other's state. `image`, `disk` are files, "" for a template, which has none. The guest may read `disk_bytes` in
+    `disk_operations` a second of both together, and write as much; 0 is without bound. `tap` is the network interface
     that QEMU makes, "-" for a card that is connected to nothing, "" for no card. `output` False: nobody hears it.
     `binary` is that of `vmm`; Firecracker has no use for `tsc_khz`, `memory` and `output`."""
 
@@ -64,6 +66,8 @@ class Vm(msgspec.Struct, frozen=True, kw_only=True):
     tsc_khz: int = 0
     image: str = ""
     disk: str = ""
+    disk_bytes: int = 0
+    disk_operations: int = 0
     tap: str = ""
     memory: Memory = Memory()
     incoming: bool = False
@@ -89,8 +93,8 @@ def command(vm: Vm) -> list[str]:
         *("-kernel", vm.kernel.vmlinux, "-initrd", vm.kernel.initrd, "-append", _append(vm)),
         *("-global", "virtio-mmio.force-legacy=false"),
         *("-chardev", "socket,id=qmp,fd={qmp},server=on,wait=off", "-mon", "chardev=qmp,mode=control"),
-        *_disk("image", vm.image, read_only=True),
-        *_disk("machine", vm.disk, read_only=False),
+        *_disk(vm, "image", vm.image, read_only=True),
+        *_disk(vm, "machine", vm.disk, read_only=False),
         *("-device", "virtio-serial-device,max_ports=8"),
         *("-chardev", "socket,id=agent,fd={agent},server=on,wait=off"),
         *("-device", "virtserialport,chardev=agent,name=agent,nr=1"),
@@ -149,14 +153,27 @@ def _memory(vm: Vm) -> str:
     return f"memory-backend-file,{size},mem-path={_escaped(vm.memory.file)},share={'on' if vm.memory.shared else 'off'}"
 
 
-def _disk(name: str, path: str, *, read_only: bool) -> Sequence[str]:
+def _disk(vm: Vm, name: str, path: str, *, read_only: bool) -> Sequence[str]:
     option = "on" if read_only else "off"
     if path:
-        backend = f"file={_escaped(path)},format=raw,cache=writeback,discard=unmap,file.locking=off"
+        backend = f"file={_escaped(path)},format=raw,cache=writeback,discard=unmap,file.locking=off{_throttling(vm)}"
     else:
         backend = f"file.driver=null-co,file.size={DEVICE_BYTES},format=raw"
     drive = f"id={name},if=none,readonly={option},{backend}"
     return ("-drive", drive, "-device", f"virtio-blk-device,drive={name},serial={name}")
+
+
+def _throttling(vm: Vm) -> str:
+    """Options of a drive (docs/throttle.txt). All drives share one account, which has a margin to boot from: QEMU
+    counts what the host has in memory as well."""
+    most = {"bps": vm.disk_bytes, "iops": vm.disk_operations}
+    bounds = [
+        f",throttling.{unit}-{way}={number},throttling.{unit}-{way}-max={number * MARGIN_S}"
+        for unit, number in most.items()
+        for way in ("read", "write")
+        if number
+    ]
+    return "".join(bounds) + ",throttling.group=disks" if bounds else ""
 
 
 def _escaped(path: str) -> str:
