@@ -30,7 +30,7 @@ from hawker.http.app import OWNER, REQUEST_ID, Handler, Serving, Tokens, reply
 from hawker.http.call import Call
 from hawker.http.image_calls import image_handlers
 from hawker.http.openapi import document
-from hawker.model import api
+from hawker.model import api, views
 from hawker.model.config import accept_config
 from hawker.model.endpoints import ENDPOINTS
 from hawker.model.guest import RESOURCES, Guest, Resources, check_guest
@@ -166,7 +166,7 @@ class Broker:
         org, role = call.query("org_slug"), call.query("app_role")
         apps, silent = await self._apps.all()
         found = [
-            api.app_view(app.row, app.machines)
+            views.app_view(app.row, app.machines)
             for app in apps
             if org in ("", app.row.org) and role in ("", app.row.role)
         ]
@@ -181,7 +181,7 @@ class Broker:
             raise NotBuilt("app_role_id", body.app_role_id, "remote builders are not built; build images elsewhere")
         check_app_name(name)
         row = await self._apps.create(name, body.org_slug or "personal", body.network or "", body.app_role_id or "")
-        return api.app_view(row, 0)
+        return views.app_view(row, 0)
 
     async def show_app(self, call: Call) -> Any:
         name = call.path("app_name")
@@ -189,7 +189,7 @@ class Broker:
             call.request.path_params["machine_id"] = name
             return await self._article(call, name)
         app = await self._apps.get(name)
-        return api.app_view(app.row, app.machines)
+        return views.app_view(app.row, app.machines)
 
     async def delete_app(self, call: Call) -> Any:
         name = call.path("app_name")

@@ -1,4 +1,4 @@
-"""The bodies of the public API, as it documents them, and how a worker's rows become them.
+"""The bodies of the public API, as it documents them.
 
 Requests: unknown fields are accepted (a client may be newer than we are); known ones are checked. `config` stays a
 JSON object here and is checked by `hawker.model.config`. Responses are encoded from these structs, and the OpenAPI
@@ -7,16 +7,13 @@ document is generated from them, so the two cannot differ. What Hawker adds is u
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from hawker.model.guest import Resources
-from hawker.model.rows import AppRow, EventRow, LeaseRow, MachineRow, RunRow
 from hawker.model.services import Port
-from hawker.model.values import ImageRef, pinned, rfc3339
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True):
@@ -368,96 +365,3 @@ class Run(Body, frozen=True):
     cause: str
     started_at: str
     updated_at: str
-
-
-# --- from rows to responses ------------------------------------------------------------------------------------------
-
-
-def machine_view(
-    row: MachineRow,
-    worker: str,
-    events: Sequence[EventRow],
-    checks: list[Check],
-    *,
-    nonce: str = "",
-    lease: LeaseRow | UnsetType | None = UNSET,
-) -> Machine:
-    """A machine as the API shows it. `events` are its latest, newest first."""
-    return Machine(
-        id=row.id,
-        name=row.name,
-        state=row.state,
-        region=row.region,
-        image_ref=ImageRef(pinned(row.config["image"], row.image_digest)).as_json(),
-        instance_id=row.version,
-        version=row.version,
-        private_ip=row.private_ip,
-        config=row.config,
-        incomplete_config=None,
-        events=[event_view(e) for e in events],
-        checks=checks,
-        created_at=rfc3339(row.created_at_ms),
-        updated_at=rfc3339(row.updated_at_ms),
-        host_status="ok",
-        cordoned=row.cordoned,
-        hawker=Placed(
-            app=row.app, worker=worker, driver=row.driver, holds=row.held(), cause=row.cause, ports=row.ports
-        ),
-        nonce=nonce or UNSET,
-        lease=lease_view(lease, row) if isinstance(lease, LeaseRow) else lease,
-    )
-
-
-def event_view(row: EventRow) -> Event:
-    return Event(
-        id=row.id,
-        type=row.type,
-        status=row.status,
-        source=row.source,
-        timestamp=row.at_ms,
-        request=row.request,
-        hawker={"cause": row.cause, "run": row.run, "step": row.step},
-    )
-
-
-def run_view(row: RunRow, worker: str) -> Run:
-    return Run(
-        id=row.id,
-        worker=worker,
-        flow=row.flow,
-        machine=row.resource,
-        status=row.status,
-        step=row.steps[row.next] if row.next < len(row.steps) else "",
-        steps=row.steps,
-        attempt=row.attempt,
-        error=row.error,
-        cause=row.cause,
-        started_at=rfc3339(row.started_at_ms),
-        updated_at=rfc3339(row.updated_at_ms),
-    )
-
-
-def lease_view(lease: LeaseRow, row: MachineRow) -> Lease:
-    return Lease(
-        nonce=lease.nonce,
-        expires_at=lease.expires_at_ms // 1000,
-        owner=lease.owner,
-        description=lease.description,
-        version=row.version,
-    )
-
-
-def app_view(row: AppRow, machine_count: int) -> App:
-    return App(
-        id=row.id,
-        name=row.name,
-        internal_numeric_id=row.number,
-        network=row.network,
-        status="deployed" if row.deployed else "pending",
-        machine_count=machine_count,
-        volume_count=0,
-        organization=Organization(name=row.org, slug=row.org),
-        cname_target=f"{row.name}.internal",
-        app_role=row.role,
-        created_at=row.created_at_ms,
-    )

@@ -9,7 +9,7 @@ from hawker.errors import NotFound
 from hawker.host import Host
 from hawker.http.app import Handler
 from hawker.http.call import Call
-from hawker.model import api
+from hawker.model import api, views
 from hawker.model.rows import LeaseRow, MachineRow
 from hawker.store.db import Store
 from hawker.store.tx import Tx
@@ -38,7 +38,7 @@ class LeaseApi:
         lease = leases.current(self._store.read, row.id, self._host.now_ms())
         if lease is None:
             raise NotFound(f"lease not found for machine {row.id}")
-        return api.LeaseReply(status="success", data=api.lease_view(lease, row))
+        return api.LeaseReply(status="success", data=views.lease_view(lease, row))
 
     async def create(self, call: Call) -> Any:
         row = self._row(call)
@@ -51,7 +51,7 @@ class LeaseApi:
             return leases.acquire(tx, self._host, now, request, ttl, body.description or "")
 
         lease = await self._store.submit(change)
-        return api.LeaseReply(status="success", data=api.lease_view(lease, row))
+        return api.LeaseReply(status="success", data=views.lease_view(lease, row))
 
     async def release(self, call: Call) -> Any:
         row, request = self._row(call), request_of(call)

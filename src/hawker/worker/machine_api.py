@@ -17,7 +17,7 @@ from hawker.errors import DeadlineExceeded, Invalid, NotBuilt, NotFound, Precond
 from hawker.host import Host
 from hawker.http.app import Handler
 from hawker.http.call import Call
-from hawker.model import api
+from hawker.model import api, views
 from hawker.model.config import accept_config, check_config, parse_signal
 from hawker.model.machine import State
 from hawker.model.rows import DecisionRow, EventRow, MachineRow, VersionRow
@@ -108,7 +108,7 @@ class MachineApi:
 
     async def events(self, call: Call) -> Any:
         row = self.row(call)
-        return [api.event_view(e) for e in self._events(row.id, call.number("limit", 20, 1, 50))]
+        return [views.event_view(e) for e in self._events(row.id, call.number("limit", 20, 1, 50))]
 
     async def versions(self, call: Call) -> Any:
         found = self._store.read.select(VersionRow, "machine = ? order by id desc", (self.row(call).id,))
@@ -294,7 +294,7 @@ class MachineApi:
         """A machine as the API shows it, with its latest events."""
         lease = leases.current(self._store.read, row.id, self._host.now_ms()) if with_lease else msgspec.UNSET
         events = self._events(row.id, EVENTS_SHOWN)
-        return api.machine_view(row, self._name, events, self._checks(row), nonce=nonce, lease=lease)
+        return views.machine_view(row, self._name, events, self._checks(row), nonce=nonce, lease=lease)
 
     def _events(self, machine_id: str, limit: int) -> list[EventRow]:
         return self._store.read.select(EventRow, "machine = ? order by id desc limit ?", (machine_id, limit))

@@ -8,7 +8,7 @@ from contextlib import suppress
 from hawker.errors import Conflict, Invalid, NotFound
 from hawker.http.app import Handler
 from hawker.http.call import Call
-from hawker.model import api
+from hawker.model import api, views
 from hawker.model.rows import RunRow
 from hawker.store.db import Store
 from hawker.worker.requests import request_of
@@ -46,10 +46,10 @@ class RunsApi:
             where, values = f"resource = ? and {where}", (machine, *values)
         limit = call.number("limit", 100, 1, 1000)
         rows = self._store.read.select(RunRow, f"{where} order by id desc limit {limit}", values)
-        return [api.run_view(row, self._name) for row in rows]
+        return [views.run_view(row, self._name) for row in rows]
 
     async def run(self, call: Call) -> api.Run:
-        return api.run_view(self._row(call), self._name)
+        return views.run_view(self._row(call), self._name)
 
     async def retry(self, call: Call) -> api.Run:
         """One that is not parked stays as it is: repeating is harmless."""
@@ -71,7 +71,7 @@ class RunsApi:
                 await self._runner.wait_ended(run)
         row = self._store.read.get(RunRow, run)
         assert row is not None  # runs are not deleted
-        return api.run_view(row, self._name)
+        return views.run_view(row, self._name)
 
     def _row(self, call: Call) -> RunRow:
         run = call.path("run_id")
