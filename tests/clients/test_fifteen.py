@@ -171,8 +171,18 @@ def test_5_every_machine_has_a_configuration_with_a_guest(api: Api, app: str) ->
     assert [machine["incomplete_config"] for machine in views] == [None] * 4
 
 
-def test_5_checks_are_a_list(api: Api, app: str) -> None:
+def test_5_checks_are_a_list_and_each_has_the_time_of_its_last_change(api: Api, app: str) -> None:
+    """Clients read `updated_at` without looking whether it is there."""
     assert [machine["checks"] for machine in every_view(api, app)] == [[]] * 4
+    tcp = {"type": "tcp", "port": 1}
+    config = {"services": [{"internal_port": 1, "checks": [tcp]}], "checks": {"up": tcp}}
+    created = api.create_machine(app, config=config, skip_launch=True)
+    for machine in (created, api.machine(app, created["id"])):
+        assert [(c["name"], c["status"]) for c in machine["checks"]] == [
+            ("servicecheck-00-tcp-1", "warning"),
+            ("up", "warning"),
+        ]
+        assert all(datetime.fromisoformat(check["updated_at"]) for check in machine["checks"])
 
 
 # --- 6 to 8: resting states and waiting ------------------------------------------------------------------------------

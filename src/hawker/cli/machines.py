@@ -71,17 +71,25 @@ def list_(session: Session, app: str | None, region: str | None, states: tuple[s
     elif not found:
         output.note("no such machines" if region or states else "no machines; hawker machine run orders one")
     else:
-        columns = ("id", "name", "app", "state", "region", "worker", "size")
+        columns = ("id", "name", "app", "state", "region", "worker", "size", "checks")
         rows = [
-            (m["id"], m["name"], app_of(m), m["state"], m["region"], m["hawker"]["worker"], _size(m)) for m in found
+            (m["id"], m["name"], app_of(m), m["state"], m["region"], m["hawker"]["worker"], _size(m), _checks(m))
+            for m in found
         ]
-        output.table(columns, rows)
+        shown = len(columns) if any(m["checks"] for m in found) else len(columns) - 1
+        output.table(columns[:shown], [row[:shown] for row in rows])
 
 
 def _size(m: Object) -> str:
     guest = m["config"]["guest"]
     kind = "dedicated" if guest["cpu_kind"] == "performance" else "shared"
     return f"{guest['cpus']} {kind}, {guest['memory_mb']} MiB"
+
+
+def _checks(m: Object) -> str:
+    checks = m["checks"]
+    passing = sum(check["status"] == "passing" for check in checks)
+    return f"{passing}/{len(checks)} passing" if checks else ""
 
 
 @machine.command()
@@ -107,6 +115,7 @@ def status(session: Session, machine: str, app: str | None) -> None:
             *([("digest", digest)] if (digest := found["image_ref"].get("digest")) else []),
             ("runtime", placed["driver"]),
             *[("port", port_text(port)) for port in placed.get("ports", [])],
+            *([("checks", _checks(found))] if found["checks"] else []),
             ("command", _command(config)),
             ("restart", config["restart"]["policy"]),
             *[("metadata", f"{key}={value}") for key, value in (config.get("metadata") or {}).items()],
@@ -116,6 +125,10 @@ def status(session: Session, machine: str, app: str | None) -> None:
             ("because of", placed["cause"]),
         ]
     )
+    if found["checks"]:
+        output.say("")
+        checks = [(check["name"], check["status"], check["updated_at"], check["output"]) for check in found["checks"]]
+        output.table(("check", "status", "since", ""), checks)
     output.say("")
     rows = [(_clock(e["timestamp"]), e["type"], e["status"], e["source"], ending(e)) for e in found["events"]]
     output.table(("time", "event", "state", "source", ""), rows[:EVENTS_SHOWN])
