@@ -17,7 +17,8 @@ from hawker.images.service import Images
 from hawker.images.settings import RegistrySettings
 
 __all__ = ["front", "registry"]
-SLOW_S = 0.2
+SLOW_S = 0.5
+"""Long enough for a healthy registry to bring something on a busy host."""
 
 
 def fetched(images: Images, made: Made) -> bool:
@@ -108,7 +109,7 @@ async def test_another_worker_that_trickles_is_left_for_the_registry(front: Fron
 
 
 @pytest.mark.parametrize("others", [0, 1])
-async def test_who_is_slow_is_kept_where_nobody_is_better(
+async def test_who_is_slow_is_kept_where_nobody_is_faster(
     front: Front, registry: DockerRegistry, tmp_path: Path, others: int
 ) -> None:
     made, over = plain_image(), asyncio.Event()
@@ -120,11 +121,13 @@ async def test_who_is_slow_is_kept_where_nobody_is_better(
         said = {front.host: RegistrySettings(mirrors=(mirror.host,) * others)}
         async with opened(tmp_path / "images", slow_timeout_s=SLOW_S, registries=said) as images:
             fetching = asyncio.ensure_future(images.ensure(reference))
-            if others:  # it is left once for each other, and asked again
+            if others:  # it was left for the other, which brings less
                 await until(lambda: len(front.asked(digest)) == 2)
-            await passing(over, 3 * SLOW_S)
+                assert len(mirror.asked(digest)) == 1
+            else:
+                await passing(over, 3 * SLOW_S)
+                assert len(front.asked(digest)) == 1
             assert not fetching.done()
-            assert len(front.asked(digest)) == 1 + others
             over.set()
             assert (await fetching).digest == made.digest
-            assert len(front.asked(digest)) == 1 + others
+            assert len(mirror.asked(digest)) == others

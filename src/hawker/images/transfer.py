@@ -5,7 +5,7 @@ nobody can tell whose they were; then the whole is asked for from one source alo
 
 Many may want a blob, each with a repository that has it. One of them is asked, and left for the next when it brings
 less than `SLOW_BYTES_PER_S` over `slow_timeout_s`: a registry or worker that trickles holds up nobody who has another.
-When all are slow, the one that brought the most is asked again, and kept.
+When all are slow they are asked again, in turns: the best of late goes on for longer each time, the others are tried.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ PROGRESS_BYTES = 64 << 10
 """A source must bring so much, or the rest, within a read time-out: trickling is no progress."""
 SLOW_BYTES_PER_S = 64 << 10
 """Who brings less is left for another who may have the blob, if there is one."""
+ROUNDS_MOST = 8
+"""The longest turn of a slow source is `slow_timeout_s` doubled so often."""
 SLOW_S = 60.0
 """So long a registry that was left is asked after the others."""
 SMALL_BYTES = 256 << 10
@@ -97,11 +99,11 @@ class Rate:
 
 
 class Slow(Exception):
-    """A source brings hardly anything, and there is another. `waiting`: it was not even this one's turn."""
+    """A source brings hardly anything, `rate` bytes a second, and there is another. None: it was not its turn yet."""
 
-    def __init__(self, waiting: bool = False) -> None:
+    def __init__(self, rate: float | None = None) -> None:
         super().__init__()
-        self.waiting = waiting
+        self.rate = rate
 
 
 @dataclass(frozen=True)
@@ -120,12 +122,13 @@ class _Source:
 
 @dataclass
 class _Fetch:
-    """One blob on its way. `received`: bytes that came, from anybody."""
+    """One blob on its way. `received`: bytes that came, from anybody. `patience_s`: with whoever is asked now."""
 
     blob: Descriptor
     partial: Partial
     moved: Moved
     received: int = 0
+    patience_s: float = 0.0
 
 
 class Transfers:
@@ -157,7 +160,9 @@ class Transfers:
     async def _from_any(self, fetch: _Fetch, repositories: Repositories) -> None:
         peers = list(self._peers)
         asked: set[_Source] = set()
-        slow: list[tuple[int, _Source]] = []  # with what each brought
+        slow: dict[_Source, float] = {}  # what each brings a second
+        turns: list[_Source] = []  # of those that were slow
+        rounds = 0
         reason: HawkerError | None = None
 
         def others() -> list[_Source]:
@@ -167,22 +172,25 @@ class Transfers:
             return [source for source in found if source not in asked]
 
         while True:
+            fetch.patience_s = self._settings.slow_timeout_s
             if found := others():
-                source, left = found[0], [other for _, other in slow]
+                source = found[0]
+            elif turns:
+                source = turns.pop(0)
             elif slow:
-                best = max(slow, key=lambda each: each[0])
-                slow.remove(best)
-                source, left = best[1], []
+                source, *turns = sorted(slow, key=lambda each: -slow[each])
+                slow.clear()
+                rounds += 1
+                fetch.patience_s *= 2 ** min(rounds, ROUNDS_MOST)
             else:
                 raise reason or Unreachable(f"no other worker has {fetch.blob.digest}")
             asked.add(source)
-            before = fetch.received
             try:
-                if await self._from(source, peers, fetch, partial(_elsewhere, others, left)):
+                if await self._from(source, peers, fetch, partial(_elsewhere, others, [*turns, *slow])):
                     return
             except Slow as error:
-                slow.append((fetch.received - before, source))
-                if source.to and not error.waiting:
+                slow[source] = error.rate or 0.0
+                if source.to and error.rate is not None:
                     now_s = self._now_s()
                     self._slow = {origin: until for origin, until in self._slow.items() if until > now_s}
                     self._slow[source.to.origin] = now_s + SLOW_S
@@ -228,12 +236,12 @@ class Transfers:
         small = fetch.blob.size <= SMALL_BYTES
         while not small:
             try:
-                async with asyncio.timeout(self._settings.slow_timeout_s):
+                async with asyncio.timeout(fetch.patience_s):
                     await gate.acquire()
                 break
             except TimeoutError as error:
                 if any(other.gate != name for other in others()):
-                    raise Slow(waiting=True) from error
+                    raise Slow from error
         self.rate.begin(self._now_s())
         try:
             if not fetch.partial.is_open:
@@ -246,13 +254,15 @@ class Transfers:
 
     async def _unless_slow(self, work: Coroutine[None, None, T], fetch: _Fetch, elsewhere: Callable[[], bool]) -> T:
         """Raises `Slow` when it is, and `elsewhere` says that there is another source; then nothing of it goes on."""
-        loop, every_s = asyncio.get_running_loop(), self._settings.slow_timeout_s
+        loop, every_s = asyncio.get_running_loop(), fetch.patience_s
         timer: asyncio.TimerHandle
+        rate = 0.0
 
         def look(before: int) -> None:
-            nonlocal timer
+            nonlocal timer, rate
             missing = fetch.partial.offset < fetch.blob.size
-            if missing and fetch.received - before < SLOW_BYTES_PER_S * every_s and elsewhere():
+            rate = (fetch.received - before) / every_s
+            if missing and rate < SLOW_BYTES_PER_S and elsewhere():
                 limit.reschedule(loop.time())
             else:
                 timer = loop.call_later(every_s, look, fetch.received)
@@ -263,7 +273,7 @@ class Transfers:
                 return await work
         except TimeoutError as error:
             if limit.expired():
-                raise Slow from error
+                raise Slow(rate) from error
             raise
         finally:
             timer.cancel()
@@ -359,9 +369,9 @@ class Transfers:
         return asyncio.get_running_loop().time()
 
 
-def _elsewhere(others: Callable[[], list[_Source]], left: list[_Source]) -> list[_Source]:
+def _elsewhere(others: Callable[[], list[_Source]], left: Sequence[_Source]) -> list[_Source]:
     """Who may have it besides who is asked: also those that were left for him, when he is no better."""
-    return others() + left
+    return [*others(), *left]
 
 
 async def _timely(pieces: AsyncIterator[bytes], seconds: float) -> AsyncGenerator[bytes, None]:
