@@ -7,6 +7,7 @@ from hawker.model.config import PROCESS, Config, check_config
 from hawker.model.guest import Guest
 from hawker.model.rows import MachineRow
 from hawker.model.values import pinned
+from hawker.network.addresses import number
 from hawker.worker.drivers.base import Dns, File, InstanceSpec, Limits, Network, Publish, Root, Tmpfs
 
 SHARED_CPU_MILLIS = 62  # a sixteenth of a core, the share that upstream documents for one shared cpu
@@ -58,19 +59,13 @@ def instance_spec(machine: MachineRow, key: str, disk_scale: float = 1.0) -> Ins
 
 def _network(machine: MachineRow) -> Network:
     return Network(
-        number=network_number(machine.private_ip),
+        number=number(machine.private_ip),
         address=machine.private_ip,
         publish=[
             Publish(protocol=port.protocol, internal_port=port.internal_port, host_port=port.host_port)
             for port in machine.ports
         ],
     )
-
-
-def network_number(address: str) -> int:
-    """The app's network in a private address: 32 bits after `fdaa` (see `worker.market.private_ip`)."""
-    _, high, low, *_ = address.split(":")
-    return int(high, 16) << 16 | int(low, 16)
 
 
 def _environment(machine: MachineRow, config: Config) -> dict[str, str]:
