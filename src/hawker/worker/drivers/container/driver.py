@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-import resource
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
@@ -23,7 +22,7 @@ from hawker.images.base import ImageSource
 from hawker.model.guest import ROOT_DISK_MIB
 from hawker.model.image import Image
 from hawker.network.base import HostNetwork, NetworkError
-from hawker.supervisor.making import GO_FD, GROUP, PLACE
+from hawker.supervisor.making import GROUP, PLACE
 from hawker.supervisor.mounts import IdMap
 from hawker.supervisor.roots import can_bound
 from hawker.worker.drivers.base import (
@@ -35,9 +34,9 @@ from hawker.worker.drivers.base import (
     StartFailed,
     UnknownInstance,
 )
-from hawker.worker.drivers.container.command import Command, NoCommand, resolve, terminal_options
-from hawker.worker.drivers.container.runtimes import Host, Runtime, look
-from hawker.worker.drivers.container.spec import BadSpec, Place, runtime_spec
+from hawker.worker.drivers.container.command import Command, NoCommand, resolve
+from hawker.worker.drivers.container.runtimes import Host, Runtime, configuration, look
+from hawker.worker.drivers.container.spec import BadSpec, Place
 from hawker.worker.drivers.container.users import UnknownUser, User, resolve_user
 from hawker.worker.drivers.networks import hosts, must_publish, resolv_conf, wanted_of
 from hawker.worker.drivers.refusals import RuntimeKilled, SupervisorLost
@@ -269,20 +268,7 @@ class ContainerDriver(SupervisedDriver):
             files={path: f"{PLACE}/files/{number}" for number, path in enumerate(files)},
             mounts={source: f"{PLACE}/mount-{number}" for number, source in enumerate(sources(spec))},
         )
-        config = runtime_spec(
-            spec,
-            command,
-            user,
-            place,
-            ids=ids,
-            hard_limits={"RLIMIT_NOFILE": resource.getrlimit(resource.RLIMIT_NOFILE)[1]},
-            runtime=runtime.name,
-            cgroups=host.cgroups,
-            architecture=os.uname().machine,
-            swap=host.swap,
-        )
-        config["process"]["args"][1:1] = ["--go-fd", str(GO_FD), *terminal_options(spec)]
-        return config
+        return configuration(host, runtime, spec, command, user, place, ids)
 
     def _files(self, spec: InstanceSpec) -> dict[str, tuple[bytes, int]]:
         """Content and mode by path inside."""

@@ -26,7 +26,7 @@ from hawker.supervisor import cgroups, ordinary
 from hawker.supervisor.making import GO_FD, GROUP, PLACE
 from hawker.supervisor.mounts import IdMap
 from hawker.worker.drivers.base import InstanceSpec, Limits, StartFailed
-from hawker.worker.drivers.container.command import resolve
+from hawker.worker.drivers.container.command import Command, resolve, terminal_options
 from hawker.worker.drivers.container.spec import INIT, Place, runtime_spec
 from hawker.worker.drivers.container.users import User
 from hawker.worker.drivers.refusals import RuntimeKilled
@@ -56,6 +56,27 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     init: str = ""
     cgroups: Literal["v1", "v2", ""] = ""
     swap: bool = True
+
+
+def configuration(
+    host: Host, runtime: Runtime, spec: InstanceSpec, command: Command, user: User, place: Place, ids: IdMap | None
+) -> dict[str, Any]:
+    """The OCI configuration of a container that this runtime makes on this host, and that waits to be let go. Raises
+    `BadSpec`."""
+    config = runtime_spec(
+        spec,
+        command,
+        user,
+        place,
+        ids=ids,
+        hard_limits={"RLIMIT_NOFILE": resource.getrlimit(resource.RLIMIT_NOFILE)[1]},
+        runtime=runtime.name,
+        cgroups=host.cgroups,
+        architecture=os.uname().machine,
+        swap=host.swap,
+    )
+    config["process"]["args"][1:1] = ["--go-fd", str(GO_FD), *terminal_options(spec)]
+    return config
 
 
 async def look(supervisor: Supervisor, wanted: str, programs: Path, *, user_namespaces: bool) -> Host:
@@ -119,19 +140,8 @@ async def _try(supervisor: Supervisor, host: Host, runtime: Runtime) -> str:
     ids = IdMap(_PROBE_IDS) if runtime.ids else None
     limits = Limits(cpu_millis=1000, memory_mib=64)
     spec = InstanceSpec(key=key, machine=PROBE, image="", argv=[INIT, "--", INIT], env={}, limits=limits)
-    config = runtime_spec(
-        spec,
-        resolve(spec, ImageConfig()),
-        User(),
-        Place(rootfs=f"{PLACE}/rootfs", init=f"{PLACE}/init" if ids else host.init, cgroup=GROUP),
-        ids=ids,
-        hard_limits={"RLIMIT_NOFILE": resource.getrlimit(resource.RLIMIT_NOFILE)[1]},
-        runtime=runtime.name,
-        cgroups=host.cgroups,
-        architecture=os.uname().machine,
-        swap=host.swap,
-    )
-    config["process"]["args"][1:1] = ["--go-fd", str(GO_FD)]
+    place = Place(rootfs=f"{PLACE}/rootfs", init=f"{PLACE}/init" if ids else host.init, cgroup=GROUP)
+    config = configuration(host, runtime, spec, resolve(spec, ImageConfig()), User(), place, ids)
     tree = supervisor.directory.absolute() / "tree"
     tree.mkdir(parents=True, exist_ok=True)
     fields: dict[str, Any] = {
