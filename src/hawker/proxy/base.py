@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from hawker.core.retrying import Failure as Failure
 from hawker.core.routing import ANY as ANY
 from hawker.core.routing import Wishes as Wishes
 from hawker.errors import HawkerError
@@ -23,10 +24,6 @@ from hawker.errors import HawkerError
 Address = tuple[str, int]
 Header = tuple[bytes, bytes]
 """Name in lower case, value, as they go over the wire."""
-
-Failure = Literal["refused", "reset", "timeout", "elsewhere", "unhealthy"]
-"""Why a machine did not take a request: nobody listens there (RFC 9293 reset of a SYN), the connection broke before the
-first byte of an answer, nothing came in time, its worker's proxy says that it is not there, an answer that is none."""
 
 
 class Refused(HawkerError):

@@ -1,0 +1,35 @@
+"""Whether a request may be sent again after a machine did not answer it: RFC 9110, section 9.2.2.
+
+A request that no byte of went out may go to another machine, whatever it asks for. One that did may have been acted on:
+only what is idempotent by its method is repeated then, and not often, since it may be the request itself that breaks
+machines. In any case all of its body must still be at hand.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Failure = Literal["refused", "reset", "timeout", "elsewhere", "unhealthy"]
+"""Why a machine did not take a request: nobody listens there (RFC 9293 reset of a SYN), the connection broke before the
+first byte of an answer, nothing came in time, its worker's proxy says that it is not there, an answer that is none."""
+
+TRIES_MOST = 90
+"""As documented of Fly's proxy."""
+SENT_MOST = 3
+"""Machines that one request is sent to: one that is broken by it, or hangs, must not take the whole app with it."""
+
+SAFE = frozenset((b"GET", b"HEAD", b"OPTIONS", b"TRACE"))
+IDEMPOTENT = SAFE | {b"PUT", b"DELETE"}
+
+
+def may_retry(method: bytes, how: Failure, *, sent: bool, whole: bool, tries: int, sent_tries: int) -> bool:
+    """After a failure. `sent`: any byte of the request may have reached a machine; `whole`: what was sent is kept, to
+    be sent again. `tries` and `sent_tries` count this one: all, and those in which something was sent.
+
+    A worker's proxy that says "elsewhere" has passed nothing on. If it adds how its own try failed, that is the failure.
+    """
+    if not whole or tries >= TRIES_MOST:
+        return False
+    if not sent or how in ("refused", "elsewhere"):
+        return True
+    return method in IDEMPOTENT and sent_tries < SENT_MOST
