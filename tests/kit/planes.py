@@ -35,6 +35,7 @@ class Embedded:
         self.engine = Engine(router, Settings(**settings), hawker.host.live())
         self.http = await self.engine.listen("127.0.0.1", 0, public=80)
         self.backhaul = await self.engine.listen_backhaul("127.0.0.1", 0)
+        self.tcp = await self.engine.listen_plain("127.0.0.1", 0, public=5432)
 
     async def close(self) -> None:
         await self.engine.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -16,10 +17,11 @@ class Stage:
     """`machine` adds one to the app `web`; `open` starts the plane when the first user comes."""
 
     def __init__(self, plane: Callable[[], Plane]) -> None:
-        self._make = plane
+        self.kind = plane
         self._plane: Plane | None = None
         self._users: list[User] = []
         self._upstreams: list[Upstream] = []
+        self.servers: list[asyncio.Server] = []
         self.web = FakeRoute("web", [])
         self.router = FakeRouter(self.web)
         self.settings: dict[str, Any] = {"region": "ams", "token": "secret"}
@@ -55,7 +57,7 @@ class Stage:
 
     async def open(self) -> Plane:
         if self._plane is None:
-            self._plane = self._make()
+            self._plane = self.kind()
             await self._plane.open(self.router, self.settings)
         return self._plane
 
@@ -78,6 +80,8 @@ class Stage:
             await self._plane.close()
         for upstream in self._upstreams:
             await upstream.close()
+        for server in self.servers:
+            server.close()
         for route in self.router.routes.values():
             left = {machine.name: machine.in_flight for machine in route.machines if machine.in_flight}
             assert not left, f"in flight at {left}, although no request is under way"

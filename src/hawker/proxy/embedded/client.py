@@ -8,8 +8,6 @@ out in one write.
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -21,6 +19,7 @@ from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.exchange import Exchange
 from hawker.proxy.embedded.heads import ABSENT, CHUNKED, BadHead, RequestHead, never_a_head, read_request
 from hawker.proxy.embedded.inlets import Inlet
+from hawker.proxy.embedded.tunnel import reset
 
 if TYPE_CHECKING:
     from hawker.proxy.embedded.engine import Engine
@@ -29,7 +28,6 @@ _AWAITED, _BUSY, _LINGER, _CLOSED = -2, -3, -4, -5
 """As what is left to read: the next head; nothing until the answer is out; nothing ever again, but the client's end."""
 
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
-_NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class ClientConnection(asyncio.Protocol):
@@ -57,7 +55,6 @@ class ClientConnection(asyncio.Protocol):
         self._idle_s = engine.settings.idle_timeout_s
         self._out: list[bytes] = []
         self._chunked = False
-        self._until_close = False
         self.served = 0
 
     def drain(self) -> None:
@@ -282,8 +279,7 @@ class ClientConnection(asyncio.Protocol):
                 self._chunked = True
                 framing = b"\r\ntransfer-encoding: chunked\r\n\r\n"
             else:
-                self._until_close = True
-                self._keep = False
+                self._keep = False  # the body ends with the connection
         if not self._keep:
             framing = b"\r\nconnection: close" + framing
         elif not self._minor:
@@ -327,10 +323,7 @@ class ClientConnection(asyncio.Protocol):
         self._exchange = None
         self._left = _CLOSED
         self._out = []
-        if self._until_close:
-            # A clean end would make what has come look complete: a reset does not.
-            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
-        self._transport.abort()
+        reset(self._transport)
 
     def switch(self, status: int, reason: bytes, headers: list[Header]) -> tuple[asyncio.Transport, bytes]:
         head = b"HTTP/1.1 %d %b\r\n" % (status, reason or _REASONS.get(status, b""))

@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import ssl
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 from hawker.core.forwarding import Answer
 from hawker.host import Host
@@ -22,6 +22,7 @@ from hawker.proxy.embedded.client import ClientConnection
 from hawker.proxy.embedded.counters import Counters
 from hawker.proxy.embedded.exchange import Exchange
 from hawker.proxy.embedded.inlets import Backhaul, Inlet, Public, answer_of
+from hawker.proxy.embedded.plain import PlainConnection
 from hawker.proxy.embedded.pool import Pool
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.embedded.tunnel import Tunnel
@@ -29,6 +30,16 @@ from hawker.proxy.embedded.tunnel import Tunnel
 _ANSWERS_KEPT = 4096
 BACKLOG = 4096
 """Connections that wait to be accepted, bounded by net.core.somaxconn: a sleeping app gets a thousand at once."""
+
+
+class Connection(Protocol):
+    """A client's, before it becomes a tunnel."""
+
+    def drain(self) -> None:
+        """End it, as soon as what is under way is answered."""
+        ...
+
+    def abort(self) -> None: ...
 
 
 class Engine:
@@ -41,7 +52,7 @@ class Engine:
         self.now = self.loop.time
         self.counters = Counters()
         self.pool = Pool(settings, self.loop)
-        self.connections: set[ClientConnection] = set()
+        self.connections: set[Connection] = set()
         self.tunnels: set[Tunnel] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._servers: list[asyncio.Server] = []
@@ -60,6 +71,10 @@ class Engine:
             return Public(self, public, peer_of(transport), tls is not None)
 
         return await self._listen(lambda: ClientConnection(self, inlet), host, port, tls)
+
+    async def listen_plain(self, host: str, port: int, *, public: int) -> Address:
+        """Pass bytes between whoever connects here and the machines that serve the public port `public`."""
+        return await self._listen(lambda: PlainConnection(self, public), host, port, None)
 
     async def listen_backhaul(self, host: str, port: int) -> Address:
         """Serve other proxies of the cluster at this address."""
@@ -104,7 +119,7 @@ class Engine:
 
     # --- for connections and exchanges -------------------------------------------------------------------------------
 
-    def left(self, which: ClientConnection | Tunnel) -> None:
+    def left(self, which: Connection | Tunnel) -> None:
         """This one is closed."""
         self.connections.discard(which)
         self.tunnels.discard(which)

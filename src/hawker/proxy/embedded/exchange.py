@@ -12,14 +12,15 @@ are at hand passes through without a task. A request that may have to be sent ag
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from hawker.proxy.base import ANY, Failure, Header, Lease, Refused, Route, ServicePort, Wishes
 from hawker.proxy.embedded import refusals
 from hawker.proxy.embedded.front import Front
-from hawker.proxy.embedded.heads import CHUNKED, AnswerHead, RequestHead
-from hawker.proxy.embedded.inlets import Inlet
+from hawker.proxy.embedded.heads import ABSENT, CHUNKED, AnswerHead, RequestHead
+from hawker.proxy.embedded.inlets import ELSEWHERE, LOAD, TIMING, Inlet
 from hawker.proxy.embedded.machine import MachineConnection
 from hawker.proxy.embedded.tunnel import Tunnel
 
@@ -33,7 +34,7 @@ GONE = 499
 class Search:
     """What is remembered of a request that its first machine did not take at once."""
 
-    __slots__ = ("attempts", "deadline", "fresh", "last", "problem", "replay", "tried", "wishes")
+    __slots__ = ("attempts", "deadline", "fresh", "last", "phases", "problem", "timed", "tried", "wishes")
 
     def __init__(self, wishes: Wishes, deadline: float) -> None:
         self.wishes = wishes
@@ -43,6 +44,11 @@ class Search:
         self.fresh = False
         self.last: Failure = "refused"
         self.problem = ""
+        self.phases: dict[str, float] = {}
+        self.timed = False
+
+    def spent(self, phase: str, seconds: float) -> None:
+        self.phases[phase] = self.phases.get(phase, 0.0) + seconds
 
 
 class Exchange:
@@ -92,13 +98,12 @@ class Exchange:
     def start(self) -> None:
         try:
             route = self._inlet.find(self._request)
-            if route is not None:
-                self._enter(route)
-                return
+            if route is None:
+                self._seek()
+            elif self._enter(route):
+                self._take(route)
         except Refused as refusal:
             self._refuse(refusal)
-            return
-        self._seek()
 
     def body(self, data: bytes) -> None:
         """More of the request's body."""
@@ -195,40 +200,43 @@ class Exchange:
             return
         self.status = head.status
         self.first = self._engine.now()
-        client, early = self._front.switch(head.status, head.reason, self._headers(head))
-        assert self._route is not None
-        tunnel = Tunnel(client, connection.release(), self._route.port.idle_timeout_s, self._tunnelled, self._engine)
-        tunnel.start(early, rest)
+        self._tunnel(self._front.switch(head.status, head.reason, self._headers(head)), connection.release(), rest)
 
     def stalled(self, stalled: bool) -> None:
         self._front.hold(stalled)
 
     # --- the way to a machine ----------------------------------------------------------------------------------------
 
-    def _enter(self, route: Route) -> None:
-        """Raises `Refused`."""
+    def _enter(self, route: Route) -> bool:
+        """Where the request belongs is known. False: it is answered already. Raises `Refused`."""
         self._route = route
         if self._inlet.redirects(route.port):
             self._redirect()
-            return
+            return False
         if self._request.wishes:
             self._search = Search(self._inlet.wishes(self._request), self._deadline())
+            self._search.timed = any(name == TIMING for name, _ in self._request.headers)
+        return True
+
+    def _take(self, route: Route) -> None:
+        """The way without waiting, as far as there is one."""
         lease = route.take() if self._search is None else route.take(self._search.wishes)
-        if lease is None:
-            self._seek()
-            return
-        self._lease = lease
-        connection = self._engine.pool.take(lease.address)
-        if connection is None:
-            self._seek()
-        else:
-            self._send(connection)
+        if lease is not None:
+            self._lease = lease
+            connection = None if self._bare else self._engine.pool.take(lease.address, self._repeatable)
+            if connection is not None:
+                self._send(connection)
+                return
+        self._seek()
 
     def _send(self, connection: MachineConnection) -> None:
         lease = self._lease
         route = self._route
         assert lease is not None
         assert route is not None
+        if self._bare:
+            self._join(connection)
+            return
         request = self._request
         wishes = ANY if self._search is None else self._search.wishes
         fields = self._inlet.forward(request, self.request_id, lease, wishes, request.upgrade)
@@ -238,8 +246,29 @@ class Exchange:
         if self._kept:
             data += b"".join(self._kept)
             self._front.hold(False)
+            if self._kept_bytes > self._engine.settings.replay_bytes:
+                self._whole = False
+                self._kept = []
         self._connection = connection
         connection.send(self, request.method, data, route.port.idle_timeout_s)
+
+    def _join(self, connection: MachineConnection) -> None:
+        """Bytes pass between client and machine from here on."""
+        self.status = 200
+        self.first = self._engine.now()
+        self._tunnel(self._front.switch(200, b"", []), connection.release(), b"")
+
+    def _tunnel(self, client: tuple[asyncio.Transport, bytes], machine: asyncio.Transport, first: bytes) -> None:
+        transport, early = client
+        assert self._route is not None
+        idle_s = self._route.port.idle_timeout_s if "http" in self._route.port.handlers else math.inf
+        self._engine.counters.tunnels += 1
+        Tunnel(transport, machine, idle_s, self._tunnelled, self._engine).start(early, first)
+
+    @property
+    def _bare(self) -> bool:
+        """Whether a connection was asked for, and it is the machine's own: bytes without HTTP around them."""
+        return self._request.method == b"CONNECT" and self._lease is not None and not self._lease.headers
 
     def _seek(self) -> None:
         self._task = self._engine.spawn(self._sought())
@@ -252,13 +281,12 @@ class Exchange:
                     connection = await self._found()
                 except _NotThere as failure:
                     if not self._tries_again(failure.how, failure.problem, sent=False):
-                        raise self._given_up() from None
+                        raise self._failed() from None
                 else:
                     break
         except Refused as refusal:
             self._task = None
-            self._leave()
-            self._refuse(refusal)
+            self._refuse(self._given_up(refusal))
             return
         self._task = None
         if connection is not None:
@@ -267,10 +295,12 @@ class Exchange:
     async def _found(self) -> MachineConnection | None:
         """A connection to a machine that takes the request; None: answered already. Raises `Refused`, `_NotThere`."""
         route = self._route
+        now = self._engine.now
+        begun = now()
         if route is None:
             route = await self._inlet.load(self._request)
-            self._enter(route)
-            return None
+            if not self._enter(route):
+                return None
         search = self._search
         if search is None:
             search = self._search = Search(ANY, self._deadline())
@@ -279,16 +309,26 @@ class Exchange:
             lease = self._lease = route.take(search.wishes, search.tried) or await route.obtain(
                 search.wishes, search.tried, deadline=search.deadline
             )
-        pooled = None if search.fresh else self._engine.pool.take(lease.address)
+            search.spent("obtain", now() - begun)
+            begun = now()
+        if not search.fresh and not self._bare:
+            connection = self._engine.pool.take(lease.address, self._repeatable)
+            if connection is not None:
+                return connection
         search.fresh = False
-        if pooled is not None:
-            return pooled
         try:
-            return await self._engine.pool.connect(lease.address)
+            connection = await self._engine.pool.connect(lease.address)
         except TimeoutError:
             raise _NotThere("timeout", "it cannot be connected to in time") from None
         except OSError as error:
             raise _NotThere("refused", f"it cannot be connected to ({error.strerror or error})") from None
+        search.spent("connect", now() - begun)
+        return connection
+
+    @property
+    def _repeatable(self) -> bool:
+        """Whether the request may be made twice (RFC 9110 9.2.2)."""
+        return self._request.method in _IDEMPOTENT
 
     def _deadline(self) -> float:
         return self._engine.now() + self._engine.settings.wait_s
@@ -299,7 +339,7 @@ class Exchange:
         if self._tries_again(how, problem, sent=sent, stale=stale):
             self._seek()
         else:
-            self._refuse(self._given_up())
+            self._refuse(self._failed())
 
     def _tries_again(self, how: Failure, problem: str, *, sent: bool, stale: bool = False) -> bool:
         """Note that this machine did not take it. Whether another one may be tried."""
@@ -316,13 +356,20 @@ class Exchange:
             self._lease = None
             lease.failed(how)
             search.tried.add(lease.machine)
-        repeatable = not sent or self._request.method in _IDEMPOTENT
-        again = repeatable and self._whole and search.attempts < self._engine.settings.attempts
+        again = (not sent or self._repeatable) and self._whole and search.attempts < self._engine.settings.attempts
         if again:
             self._engine.counters.retries += 1
         return again
 
-    def _given_up(self) -> Refused:
+    def _given_up(self, refusal: Refused) -> Refused:
+        """What to say when no other machine takes it: what the last one did says more than that there is none."""
+        if refusal.status != 503 or self._search is None or not self._search.attempts:
+            return refusal
+        failed = self._failed()
+        failed.retry_after_s = refusal.retry_after_s
+        return failed
+
+    def _failed(self) -> Refused:
         search = self._search
         assert search is not None
         status, code, _ = refusals.OF_FAILURES[search.last]
@@ -330,7 +377,31 @@ class Exchange:
 
     def _heed(self, head: AnswerHead) -> bool:
         """Fields meant for this proxy. True: this is not the client's answer."""
+        lease = self._lease
+        assert lease is not None
+        if lease.headers:
+            elsewhere = b""
+            for name, value in head.headers:
+                if name == LOAD:
+                    lease.heard(value)
+                elif name == ELSEWHERE:
+                    elsewhere = value
+            if elsewhere and head.status == 421:
+                how = _failure(elsewhere)
+                sent = how not in ("elsewhere", "refused")
+                self._put_aside(head, lambda: self._again(how, "its worker could not reach it", sent=sent))
+                return True
         return False
+
+    def _put_aside(self, head: AnswerHead, then: Callable[[], None]) -> None:
+        """Read this answer to its end without passing it on, or close its connection if that may take long."""
+        if head.length == ABSENT or 0 <= head.length <= _ASIDE_BYTES:
+            self._discard = then
+        else:
+            assert self._connection is not None
+            self._connection.abandon()
+            self._connection = None
+            then()
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -352,7 +423,18 @@ class Exchange:
         assert self._route is not None
         assert self._lease is not None
         upgrade = head.upgrade if head.status == 101 else b""
-        return self._inlet.back(head, self._route.port, self.request_id, self._lease, upgrade)
+        fields = self._inlet.back(head, self._route.port, self.request_id, self._lease, upgrade)
+        if self._search is not None and self._search.timed:
+            fields.append((b"server-timing", self._timing()))
+        return fields
+
+    def _timing(self) -> bytes:
+        """Server-Timing (W3C), in milliseconds: what looking up, waiting and connecting took, and all of it."""
+        assert self._search is not None
+        assert self._lease is not None
+        phases = self._search.phases | self._lease.phases | {"first-byte": self.first - self.begun}
+        at = "edge" if self._inlet.edge else "worker"
+        return ", ".join(f"{at}-{name};dur={seconds * 1000:.3f}" for name, seconds in phases.items()).encode()
 
     def _redirect(self) -> None:
         location = b"https://" + self._request.host.encode() + self._request.target
@@ -389,6 +471,7 @@ class Exchange:
 
     def _tunnelled(self, sent: int, received: int) -> None:
         self.bytes += sent
+        self._engine.counters.tunnels -= 1
         self._finish()
 
 
@@ -399,4 +482,12 @@ class _NotThere(Exception):
         self.problem = problem
 
 
+def _failure(reason: bytes) -> Failure:
+    """What `hawker-elsewhere` says."""
+    known: dict[bytes, Failure] = {b"refused": "refused", b"reset": "reset", b"timeout": "timeout"}
+    return known.get(reason, "elsewhere")
+
+
+_ASIDE_BYTES = 64 << 10
+"""Of an answer that is not passed on: what is read so that its connection can be used again."""
 _IDEMPOTENT = frozenset((b"GET", b"HEAD", b"OPTIONS", b"TRACE", b"PUT", b"DELETE"))

@@ -117,7 +117,8 @@ def read_request(data: bytes, fields_max: int) -> RequestHead:
     headers, noted = _fields(lines, _OF_REQUESTS)
     head = RequestHead(method, target, int(minor), headers)
     hosts = 0
-    coding = connection = upgrade = None
+    coding = connection = None
+    upgrade = b""
     for name, value in noted:
         if name == b"host":
             hosts += 1
@@ -137,7 +138,7 @@ def read_request(data: bytes, fields_max: int) -> RequestHead:
                 raise BadHead("nothing but 100-continue can be expected", 417)
             head.expects = head.minor > 0
         elif name == b"upgrade":
-            upgrade = value if upgrade is None else upgrade + b", " + value
+            upgrade = upgrade + b", " + value if upgrade else value
         else:
             head.wishes = True
     if hosts != 1 and (hosts or head.minor):
@@ -149,8 +150,9 @@ def read_request(data: bytes, fields_max: int) -> RequestHead:
         tokens = {token.strip() for token in connection.lower().split(b",")}
         if head.minor:
             head.keep_alive = b"close" not in tokens
-            # A request with a body first, then another protocol: nobody does, and RFC 9110 7.8 lets us ignore it.
-            if upgrade and b"upgrade" in tokens and head.length in (ABSENT, 0):
+            # Ignored, as RFC 9110 7.8 allows: after a body, which nobody does; to HTTP/2, which is for this hop only.
+            wanted = upgrade and b"upgrade" in tokens and head.length in (ABSENT, 0)
+            if wanted and not upgrade.lower().startswith(b"h2c"):
                 head.upgrade = upgrade
         else:
             head.keep_alive = b"keep-alive" in tokens and b"close" not in tokens

@@ -112,6 +112,7 @@ class Public:
         if lease.headers:
             fields += lease.headers
             fields.append((HOPS, b"1"))
+            fields += [field for field in request.headers if field[0] == TIMING]
         return fields
 
     def interim(self, head: AnswerHead) -> list[Header]:
@@ -189,6 +190,7 @@ class Backhaul:
         if lease.headers:
             fields += lease.headers
             fields.append((HOPS, b"%d" % (self._hops + 1)))
+            fields += [field for field in request.headers if field[0] == TIMING]
         return fields
 
     def interim(self, head: AnswerHead) -> list[Header]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 from typing import Protocol
 
 from hawker.proxy.base import Address, Failure, Header
@@ -87,6 +88,16 @@ class MachineConnection(asyncio.Protocol):
     @property
     def usable(self) -> bool:
         return not self.transport.is_closing()
+
+    def quiet(self) -> bool:
+        """Whether nothing has come that this loop has not seen yet, such as the machine's end. Asks the system."""
+        descriptor = self.transport.get_extra_info("socket").fileno()
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        if poll.poll(0):
+            self.transport.abort()
+            return False
+        return True
 
     @property
     def heard(self) -> bool:

@@ -19,13 +19,14 @@ class Pool:
         self._closed = False
         self.opened = 0
 
-    def take(self, address: Address) -> MachineConnection | None:
-        """One that waits, or None: `connect` then."""
+    def take(self, address: Address, repeatable: bool) -> MachineConnection | None:
+        """One that waits, or None: `connect` then. For a request that must not be made twice its socket is looked at
+        once more: what the machine closes in this very moment is all that is left to go wrong."""
         idle = self._idle.get(address)
         while idle:
             connection = idle.pop()
-            if connection.usable:
-                connection.waiting = False
+            connection.waiting = False
+            if connection.usable and (repeatable or connection.quiet()):
                 return connection
         return None
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import socket
+import struct
 from collections.abc import Callable
 from typing import Protocol
 
@@ -21,7 +24,8 @@ class Tunnels(Protocol):
 
 
 class Tunnel:
-    """`client` and `machine` are open transports, which are the tunnel's from here on. `done(sent, received)` is called
+    """`client` and `machine` are open transports, which are the tunnel's from here on. It ends when nothing moves for
+    `idle_s`. `done(sent, received)` is called
     once, with the bytes to the client and from it, when both are closed."""
 
     def __init__(
@@ -44,7 +48,7 @@ class Tunnel:
     def start(self, from_client: bytes, from_machine: bytes) -> None:
         """`from_client` and `from_machine` are what was read of them already."""
         self._owner.tunnels.add(self)
-        self._deadline.within(self._idle_s)
+        self.moved()
         for end in (self._client, self._machine):
             end.transport.set_protocol(end)
         if from_client:
@@ -66,7 +70,8 @@ class Tunnel:
         self._machine.transport.abort()
 
     def moved(self) -> None:
-        self._deadline.within(self._idle_s)
+        if self._idle_s < math.inf:
+            self._deadline.within(self._idle_s)
 
     def lost(self) -> None:
         self._open -= 1
@@ -116,7 +121,17 @@ class _End(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         # An error must not look like an end: the other side gets one, too.
         if exc is not None:
-            self.other.transport.abort()
+            reset(self.other.transport)
         else:
             self.other.transport.close()
         self._tunnel.lost()
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """Close with a reset, which is no clean end: what was sent must not look complete."""
+    if not transport.is_closing():
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    transport.abort()
+
+
+_NO_LINGER = struct.pack("ii", 1, 0)

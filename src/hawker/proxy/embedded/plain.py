@@ -1,0 +1,152 @@
+"""Plain TCP services: a client's connection whose bytes go to a machine as they come.
+
+It is an exchange like any other, as if the client had asked for a connection by CONNECT: so it waits for a machine that
+wakes, is tried elsewhere, and passes over the backhaul as CONNECT, which it is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from hawker.proxy.base import ANY, Header, Lease, Refused, Route, ServicePort, Wishes
+from hawker.proxy.embedded.exchange import Exchange
+from hawker.proxy.embedded.heads import AnswerHead, RequestHead
+from hawker.proxy.embedded.inlets import HOPS
+
+if TYPE_CHECKING:
+    from hawker.proxy.embedded.engine import Engine
+
+_SIGNATURE = b"\r\n\r\n\x00\r\nQUIT\n"
+
+
+class PlainConnection(asyncio.Protocol):
+    """A client at the public port `port`. Nothing is read of it before a machine is there."""
+
+    def __init__(self, engine: Engine, port: int) -> None:
+        self._engine = engine
+        self._port = port
+        self._transport: asyncio.Transport
+        self._exchange: Exchange | None = None
+
+    def drain(self) -> None:
+        """It waits for a machine: it may go on."""
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        keep_alive(transport)
+        transport.pause_reading()
+        self._engine.connections.add(self)
+        target = b"service:%d" % self._port
+        request = RequestHead(b"CONNECT", target, 1, [(b"host", target)])
+        self._exchange = Exchange(self._engine, self, PlainInlet(self._engine, self._port), request)
+        self._exchange.start()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._engine.left(self)
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.gone()
+
+    # --- the exchange's front ----------------------------------------------------------------------------------------
+
+    def interim(self, status: int, headers: Sequence[Header]) -> None:
+        pass
+
+    def answer(self, status: int, reason: bytes, headers: list[Header], length: int) -> None:
+        pass
+
+    def data(self, data: bytes) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+    def end(self, trailers: Sequence[Header]) -> None:
+        self.cut()
+
+    def cut(self) -> None:
+        """Nobody takes it, and there is no way to say so in a protocol that is not known."""
+        self._exchange = None
+        self._transport.abort()
+
+    def switch(self, status: int, reason: bytes, headers: list[Header]) -> tuple[asyncio.Transport, bytes]:
+        exchange, self._exchange = self._exchange, None
+        assert exchange is not None
+        assert exchange.port is not None
+        self._engine.left(self)
+        return self._transport, proxy_header(exchange.port.proxy_protocol, self._transport)
+
+    def hold(self, held: bool) -> None:
+        pass
+
+
+class PlainInlet:
+    """Where the connections of a public port belong."""
+
+    __slots__ = ("_engine", "_port", "edge", "secure")
+
+    def __init__(self, engine: Engine, port: int) -> None:
+        self.secure = False
+        self.edge = False
+        self._engine = engine
+        self._port = port
+
+    def request_id(self, request: RequestHead) -> bytes:
+        return self._engine.next_id()
+
+    def find(self, request: RequestHead) -> Route | None:
+        return self._engine.router.find(self._port, "")
+
+    async def load(self, request: RequestHead) -> Route:
+        return await self._engine.router.load(self._port, "")
+
+    def redirects(self, port: ServicePort) -> bool:
+        return False
+
+    def wishes(self, request: RequestHead) -> Wishes:
+        return ANY
+
+    def forward(
+        self, request: RequestHead, request_id: bytes, lease: Lease, wishes: Wishes, upgrade: bytes
+    ) -> list[Header]:
+        return [*request.headers, *lease.headers, (HOPS, b"1"), (b"fly-request-id", request_id)]
+
+    def interim(self, head: AnswerHead) -> list[Header]:
+        return []
+
+    def back(
+        self, head: AnswerHead, port: ServicePort, request_id: bytes, lease: Lease, upgrade: bytes
+    ) -> list[Header]:
+        return []
+
+    def refusal(self, refusal: Refused, request_id: bytes) -> tuple[int, list[Header], bytes]:
+        return refusal.status, [], b""
+
+
+def keep_alive(transport: asyncio.Transport) -> None:
+    """A connection that may be silent for hours: the system finds out when the peer has gone."""
+    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def proxy_header(version: Literal["", "v1", "v2"], client: asyncio.Transport) -> bytes:
+    """What the PROXY protocol says before the client's bytes: from where the connection came, and to where."""
+    if not version:
+        return b""
+    source, target = client.get_extra_info("peername"), client.get_extra_info("sockname")
+    one, two = ipaddress.ip_address(source[0].partition("%")[0]), ipaddress.ip_address(target[0].partition("%")[0])
+    if one.version == 6 and one.ipv4_mapped is not None and two.version == 6 and two.ipv4_mapped is not None:
+        one, two = one.ipv4_mapped, two.ipv4_mapped
+    if version == "v1":
+        return f"PROXY TCP{one.version} {one} {two} {source[1]} {target[1]}\r\n".encode()
+    addresses = one.packed + two.packed + struct.pack("!HH", source[1], target[1])
+    family = 0x11 if one.version == 4 else 0x21  # over TCP
+    return _SIGNATURE + struct.pack("!BBH", 0x21, family, len(addresses)) + addresses

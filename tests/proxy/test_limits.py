@@ -1,0 +1,144 @@
+"""What stops users who are slow, on purpose or not, and how a plane ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.kit.raw_http import Broken, Visit, echo, head, hello
+from tests.kit.waiting import until
+from tests.proxy.conftest import Stage
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HT", head("GET /")[:-2]])
+async def test_a_head_that_does_not_come_in_time_ends_the_connection(stage: Stage, sent: bytes) -> None:
+    stage.settings["head_timeout_s"] = 0.1
+    user = await stage.user()
+    await user.send(sent)
+    if sent:
+        answer = await user.answer()
+        assert (answer.status, answer["connection"]) == (408, "close")
+    assert await user.ended() == "closed"
+
+
+async def test_a_head_that_comes_byte_by_byte_does_not_win_time(stage: Stage) -> None:
+    stage.settings["head_timeout_s"] = 0.2
+    user = await stage.user()
+
+    async def drip() -> None:
+        for byte in head("GET / | X-A: " + "b" * 1000):
+            await user.send(bytes((byte,)))
+            await asyncio.sleep(0.02)
+
+    dripping = asyncio.create_task(drip())
+    assert (await user.answer()).status == 408
+    dripping.cancel()
+    await asyncio.gather(dripping, return_exceptions=True)
+
+
+async def test_a_connection_that_is_not_used_is_closed(stage: Stage) -> None:
+    stage.serves(idle_timeout_s=0.1)
+    await stage.machine()
+    user = await stage.user()
+    await user.ask("GET /")
+    assert await user.ended() == "closed"
+
+
+async def test_a_body_that_stops_coming_is_408_and_lets_the_machine_go(stage: Stage) -> None:
+    stage.settings["idle_timeout_s"] = 0.1
+    broken = asyncio.Event()
+
+    async def reading(visit: Visit) -> None:
+        try:
+            await visit.read()
+        except Broken:
+            broken.set()
+
+    await stage.machine(reading)
+    user = await stage.user()
+    await user.send(head("POST / | Content-Length: 10") + b"half")
+    answer = await user.answer("POST")
+    assert (answer.status, answer["connection"]) == (408, "close")
+    await asyncio.wait_for(broken.wait(), 5)
+
+
+async def test_a_user_who_takes_nothing_is_cut_off(stage: Stage) -> None:
+    stage.settings["idle_timeout_s"] = 0.2
+    ended = asyncio.Event()
+
+    async def flood(visit: Visit) -> None:
+        try:
+            await visit.answer(b"x" * (32 << 20))
+            await visit.reader.read()
+        finally:
+            ended.set()
+
+    await stage.machine(flood)
+    user = await stage.user()
+    await user.send(head("GET /"))
+    await user.head()
+    user.writer.transport.pause_reading()  # type: ignore[attr-defined]  # the stream's own transport can
+    await asyncio.wait_for(ended.wait(), 10)
+    (machine,) = stage.web.machines
+    await until(lambda: machine.in_flight == 0)
+
+
+async def test_a_connection_may_be_limited_to_some_requests(stage: Stage) -> None:
+    stage.settings["requests_per_connection"] = 2
+    await stage.machine()
+    user = await stage.user()
+    assert (await user.ask("GET /")).all("connection") == []
+    assert (await user.ask("GET /"))["connection"] == "close"
+    assert await user.ended() == "closed"
+
+
+async def test_a_user_who_still_sends_gets_the_whole_refusal(stage: Stage) -> None:
+    """A reset, which data for a closed socket brings about, would take it away."""
+    for _ in range(10):
+        user = await stage.user()
+        sending = asyncio.create_task(user.send(b"nonsense\r\n\r\n" + b"x" * (1 << 20)))
+        assert (await user.answer()).status == 400
+        user.reset()
+        await asyncio.gather(sending, return_exceptions=True)
+
+
+async def test_closing_finishes_what_is_under_way(stage: Stage) -> None:
+    go = asyncio.Event()
+
+    async def waiting(visit: Visit) -> None:
+        await go.wait()
+        await hello(visit)
+
+    machine = await stage.machine(waiting)
+    idle, busy = await stage.user(), await stage.user()
+    await busy.send(head("GET /"))
+    await until(lambda: len(machine.visits) == 1)
+    closing = asyncio.create_task(stage.plane.close())
+    assert await idle.ended() == "closed"
+    with pytest.raises(ConnectionRefusedError):
+        await stage.user()
+    go.set()
+    answer = await busy.answer()
+    assert (answer.body, answer["connection"]) == (b"hello", "close")
+    await closing
+
+
+async def test_closing_has_an_end(stage: Stage) -> None:
+    stage.settings["drain_s"] = 0.1
+
+    async def waiting(visit: Visit) -> None:
+        await asyncio.Event().wait()
+
+    machine = await stage.machine(waiting)
+    user = await stage.user()
+    await user.send(head("GET /"))
+    await until(lambda: len(machine.visits) == 1)
+    await asyncio.wait_for(stage.plane.close(), 5)
+    assert stage.web.machines[0].in_flight == 0
+
+
+async def test_a_thousand_idle_connections_and_more_are_nothing_special(stage: Stage) -> None:
+    await stage.machine(echo)
+    users = [await stage.user() for _ in range(300)]
+    answers = await asyncio.gather(*(user.ask("GET /") for user in users))
+    assert {answer.status for answer in answers} == {200}
