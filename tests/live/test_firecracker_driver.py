@@ -33,7 +33,7 @@ __all__ = ["guests"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.usefixtures("guests")]
 
-SAYS = "echo up; echo err >&2; trap 'echo asked; exit 3' TERM; while :; do sleep 0.02; done"
+SAYS = "trap 'echo asked; exit 3' TERM; echo up; echo err >&2; while :; do sleep 0.02; done"
 
 
 def install(directory: Path, *names: str, **environment: str) -> None:
