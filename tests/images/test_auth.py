@@ -180,6 +180,7 @@ def test_secrets_are_in_no_text_of_an_object() -> None:
     [
         ({"parallel": 0}, "images.parallel"),
         ({"attempts": 0}, "images.attempts"),
+        ({"slow_timeout_s": 0}, "images.slow_timeout_s"),
         ({"keep_mib_max": 10, "keep_mib_least": 11}, "images.keep_mib_max"),
         ({"registries": {"https://x": RegistrySettings()}}, "images.registries"),
         ({"registries": {"x.example": RegistrySettings(ca="/nonexistent/ca.pem")}}, r"ca.*No such file"),

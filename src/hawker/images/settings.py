@@ -88,6 +88,7 @@ class ImageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ("images.upload_chunk_bytes", self.upload_chunk_bytes, 1),
             ("images.keep_mib_least", self.keep_mib_least, 0),
             ("images.free_mib_least", self.free_mib_least, 0),
+            ("images.slow_timeout_s", self.slow_timeout_s, 0.1),
         ):
             if value < least:
                 raise Invalid(name, value, f"at least {least}")
