@@ -232,14 +232,13 @@ class Directory:
         marks = ",".join("?" * len(ids))
         rows = self._view.rows(f"select {_MACHINE} from machines where id in ({marks})", ids)
         wanted = [row for row in rows if row[1] in self._apps]
-        now = self._made(wanted, "machine", [row[0] for row in wanted])
+        now = self._made(wanted, "id", [row[0] for row in wanted])
         for machine in ids:
             new = now.get(machine)
-            before = self._app_of.get(machine)
-            if before is not None and (new is None or new.app != before):
-                self._set(self._apps[before], machine, None)
             if new is not None:
                 self._set(self._apps[new.app], machine, new)
+            elif before := self._app_of.get(machine):
+                self._set(self._apps[before], machine, None)
 
     def _read_again(self, app: App) -> None:
         found = self._view.rows(_APP, (app.name,))
@@ -266,7 +265,7 @@ class Directory:
             self._set(app, machine, new)
 
     def _made(self, rows: Sequence[Sequence[Any]], column: str, keys: Sequence[str]) -> dict[str, Machine]:
-        """Machines by id, from their rows and those beside them, which `column` finds."""
+        """Machines by id, from their rows and those beside them; `column` of the machines finds them."""
         services, checks = self._services(column, keys), self._checks(column, keys)
         return {
             id_: Machine(
@@ -292,7 +291,7 @@ class Directory:
         found: dict[str, set[str]] = {}
         sql = (
             "select c.machine, c.service, c.status from checks c join machines m on m.id = c.machine "
-            f"and m.worker = c.worker where c.{column} in ({','.join('?' * len(keys))}) and c.kind <> 'informational'"
+            f"and m.worker = c.worker where m.{column} in ({','.join('?' * len(keys))}) and c.kind <> 'informational'"
         )
         for machine, service, status in self._view.rows(sql, keys):
             failing = found.setdefault(machine, set())
@@ -309,7 +308,7 @@ class Directory:
         marks = ",".join("?" * len(keys))
         sql = (
             f"select s.id, {', '.join(f's.{name}' for name in _SERVICE)} from services s join machines m "
-            f"on m.id = s.machine and m.worker = s.worker where s.{column} in ({marks}) order by s.id"
+            f"on m.id = s.machine and m.worker = s.worker where m.{column} in ({marks}) order by s.id"
         )
         for key, *columns in self._view.rows(sql, keys):
             try:
@@ -324,6 +323,11 @@ class Directory:
         return found
 
     def _set(self, app: App, machine: str, new: Machine | None) -> None:
+        before = self._app_of.get(machine)
+        if before is not None and before != app.name:  # it was another app's: there it is no more
+            if new is None:
+                return
+            self._set(self._apps[before], machine, None)
         old = app.machines.get(machine)
         if new is None:
             app.machines.pop(machine, None)
