@@ -26,7 +26,7 @@ from hawker.sim.world import Program, World
 from hawker.store.db import Store
 from hawker.store.verify import verify
 from hawker.telemetry import Metrics
-from hawker.worker.daemon import STOP_GRACE_S, SWEEP_S, Worker, WorkerSettings
+from hawker.worker.daemon import STOP_GRACE_S, SWEEP_S, Worker
 from hawker.worker.drivers.several import Runtimes, Several
 from hawker.worker.exits import Exits
 from hawker.worker.flow import Flow
@@ -34,8 +34,9 @@ from hawker.worker.flows import MachineFlows
 from hawker.worker.machine_log import MachineLog, get_machine
 from hawker.worker.machines import Machines
 from hawker.worker.market import Market
-from hawker.worker.requests import Request
+from hawker.worker.request import Request
 from hawker.worker.runner import Runner
+from hawker.worker.settings import WorkerSettings
 from hawker.worker.superseding import Superseding
 
 REGION = "ord"

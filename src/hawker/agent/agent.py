@@ -112,7 +112,8 @@ class Agent:
         return front
 
     async def _open_store(self, stack: AsyncExitStack, role: WorkerRole) -> None:
-        from hawker.worker.daemon import Worker, WorkerSettings
+        from hawker.worker.daemon import Worker
+        from hawker.worker.settings import WorkerSettings
 
         settings = self.settings
         host, port = settings.advertised()

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -27,7 +25,7 @@ from hawker.http.app import Handler, Serving, Tokens
 from hawker.http.call import Call
 from hawker.images.base import ImageSource
 from hawker.model.endpoints import ENDPOINTS
-from hawker.model.guest import RESOURCES, Resources
+from hawker.model.guest import RESOURCES
 from hawker.model.rows import MachineRow, RunRow, WorkerRow
 from hawker.network.base import HostNetwork, NetworkError, Wanted
 from hawker.store.db import Store
@@ -48,33 +46,19 @@ from hawker.worker.machines import Machines
 from hawker.worker.market import Market
 from hawker.worker.market_api import MarketApi
 from hawker.worker.metadata_api import MetadataApi
-from hawker.worker.ports import PORTS, nobody
+from hawker.worker.ports import nobody
 from hawker.worker.publishing import Publishing
 from hawker.worker.reaching import ways_of
 from hawker.worker.runner import Runner
 from hawker.worker.runs_api import RunsApi
 from hawker.worker.sessions import Sessions
+from hawker.worker.settings import WorkerSettings
 from hawker.worker.shelving import Shelving
 from hawker.worker.superseding import Superseding
 from hawker.worker.waking import Launches, Waking
 
 SWEEP_S = 5.0
 STOP_GRACE_S = 5.0
-
-
-class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker: its name, region, what it may give out, where it keeps its state, where others reach it.
-    `disk_scale` as in `limits_of`."""
-
-    name: str
-    region: str
-    directory: Path
-    capacity: Resources
-    host: str = "127.0.0.1"
-    port: int = 0
-    ports: range = PORTS  # of the host, for what machines publish
-    proxy_port: int = 0  # of the proxy that leads to its machines
-    disk_scale: float = 1.0
 
 
 class Worker:
@@ -97,9 +81,8 @@ class Worker:
         self._network = network
         self._path = settings.directory / "worker.db"
         self._sweeper: asyncio.Task[None] | None = None
-        self.failed = (
-            asyncio.Event()
-        )  # the database cannot be written any more; only a new start can tell what it holds
+        # The database cannot be written any more; only a new start can tell what it holds.
+        self.failed = asyncio.Event()
 
     async def open_store(self) -> Publisher:
         """Open the database: what publishes it to the catalog is ready then. Raises `Corrupt` for a damaged one,

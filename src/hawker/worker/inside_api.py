@@ -19,7 +19,8 @@ from hawker.worker.drivers.base import NotSupported, StartFailed, Terminal, Unkn
 from hawker.worker.drivers.several import Runtimes
 from hawker.worker.machine_log import get_machine
 from hawker.worker.machines import Machines
-from hawker.worker.requests import Parked, request_of
+from hawker.worker.request import request_of
+from hawker.worker.requests import Parked
 from hawker.worker.sessions import Session, Sessions
 
 

@@ -15,7 +15,7 @@ from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.worker import leases
 from hawker.worker.machine_log import get_machine
-from hawker.worker.requests import request_of
+from hawker.worker.request import request_of
 
 
 class LeaseApi:

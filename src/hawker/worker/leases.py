@@ -6,17 +6,13 @@ worker's own clock. While it lasts, changes of the machine without its nonce are
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from hawker.errors import Conflict, Invalid, NotFound, PreconditionFailed
 from hawker.host import Host
 from hawker.model.machine import State
 from hawker.model.rows import LeaseRow, MachineRow
 from hawker.model.values import rfc3339
 from hawker.store.tx import Reads, Tx
-
-if TYPE_CHECKING:
-    from hawker.worker.requests import Request
+from hawker.worker.request import Request
 
 TTL_S_DEFAULT = 120
 TTL_S_MAX = 24 * 3600

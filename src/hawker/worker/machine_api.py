@@ -29,7 +29,8 @@ from hawker.worker.drivers.several import Runtimes
 from hawker.worker.following import until_destroyed
 from hawker.worker.machine_log import MachineLog, get_machine
 from hawker.worker.machines import Machines
-from hawker.worker.requests import Parked, request_of
+from hawker.worker.request import request_of
+from hawker.worker.requests import Parked
 from hawker.worker.wait import wait_state, wanted_states
 
 EVENTS_SHOWN = 20

@@ -29,7 +29,8 @@ from hawker.worker.drivers.base import Capabilities
 from hawker.worker.drivers.several import Runtimes
 from hawker.worker.flows import Before, launching, resized
 from hawker.worker.machine_log import MachineLog, get_machine
-from hawker.worker.requests import IN_BACKOFF, Request, Requests, only_waits, require, runs_on
+from hawker.worker.request import Request
+from hawker.worker.requests import IN_BACKOFF, Requests, only_waits, require, runs_on
 from hawker.worker.runner import Runner, active_run
 
 RUN_WAIT_S = 75.0  # less than a broker waits for an answer

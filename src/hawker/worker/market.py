@@ -43,7 +43,7 @@ from hawker.worker import leases, ledger, ports
 from hawker.worker.drivers.base import Driver, Fingerprint
 from hawker.worker.flows import launching
 from hawker.worker.machine_log import MachineLog, get_machine
-from hawker.worker.requests import Request
+from hawker.worker.request import Request
 from hawker.worker.runner import Runner
 from hawker.worker.stock import NOTHING, Stock
 

@@ -31,7 +31,7 @@ from hawker.worker.machine_api import MachineApi
 from hawker.worker.machine_log import MachineLog
 from hawker.worker.machines import Machines
 from hawker.worker.market import Market
-from hawker.worker.requests import Request, request_of
+from hawker.worker.request import Request, request_of
 
 
 class Confirm(msgspec.Struct, kw_only=True):

@@ -12,7 +12,7 @@ from hawker.model import api
 from hawker.model.config import check_config, check_size
 from hawker.model.rows import MachineRow
 from hawker.worker.machines import Machines
-from hawker.worker.requests import request_of
+from hawker.worker.request import request_of
 
 
 class MetadataApi:

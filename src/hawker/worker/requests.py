@@ -15,16 +15,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-import msgspec
-
 from hawker.errors import Conflict, NotFound, PreconditionFailed
-from hawker.http.call import Call
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow, RunRow
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.worker import leases
 from hawker.worker.machine_log import get_machine
+from hawker.worker.request import Request
 from hawker.worker.runner import Busy, Runner, active_run
 
 T = TypeVar("T")
@@ -35,34 +33,6 @@ PREPARING_LOOK_S = 0.5  # how long a request waits for the image of a start befo
 
 IN_BACKOFF = State.starting
 """A machine's state while it waits to be restarted. No other machine that is free of runs is in it."""
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks, and why: carried into every record and event of what follows.
-
-    `nonce` is the lease the caller holds, if any; `trace` a W3C traceparent. `rule` is the worker's own, where nobody
-    asks; no lease stands against it. `why` is a proxy's reason, for itself or for the user's request `id`.
-    """
-
-    id: str
-    owner: str = ""
-    nonce: str = ""
-    trace: str = ""
-    rule: str = ""
-    why: str = ""
-
-    @property
-    def cause(self) -> str:
-        if self.rule:
-            return self.rule
-        if self.why:
-            return f"{self.why} (request {self.id})" if self.id else self.why
-        return f"request {self.id}" + (f" by {self.owner}" if self.owner else "")
-
-
-def request_of(call: Call) -> Request:
-    """Who makes a call of the API."""
-    return Request(id=call.id, owner=call.owner, nonce=call.nonce, trace=call.trace)
 
 
 def in_backoff(run: RunRow) -> bool:

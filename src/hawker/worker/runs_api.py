@@ -11,7 +11,7 @@ from hawker.http.call import Call
 from hawker.model import api, views
 from hawker.model.rows import RunRow
 from hawker.store.db import Store
-from hawker.worker.requests import request_of
+from hawker.worker.request import request_of
 from hawker.worker.runner import Runner
 
 STATUSES = ("active", "parked", "done", "failed", "cancelled")

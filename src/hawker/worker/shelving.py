@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from hawker.catalog.view import View
 from hawker.host import Host
@@ -14,13 +13,10 @@ from hawker.images.service import Images
 from hawker.store.db import Store
 from hawker.worker.image_api import ImageApi, no_images
 from hawker.worker.peers import TIMES, Peers
+from hawker.worker.settings import WorkerSettings
 from hawker.worker.sketching import Sketching
 from hawker.worker.stock import Stock
 from hawker.worker.uploads import Uploads
-
-if TYPE_CHECKING:
-    from hawker.worker.daemon import WorkerSettings
-
 
 TIDY_S = 600.0
 

@@ -18,7 +18,7 @@ from hawker.model.rows import MachineRow
 from hawker.store.db import Store
 from hawker.telemetry import get_logger
 from hawker.worker.machines import Machines
-from hawker.worker.requests import Request
+from hawker.worker.request import Request
 
 LOOK_S = 0.2
 """Changes in the catalog come in bursts; one look for all of them."""

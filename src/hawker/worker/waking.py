@@ -23,7 +23,8 @@ from hawker.store.db import Store
 from hawker.worker.machine_api import StartRefused
 from hawker.worker.machine_log import get_machine
 from hawker.worker.machines import Machines
-from hawker.worker.requests import Parked, Request, runs_on
+from hawker.worker.request import Request
+from hawker.worker.requests import Parked, runs_on
 from hawker.worker.runner import Busy, Runner, active_run
 
 BACKOFF_MOST_MS = 1000

@@ -1,0 +1,25 @@
+"""What a worker is told when it is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from hawker.model.guest import Resources
+from hawker.worker.ports import PORTS
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker: its name, region, what it may give out, where it keeps its state, where others reach it.
+    `disk_scale` as in `limits_of`."""
+
+    name: str
+    region: str
+    directory: Path
+    capacity: Resources
+    host: str = "127.0.0.1"
+    port: int = 0
+    ports: range = PORTS  # of the host, for what machines publish
+    proxy_port: int = 0  # of the proxy that leads to its machines
+    disk_scale: float = 1.0
