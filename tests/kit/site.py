@@ -31,6 +31,10 @@ PORT = 8080
 T = TypeVar("T")
 
 
+COUNTS = ("set begun {", "set taken {")
+"""The kernel's own, of connections: its elements come and go."""
+
+
 class Try(msgspec.Struct, frozen=True):
     """A connection somebody tries, from an address of its own choice if `source` is given."""
 
@@ -170,6 +174,6 @@ def _lines(ruleset: str) -> set[str]:
             path.append(text)
         elif text == "}":
             path.pop()
-        else:
+        elif not (path and path[-1] in COUNTS):
             found |= {f"{' '.join(path)} {item.strip(' }')}" for item in text.split(",") if item.strip(" }")}
     return found

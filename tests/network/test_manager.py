@@ -273,6 +273,7 @@ def test_filters_that_somebody_flushes_are_back_before_long(site: Site) -> None:
         ("pool4", "100.64.0.0/30"),
         ("pool4", "fd00::/8"),
         ("mtu", 576),
+        ("connections", -1),
     ],
 )
 def test_settings_that_make_no_sense_are_named_with_the_remedy(field: str, value: object) -> None:

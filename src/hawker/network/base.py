@@ -44,7 +44,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     Machines reach the internet, but no private network of the host's surroundings: `allowed` are exceptions, `denied`
     what they must not reach besides. `publish_on` are the host's addresses that published ports answer on, empty: all
     it has, loopback too. `pool4` is where machines' IPv4 addresses come from, known to their host only. `resolvers` are
-    asked for names that are not private, empty: those of the host.
+    asked for names that are not private, empty: those of the host. `connections` a machine may have begun at once, and
+    as many taken: 0 for any number, None for an eighth of what the host's kernel keeps.
     """
 
     publish_on: tuple[str, ...] = ()
@@ -53,6 +54,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     pool4: str = "100.64.0.0/10"
     resolvers: tuple[str, ...] = ()
     mtu: int = 1500
+    connections: int | None = None
 
 
 class HostNetwork(Protocol):

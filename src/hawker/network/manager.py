@@ -17,6 +17,8 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address, ip_netw
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from msgspec.structs import replace
+
 from hawker.errors import Invalid
 from hawker.network import addresses, nft, plan, ruleset
 from hawker.network.base import AddressTaken, Attachment, NetworkError, Settings, Wanted
@@ -33,6 +35,9 @@ NET_ADMIN, SYS_ADMIN = 12, 21
 POOL_LEAST = 16
 MTU_LEAST, MTU_MOST = 1280, 65_535
 """IPv6 asks for the least."""
+CONNECTIONS_MOST = 1 << 24
+TRACKED = 262_144
+"""What Linux keeps where memory is not small (`nf_conntrack_max`, since 5.15)."""
 _NET = Path("/proc/thread-self/net")
 R = TypeVar("R")
 
@@ -51,6 +56,8 @@ class Manager:
     ) -> None:
         self._worker = worker
         self._settings = checked(settings or Settings())
+        if self._settings.connections is None:
+            self._settings = replace(self._settings, connections=an_eighth_of_tracked())
         self._pool = IPv4Network(self._settings.pool4)
         self._make = kernel
         self._idle_s = idle_s
@@ -241,7 +248,19 @@ def checked(settings: Settings) -> Settings:
         raise Invalid("worker.network.pool4", settings.pool4, remedy)
     if not MTU_LEAST <= settings.mtu <= MTU_MOST:
         raise Invalid("worker.network.mtu", settings.mtu, f"give bytes from {MTU_LEAST} to {MTU_MOST}")
+    if settings.connections is not None and not 0 <= settings.connections <= CONNECTIONS_MOST:
+        remedy = f"give a number up to {CONNECTIONS_MOST}, 0 for any number of connections"
+        raise Invalid("worker.network.connections", settings.connections, remedy)
     return settings
+
+
+def an_eighth_of_tracked() -> int:
+    """Of the connections that the host's kernel keeps: seven machines that begin all they may leave something."""
+    try:
+        most = int(Path("/proc/sys/net/netfilter/nf_conntrack_max").read_text())
+    except OSError:  # nothing on this host keeps any yet
+        most = TRACKED
+    return max(1, most // 8)
 
 
 def problem() -> str:

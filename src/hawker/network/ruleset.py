@@ -45,6 +45,9 @@ DYNAMIC = frozenset(
     {"sources", "sources4", "solicitors", "networks", "machines", "machines4", "marks", "published4", "published6"}
 )
 """The sets and maps that machines are elements of."""
+MACHINES = 65_536
+"""The most host ends whose connections are counted: the kernel has an element for each that has any, in a set for those
+that machines begin and in one for those that they take."""
 PRIVATE = (
     *("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7", "fec0::/10"),
     *("64:ff9b::a00:0/104", "64:ff9b::6440:0/106", "64:ff9b::ac10:0/108", "64:ff9b::c0a8:0/112", "64:ff9b:1::/48"),
@@ -106,6 +109,10 @@ def _body(worker: str, settings: Settings) -> str:
         for proto, family, at in (("ipv4", "ip", at4), ("ipv6", "ip6", at6))
         if at is not None
     )
+    begun = taken = ""
+    if most := settings.connections:  # one that is dropped here takes no place among those that the host keeps
+        begun = f"    add @begun {{ iifname ct count over {most} }} drop;\n"
+        taken = f"    add @taken {{ oifname ct count over {most} }} drop;\n"
     return f"""table inet {name} {{
   chain @MARK@ {{ }}
   set sources {{ type ifname . ipv6_addr; }}
@@ -115,6 +122,8 @@ def _body(worker: str, settings: Settings) -> str:
   set machines {{ type ipv6_addr; }}
   set machines4 {{ type ipv4_addr; }}
   map marks {{ type ifname : mark; }}
+  set begun {{ type ifname; size {MACHINES}; flags dynamic; }}
+  set taken {{ type ifname; size {MACHINES}; flags dynamic; }}
   map published4 {{ type inet_proto . inet_service : ipv4_addr . inet_service; }}
   map published6 {{ type inet_proto . inet_service : ipv6_addr . inet_service; }}
 {_interval("never", "ipv6_addr", never6)}{_interval("never4", "ipv4_addr", never4)}\
@@ -159,30 +168,36 @@ def _body(worker: str, settings: Settings) -> str:
 
   chain forwarded {{
     type filter hook forward priority filter; policy accept;
-    oifname "{mine}*" jump entering;
     iifname "{mine}*" jump outgoing;
+    oifname "{mine}*" jump entering;
   }}
   chain entering {{
     ct state established,related return;
-    iifname "{DEVICES}*" meta nfproto ipv6 oifname . (ip6 saddr & ffff:ffff:ffff::) @networks return;
+    iifname "{DEVICES}*" meta nfproto ipv6 oifname . (ip6 saddr & ffff:ffff:ffff::) @networks goto taking;
     iifname "{DEVICES}*" drop;
-    ct status dnat ct mark set oifname map @marks return;
+    ct status dnat ct mark set oifname map @marks goto taking;
     drop;
   }}
+  chain taking {{
+{taken}  }}
   chain outgoing {{
     ct state established,related return;
     ct state invalid drop;
-    iifname . (ip6 daddr & ffff:ffff:ffff::) @networks oifname "{DEVICES}*" return;
+    iifname . (ip6 daddr & ffff:ffff:ffff::) @networks oifname "{DEVICES}*" goto beginning;
     oifname "{DEVICES}*" drop;
     ip daddr @never4 drop;
     ip6 daddr @never drop;
     ip6 daddr {SPACE6} drop;
     ct mark set iifname map @marks;
-    ip daddr @allowed4 return;
-    ip6 daddr @allowed return;
+    ip daddr @allowed4 goto beginning;
+    ip6 daddr @allowed goto beginning;
     ip daddr @private4 drop;
     ip6 daddr @private drop;
+    goto beginning;
   }}
+  chain beginning {{
+    # Last of all: what is not let through anyway is not counted, or others could use up what one may have.
+{begun}  }}
 
   chain received {{
     type filter hook input priority filter; policy accept;
@@ -192,10 +207,14 @@ def _body(worker: str, settings: Settings) -> str:
   chain knocking {{
     ct state established,related accept;
     icmpv6 type nd-neighbor-solicit accept;
-    ip6 daddr {ours} meta l4proto {{ tcp, udp }} th dport {RESOLVER_PORT} accept;
-    ip6 daddr {{ {ours}, {GATEWAY6} }} icmpv6 type echo-request accept;
-    ip daddr {GATEWAY4} icmp type echo-request accept;
+    ip6 daddr {ours} meta l4proto {{ tcp, udp }} th dport {RESOLVER_PORT} goto asking;
+    ip6 daddr {{ {ours}, {GATEWAY6} }} icmpv6 type echo-request goto asking;
+    ip daddr {GATEWAY4} icmp type echo-request goto asking;
     drop;
+  }}
+  chain asking {{
+    jump beginning;
+    accept;
   }}
 }}
 table arp {name} {{
