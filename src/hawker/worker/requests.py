@@ -15,7 +15,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from hawker.errors import Conflict, NotFound, PreconditionFailed
+from hawker.model.config import check_config
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow, RunRow
 from hawker.store.db import Store
@@ -189,3 +192,14 @@ def require(row: MachineRow, verb: str, *states: State, hint: str = "") -> None:
             details={"machine": row.id, "state": row.state, "allowed": list(states)},
             hint=hint,
         )
+
+
+def stop_args(row: MachineRow, signal: int | None, timeout_s: float | None) -> dict[str, Any]:
+    """How to stop the present instance, fixed when the run begins: an update may change the configuration after it."""
+    stop = check_config(row.config).stop
+    stop = replace(
+        stop,
+        signal=stop.signal if signal is None else signal,
+        timeout_s=stop.timeout_s if timeout_s is None else timeout_s,
+    )
+    return {"instance": row.instance, "driver": row.driver, "signal": stop.signal, "grace_s": stop.timeout_s}
