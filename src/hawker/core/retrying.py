@@ -26,7 +26,7 @@ def may_retry(method: bytes, how: Failure, *, sent: bool, whole: bool, tries: in
     """After a failure. `sent`: any byte of the request may have reached a machine; `whole`: what was sent is kept, to
     be sent again. `tries` and `sent_tries` count this one: all, and those in which something was sent.
 
-    A worker's proxy that says "elsewhere" has passed nothing on. If it adds how its own try failed, that is the failure.
+    A worker's proxy that says "elsewhere" has passed nothing on. If it adds how its try failed, that is the failure.
     """
     if not whole or tries >= TRIES_MOST:
         return False
