@@ -128,6 +128,23 @@ static void fill(char **argv)
 	printf("wrote %ld MiB\n", mib);
 }
 
+/* LATER NOW: until it is ended. One process writes and reads past the kernel's memory, the other into it. */
+static void flood(char **argv)
+{
+	static char block[1 << 20] __attribute__((aligned(4096)));
+	int by_hand = fork() == 0;
+	int fd = open(argv[by_hand], O_CREAT | O_RDWR | (by_hand ? O_DIRECT : 0), 0600);
+
+	must(argv[by_hand], fd >= 0);
+	printf("floods %s\n", argv[by_hand]);
+	fflush(stdout);
+	for (long at = 0;; at = (at + 1) % 8) {
+		pwrite(fd, block, sizeof block, at << 20);
+		if (by_hand)
+			pread(fd, block, sizeof block, at << 20);
+	}
+}
+
 static void descriptors(char **argv)
 {
 	long most = 1 << 20, made = 0;
@@ -201,6 +218,17 @@ static void reach(char **argv)
 {
 	for (int i = 1; argv[i]; i++)
 		tried(argv[i], connects(argv[i], atoi(argv[0])));
+}
+
+/* PORT ADDRESS: as many as go */
+static void connections(char **argv)
+{
+	int made = 0;
+
+	while (made < 1000 && connects(argv[1], atoi(argv[0])) >= 0)
+		made++;
+	tried("one more connection", made == 1000 ? 0 : -1);
+	printf("made %d\n", made);
 }
 
 /* NAME: an abstract socket of the host */
@@ -649,8 +677,10 @@ static void capabilities(char **argv)
 }
 
 static const struct { const char *name; void (*run)(char **); } table[] = {
-	{"fork-bomb", fork_bomb}, {"memory-bomb", memory_bomb}, {"fill", fill}, {"descriptors", descriptors},
+	{"fork-bomb", fork_bomb}, {"memory-bomb", memory_bomb}, {"fill", fill}, {"flood", flood},
+	{"descriptors", descriptors},
 	{"raw-sockets", raw_sockets}, {"packet-sockets", packet_sockets}, {"spoofing", spoofing}, {"reach", reach},
+	{"connections", connections},
 	{"abstract-socket", abstract_socket}, {"host-files", host_files}, {"chroot-escape", chroot_escape},
 	{"by-handle", by_handle}, {"devices", devices}, {"image-devices", image_devices}, {"kernel-files", kernel_files},
 	{"sysctls", sysctls}, {"sys-files", sys_files}, {"control-groups", control_groups}, {"mounts", mounts},

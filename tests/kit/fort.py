@@ -18,13 +18,15 @@ from tests.kit.site import HOST4, HOST6, Site
 from tests.kit.unpacked import UnpackedImages
 from tests.kit.waiting import wait_until
 
-from hawker.network.base import Wanted
+from hawker.network.base import Settings, Wanted
 from hawker.worker.drivers.base import Exit, Instance, InstanceSpec, Limits, Network, Root, Tmpfs
 from hawker.worker.drivers.container.driver import ContainerDriver
 
 SOURCE = Path(__file__).parent / "attempts.c"
 PORT = 8080
 API_PORT = 8700
+CONNECTIONS = 100
+"""Those a machine may have."""
 ANSWER_S = 5.0
 """How long a neighbour may take to answer while two cpus are fought for."""
 
@@ -58,9 +60,10 @@ class Fort:
         nodes = [character_device("nodes/mem", 1, 1), block_device("nodes/disk", 254, 0, 0o666)]
         programs = [file("bin/attempts", program, 0o755), file("bin/suid", program, 0o4755)]
         self.images.add("attempts", {}, [[*programs, directory("nodes"), *nodes]])
-        manager = site.worker("isolation")
+        manager = site.worker("isolation", Settings(connections=CONNECTIONS))
+        self.directory = place / "driver"
         self.driver = ContainerDriver(
-            place / "driver", self.images, manager, runtime=runtime, user_namespaces=user_namespaces
+            self.directory, self.images, manager, runtime=runtime, user_namespaces=user_namespaces
         )
         self._number = 0
         self.abstract = f"hawker-{os.getpid()}-{runtime}"
@@ -71,6 +74,7 @@ class Fort:
         self.neighbour = self.spec("neighbour", str(PORT), network=9)
         for port in (API_PORT, PORT):
             site.listen("host", port)
+        site.listen("internet", PORT)
 
     @property
     def neighbour_address(self) -> str:

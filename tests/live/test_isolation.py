@@ -16,8 +16,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.kit.fort import API_PORT, PORT, Fort, compiled, missing_for_fort
-from tests.kit.site import Site
+from msgspec.structs import replace
+from tests.kit.disks import loop_of, most_a_second, through
+from tests.kit.fort import API_PORT, CONNECTIONS, PORT, Fort, compiled, missing_for_fort
+from tests.kit.site import INTERNET4, Site
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "isolation.md"
 
@@ -73,7 +75,7 @@ ATTEMPTS = [
     Attempt(name="other-entry"),
     Attempt(name="capabilities", errors="EPERM"),
 ]
-USED_UP = ("fork-bomb", "memory-bomb", "fill", "fill-memory", "descriptors", "worker-api")
+USED_UP = ("fork-bomb", "memory-bomb", "fill", "fill-memory", "flood", "descriptors", "worker-api", "connections")
 
 
 RUNTIMES = ["crun", *(pytest.param(each, marks=pytest.mark.slow) for each in ("runc", "crun, no user namespace"))]
@@ -124,6 +126,20 @@ def test_no_service_of_the_host_is_reached(fort: Fort) -> None:
     fort.neighbour_undisturbed()
 
 
+def test_one_machine_cannot_have_all_connections_that_the_host_keeps(fort: Fort) -> None:
+    spec = fort.spec("connections", str(PORT), INTERNET4)
+    fort.start(spec)
+    ended, said = fort.ended(spec)
+    fort.neighbour_undisturbed()
+    other = fort.spec("reach", str(PORT), INTERNET4)  # the neighbour's app may still begin one
+    fort.start(other)
+    reached = fort.ended(other)
+    for each in (spec, other):
+        fort.destroy(each)
+    assert (ended.code, said) == (0, ["refused one more connection: EINPROGRESS", f"made {CONNECTIONS}"])
+    assert reached[1] == [f"THROUGH {INTERNET4}"]
+
+
 def test_a_fork_bomb_stays_within_its_machine_and_goes_with_it(fort: Fort) -> None:
     spec = fort.spec("fork-bomb")
     fort.start(spec)
@@ -155,6 +171,19 @@ def test_what_is_written_is_bounded(fort: Fort, path: str, most_mib: int) -> Non
     if not (in_memory and ended.oom_killed):
         assert (ended.code, said[0]) == (0, "refused one more block: ENOSPC"), "\n".join(said)
         assert int(said[-1].split()[1]) <= most_mib
+    fort.neighbour_undisturbed()
+
+
+def test_a_flood_of_the_disk_is_held_to_what_the_machine_may_write_at_once_and_later(fort: Fort) -> None:
+    spec = fort.spec("flood", "/later", "/now", root_mib=32)
+    spec = replace(spec, limits=replace(spec.limits, disk_bytes=2 << 20, disk_operations=500))
+    fort.start(spec)
+    fort.says(spec, "floods /later")
+    fort.says(spec, "floods /now")
+    device = loop_of(fort.directory, spec.machine)
+    assert fort.run(most_a_second(lambda: through(device), 4 << 20)) <= 3 * (2 << 20)  # reading, writing, and later
+    fort.neighbour_undisturbed()
+    fort.destroy(spec)
     fort.neighbour_undisturbed()
 
 
