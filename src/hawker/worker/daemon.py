@@ -36,7 +36,7 @@ from hawker.worker.adopting import Adopting
 from hawker.worker.checks import Checks
 from hawker.worker.drivers.several import Runtimes
 from hawker.worker.exits import Exits
-from hawker.worker.flows import MachineFlows, hold_before
+from hawker.worker.flows import MachineFlows
 from hawker.worker.inside_api import InsideApi
 from hawker.worker.instance_spec import instance_spec
 from hawker.worker.lease_api import LeaseApi
@@ -53,6 +53,7 @@ from hawker.worker.runner import Runner
 from hawker.worker.runs_api import RunsApi
 from hawker.worker.sessions import Sessions
 from hawker.worker.settings import WorkerSettings
+from hawker.worker.settling import hold_before
 from hawker.worker.shelving import Shelving
 from hawker.worker.superseding import Superseding
 from hawker.worker.waking import Launches, Waking
