@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
+from hawker.client.closing import Closing
 from hawker.client.lines import Lines
 from hawker.errors import Unreachable
 
@@ -21,7 +21,7 @@ class Event(msgspec.Struct, frozen=True):
     id: str | None = None
 
 
-class Events(Iterator[Event]):
+class Events(Iterator[Event], Closing):
     """The events of an answer as they come; comments are left out. `last_id` is where to go on from."""
 
     def __init__(self, lines: Lines) -> None:
@@ -46,14 +46,6 @@ class Events(Iterator[Event]):
                         self.last_id = id
                     return Event(name, _decoded(b"\n".join(data)), id)
         raise StopIteration
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         self._lines.close()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
-from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn
 
+from hawker.client.closing import Closing
 from hawker.errors import Unreachable
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ LINE_BYTES_MAX = 1 << 20
 _PIECE_BYTES = 64 << 10
 
 
-class Lines(Iterator[bytes]):
+class Lines(Iterator[bytes], Closing):
     """The lines of a streamed answer as they come, without their ends. Close it to stop; it closes itself at the end
     and on an error. Waits for the next line as long as the server takes."""
 
@@ -35,14 +35,6 @@ class Lines(Iterator[bytes]):
                 raise StopIteration
             self._read()
         return self._lines.pop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         self._ended = True

@@ -12,13 +12,13 @@ from __future__ import annotations
 import select
 import socket
 from collections.abc import Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
 import hawker
+from hawker.client.closing import Closing
 from hawker.client.lines import Lines, Pieces, reason
 from hawker.errors import HawkerError, Invalid, Unreachable
 
@@ -65,7 +65,7 @@ class ApiError(HawkerError):
 L = TypeVar("L", bound=Lines)
 
 
-class Transport:
+class Transport(Closing):
     """Calls to one endpoint (`http://host:port` or `https://...`, with or without `/v1`). For one thread at a time.
 
     `timeout_s` bounds connecting and each wait for the next bytes of an answer. Raises `Unreachable` when there is no
@@ -93,14 +93,6 @@ class Transport:
         self._kept: HTTPConnection | None = None
         self.answer_headers: Mapping[str, str] = {}
         """Of the last call's answer, by lower-case names: how long it took the server, which workers were silent."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the kept connection. The next call opens another."""
