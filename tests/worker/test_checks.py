@@ -22,7 +22,7 @@ from hawker.sim.loop import PROCESS, Process, SimLoop
 from hawker.sim.net import Net, Station
 from hawker.sim.record import Record
 from hawker.sim.world import World
-from hawker.worker.checks import AT_ONCE, Checks
+from hawker.worker.checks import A_TURN, AT_ONCE, TURN_S, Checks
 
 PORT = 8080
 HTTP = {"type": "http", "path": "/up", "interval": "15s", "timeout": "2s", "grace_period": "10s"}
@@ -316,6 +316,8 @@ async def test_however_many_are_due_only_so_many_are_looked_at_and_none_is_forgo
         await place.worker.run_machine(f"order-{n}", **served(*slow))
     await asyncio.sleep(25)
     assert place.program.open_most == AT_ONCE
+    whole_turns = AT_ONCE // A_TURN - 1
+    assert place.program.asked[AT_ONCE - 1] - place.program.asked[0] >= whole_turns * TURN_S * 0.9
     shown = [check for row in place.worker.store.read.select(MachineRow) for check in place.checks.shown(row)]
     assert len(shown) == 320
     assert {check.output for check in shown} == {"no answer within 10s"}

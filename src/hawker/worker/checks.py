@@ -32,6 +32,9 @@ from hawker.worker.probing import Address, probe
 
 AT_ONCE = 256
 """Looks at a time. A thousand machines that all take their whole timeout of 2 s every 15 s need 140."""
+TURN_S, A_TURN = 0.01, 16
+"""So many looks begin in so much time, at most: a thousand that are due together take 300 ms of the event loop, and
+would hold up whatever else the worker does."""
 
 Ways = Callable[[MachineRow, int], Sequence[Address]]
 """How this host reaches a machine's port, the likeliest way first."""
@@ -64,7 +67,8 @@ class Checks:
         self._watched: dict[str, list[_Watch]] = {}  # by machine
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._looking = 0
-        self._in_line: deque[_Watch] = deque()  # due, and `AT_ONCE` are looked at
+        self._in_line: deque[_Watch] = deque()  # due
+        self._turn: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
         self._log.on_change.append(self._changed)
@@ -76,6 +80,8 @@ class Checks:
             self._log.on_change.remove(self._changed)
         for machine in list(self._watched):
             self._end(machine)
+        if self._turn:
+            self._turn.cancel()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -130,11 +136,20 @@ class Checks:
 
     def _due(self, watch: _Watch) -> None:
         watch.timer = None
-        if self._looking >= AT_ONCE:
-            self._in_line.append(watch)
-        elif not watch.ended:
-            self._looking += 1
-            self._run(self._look(watch), f"check {watch.check.name} of {watch.row.id}")
+        self._in_line.append(watch)
+        if self._turn is None:
+            self._take_turn()
+
+    def _take_turn(self) -> None:
+        self._turn, begun = None, 0
+        while self._in_line and begun < A_TURN and self._looking < AT_ONCE:
+            watch = self._in_line.popleft()
+            if not watch.ended:
+                begun += 1
+                self._looking += 1
+                self._run(self._look(watch), f"check {watch.check.name} of {watch.row.id}")
+        if begun:
+            self._turn = asyncio.get_running_loop().call_later(TURN_S, self._take_turn)
 
     async def _look(self, watch: _Watch) -> None:
         loop = asyncio.get_running_loop()
@@ -143,8 +158,8 @@ class Checks:
             outcome, answered = await probe(watch.check, watch.ways)
         finally:
             self._looking -= 1
-            while self._in_line and self._looking < AT_ONCE:
-                self._due(self._in_line.popleft())
+            if self._in_line and self._turn is None:
+                self._take_turn()
         if watch.ended:
             return
         if answered is not None and answered != watch.ways[0]:  # the next look begins with it
