@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tests.kit.waiting import until
 
@@ -161,20 +161,34 @@ class House:
         """Until the catalog shows it."""
         await until(lambda: self.shown(machine) == state)
 
-    async def get(self, app: str, *, headers: str = "", path: str = "/", seconds: float = 15.0) -> tuple[int, bytes]:
+    async def rest(self, machine: str, how: Literal["stop", "suspend"]) -> bool:
+        """As the proxy puts an idle machine to rest."""
+        door = self.proxy.sites.doors[machine]
+        await self.in_state(machine, "started")
+        await until(lambda: not door.in_flight and not door.opening)
+        return await door.rest(how)
+
+    async def get(self, app: str, *, headers: str = "") -> tuple[int, bytes]:
         """Status and body of a request over a connection of its own."""
+        status, _, body = await self.asked(app, headers=headers)
+        return status, body
+
+    async def asked(self, app: str, *, headers: str = "", seconds: float = 15.0) -> tuple[int, dict[str, str], bytes]:
+        """The same with the answer's headers, names in lower case."""
         host, port = self.proxy.listening[PORT]
         async with asyncio.timeout(seconds):
             reader, writer = await asyncio.open_connection(host, port)
             try:
-                request = f"GET {path} HTTP/1.1\r\nhost: {app}.localhost\r\nconnection: close\r\n{headers}\r\n"
+                request = f"GET / HTTP/1.1\r\nhost: {app}.localhost\r\nconnection: close\r\n{headers}\r\n"
                 writer.write(request.encode())
                 raw = await reader.read(-1)
             finally:
                 writer.close()
         head, _, body = raw.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 "), raw
-        return int(head[9:12]), body
+        first, *lines = head.decode().split("\r\n")
+        pairs = (line.partition(":") for line in lines)
+        return int(first[9:12]), {name.lower(): value.strip() for name, _, value in pairs}, body
 
 
 @asynccontextmanager
@@ -218,6 +232,3 @@ async def house(
             await proxy.close()
     finally:
         await agent.close()
-
-
-Look = Callable[[], Awaitable[Any]]

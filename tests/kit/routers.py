@@ -80,7 +80,9 @@ class FakeRoute:
                 return FakeLease(machine)
         return None
 
-    async def obtain(self, wishes: Wishes = ANY, tried: Collection[str] = (), *, deadline: float) -> FakeLease:
+    async def obtain(
+        self, wishes: Wishes = ANY, tried: Collection[str] = (), *, deadline: float, request: str = ""
+    ) -> FakeLease:
         fit = self._fit(wishes, tried)
         if not fit:
             raise self.refusal or Refused(503, "PR01", "no machine of this app can take the request", retry_after_s=1)

@@ -3,22 +3,126 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
+import pytest
 from tests.kit.doors import house
+from tests.kit.waiting import until
+
+from hawker.model import door as words
+from hawker.proxy.settings import RouterSettings
+from hawker.worker.leases import acquire
+from hawker.worker.machine_log import get_machine
+from hawker.worker.request import Request
 
 
-async def test_the_first_request_starts_a_machine_and_is_answered_by_it(tmp_path: Path) -> None:
-    async with house(tmp_path) as it:
+@pytest.mark.parametrize("in_process", [True, False], ids=["in-process", "over-the-wire"])
+async def test_the_first_request_starts_a_machine_and_is_answered_by_it(tmp_path: Path, in_process: bool) -> None:
+    async with house(tmp_path, in_process=in_process) as it:
         machine = await it.machine("web")
         assert await it.get("web") == (200, b"ok")
+        await it.in_state(machine, "started")
         assert it.story(machine) == ["launch created", "start starting", "start started"]
-        assert it.causes(machine)[-1].startswith("proxy autostart")
+        assert all(
+            re.fullmatch(rf"{words.AUTOSTART} \(request [0-9A-Z-]+-ord\)", cause) for cause in it.causes(machine)[1:]
+        )
 
 
 async def test_two_hundred_requests_at_once_begin_one_start(tmp_path: Path) -> None:
     async with house(tmp_path) as it:
-        machine = await it.machine("web")
+        machine = await it.machine("web", env={"BEFORE_S": "0.1"})
         answers = await asyncio.gather(*(it.get("web") for _ in range(200)))
         assert answers == [(200, b"ok")] * 200
         assert it.story(machine).count("start starting") == 1
+        assert it.proxy.sites.doors[machine].in_flight == 0
+
+
+async def test_a_machine_that_others_started_is_waited_for_until_it_listens(tmp_path: Path) -> None:
+    async with house(tmp_path) as it:
+        machine = await it.machine("web", env={"BEFORE_S": "0.3"}, started=True)
+        assert await it.get("web") == (200, b"ok")
+        assert it.story(machine).count("start starting") == 1
+
+
+async def test_a_suspended_machine_is_resumed_as_the_instance_that_it_was(tmp_path: Path) -> None:
+    async with house(tmp_path) as it:
+        machine = await it.machine("web")
+        assert (await it.get("web"))[0] == 200
+        instance = it.row(machine).instance
+        assert await it.rest(machine, "suspend")
+        await it.in_state(machine, "suspended")
+        assert (await it.get("web"))[0] == 200
+        assert it.row(machine).instance == instance
+
+
+async def test_no_request_meets_a_machine_that_is_being_stopped(tmp_path: Path) -> None:
+    """Each stop is begun while nothing is in flight, and each request in the middle of one."""
+    async with house(tmp_path) as it:
+        machine = await it.machine("web")
+        assert (await it.get("web"))[0] == 200
+        door = it.proxy.sites.doors[machine]
+        stopped = 0
+        for number in range(12):
+            await until(lambda: not door.in_flight and door.state == "started")
+            resting = asyncio.ensure_future(door.rest("stop"))
+            for _ in range(number % 4):
+                await asyncio.sleep(0)
+            assert await it.get("web") == (200, b"ok")
+            stopped += await resting
+        assert stopped >= 9  # else nothing was tried
+        assert it.story(machine).count("stop stopped") == stopped
+
+
+async def test_who_cannot_be_started_is_told_why_at_once(tmp_path: Path) -> None:
+    async with house(tmp_path) as it:
+        machine = await it.machine("web", init={"exec": ["/no/such/program"]})
+        status, headers, body = await it.asked("web")
+        assert status == 503
+        assert int(headers["retry-after"]) >= 1
+        assert b"did not start" in body
+        assert it.story(machine)[-1] == "start failed"
+
+
+async def test_a_machine_that_a_client_has_leased_is_left_alone(tmp_path: Path) -> None:
+    async with house(tmp_path) as it:
+        machine = await it.machine("web")
+        request = Request(id="r", owner="somebody")
+        await it.worker.store.submit(
+            lambda tx: acquire(tx, it.worker.store._host, get_machine(tx, machine), request, 60)
+        )
+        status, _, body = await it.asked("web")
+        assert (status, b"lease currently held" in body) == (503, True)
+        assert it.story(machine) == ["launch created"]
+
+
+async def test_a_program_that_never_listens_is_given_up(tmp_path: Path) -> None:
+    async with house(tmp_path, RouterSettings(ready_s=0.3)) as it:
+        await it.machine("web", program="import time; time.sleep(60)")
+        status, _, body = await it.asked("web")
+        assert (status, b"takes no connection" in body) == (503, True)
+
+
+async def test_of_two_sleeping_machines_one_is_started_for_a_few_requests(tmp_path: Path) -> None:
+    async with house(tmp_path) as it:
+        machines = [await it.machine("web", env={"BEFORE_S": "0.1"}) for _ in range(2)]
+        answers = await asyncio.gather(*(it.get("web") for _ in range(15)))
+        assert answers == [(200, b"ok")] * 15
+        assert sorted(it.story(machine).count("start starting") for machine in machines) == [0, 1]
+
+
+async def test_a_machine_at_its_hard_limit_has_the_next_one_started(tmp_path: Path) -> None:
+    async with house(tmp_path) as it:
+        limits = {"concurrency": {"type": "requests", "soft_limit": 1, "hard_limit": 2}}
+        machines = [await it.machine("web", env={"BEFORE_S": "0.05"}, service=limits) for _ in range(3)]
+        answers = await asyncio.gather(*(it.get("web") for _ in range(20)))
+        assert answers == [(200, b"ok")] * 20
+        assert all(it.story(machine).count("start starting") == 1 for machine in machines)
+
+
+async def test_an_app_nobody_knows_is_not_found(tmp_path: Path) -> None:
+    async with house(tmp_path) as it:
+        assert (await it.get("nobody"))[0] == 404
+        await it.machine("web")
+        await it.proxy.router.load(80, "web.localhost")
+        assert (await it.get("web"))[0] == 200

@@ -76,9 +76,12 @@ class Route(Protocol):
         """A machine that runs and has room below its soft limit, at once, or None: `obtain` it then."""
         ...
 
-    async def obtain(self, wishes: Wishes = ANY, tried: Collection[str] = (), *, deadline: float) -> Lease:
+    async def obtain(
+        self, wishes: Wishes = ANY, tried: Collection[str] = (), *, deadline: float, request: str = ""
+    ) -> Lease:
         """Hold the request until a machine takes it, at most until `deadline` (of the loop's clock). Starts one where
-        none can. Raises `Refused`; when it is cancelled, what it held is released."""
+        none can, and names `request`, its id, as the cause of that. Raises `Refused`; when it is cancelled, what it
+        held is released."""
         ...
 
 

@@ -67,7 +67,6 @@ class Door:
         self.places: dict[int, Place] = {}  # by internal port
         self.instance = ""
         self.used_at = asyncio.get_running_loop().time()  # when the last request ended
-        self.opened_at = 0.0
         self.phases: dict[str, float] = {}
         self._settings = settings
         self._looking = looking
@@ -195,8 +194,8 @@ class Door:
         except NotOpened as error:
             raise self._not_opened(error) from error.__cause__
         else:
-            self.opened_at = self.used_at = loop.time()
-            self.phases = {"start": started - began, "ready": self.opened_at - started}
+            self.used_at = loop.time()
+            self.phases = {"start": started - began, "ready": self.used_at - started}
             self._failed_starts = self._troubles = 0
             self._believe(RUNNING)
         finally:
@@ -255,14 +254,19 @@ class Door:
 
     # --- stopping ----------------------------------------------------------------------------------------------------
 
+    def keep_closed(self, closed: bool) -> None:
+        """Give it no request that another machine can take."""
+        for place in self.places.values():
+            place.pool.closing(place.seat, closed)
+
     async def rest(self, how: Literal["stop", "suspend"]) -> bool:
         """Stop or suspend the machine if nothing is in flight. False: it runs on. Requests that come meanwhile wait
         and have it started again."""
         if self.in_flight or self._opening is not None or self._resting is not None or self.state != RUNNING:
             return False
         self._resting = asyncio.get_running_loop().create_future()
-        for place in self.places.values():
-            place.pool.closing(place.seat, True)
+        kept_closed = any(place.seat.closing for place in self.places.values())
+        self.keep_closed(True)
         wish = words.Rest(app=self.machine.app, machine=self.machine.id, how=how, instance=self.instance)
         try:
             resting = await self.calls.rest(wish)
@@ -274,8 +278,7 @@ class Door:
             self._believe("suspending" if resting.state == "suspended" else "stopping")
             return True
         finally:
-            for place in self.places.values():
-                place.pool.closing(place.seat, False)
+            self.keep_closed(kept_closed and self.state == RUNNING)
             self._resting.set_result(None)
             self._resting = None
             self._changed(self)

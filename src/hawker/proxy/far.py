@@ -25,6 +25,10 @@ class Far:
         self._lost = lost
         self._troubles = 0
 
+    @property
+    def closing(self) -> bool:
+        return False  # its own proxy sees to that
+
     def failed(self, place: Place, how: Failure) -> None:
         now = asyncio.get_running_loop().time()
         if how == "elsewhere":

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 class Keeper(Protocol):
     """Who is told what happens to requests at a machine: its door, or what stands for a door far away."""
 
+    @property
+    def closing(self) -> bool:
+        """A stop is under way that cannot be taken back."""
+        ...
+
     def failed(self, place: Place, how: Failure) -> None: ...
 
     def answered(self, place: Place) -> None:

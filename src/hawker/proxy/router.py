@@ -128,19 +128,21 @@ class ProxyRouter:
                 self._routes = {key: each for key, each in self._routes.items() if each.valid}
         return route
 
-    def start_beside(self, seat: Seat, app: str) -> None:
+    def start_beside(self, seat: Seat, app: str, request: str) -> None:
         """Have a machine started for requests to come."""
         place: Place = seat.data
         if isinstance(place.keeper, Door):
-            place.keeper.open()
+            place.keeper.open(request)
             return
         if not seat.waking:
             place.pool.waking(seat, True)
-            task = asyncio.get_running_loop().create_task(self._wake_far(place, app), name=f"wake {seat.machine}")
+            task = asyncio.get_running_loop().create_task(
+                self._wake_far(place, app, request), name=f"wake {seat.machine}"
+            )
             self._tasks[task] = None
             task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
-    async def _wake_far(self, place: Place, app: str) -> None:
+    async def _wake_far(self, place: Place, app: str, request: str) -> None:
         directory = self.sites.directory
         machine = self.sites.directory.find(app)
         known = machine.machines.get(place.machine) if machine else None
@@ -148,7 +150,7 @@ class ProxyRouter:
         loop = asyncio.get_running_loop()
         try:
             if worker is not None:
-                await self.sites.workers.of(worker).wake(words.Wake(app=app, machine=place.machine))
+                await self.sites.workers.of(worker).wake(words.Wake(app=app, machine=place.machine, request=request))
         except HawkerError as error:
             _logger.info("router.not_woken", machine=place.machine, error=error.message, cause=words.AUTOSTART)
             place.pool.rest(place.seat, loop.time() + self.settings.start_again_s)
@@ -204,12 +206,14 @@ class ProxyRoute:
         if seat is None:
             return None
         place: Place = seat.data
-        if seat.closing:
+        if seat.closing and place.keeper.closing:
             place.leave()
             return None
         return PlaceLease(place, self._header, {})
 
-    async def obtain(self, wishes: Wishes = ANY, tried: Collection[str] = (), *, deadline: float) -> Lease:
+    async def obtain(
+        self, wishes: Wishes = ANY, tried: Collection[str] = (), *, deadline: float, request: str = ""
+    ) -> Lease:
         found = self.site.at(self.number)
         if found is None:
             return self._away(wishes, tried) or self._nothing(NOT_HERE, None)
@@ -223,7 +227,7 @@ class ProxyRoute:
             )
         group.held += 1
         try:
-            return await self._obtain(self._forced(wishes), tried, deadline)
+            return await self._obtain(self._forced(wishes), tried, deadline, request)
         except TimeoutError:
             raise Refused(
                 503,
@@ -243,7 +247,7 @@ class ProxyRoute:
             return replace(wishes, force_regions=(), prefer_regions=())
         return wishes
 
-    async def _obtain(self, wishes: Wishes, tried: Collection[str], deadline: float) -> Lease:
+    async def _obtain(self, wishes: Wishes, tried: Collection[str], deadline: float, request: str) -> Lease:
         loop = asyncio.get_running_loop()
         began = loop.time()
         out = set(tried)
@@ -259,9 +263,9 @@ class ProxyRoute:
             decision = group.pool.decide(loop.time(), wishes, out)
             if isinstance(decision, Take):
                 if decision.starting is not None:
-                    self._router.start_beside(decision.starting, self.app)
+                    self._router.start_beside(decision.starting, self.app, request)
                 place: Place = decision.seat.data
-                if not decision.seat.closing:
+                if not place.keeper.closing:
                     place.enter()
                     return PlaceLease(place, self._header, {"wait": loop.time() - began})
             elif isinstance(decision, Start):
@@ -285,19 +289,19 @@ class ProxyRoute:
                 else:
                     return self._nothing(decision, failed)
             try:
-                return await self._started(place, began, deadline)
+                return await self._started(place, began, deadline, request)
             except NotOpened as error:
                 out.add(place.machine)
                 failed = error
 
-    async def _started(self, place: Place, began: float, deadline: float) -> Lease:
+    async def _started(self, place: Place, began: float, deadline: float, request: str) -> Lease:
         """A lease of a machine that is started for it. Far away, its own proxy holds the request meanwhile."""
         keeper = place.keeper
         place.enter()
         if not isinstance(keeper, Door):
             return PlaceLease(place, self._header, {})
         try:
-            await keeper.opened(deadline)
+            await keeper.opened(deadline, request)
         except BaseException:
             place.leave()
             raise

@@ -20,6 +20,7 @@ from hawker.proxy.calls import Calls, Workers
 from hawker.proxy.claims import Claims
 from hawker.proxy.directory import Directory
 from hawker.proxy.embedded.engine import Engine
+from hawker.proxy.idling import Idling
 from hawker.proxy.router import ProxyRouter
 from hawker.proxy.settings import ProxySettings, address
 from hawker.proxy.sites import Sites
@@ -115,6 +116,10 @@ class Proxy:
             sites, settings.routing, domain=settings.domain, claims=self._claimed, random=random
         )
         stack.push_async_callback(router.close)
+        if worker:
+            self.idling = Idling(sites, view, random)
+            self.idling.begin()
+            stack.push_async_callback(self.idling.close)
         options: dict[str, Any] = {"region": region, "token": token}
         self.engine = engine = Engine(router, msgspec.structs.replace(settings.embedded, **options), host)
         stack.push_async_callback(engine.close)

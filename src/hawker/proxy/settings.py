@@ -46,8 +46,12 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     idle_s: float = 300.0
     """How long a machine serves nothing before it may be stopped: the order of Fly's "every few minutes"."""
-    idle_look_s: float = 15.0
-    """How often machines are looked at."""
+    drain_s: float = 60.0
+    """How long a machine that is too many gets no requests, before it gets them again because it never came to rest."""
+    headroom: float = 0.7
+    """How full the machines that stay may be, of their soft limits, for another one to be too many."""
+    idle_look_s: float = 10.0
+    """How often machines are looked at; at most one of an app is stopped each time."""
 
     gone_s: float = 15.0
     """After how long without any sign of a worker its machines' standbys are started."""

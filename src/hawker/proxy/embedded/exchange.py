@@ -158,7 +158,13 @@ class Exchange:
         self._whole = False
         self._kept = []
         self.status = head.status
-        self._front.answer(head.status, head.reason, self._headers(head), head.length)
+        route = self._route
+        assert route is not None
+        lines = None if self._search is not None else self._inlet.answer_lines(head, route.port, self.request_id)
+        if lines is None:
+            self._front.answer(head.status, head.reason, self._headers(head), head.length)
+        else:
+            self._front.answer_lines(head.status, head.reason, lines, head.length)
 
     def data(self, data: bytes) -> None:
         if self._discard is None:
@@ -238,11 +244,11 @@ class Exchange:
             self._join(connection)
             return
         request = self._request
-        wishes = ANY if self._search is None else self._search.wishes
-        fields = self._inlet.forward(request, self.request_id, lease, wishes, request.upgrade)
-        framing = b"\r\ntransfer-encoding: chunked\r\n\r\n" if request.length == CHUNKED else b"\r\n\r\n"
-        lines = b"\r\n".join(map(b": ".join, fields))
-        data = b"%b %b HTTP/1.1\r\n%b%b" % (request.method, request.target, lines, framing)
+        passed = request.passed
+        if passed is not None and not lease.headers and self._search is None:
+            data = passed[0] + self.request_id + passed[1]
+        else:
+            data = self._head(lease)
         if self._kept:
             data += b"".join(self._kept)
             self._front.hold(False)
@@ -251,6 +257,20 @@ class Exchange:
                 self._kept = []
         self._connection = connection
         connection.send(self, request.method, data, route.port.idle_timeout_s)
+
+    def _head(self, lease: Lease) -> bytes:
+        """As it goes to the machine."""
+        request = self._request
+        wishes = ANY if self._search is None else self._search.wishes
+        fields = self._inlet.forward(request, self.request_id, lease, wishes, request.upgrade)
+        framing = b"\r\ntransfer-encoding: chunked\r\n\r\n" if request.length == CHUNKED else b"\r\n\r\n"
+        lines = b"\r\n".join(map(b": ".join, fields))
+        data = b"%b %b HTTP/1.1\r\n%b%b" % (request.method, request.target, lines, framing)
+        if self._search is None and not lease.headers:
+            around = data.split(self.request_id)
+            if len(around) == 2:  # else the client wrote it, too
+                request.passed = around[0], around[1]
+        return data
 
     def _join(self, connection: MachineConnection) -> None:
         """Bytes pass between client and machine from here on."""
@@ -307,7 +327,7 @@ class Exchange:
         lease = self._lease
         if lease is None:
             lease = self._lease = route.take(search.wishes, search.tried) or await route.obtain(
-                search.wishes, search.tried, deadline=search.deadline
+                search.wishes, search.tried, deadline=search.deadline, request=self.request_id.decode()
             )
             search.spent("obtain", now() - begun)
             begun = now()

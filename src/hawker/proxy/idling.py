@@ -1,0 +1,109 @@
+"""The loop that puts a worker's idle machines to rest. What to stop is decided in `hawker.core.idling`; how it is done
+without a request meeting it, in `hawker.proxy.door`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from hawker.catalog.view import RowView
+from hawker.core.idling import Close, Idler, Pace, Reopen, Running, Stop, Use
+from hawker.core.seats import COMING
+from hawker.errors import HawkerError, StoreError
+from hawker.proxy.door import RUNNING, Door
+from hawker.proxy.sites import Site, Sites
+from hawker.telemetry import get_logger
+
+_APPS = "select distinct app from services where worker = ? and autostop not in ('', 'off') order by app"
+
+
+class Idling:
+    """`begin`, then `close`. `random` gives numbers from 0 to below 1: proxies do not all look in the same moment."""
+
+    def __init__(self, sites: Sites, view: RowView, random: Callable[[], float]) -> None:
+        settings = sites.settings
+        self._sites = sites
+        self._view = view
+        self._random = random
+        self._look_s = settings.idle_look_s
+        self._pace = Pace(idle_s=settings.idle_s, drain_s=settings.drain_s, headroom=settings.headroom)
+        self._idlers: dict[str, Idler] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="autostop")
+
+    async def close(self) -> None:
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._look_s * (0.8 + 0.4 * self._random()))
+            try:
+                await self.look()
+            except HawkerError as error:
+                _logger.warning("autostop.failed", error=error.message, cause="local rule: autostop")
+            except Exception:  # the loop goes on: machines that nobody stops cost money
+                _logger.exception("autostop.fault", cause="a fault of ours")
+
+    async def look(self) -> None:
+        """Once at all apps that have machines here which may be stopped. Raises `StoreError`."""
+        apps = [app for (app,) in self._view.rows(_APPS, (self._sites.worker,))]
+        for gone in self._idlers.keys() - set(apps):
+            del self._idlers[gone]
+        for app in apps:
+            try:
+                site = self._sites.load(app)
+            except StoreError as error:
+                _logger.warning("autostop.not_read", app=app, error=error.message, cause="local rule: autostop")
+                continue
+            if site is not None:
+                await self._look_at(site)
+            await asyncio.sleep(0)  # of many apps none keeps requests waiting
+
+    async def _look_at(self, site: Site) -> None:
+        name = site.app.name
+        idler = self._idlers.setdefault(name, Idler(name, self._pace))
+        running, coming = self._seen(site)
+        match idler.look(asyncio.get_running_loop().time(), running, coming):
+            case Stop(machine=machine, how=how) if door := self._sites.doors.get(machine):
+                await door.rest(how)
+            case Close(machine=machine) if door := self._sites.doors.get(machine):
+                door.keep_closed(True)
+            case Reopen(machine=machine) if door := self._sites.doors.get(machine):
+                door.keep_closed(False)
+
+    def _seen(self, site: Site) -> tuple[list[Running], bool]:
+        """What runs, and whether something is on its way."""
+        running: list[Running] = []
+        coming = False
+        for machine in site.app.machines.values():
+            door = self._door(machine.id, machine.worker)
+            state = door.state if door else machine.state
+            if (door and door.opening) or state in COMING:
+                coming = True
+            elif state == RUNNING and not machine.cordoned and machine.services:
+                uses = []
+                for service in machine.services:
+                    place = site.places.get((machine.id, service.internal_port))
+                    uses.append(
+                        Use(
+                            in_flight=place.seat.in_flight if place else 0,
+                            soft=service.concurrency.soft_limit,
+                            autostop=service.autostop,
+                            minimum=service.min_machines_running,
+                        )
+                    )
+                used_at = door.used_at if door else 0.0
+                running.append(Running.of(machine.id, uses, used_at, mine=door is not None))
+        return running, coming
+
+    def _door(self, machine: str, worker: str) -> Door | None:
+        """Only of this proxy's own worker: nobody else knows all that is in flight."""
+        return self._sites.doors.get(machine) if worker == self._sites.worker else None
+
+
+_logger = get_logger()
