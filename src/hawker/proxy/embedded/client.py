@@ -55,6 +55,8 @@ class ClientConnection(asyncio.Protocol):
         self._idle_s = engine.settings.idle_timeout_s
         self._out: list[bytes] = []
         self._chunked = False
+        self._last: RequestHead
+        self._last_raw = b""
         self.served = 0
 
     def drain(self) -> None:
@@ -131,11 +133,17 @@ class ClientConnection(asyncio.Protocol):
         self._reading = True
         try:
             while data and self._left == _AWAITED:
-                data = self._after_empty_line(data)
+                if data[0] == 0x0D:
+                    data = self._after_empty_line(data)
                 end = self._head_end(data)
                 if not end:
                     break
-                head = read_request(data[:end], self._settings.fields)
+                raw = data[:end]
+                if raw == self._last_raw:
+                    head = self._last  # a client asks the same again and again
+                else:
+                    head = self._last = read_request(raw, self._settings.fields)
+                    self._last_raw = raw
                 data = self._begin(head, data[end:])
         except BadHead as bad:
             self._refuse(refusals.of_head(bad.problem, bad.status))
@@ -147,8 +155,6 @@ class ClientConnection(asyncio.Protocol):
 
     def _after_empty_line(self, data: bytes) -> bytes:
         """An empty line before a request is for old clients (RFC 9112 2.2). Two are not taken."""
-        if data[0] != 0x0D:
-            return data
         if data[:2] == b"\r\n":
             data = data[2:]
         if data[:1] == b"\r" and len(data) > 1:
@@ -267,7 +273,12 @@ class ClientConnection(asyncio.Protocol):
             self._transport.write(head + b"".join([b"%b: %b\r\n" % field for field in headers]) + b"\r\n")
 
     def answer(self, status: int, reason: bytes, headers: list[Header], length: int) -> None:
-        head = b"HTTP/1.1 %d %b\r\n" % (status, reason or _REASONS.get(status, b""))
+        self.answer_lines(status, reason, b"\r\n".join(map(b": ".join, headers)), length)
+
+    def answer_lines(self, status: int, reason: bytes, lines: bytes, length: int) -> None:
+        head = b"HTTP/1.1 200 OK\r\n"
+        if status != 200 or reason != b"OK":
+            head = b"HTTP/1.1 %d %b\r\n" % (status, reason or _REASONS.get(status, b""))
         exchange = self._exchange
         if exchange is not None and exchange.sending:
             self._keep = False  # an early answer: what is still to come of the request could not be told from the next
@@ -284,7 +295,7 @@ class ClientConnection(asyncio.Protocol):
             framing = b"\r\nconnection: close" + framing
         elif not self._minor:
             framing = b"\r\nconnection: keep-alive" + framing
-        self._out.append(head + b"\r\n".join(map(b": ".join, headers)) + framing)
+        self._out.append(b"%b%b%b" % (head, lines, framing))
 
     def data(self, data: bytes) -> None:
         if self._chunked:

@@ -11,21 +11,22 @@ class Deadline:
     """Calls `late` once `at` (of the loop's clock) has passed. Setting it later costs no timer: the one that is there
     looks again when it fires."""
 
-    __slots__ = ("_at", "_late", "_loop", "_timer")
+    __slots__ = ("_at", "_due", "_late", "_loop", "_now", "_timer")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, late: Callable[[], None]) -> None:
         self._loop = loop
+        self._now = loop.time
         self._late = late
+        self._due = math.inf  # when the timer fires
         self._at = math.inf
         self._timer: asyncio.TimerHandle | None = None
 
     def within(self, seconds: float) -> None:
-        at = self._at = self._loop.time() + seconds
-        if self._timer is None:
-            self._timer = self._loop.call_at(at, self._fire)
-        elif self._timer.when() > at:
-            self._timer.cancel()
-            self._timer = self._loop.call_at(at, self._fire)
+        at = self._at = self._now() + seconds
+        if at < self._due:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._arm(at)
 
     def clear(self) -> None:
         self._at = math.inf
@@ -37,13 +38,16 @@ class Deadline:
             self._timer.cancel()
             self._timer = None
 
+    def _arm(self, at: float) -> None:
+        self._due = at
+        self._timer = self._loop.call_at(at, self._fire)
+
     def _fire(self) -> None:
-        fired, self._timer = self._timer, None
-        assert fired is not None
-        if self._at == math.inf:
-            return
-        if self._at > fired.when():
-            self._timer = self._loop.call_at(self._at, self._fire)
+        due, self._due = self._due, math.inf
+        self._timer = None
+        if self._at > due:
+            if self._at < math.inf:
+                self._arm(self._at)
         else:
             self._at = math.inf
             self._late()

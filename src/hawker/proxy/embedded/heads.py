@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 
+from hawker.core.forwarding import Answer
 from hawker.proxy.base import Header
 
 CHUNKED = -1
@@ -48,9 +49,14 @@ class RequestHead:
     """`headers` as they came, names in lower case. `host` without its port, in lower case; "" when an HTTP/1.0 request
     has none. `length`: bytes of the body, `CHUNKED` or `ABSENT`. `keep_alive`: the connection may serve another one.
     `upgrade`: the protocol it wants to go on with, b"" when none. `wishes`: it has fields for routing.
+
+    `passed`: what was made of it for a machine, before and after the request's id; kept for the next one like it.
     """
 
-    __slots__ = ("expects", "headers", "host", "keep_alive", "length", "method", "minor", "target", "upgrade", "wishes")
+    __slots__ = (
+        *("expects", "headers", "host", "keep_alive", "length", "method", "minor", "passed", "target", "upgrade"),
+        "wishes",
+    )
 
     def __init__(self, method: bytes, target: bytes, minor: int, headers: list[Header]) -> None:
         self.method = method
@@ -63,13 +69,18 @@ class RequestHead:
         self.expects = False
         self.upgrade = b""
         self.wishes = False
+        self.passed: tuple[bytes, bytes] | None = None
 
 
 class AnswerHead:
     """`length` as in a request, or `UNTIL_CLOSE`; 0 or more is the body that follows. `declared` is what Content-Length
-    says, which of an answer to HEAD is not what follows. `signals`: it has fields meant for the proxy."""
+    says, which of an answer to HEAD is not what follows. `signals`: it has fields meant for the proxy.
 
-    __slots__ = ("declared", "headers", "keep_alive", "length", "minor", "reason", "signals", "status", "upgrade")
+    `passed`: what was made of its fields for a client, by which rules, before and after the request's id."""
+
+    __slots__ = (
+        *("declared", "headers", "keep_alive", "length", "minor", "passed", "reason", "signals", "status", "upgrade"),
+    )
 
     def __init__(self, status: int, reason: bytes, minor: int, headers: list[Header]) -> None:
         self.status = status
@@ -81,6 +92,7 @@ class AnswerHead:
         self.keep_alive = minor > 0
         self.upgrade = b""
         self.signals = False
+        self.passed: tuple[Answer, bytes, bytes] | None = None
 
 
 _OF_REQUESTS = frozenset(

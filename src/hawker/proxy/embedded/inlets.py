@@ -63,6 +63,10 @@ class Inlet(Protocol):
         """The answer's fields as the client gets them."""
         ...
 
+    def answer_lines(self, head: AnswerHead, port: ServicePort, request_id: bytes) -> bytes | None:
+        """The same as lines of HTTP/1.1, where that is quicker."""
+        ...
+
     def refusal(self, refusal: Refused, request_id: bytes) -> tuple[int, list[Header], bytes]:
         """Status, fields and body of an answer of the proxy's own."""
         ...
@@ -123,6 +127,18 @@ class Public:
     ) -> list[Header]:
         version = b"1.1" if head.minor else b"1.0"
         return self._engine.answer_of(port).fields(head.headers, request_id, version=version, upgrade=upgrade)
+
+    def answer_lines(self, head: AnswerHead, port: ServicePort, request_id: bytes) -> bytes | None:
+        rules = self._engine.answer_of(port)
+        passed = head.passed
+        if passed is None or passed[0] is not rules:
+            version = b"1.1" if head.minor else b"1.0"
+            lines = b"\r\n".join(map(b": ".join, rules.fields(head.headers, request_id, version=version)))
+            around = lines.split(request_id)
+            if len(around) != 2:
+                return lines  # it has no place for the id, or the machine wrote it, too
+            passed = head.passed = rules, around[0], around[1]
+        return passed[1] + request_id + passed[2]
 
     def refusal(self, refusal: Refused, request_id: bytes) -> tuple[int, list[Header], bytes]:
         fields, body = refusals.answer(refusal, self._engine.settings.name, request_id)
@@ -204,6 +220,9 @@ class Backhaul:
         if load:
             fields.append((LOAD, load))
         return fields
+
+    def answer_lines(self, head: AnswerHead, port: ServicePort, request_id: bytes) -> bytes | None:
+        return None
 
     def refusal(self, refusal: Refused, request_id: bytes) -> tuple[int, list[Header], bytes]:
         """What another proxy may try elsewhere is told as such: `refused` before a byte was sent, `reset` or `timeout`

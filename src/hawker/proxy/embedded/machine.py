@@ -82,6 +82,8 @@ class MachineConnection(asyncio.Protocol):
         self._chunks: Chunks | None = None
         self._eof = False
         self._paused = False
+        self._last: AnswerHead
+        self._last_raw = self._last_method = b""
 
     # --- for the asker -----------------------------------------------------------------------------------------------
 
@@ -218,7 +220,12 @@ class MachineConnection(asyncio.Protocol):
                     raise BadHead("the head has a bare CR or LF")
                 self._held = data
                 return
-            head = read_answer(data[:end], self._settings.fields, self._method)
+            raw = data[:end]
+            if raw == self._last_raw and self._method == self._last_method:
+                head = self._last  # a machine says the same again and again, within a second even its Date
+            else:
+                head = read_answer(raw, self._settings.fields, self._method)
+                self._last, self._last_raw, self._last_method = head, raw, self._method
             data = data[end:]
             if head.status >= 200:
                 break

@@ -64,6 +64,9 @@ class PlainConnection(asyncio.Protocol):
     def answer(self, status: int, reason: bytes, headers: list[Header], length: int) -> None:
         pass
 
+    def answer_lines(self, status: int, reason: bytes, lines: bytes, length: int) -> None:
+        pass
+
     def data(self, data: bytes) -> None:
         pass
 
@@ -127,6 +130,9 @@ class PlainInlet:
         self, head: AnswerHead, port: ServicePort, request_id: bytes, lease: Lease, upgrade: bytes
     ) -> list[Header]:
         return []
+
+    def answer_lines(self, head: AnswerHead, port: ServicePort, request_id: bytes) -> bytes | None:
+        return None
 
     def refusal(self, refusal: Refused, request_id: bytes) -> tuple[int, list[Header], bytes]:
         return refusal.status, [], b""
