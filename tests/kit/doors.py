@@ -45,6 +45,7 @@ while True:
     c, _ = s.accept()
     head = c.recv(65536)
     if head:
+        time.sleep(float(os.environ.get("ANSWER_S", "0")))
         c.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-length: 2\\r\\nconnection: close\\r\\n\\r\\nok")
     c.close()
 """
