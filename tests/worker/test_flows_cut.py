@@ -10,7 +10,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.kit.flowkit import Scenario, explore
+from tests.kit.flowkit import Plan, Scenario, explore, trial
 from tests.kit.sim_client import Client
 
 from hawker.model.guest import Resources
@@ -200,6 +200,15 @@ async def another_image_that_must_not_be_used(client: Client) -> None:
     await client.update("a", image="app:2", services=[*WEB, {"internal_port": 81}])
 
 
+async def another_image_in_the_place_of_one_on_its_way(client: Client) -> None:
+    client.world.silent_images |= {"app:1", "app:3"}
+    await client.create("a", image="app:1", services=WEB)
+    await client.update("a", image="app:2", services=WEB)
+    await client.rest()
+    await client.update("a", image="app:3", services=WEB)
+    await client.update("a", image="app:4", services=[*WEB, {"internal_port": 81}])
+
+
 async def another_runtime(client: Client) -> None:
     await client.create("a", image="app:1", runtime="process", services=WEB)
     await client.rest()
@@ -285,3 +294,15 @@ def test_a_flow_ends_alike_wherever_it_is_cut_off_and_whatever_fails(
         explore(scenario, tmp_path, pairs_most=ALL, aborts_cut_most=ALL)
     else:
         explore(scenario, tmp_path, pairs_most=PAIRS_MOST, aborts_cut_most=ABORTS_CUT_MOST)
+
+
+@pytest.mark.slow
+def test_an_update_in_the_place_of_an_image_on_its_way_ends_alike_wherever_it_is_cut_off(tmp_path: Path) -> None:
+    """Cuts alone: a fault that takes longer than the client waits changes what the update finds."""
+    scenario = Scenario("overtaking", another_image_in_the_place_of_one_on_its_way, PROGRAMS)
+    reference = trial(scenario, tmp_path, Plan())
+    assert reference.wrong == []
+    assert reference.points[0] > 20
+    for cut in range(1, reference.points[0] + 1):
+        outcome = trial(scenario, tmp_path, Plan(cuts=(cut,)))
+        assert (outcome.wrong, outcome.end) == ([], reference.end), f"cut {cut}"
