@@ -108,6 +108,21 @@ def test_a_closed_machine_is_opened_again_when_it_is_needed_or_does_not_come_to_
         assert looked(idler, [busy(name, 0.2) for name in NAMES[:2]], since=0, until=60) == [(60, Close(NAMES[1]))]
         assert idler.look(60 + after, running) == wish
         assert (idler.closed == "") == (after != 30)
+    idler = Idler("web", PACE)
+    few = [busy(name, 0.2) for name in NAMES[:2]]
+    assert looked(idler, few, since=0, until=60) == [(60, Close(NAMES[1]))]
+    assert idler.look(65, few, coming=True) == Reopen(NAMES[1])
+    assert looked(idler, few, since=70, until=150) == [(130, Close(NAMES[1]))]
+
+
+def test_machines_that_are_used_now_and_then_come_to_be_one_that_stays() -> None:
+    idler = Idler("web", PACE)
+    now_and_then = [machine(name, used_at=1000.0) for name in NAMES[:2]]
+    assert looked(idler, now_and_then, since=1000, until=1055) == []
+    used_again = [machine(name, used_at=1050.0) for name in NAMES[:2]]
+    assert idler.look(1060, used_again) == Close(NAMES[1])
+    assert idler.look(1065, used_again) == Stop(NAMES[1], "stop")
+    assert looked(idler, used_again[:1], since=1070, until=1105) == []
 
 
 def test_what_other_doors_machines_are_loaded_with_is_taken_to_be_as_here() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hawker.core.replay import Remember, Replay
@@ -102,6 +102,7 @@ def test_a_request_may_ask_to_pass_by_the_cache() -> None:
     assert status_field("bypass") == (b"fly-replay-cache-status", b"bypass")
 
 
+@example("/a" * 100)
 @given(st.lists(st.sampled_from(["", "a", "b", "a" * 9]), max_size=60).map(lambda parts: "/" + "/".join(parts)))
 def test_a_path_has_few_keys_and_each_is_a_prefix_of_it(path: str) -> None:
     keys = keys_of("web", "h", path)

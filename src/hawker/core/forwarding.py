@@ -77,7 +77,6 @@ _FROM_USER = _Verdicts(
     {**_HOPS, **dict.fromkeys(OF_PROXIES, _DROP), b"x-forwarded-for": _FORWARDED_FOR, b"via": _VIA}, guarded=True
 )
 _INNER = _Verdicts(_HOPS, guarded=False)
-_TO_USER = _Verdicts({**_HOPS, **dict.fromkeys(TO_PROXIES, _DROP)}, guarded=False)
 
 
 class Edge:

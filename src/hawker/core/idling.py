@@ -113,18 +113,19 @@ class Idler:
         minimum = max((each.minimum for each in running), default=0)
         spare = [each for each in reversed(ranked[minimum:]) if each.autostop != "off"]
         load = _all_load(running)
-        fewer_do = not coming and bool(spare) and load <= self._pace.headroom * (len(running) - 1)
+        others = len(running) - 1
+        fewer_do = not coming and bool(spare) and others > 0 and load <= self._pace.headroom * others
         if self.closed:
             closed = next((each for each in spare if each.machine == self.closed), None)
             return self._of_closed(now, closed, fewer_do)
         at_soft = sum(each.load >= 1 for each in running)
-        if coming or (len(running) > 1 and len(running) - (at_soft + 1) < 1):
+        if coming or (others > 0 and others - at_soft < 1):
             self._enough_since = None
             return None
         for each in spare:
             if each.in_flight == 0 and now - each.used_at >= self._pace.idle_s:
                 return _stop(each)
-        if not fewer_do or not load:
+        if not fewer_do:
             self._enough_since = None
             return None
         if self._enough_since is None:
