@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hawker.model.services import Concurrency, check_services, concurrency_json, ports_json
+from hawker.model.services import Concurrency, ReplayCache, check_services, concurrency_json, ports_json
 from hawker.proxy.base import ServicePort
 from hawker.proxy.published import served, service_port
 
@@ -86,13 +86,14 @@ def test_a_data_plane_is_told_what_a_configuration_says_and_the_usual_where_it_s
         "idle_timeout": 120,
         "headers_read_timeout": 3,
         "response": {"pristine": True, "headers": {"X-A": "\u00e9", "Server": False}},
+        "replay_cache": [{"path_prefix": "/", "ttl_seconds": 10, "type": "cookie", "name": "sid"}],
     }
     port = {
         "port": 443,
         "handlers": ["tls", "http", "proxy_proto"],
         "force_https": True,
         "http_options": options,
-        "tls_options": {"alpn": ["http/1.1"]},
+        "tls_options": {"alpn": ["http/1.1"], "versions": ["TLSv1.3"]},
         "proxy_proto_options": {"version": "v2"},
     }
     assert service_port(served(row_of(ports=[port])).ports[0]) == ServicePort(
@@ -107,6 +108,8 @@ def test_a_data_plane_is_told_what_a_configuration_says_and_the_usual_where_it_s
         set_headers=((b"x-a", b"\xe9"),),
         removed_headers=frozenset({b"server"}),
         alpn=("http/1.1",),
+        tls_versions=("TLSv1.3",),
+        replay_cache=(ReplayCache(path_prefix="/", ttl_s=10, type="cookie", name="sid"),),
     )
 
 

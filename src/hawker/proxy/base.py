@@ -20,6 +20,7 @@ from hawker.core.retrying import Failure as Failure
 from hawker.core.routing import ANY as ANY
 from hawker.core.routing import Wishes as Wishes
 from hawker.errors import HawkerError
+from hawker.model.services import ALPN, TLS_VERSIONS, ReplayCache
 
 Address = tuple[str, int]
 Header = tuple[bytes, bytes]
@@ -99,7 +100,9 @@ class ServicePort(msgspec.Struct, frozen=True, kw_only=True):
     compress: bool = False
     set_headers: tuple[Header, ...] = ()
     removed_headers: frozenset[bytes] = frozenset()
-    alpn: tuple[str, ...] = ("h2", "http/1.1")
+    alpn: tuple[str, ...] = ALPN
+    tls_versions: tuple[str, ...] = TLS_VERSIONS
+    replay_cache: tuple[ReplayCache, ...] = ()
 
 
 class Router(Protocol):

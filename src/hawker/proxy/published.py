@@ -85,6 +85,8 @@ def service_port(port: PublicPort) -> ServicePort:
         set_headers=tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in http.set_headers),
         removed_headers=frozenset(name.encode("latin-1") for name in http.removed_headers),
         alpn=port.tls.alpn,
+        tls_versions=port.tls.versions,
+        replay_cache=http.replay_cache,
         **{name: float(seconds) for name, seconds in times.items() if seconds},
     )
 
