@@ -49,13 +49,17 @@ class ProxyRouter:
         self.random = random
         self._claims = claims
         self._suffix = f".{domain}"
-        self._routes: dict[tuple[int, str], ProxyRoute] = {}
+        self._routes: dict[tuple[int, str], ProxyRoute] = {}  # by public port and host
+        self.now = asyncio.get_running_loop().time
         self._tasks: dict[asyncio.Task[None], None] = {}
         self.trouble: dict[str, float] = {}  # other regions' workers that failed, and until when they are left alone
 
     def find(self, port: int, host: str) -> ProxyRoute | None:
+        route = self._routes.get((port, host))
+        if route is not None and route.valid:
+            return route
         name = self._app_of(port, host)
-        route = self._routes.get((port, name))
+        route = self._routes.get((port, name + self._suffix))  # a host of its own choice, where the port is the app's
         if route is not None and route.valid:
             return route
         site = self._site(name, load=False)
@@ -123,7 +127,7 @@ class ProxyRouter:
             found = None
         route = ProxyRoute(self, site, port, found[1] if found else ServicePort(handlers=("http",)), machine, within)
         if not machine and not within and found is not None:
-            self._routes[port, site.app.name] = route
+            self._routes[port, site.app.name + self._suffix] = route
             if len(self._routes) > 4 * (self.sites.directory.loaded + 16):
                 self._routes = {key: each for key, each in self._routes.items() if each.valid}
         return route
@@ -172,12 +176,14 @@ class ProxyRoute:
     """`hawker.proxy.base.Route`. With `machine` to that one alone; `within`: the request came over the backhaul, and
     does not leave this region again."""
 
-    __slots__ = ("_header", "_machine", "_router", "_within", "app", "number", "port", "site")
+    __slots__ = ("_header", "_machine", "_now", "_router", "_version", "_within", "app", "number", "port", "site")
 
     def __init__(
         self, router: ProxyRouter, site: Site, number: int, port: ServicePort, machine: str, within: bool
     ) -> None:
         self._router = router
+        self._now = router.now
+        self._version = site.version
         self._machine = machine
         self._within = within
         self._header: Header = (b"hawker-port", b"%d" % number)
@@ -188,8 +194,7 @@ class ProxyRoute:
 
     @property
     def valid(self) -> bool:
-        found = self.site.at(self.number)
-        return found is not None and found[1] is self.port and not self.site.app.gone and not self.site.app.stale
+        return self._version == self.site.version and not self.site.app.stale
 
     def take(self, wishes: Wishes = ANY, tried: Collection[str] = ()) -> Lease | None:
         found = self.site.at(self.number)
@@ -202,7 +207,7 @@ class ProxyRoute:
             if not self._within and (wishes.force_regions or wishes.prefer_regions):
                 return None
             wishes = self._forced(wishes)
-        seat = group.pool.take(asyncio.get_running_loop().time(), wishes, tried)
+        seat = group.pool.take(self._now(), wishes, tried)
         if seat is None:
             return None
         place: Place = seat.data

@@ -41,6 +41,7 @@ class Site:
         self.groups: dict[int, Group] = {}
         self.places: dict[tuple[str, int], Place] = {}  # by machine and port inside
         self.shape: Shape = frozenset()
+        self.version = 0  # of what public ports lead to
         self._ports: dict[int, tuple[Group, ServicePort] | None] = {}
 
     def at(self, port: int) -> tuple[Group, ServicePort] | None:
@@ -50,6 +51,7 @@ class Site:
         return self._ports[port]
 
     def services_changed(self) -> None:
+        self.version += 1
         self._ports.clear()
 
     def _look(self, port: int) -> tuple[Group, ServicePort] | None:
@@ -84,7 +86,7 @@ class Sites:
         self.doors: dict[str, Door] = {}  # by machine
         self.fars: dict[str, Far] = {}  # by worker
         self.looking = Looking()
-        self._token = token
+        self._token = (b"hawker-backhaul", token.encode())
         self._random = random
         self._lost = lost
         self._sites: dict[str, Site] = {}
@@ -139,6 +141,7 @@ class Sites:
         if app.gone:
             site = self._sites.pop(app.name, None)
             if site:
+                site.services_changed()
                 for group in site.groups.values():
                     group.room.all()
 
@@ -251,11 +254,7 @@ class Sites:
 
     def backhaul(self, app: str, machine: str) -> tuple[Header, ...]:
         """What goes to another proxy with a request; the public port comes after it."""
-        return (
-            (b"hawker-backhaul", self._token.encode()),
-            (b"hawker-app", app.encode()),
-            (b"hawker-machine", machine.encode()),
-        )
+        return (self._token, (b"hawker-app", app.encode()), (b"hawker-machine", machine.encode()))
 
     def _door_changed(self, door: Door) -> None:
         for place in door.places.values():
