@@ -61,7 +61,9 @@ def test_what_a_newer_worker_says_is_passed_over() -> None:
         ({"ports": "[1]"}, "Expected `object`"),
         ({"ports": "[{"}, "truncated"),
         ({"ports": '[{"first": 80}]'}, "missing required field `last`"),
+        ({"ports": '[{"first": 80, "last": 65536}]'}, "<= 65535"),
         ({"concurrency": "[]"}, "Expected `object`"),
+        ({"concurrency": '{"soft_limit": 0}'}, ">= 1"),
         ({"protocol": "sctp"}, "protocol 'sctp' is not known"),
     ],
 )

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from hawker.errors import Invalid
 from hawker.model.inside import objects
@@ -44,8 +45,8 @@ class Concurrency(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """How much a machine takes at once: connections, or requests in flight. `hard_limit` 0: any number."""
 
     type: Literal["connections", "requests"] = "connections"
-    soft_limit: int = SOFT_LIMIT
-    hard_limit: int = 0
+    soft_limit: Annotated[int, Meta(ge=1)] = SOFT_LIMIT
+    hard_limit: Annotated[int, Meta(ge=0)] = 0
 
 
 class Tls(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -83,8 +84,8 @@ class Http(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class PublicPort(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A range of public ports, its first and last among them. Without handlers, bytes pass as they come."""
 
-    first: int
-    last: int
+    first: Annotated[int, Meta(ge=1, le=65535)]
+    last: Annotated[int, Meta(ge=1, le=65535)]
     handlers: tuple[str, ...] = ()
     force_https: bool = False
     tls: Tls = Tls()
