@@ -30,7 +30,7 @@ def spec(*argv: str, image: str = "host", **env: str) -> InstanceSpec:
         image=image,
         argv=argv,
         env={"PATH": PATH, **env},
-        limits=Limits(cpu_millis=100, memory_mib=64, pids=64),
+        limits=Limits(cpu_millis=100, memory_mib=64, pids=64, disk_bytes=256 << 20, disk_operations=100_000),
     )
 
 
