@@ -33,6 +33,27 @@ def stranger() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
+def test_a_program_s_environment_is_known_from_its_first_moment_on_also_on_a_busy_host() -> None:
+    busy = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        for _ in range(100):
+            with subprocess.Popen(["sleep", "60"], env={"A": "b", "PATH": os.environ["PATH"]}) as program:
+                found = proc.environ_of_program(program.pid)
+                program.kill()
+            assert found.get("A") == "b"
+    finally:
+        for each in busy:
+            each.kill()
+            each.wait()
+
+
+def test_a_program_without_an_environment_is_not_waited_for() -> None:
+    with subprocess.Popen(["/usr/bin/env", "-i", "sleep", "60"]) as program:
+        wait_until(lambda: proc.environ(program.pid) == {}, "it has none")
+        assert proc.environ_of_program(program.pid) == {}
+        program.kill()
+
+
 def test_a_process_that_has_the_number_of_one_that_ended_is_left_alone(
     files: Files, stranger: subprocess.Popen[bytes]
 ) -> None:

@@ -234,7 +234,7 @@ class Instance:
         """Start a command with the program's environment and directory, in its group. Raises `CannotStart` or
         OSError."""
         argv, terminal, descriptors = invocation.argv, invocation.terminal, invocation.descriptors
-        env = {**invocation.environment(proc.environ(self.record.pid)), proc.MARKER: self.mark}
+        env = {**invocation.environment(proc.environ_of_program(self.record.pid)), proc.MARKER: self.mark}
         program = which(argv[0], env.get("PATH", os.defpath))
         master, slave = open_terminal(*terminal) if terminal else (-1, -1)
         ends = [slave] * 3 if terminal else [descriptors[number] for number in range(3)]

@@ -42,7 +42,7 @@ class Tree(Container):
 
     def run_beside(self, invocation: Invocation, done: Beside) -> None:
         program, terminal = self._program(), invocation.terminal
-        env = {**invocation.environment(proc.environ(program)), proc.MARKER: self.mark}
+        env = {**invocation.environment(proc.environ_of_program(program)), proc.MARKER: self.mark}
         made_of = self.record.made_of
         command = init_argv(made_of["init"], f"/proc/{program}/root", made_of["cwd"], made_of["user"], invocation.argv)
         master, slave = open_terminal(*terminal) if terminal else (-1, -1)
