@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from math import inf, nan
+from math import fsum, inf, nan
 from typing import Any
 
 import msgspec
@@ -63,7 +63,7 @@ def test_whatever_the_policy_all_offers_are_ranked_and_scores_are_the_sums_of_th
 ) -> None:
     ranked = policy(name).rank(offers, wanted, random.Random(seed))
     assert sorted(workers(ranked)) == sorted(offer.worker for offer in offers)
-    assert all(one.score == sum(term.points for term in one.terms) for one in ranked)
+    assert all(one.score == fsum(term.points for term in one.terms) for one in ranked)
     assert [one.score for one in ranked] == sorted((one.score for one in ranked), reverse=True)
 
 
