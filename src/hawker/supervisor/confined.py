@@ -1,9 +1,9 @@
 """A program of the host that is not trusted: a hypervisor, whose guest may have got into it.
 
 It runs as a user of its own, without capabilities and without a way to get any, and sees a root directory that is made
-for it: the host's programs and libraries, a few devices, its own processes, and the files that it is given. All of that
-is in a mount namespace of its own, and ends with it. What such a user may not open or make is opened here and handed
-over: a network interface, the sockets that it serves.
+for it: the host's programs and libraries, a few devices, its own processes, and the files that it is given. It has no
+network, not even the host's loopback. All of that is in namespaces of its own, and ends with it. What it may not open
+or make is opened here and handed over: a network interface, the sockets that it serves.
 
 Where the supervisor is an ordinary user's the program runs as that user, and sees what the user sees.
 """
@@ -27,6 +27,7 @@ _TUN = "/dev/net/tun"
 _SET_IFF = 0x400454CA  # <linux/if_tun.h>
 _TAP, _NO_PI, _VNET_HDR = 0x0002, 0x1000, 0x4000
 _SET_NO_NEW_PRIVS, _CAPBSET_READ, _CAPBSET_DROP = 38, 23, 24  # <linux/prctl.h>
+_CLONE_NEWUTS, _CLONE_NEWIPC, _CLONE_NEWNET = 0x4000000, 0x8000000, 0x40000000
 _DETACH = 2
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "etc/ld.so.cache", "etc/alternatives")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
@@ -142,7 +143,8 @@ def _give_up(user: int) -> None:
 
 def _enter_root(confinement: Confinement, user: int, program: str, cwd: str) -> None:
     scratch = confinement.scratch
-    _check(_libc.unshare(mounts.CLONE_NEWNS), "a mount namespace of its own cannot be made")
+    kinds = mounts.CLONE_NEWNS | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS
+    _check(_libc.unshare(kinds), "namespaces of its own cannot be made")
     _mount("none", "/", None, mounts.MS_REC | mounts.MS_PRIVATE)
     _mount("root", scratch, "tmpfs", mounts.MS_NOSUID, "size=64k,mode=755")
     for name in _SYSTEM:
