@@ -83,7 +83,6 @@ def test_fields_that_are_not_known_are_kept_and_given_back(api: Api, app: str) -
     "field",
     [
         {"mounts": [{"volume": "vol_1", "path": "/data"}]},
-        {"standbys": ["0123456789abcd"]},
         {"schedule": "daily"},
         {"files": [{"guest_path": "/a", "raw_value": "YQ=="}]},
         {"containers": [{"name": "a", "image": "b"}]},

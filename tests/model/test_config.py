@@ -269,6 +269,16 @@ def test_an_error_names_the_field_the_value_and_the_remedy(change: dict[str, Any
     assert error.details["value"] == error.value
 
 
+def test_a_machine_stands_by_for_others_by_their_ids() -> None:
+    of = ["0123456789abcd", "fedcba98765432", "0123456789abcd"]
+    config = check_config({**PROGRAM, "standbys": of})
+    assert (config.standbys, config.raw["standbys"]) == (tuple(of[:2]), of)
+    for wrong, field in (("x", "config.standbys"), (["web"], "config.standbys[0]"), ([7], "config.standbys[0]")):
+        with pytest.raises(Invalid) as caught:
+            check_config({**PROGRAM, "standbys": wrong})
+        assert caught.value.field == field
+
+
 def test_a_restart_without_retries_is_meant_only_by_on_failure() -> None:
     def retries(policy: str) -> int:
         return check_config({**PROGRAM, "restart": {"policy": policy, "max_retries": 0}}).restart.max_retries

@@ -90,6 +90,7 @@ class Machine(Columns, frozen=True):
     memory_mib: Count | None = None
     cordoned: Flag | None = None
     hidden: Flag | None = None  # no name that many machines share leads to it
+    standbys: JsonList | None = None  # machines that it is started for when their worker is gone
     created_at_ms: Count | None = None
     updated_at_ms: Count | None = None
 

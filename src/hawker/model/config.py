@@ -30,17 +30,17 @@ from hawker.model.inside import (
     check_volumes,
 )
 from hawker.model.services import Service, check_services
-from hawker.model.values import check_image, format_duration, is_host_image, parse_duration_s
+from hawker.model.values import check_image, format_duration, is_host_image, is_machine_id, parse_duration_s
 
 CONFIG_BYTES_MAX = 256 * 1024  # four times what the largest deploy seen in the wild sends
 STOP_TIMEOUT_S_MAX = 300.0
+STANDBYS_MOST = 16
 
 RestartPolicy = Literal["no", "on-failure", "always"]
 
 NOT_BUILT = {
     "mounts": "volumes are not built yet",
     "schedule": "scheduled machines are not built yet",
-    "standbys": "standby machines are not built yet",
     "containers": "several containers in one machine are not built yet; create one machine each",
     "statics": "static files are not built yet",
     "metrics": "scraping a machine's metrics is not built yet",
@@ -85,7 +85,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """What Hawker acts on, and `raw`, what the client reads back.
 
     `runtime`, ours, names the driver that runs it; "process" runs a program of the image, or of the host where the
-    image is `host`, without isolation. `max_memory_mb` 0: as much as its cpus may have.
+    image is `host`, without isolation. `max_memory_mb` 0: as much as its cpus may have. `standbys` are the machines
+    that this one stands by for: it is started when the worker of one of them is gone.
     """
 
     raw: dict[str, Any]
@@ -108,6 +109,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     checks: tuple[Check, ...] = ()
     dns: NameService = NameService()
     max_memory_mb: int = 0
+    standbys: tuple[str, ...] = ()
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -199,9 +201,20 @@ def _seldom(
         found["checks"] = check_checks(raw, found.get("services", ()), at)
     if dns := raw.get("dns"):
         found["dns"] = check_dns(dns, f"{at}.dns")
+    if standbys := raw.get("standbys"):
+        found["standbys"] = _standbys(standbys, f"{at}.standbys")
     if (most := given.get("max_memory_mb")) is not None:
         found["max_memory_mb"] = _max_memory(most, guest, f"{at}.guest.max_memory_mb")
     return found
+
+
+def _standbys(value: Any, at: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > STANDBYS_MOST:
+        raise Invalid(at, value, f"a list of the ids of at most {STANDBYS_MOST} machines")
+    for n, machine in enumerate(value):
+        if not isinstance(machine, str) or not is_machine_id(machine):
+            raise Invalid(f"{at}[{n}]", machine, "give a machine's id")
+    return tuple(dict.fromkeys(value))
 
 
 def accept_config(raw: Any, *, at: str = "config") -> Config:

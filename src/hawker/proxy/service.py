@@ -24,6 +24,7 @@ from hawker.proxy.idling import Idling
 from hawker.proxy.router import ProxyRouter
 from hawker.proxy.settings import ProxySettings, address
 from hawker.proxy.sites import Sites
+from hawker.proxy.standby import Standbys
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +117,9 @@ class Proxy:
             sites, settings.routing, domain=settings.domain, claims=self._claimed, random=random
         )
         stack.push_async_callback(router.close)
+        self.standbys = Standbys(sites, view, random)
+        self.standbys.begin()
+        stack.push_async_callback(self.standbys.close)
         if worker:
             self.idling = Idling(sites, view, random)
             self.idling.begin()

@@ -76,7 +76,6 @@ class Sites:
         region: str,
         token: str,
         random: Callable[[], float],
-        lost: Callable[[str], None] = lambda worker: None,
     ) -> None:
         self.directory = directory
         self.workers = workers
@@ -88,7 +87,6 @@ class Sites:
         self.looking = Looking()
         self._token = (b"hawker-backhaul", token.encode())
         self._random = random
-        self._lost = lost
         self._sites: dict[str, Site] = {}
         directory.on_machine.append(self._machine)
         directory.on_app.append(self._app)
@@ -234,7 +232,7 @@ class Sites:
         if machine.worker != self.worker and worker.proxy_port:
             far = self.fars.get(worker.name)
             if far is None:
-                far = self.fars[worker.name] = Far(worker.name, self.settings, self._lost)
+                far = self.fars[worker.name] = Far(worker.name, self.settings)
             return None, far, worker
         door = self.doors.get(machine.id)
         calls = self.workers.of(worker)

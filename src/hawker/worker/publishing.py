@@ -97,6 +97,7 @@ class Publishing:
             "memory_mib": row.resources.memory_mib,
             "cordoned": row.cordoned,
             "hidden": True if (row.config.get("dns") or {}).get("skip_registration") else None,
+            "standbys": _json(row.config["standbys"]) if row.config.get("standbys") else None,
             "created_at_ms": row.created_at_ms,
         }
         urgent = row.state in SETTLED

@@ -1,0 +1,41 @@
+"""When a worker is taken for gone, so that what stands by for its machines is started.
+
+Two signs must come together: nothing was heard of it for a while, and looks at it fail. Membership that has it dead
+makes the while shorter: others have looked, too. A worker that only ends in order, as for an upgrade, has left, which
+says nothing of its machines: for it the long while counts.
+
+    outage = Outage(now)
+    outage.heard(now) / outage.failed(now)
+    if outage.gone(now, dead=..., after_s=15.0): ...
+
+Times are seconds of the caller's clock.
+"""
+
+from __future__ import annotations
+
+FAILED_LEAST = 3
+"""Looks in vain since it was last heard of: one lost packet is no outage."""
+DEAD_PART = 1 / 3
+"""Of the while, when membership has it dead."""
+
+
+class Outage:
+    """What is known of one worker. `told` is for the caller: whether it has acted on the present outage."""
+
+    def __init__(self, now: float) -> None:
+        self.heard_at = now
+        self.failures = 0
+        self.told = False
+
+    def heard(self, now: float) -> None:
+        """It took a connection, or answered: whatever was, is over."""
+        self.heard_at = now
+        self.failures = 0
+        self.told = False
+
+    def failed(self) -> None:
+        self.failures += 1
+
+    def gone(self, now: float, *, dead: bool, after_s: float) -> bool:
+        wait_s = after_s * DEAD_PART if dead else after_s
+        return self.failures >= FAILED_LEAST and now - self.heard_at >= wait_s

@@ -1,0 +1,146 @@
+"""Starting the machines that stand by for those of a worker that is gone (`standbys` of a machine's configuration).
+
+Every proxy of the region looks by itself, and each that takes a worker for gone (`hawker.core.outage`) asks for the
+same starts; to ask twice for one is harmless. A standby is started once for an outage: what becomes of it then is its
+user's business, also when the worker comes back.
+
+Only workers are looked at whose machines have somebody standing by, with a connection a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from hawker.catalog.view import RowView
+from hawker.core.outage import Outage
+from hawker.errors import HawkerError
+from hawker.model.door import Wake
+from hawker.proxy.sites import Sites
+from hawker.proxy.waking import connects
+from hawker.telemetry import get_logger
+
+LOOK_S = 1.0
+CONNECT_S = 0.8
+AGAIN_S = 5.0
+"""After a start that its worker refused or did not answer."""
+
+_STANDBYS = (
+    "select id, app, worker, standbys from machines where standbys <> '[]' "
+    "and state in ('stopped', 'suspended', 'created') order by id"
+)
+
+
+class Standby(msgspec.Struct, frozen=True):
+    """A machine, and those that it stands by for."""
+
+    machine: str
+    app: str
+    worker: str
+    of: tuple[str, ...]
+
+
+class Standbys:
+    """`begin`, then `close`. `random` gives numbers from 0 to below 1."""
+
+    def __init__(self, sites: Sites, view: RowView, random: Callable[[], float]) -> None:
+        self._sites = sites
+        self._view = view
+        self._random = random
+        self._outages: dict[str, Outage] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._starting: dict[str, asyncio.Task[None]] = {}  # by machine
+
+    def begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="standbys")
+
+    async def close(self) -> None:
+        tasks = [*self._starting.values(), *([self._task] if self._task else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S * (0.8 + 0.4 * self._random()))
+            try:
+                await self.look()
+            except HawkerError as error:
+                _logger.warning("standbys.not_read", error=error.message, cause="local rule: standbys")
+            except Exception:  # the loop goes on
+                _logger.exception("standbys.fault", cause="a fault of ours")
+
+    async def look(self) -> None:
+        """Once. Raises `StoreError`."""
+        standing = self._standing()
+        workers = self._workers_of({machine for standby in standing for machine in standby.of})
+        for gone in self._outages.keys() - set(workers.values()):
+            del self._outages[gone]
+        looked_at = sorted(set(workers.values()))
+        await asyncio.gather(*(self._look_at(worker) for worker in looked_at))
+        dead = {name for (name,) in self._view.rows("select name from members where status = 'dead'")}
+        now = asyncio.get_running_loop().time()
+        for worker in looked_at:
+            outage = self._outages[worker]
+            if outage.told or not outage.gone(now, dead=worker in dead, after_s=self._sites.settings.gone_s):
+                continue
+            outage.told = True
+            lost = {machine for machine, its in workers.items() if its == worker}
+            _logger.warning("worker.gone", worker=worker, dead=worker in dead, cause="local rule: standbys")
+            for standby in standing:
+                if standby.worker != worker and not lost.isdisjoint(standby.of):
+                    self._start(standby, worker)
+
+    def _standing(self) -> list[Standby]:
+        """Machines that could be started for others."""
+        found = []
+        for machine, app, worker, text in self._view.rows(_STANDBYS):
+            try:
+                of = msgspec.json.decode(text, type=tuple[str, ...])
+            except msgspec.MsgspecError:
+                continue  # one bad row stops nothing
+            found.append(Standby(machine, app, worker, of))
+        return found
+
+    def _workers_of(self, machines: set[str]) -> dict[str, str]:
+        """By machine: only of those that are meant to run."""
+        ids = sorted(machines)
+        marks = ",".join("?" * len(ids))
+        sql = f"select id, worker from machines where id in ({marks}) and desired <> 'stopped' order by id"
+        return dict(self._view.rows(sql, ids)) if ids else {}
+
+    async def _look_at(self, worker: str) -> None:
+        now = asyncio.get_running_loop().time
+        outage = self._outages.setdefault(worker, Outage(now()))
+        at = self._sites.directory.workers.get(worker)
+        if at is not None and await connects((at.host, at.port), CONNECT_S):
+            outage.heard(now())
+        else:
+            outage.failed()
+
+    def _start(self, standby: Standby, gone: str) -> None:
+        if standby.machine not in self._starting:
+            task = asyncio.get_running_loop().create_task(self._started(standby, gone), name=f"start {standby.machine}")
+            self._starting[standby.machine] = task
+            task.add_done_callback(lambda done: self._starting.pop(standby.machine, None))
+
+    async def _started(self, standby: Standby, gone: str) -> None:
+        """Until it runs, or the worker is back, or somebody else has decided otherwise."""
+        why = f"proxy standby: worker {gone} is gone"
+        wish = Wake(app=standby.app, machine=standby.machine, why=why)
+        while (outage := self._outages.get(gone)) is not None and outage.told:
+            worker = self._sites.directory.workers.get(standby.worker)
+            if worker is None:
+                return
+            try:
+                await self._sites.workers.of(worker).wake(wish)
+            except HawkerError as error:
+                _logger.warning("standby.not_started", machine=standby.machine, error=error.message, cause=why)
+                await asyncio.sleep(AGAIN_S)
+            else:
+                return
+
+
+_logger = get_logger()
