@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
+import pytest
+
+from hawker.supervisor.cgroups import ROOT, V1, Limits, usable
 from hawker.supervisor.disks import disks_of, is_loop, whole
 from hawker.supervisor.protocol import DISKS, features, understood
 
@@ -31,6 +35,25 @@ def test_only_devices_of_files_are_loops() -> None:
     assert is_loop("7:3")
     assert not is_loop("70:3")
     assert not is_loop("254:7")
+
+
+@pytest.mark.root
+@pytest.mark.skipif(usable() != "v1", reason="needs control groups of version 1")
+def test_a_group_from_before_there_were_limits_of_disks_goes_on(tmp_path: Path) -> None:
+    groups = V1(ROOT, f"hawker-{tmp_path.name}-{os.getpid()}")
+    groups.create("m", Limits(cpu_millis=1000, memory_mib=64, dedicated=False, pids=100))
+    (old,) = ROOT.glob(f"blkio/hawker-*-{os.getpid()}/m")
+    old.rmdir()
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        groups.attach("m", child.pid)
+        assert groups.pids("m") == [child.pid]
+        groups.resize("m", Limits(cpu_millis=1000, memory_mib=128, dedicated=False, pids=100, **OF_DISKS))
+        child.kill()
+        child.wait()
+    finally:
+        groups.remove("m")
+        groups.close()
 
 
 def test_a_supervisor_from_before_there_were_limits_of_disks_is_not_asked_for_them() -> None:

@@ -213,7 +213,9 @@ class V1:
 
     def attach(self, name: str, pid: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            for parent in self._parents.values():
+            for controller, parent in self._parents.items():
+                if controller == "blkio" and not os.path.exists(f"{parent}/{name}"):
+                    continue  # it was made by a supervisor from before disks were limited
                 _write(f"{parent}/{name}/cgroup.procs", pid)
 
     def names(self) -> list[str]:
