@@ -235,7 +235,7 @@ async def less_memory_than_it_uses(client: Client) -> None:
     await client.resize("a", 256)
 
 
-WEB = [{"internal_port": 80, "ports": [{"port": 80}]}]
+WEB = [{"internal_port": 80, "ports": [{"port": 80}], "checks": [{"type": "tcp"}]}]
 PROGRAMS = {
     "hungry": Program(least_mib=400),
     "broken": Program(fails="not executable"),

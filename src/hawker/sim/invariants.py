@@ -22,7 +22,7 @@ from hawker.core import journal
 from hawker.model.config import check_config
 from hawker.model.guest import Resources
 from hawker.model.machine import MOVES, SETTLED, State
-from hawker.model.rows import EventRow, LeaseRow, LedgerRow, MachineRow, Row, RunRow, VersionRow, WorkerRow
+from hawker.model.rows import CheckRow, EventRow, LeaseRow, LedgerRow, MachineRow, Row, RunRow, VersionRow, WorkerRow
 from hawker.sim.world import World
 from hawker.store.log import read_images
 from hawker.store.tx import Reads
@@ -50,6 +50,7 @@ def check(reads: Reads, world: World, capacity: Resources, *, since: tuple[int, 
         *ledger.audit(reads),
         *_oversold("ledger", capacity, ledger.held(reads)),
         *_check_machines(reads, world, runs),
+        *_check_checks(reads),
         *_check_world(reads, world, runs),
         *_check_effects(world, runs, since),
         *_check_runs(runs),
@@ -204,6 +205,21 @@ def _check_machines(reads: Reads, world: World, runs: dict[str, RunRow]) -> list
             if row.id in world.directories:
                 wrong.append(f"{where}: left its directory")
     return wrong
+
+
+def _check_checks(reads: Reads) -> list[str]:
+    """A machine that has an instance has rows of its checks, all of them of that instance; no other has any."""
+    wanted = {
+        (row.id, check.name, row.instance)
+        for row in reads.select(MachineRow, "instance <> ''")
+        for check in check_config(row.config).checks
+    }
+    there = {(row.machine, row.name, row.instance) for row in reads.select(CheckRow)}
+    missing, left = sorted(wanted - there), sorted(there - wanted)
+    return [
+        *(f"machine {machine}: its check {name} of {key} has no row" for machine, name, key in missing),
+        *(f"machine {machine}: the row of check {name} of {key} is left" for machine, name, key in left),
+    ]
 
 
 def _check_world(reads: Reads, world: World, runs: dict[str, RunRow]) -> list[str]:

@@ -2,7 +2,7 @@
 
 They are written in the very commit by which an instance becomes a machine's, so nobody ever sees a machine that has
 started beside the results of its program before. A machine that is suspended keeps them: its program goes on where it
-was.
+was. An update that was taken begins them anew before its program does, and again if it is given up.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ from hawker.store.tx import Tx
 
 
 def follow(tx: Tx, before: MachineRow, after: MachineRow) -> None:
-    """To be called with every change of a machine's row, under its record."""
-    another = before.instance != after.instance
-    if not another and (before.config is after.config or _said(before) == _said(after)):
+    """To be called with every change of a machine's row, under its record. A machine that has an instance has the rows
+    of its configuration's checks, and no others; one that has none has none."""
+    if before.instance == after.instance and (before.config is after.config or _said(before) == _said(after)):
         return
-    if has_checks(before.config):
+    if before.instance and has_checks(before.config):
         for check in check_config(before.config).checks:
-            key = key_of(before.id, check.name)
-            if tx.get(CheckRow, key) is not None:
-                tx.delete(CheckRow, key)
-    if another and after.instance and has_checks(after.config):
+            tx.delete(CheckRow, key_of(before.id, check.name))
+    if after.instance and has_checks(after.config):
         health = checking.fresh(tx.now_ms)
         for check in check_config(after.config).checks:
             tx.put(row_of(after, check, health))
