@@ -87,7 +87,7 @@ def test_a_runtime_a_user_a_terminal_and_a_root_that_stays_are_said_where_the_ap
 def test_ports_are_published_as_services() -> None:
     config = made({"image": "app:1"}, ports=("8080", "80:8081", "53/udp"))
     services = check_config(config).services
-    assert [(s.protocol, s.ports[0][0], s.internal_port) for s in services] == [
+    assert [(s.protocol, s.ports[0].first, s.internal_port) for s in services] == [
         ("tcp", 8080, 8080),
         ("tcp", 80, 8081),
         ("udp", 53, 53),
