@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from hawker.core.forwarding import Answer
+from hawker.core.replay_cache import Cache
 from hawker.host import Host
 from hawker.proxy.base import Address, Router, ServicePort
 from hawker.proxy.embedded.client import ClientConnection
@@ -51,6 +52,7 @@ class Engine:
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time
         self.counters = Counters()
+        self.replays = Cache()
         self.pool = Pool(settings, self.loop)
         self.connections: set[Connection] = set()
         self.tunnels: set[Tunnel] = set()
@@ -58,6 +60,7 @@ class Engine:
         self._servers: list[asyncio.Server] = []
         self._answers: dict[int, tuple[ServicePort, Answer]] = {}
         self._one_left = asyncio.Event()
+        self._host = host
         self._prefix = f"{host.ulid()}".encode()
         self._numbers = itertools.count()
         self._suffix = b"-" + settings.region.encode() if settings.region else b""
@@ -124,6 +127,10 @@ class Engine:
         self.connections.discard(which)
         self.tunnels.discard(which)
         self._one_left.set()
+
+    def now_us(self) -> int:
+        """Wall clock, microseconds since 1970."""
+        return self._host.now_ms() * 1000
 
     def next_id(self) -> bytes:
         """Of a request: unique, no secret. Which proxy and when it started, a number, the region."""

@@ -1,26 +1,22 @@
-"""One request and its answer: the machine that is to take it, tries, replays, and what the client is told.
+"""One request and its answer: what comes from the client goes to a machine, what the machine says to the client.
 
-    find -> take ----------------> pooled connection -> send -> answer -> data ... -> end
-            none: obtain (task) -> connect (task) ----^   |
-              ^                                           | refused, reset, elsewhere, fly-replay
-              +-------------------------------------------+
-
-Nothing here knows which version of HTTP the client speaks (`Front`), and a request for which a machine and a connection
-are at hand passes through without a task. A request that may have to be sent again is kept until its answer comes.
+Nothing here knows which version of HTTP the client speaks (`Front`). A request that may have to be sent again is kept
+until its answer comes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hawker.proxy.base import ANY, Failure, Header, Lease, Refused, Route, ServicePort, Wishes
-from hawker.proxy.embedded import refusals
+from hawker.proxy.base import ANY, Failure, Header, Lease, Refused, ServicePort
+from hawker.proxy.embedded.aside import Aside, Signals
+from hawker.proxy.embedded.errand import Errand
 from hawker.proxy.embedded.front import Front
-from hawker.proxy.embedded.heads import ABSENT, CHUNKED, AnswerHead, RequestHead
-from hawker.proxy.embedded.inlets import ELSEWHERE, LOAD, TIMING, Inlet
+from hawker.proxy.embedded.heads import CHUNKED, AnswerHead, RequestHead
+from hawker.proxy.embedded.inlets import Inlet
 from hawker.proxy.embedded.machine import MachineConnection
 from hawker.proxy.embedded.tunnel import Tunnel
 
@@ -31,58 +27,28 @@ GONE = 499
 """The status in logs and counts of a request whose client left before its answer was complete, as nginx has it."""
 
 
-class Search:
-    """What is remembered of a request that its first machine did not take at once."""
-
-    __slots__ = ("attempts", "deadline", "fresh", "last", "phases", "problem", "timed", "tried", "wishes")
-
-    def __init__(self, wishes: Wishes, deadline: float) -> None:
-        self.wishes = wishes
-        self.deadline = deadline
-        self.tried: set[str] = set()
-        self.attempts = 0
-        self.fresh = False
-        self.last: Failure = "refused"
-        self.problem = ""
-        self.phases: dict[str, float] = {}
-        self.timed = False
-
-    def spent(self, phase: str, seconds: float) -> None:
-        self.phases[phase] = self.phases.get(phase, 0.0) + seconds
-
-
-class Exchange:
+class Exchange(Errand):
     """The front calls `start` once, `body` and `body_end` as the body comes (also before `start`), `pause` and `resume`
     when it cannot take more, `gone` when its client has left. The rest is for the machine's connection."""
 
     __slots__ = (
-        *("_answered", "_connection", "_discard", "_engine", "_front", "_inlet", "_kept", "_kept_bytes", "_lease"),
-        *("_phases", "_request", "_route", "_search", "_task", "_whole"),
-        *("begun", "bytes", "first", "over", "request_id", "sending", "status"),
+        *("_answered", "_connection", "_front", "_kept", "_kept_bytes"),
+        *("begun", "bytes", "first", "over", "sending", "status"),
     )
 
     def __init__(self, engine: Engine, front: Front, inlet: Inlet, request: RequestHead) -> None:
-        self._engine = engine
+        super().__init__(engine, inlet, request)
         self._front = front
-        self._inlet = inlet
-        self._request = request
-        self._route: Route | None = None
-        self._lease: Lease | None = None
         self._connection: MachineConnection | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._search: Search | None = None
         self._kept: list[bytes] = []
         self._kept_bytes = 0
-        self._whole = True  # what is kept is all of the body that has come
         self._answered = False
-        self._discard: Callable[[], None] | None = None
         self.sending = request.length > 0 or request.length == CHUNKED
         self.over = False
         self.begun = engine.now()
         self.first = 0.0
         self.status = 0
         self.bytes = 0
-        self.request_id = inlet.request_id(request)
 
     @property
     def request(self) -> RequestHead:
@@ -94,16 +60,6 @@ class Exchange:
         return None if self._route is None else self._route.port
 
     # --- for the front -----------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        try:
-            route = self._inlet.find(self._request)
-            if route is None:
-                self._seek()
-            elif self._enter(route):
-                self._take(route)
-        except Refused as refusal:
-            self._refuse(refusal)
 
     def body(self, data: bytes) -> None:
         """More of the request's body."""
@@ -167,9 +123,8 @@ class Exchange:
             self._front.answer_lines(head.status, head.reason, lines, head.length)
 
     def data(self, data: bytes) -> None:
-        if self._discard is None:
-            self.bytes += len(data)
-            self._front.data(data)
+        self.bytes += len(data)
+        self._front.data(data)
 
     def flush(self) -> None:
         if self._answered:
@@ -177,19 +132,12 @@ class Exchange:
 
     def ended(self, trailers: list[Header]) -> None:
         self._connection = None
-        if self._discard is not None:
-            again, self._discard = self._discard, None
-            again()
-            return
         self._finish()
         self._front.end(trailers)
 
     def broken(self, how: Failure, problem: str) -> None:
         connection, self._connection = self._connection, None
-        if self._discard is not None:
-            again, self._discard = self._discard, None
-            again()
-        elif self._answered:
+        if self._answered:
             self._finish()
             self._front.cut()
         else:
@@ -211,29 +159,7 @@ class Exchange:
     def stalled(self, stalled: bool) -> None:
         self._front.hold(stalled)
 
-    # --- the way to a machine ----------------------------------------------------------------------------------------
-
-    def _enter(self, route: Route) -> bool:
-        """Where the request belongs is known. False: it is answered already. Raises `Refused`."""
-        self._route = route
-        if self._inlet.redirects(route.port):
-            self._redirect()
-            return False
-        if self._request.wishes:
-            self._search = Search(self._inlet.wishes(self._request), self._deadline())
-            self._search.timed = any(name == TIMING for name, _ in self._request.headers)
-        return True
-
-    def _take(self, route: Route) -> None:
-        """The way without waiting, as far as there is one."""
-        lease = route.take() if self._search is None else route.take(self._search.wishes)
-        if lease is not None:
-            self._lease = lease
-            connection = None if self._bare else self._engine.pool.take(lease.address, self._repeatable)
-            if connection is not None:
-                self._send(connection)
-                return
-        self._seek()
+    # --- to the machine ----------------------------------------------------------------------------------------------
 
     def _send(self, connection: MachineConnection) -> None:
         lease = self._lease
@@ -263,6 +189,8 @@ class Exchange:
         request = self._request
         wishes = ANY if self._search is None else self._search.wishes
         fields = self._inlet.forward(request, self.request_id, lease, wishes, request.upgrade)
+        if self._search is not None:
+            fields += self._search.added
         framing = b"\r\ntransfer-encoding: chunked\r\n\r\n" if request.length == CHUNKED else b"\r\n\r\n"
         lines = b"\r\n".join(map(b": ".join, fields))
         data = b"%b %b HTTP/1.1\r\n%b%b" % (request.method, request.target, lines, framing)
@@ -285,143 +213,32 @@ class Exchange:
         self._engine.counters.tunnels += 1
         Tunnel(transport, machine, idle_s, self._tunnelled, self._engine).start(early, first)
 
-    @property
-    def _bare(self) -> bool:
-        """Whether a connection was asked for, and it is the machine's own: bytes without HTTP around them."""
-        return self._request.method == b"CONNECT" and self._lease is not None and not self._lease.headers
-
-    def _seek(self) -> None:
-        self._task = self._engine.spawn(self._sought())
-
-    async def _sought(self) -> None:
-        """The way with waiting: load the app, obtain a machine, connect, until one has the request."""
-        try:
-            while True:
-                try:
-                    connection = await self._found()
-                except _NotThere as failure:
-                    if not self._tries_again(failure.how, failure.problem, sent=False):
-                        raise self._failed() from None
-                else:
-                    break
-        except Refused as refusal:
-            self._task = None
-            self._refuse(self._given_up(refusal))
-            return
-        self._task = None
-        if connection is not None:
-            self._send(connection)
-
-    async def _found(self) -> MachineConnection | None:
-        """A connection to a machine that takes the request; None: answered already. Raises `Refused`, `_NotThere`."""
-        route = self._route
-        now = self._engine.now
-        begun = now()
-        if route is None:
-            route = await self._inlet.load(self._request)
-            if not self._enter(route):
-                return None
-        search = self._search
-        if search is None:
-            search = self._search = Search(ANY, self._deadline())
-        lease = self._lease
-        if lease is None:
-            lease = self._lease = route.take(search.wishes, search.tried) or await route.obtain(
-                search.wishes, search.tried, deadline=search.deadline, request=self.request_id.decode()
-            )
-            search.spent("obtain", now() - begun)
-            begun = now()
-        if not search.fresh and not self._bare:
-            connection = self._engine.pool.take(lease.address, self._repeatable)
-            if connection is not None:
-                return connection
-        search.fresh = False
-        try:
-            connection = await self._engine.pool.connect(lease.address)
-        except TimeoutError:
-            raise _NotThere("timeout", "it cannot be connected to in time") from None
-        except OSError as error:
-            raise _NotThere("refused", f"it cannot be connected to ({error.strerror or error})") from None
-        search.spent("connect", now() - begun)
-        return connection
-
-    @property
-    def _repeatable(self) -> bool:
-        """Whether the request may be made twice (RFC 9110 9.2.2)."""
-        return self._request.method in _IDEMPOTENT
-
-    def _deadline(self) -> float:
-        return self._engine.now() + self._engine.settings.wait_s
-
-    # --- trying again ------------------------------------------------------------------------------------------------
-
-    def _again(self, how: Failure, problem: str, *, sent: bool, stale: bool = False) -> None:
-        if self._tries_again(how, problem, sent=sent, stale=stale):
-            self._seek()
-        else:
-            self._refuse(self._failed())
-
-    def _tries_again(self, how: Failure, problem: str, *, sent: bool, stale: bool = False) -> bool:
-        """Note that this machine did not take it. Whether another one may be tried."""
-        search = self._search
-        if search is None:
-            search = self._search = Search(ANY, self._deadline())
-        search.last, search.problem = how, problem
-        search.attempts += 1
-        lease = self._lease
-        assert lease is not None
-        if stale:
-            search.fresh = True  # the machine closed a connection it had kept long enough: it may be fine
-        else:
-            self._lease = None
-            lease.failed(how)
-            search.tried.add(lease.machine)
-        again = (not sent or self._repeatable) and self._whole and search.attempts < self._engine.settings.attempts
-        if again:
-            self._engine.counters.retries += 1
-        return again
-
-    def _given_up(self, refusal: Refused) -> Refused:
-        """What to say when no other machine takes it: what the last one did says more than that there is none."""
-        if refusal.status != 503 or self._search is None or not self._search.attempts:
-            return refusal
-        failed = self._failed()
-        failed.retry_after_s = refusal.retry_after_s
-        return failed
-
-    def _failed(self) -> Refused:
-        search = self._search
-        assert search is not None
-        status, code, _ = refusals.OF_FAILURES[search.last]
-        return Refused(status, code, f"no answer from a machine of this app: {search.problem}")
-
     def _heed(self, head: AnswerHead) -> bool:
-        """Fields meant for this proxy. True: this is not the client's answer."""
-        lease = self._lease
+        """An answer with fields meant for this proxy. True: it is not the client's."""
+        lease, connection = self._lease, self._connection
         assert lease is not None
-        if lease.headers:
-            elsewhere = b""
-            for name, value in head.headers:
-                if name == LOAD:
-                    lease.heard(value)
-                elif name == ELSEWHERE:
-                    elsewhere = value
-            if elsewhere and head.status == 421:
-                how = _failure(elsewhere)
-                sent = how not in ("elsewhere", "refused")
-                self._put_aside(head, lambda: self._again(how, "its worker could not reach it", sent=sent))
-                return True
-        return False
+        assert connection is not None
+        signals = Signals(head, lease)
+        if signals.load:
+            lease.heard(signals.load)
+        how, sent = signals.elsewhere, signals.sent
 
-    def _put_aside(self, head: AnswerHead, then: Callable[[], None]) -> None:
-        """Read this answer to its end without passing it on, or close its connection if that may take long."""
-        if head.length == ABSENT or 0 <= head.length <= _ASIDE_BYTES:
-            self._discard = then
-        else:
-            assert self._connection is not None
-            self._connection.abandon()
+        def again(body: bytes) -> None:
+            assert how is not None
             self._connection = None
-            then()
+            self._again(how, "its worker could not reach it", sent=sent)
+
+        def follow(body: bytes) -> None:
+            self._connection = None
+            self._follow(head.headers, body if signals.handed == "json" else None)
+
+        if how is not None:
+            Aside(head, self, again).begin(connection, read=False)
+        elif signals.handed and self._inlet.edge:
+            Aside(head, self, follow).begin(connection, read=signals.handed == "json")
+        else:
+            return False
+        return True
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -440,21 +257,14 @@ class Exchange:
             connection.write(data)
 
     def _headers(self, head: AnswerHead) -> list[Header]:
-        assert self._route is not None
-        assert self._lease is not None
-        upgrade = head.upgrade if head.status == 101 else b""
-        fields = self._inlet.back(head, self._route.port, self.request_id, self._lease, upgrade)
-        if self._search is not None and self._search.timed:
-            fields.append((b"server-timing", self._timing()))
+        lease, route, search = self._lease, self._route, self._search
+        assert lease is not None
+        assert route is not None
+        fields = self._inlet.back(head, route.port, self.request_id, lease, head.upgrade if head.status == 101 else b"")
+        if search is not None and search.timed:
+            at = "edge" if self._inlet.edge else "worker"
+            fields.append((b"server-timing", search.timing(at, lease.phases, self.first - self.begun)))
         return fields
-
-    def _timing(self) -> bytes:
-        """Server-Timing (W3C), in milliseconds: what looking up, waiting and connecting took, and all of it."""
-        assert self._search is not None
-        assert self._lease is not None
-        phases = self._search.phases | self._lease.phases | {"first-byte": self.first - self.begun}
-        at = "edge" if self._inlet.edge else "worker"
-        return ", ".join(f"{at}-{name};dur={seconds * 1000:.3f}" for name, seconds in phases.items()).encode()
 
     def _redirect(self) -> None:
         location = b"https://" + self._request.host.encode() + self._request.target
@@ -476,11 +286,6 @@ class Exchange:
         self._finish()
         self._front.end(())
 
-    def _leave(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
-
     def _finish(self) -> None:
         self.over = True
         self._kept = []
@@ -493,21 +298,3 @@ class Exchange:
         self.bytes += sent
         self._engine.counters.tunnels -= 1
         self._finish()
-
-
-class _NotThere(Exception):
-    def __init__(self, how: Failure, problem: str) -> None:
-        super().__init__(problem)
-        self.how = how
-        self.problem = problem
-
-
-def _failure(reason: bytes) -> Failure:
-    """What `hawker-elsewhere` says."""
-    known: dict[bytes, Failure] = {b"refused": "refused", b"reset": "reset", b"timeout": "timeout"}
-    return known.get(reason, "elsewhere")
-
-
-_ASIDE_BYTES = 64 << 10
-"""Of an answer that is not passed on: what is read so that its connection can be used again."""
-_IDEMPOTENT = frozenset((b"GET", b"HEAD", b"OPTIONS", b"TRACE", b"PUT", b"DELETE"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from hawker.core.forwarding import Answer
+from hawker.core.replay import JSON_TYPE
 from hawker.proxy.base import Header
 
 CHUNKED = -1
@@ -71,6 +72,13 @@ class RequestHead:
         self.wishes = False
         self.passed: tuple[bytes, bytes] | None = None
 
+    def changed(self, target: bytes, headers: list[Header]) -> RequestHead:
+        """The same request with another target and other fields."""
+        head = RequestHead(self.method, target, self.minor, headers)
+        head.host, head.length, head.keep_alive = self.host, self.length, self.keep_alive
+        head.expects, head.upgrade = self.expects, self.upgrade
+        return head
+
 
 class AnswerHead:
     """`length` as in a request, or `UNTIL_CLOSE`; 0 or more is the body that follows. `declared` is what Content-Length
@@ -108,7 +116,6 @@ _OF_ANSWERS = frozenset(
         *(b"fly-replay", b"fly-replay-cache", b"hawker-elsewhere", b"hawker-load"),
     )
 )
-REPLAY_TYPE = b"application/vnd.fly.replay+json"
 
 
 def never_a_head(data: bytes) -> bool:
@@ -197,7 +204,7 @@ def read_answer(data: bytes, fields_max: int, method: bytes) -> AnswerHead:
             connection = value if connection is None else connection + b"," + value
         elif name == b"upgrade":
             head.upgrade = value
-        elif name != b"content-type" or value[:31].lower() == REPLAY_TYPE:
+        elif name != b"content-type" or value[: len(JSON_TYPE)].lower() == JSON_TYPE:
             head.signals = True
     if connection is not None:
         tokens = {token.strip() for token in connection.lower().split(b",")}

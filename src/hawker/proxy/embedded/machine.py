@@ -136,6 +136,10 @@ class MachineConnection(asyncio.Protocol):
             self.transport.resume_reading()
         self._deadline.within(self._idle_s)
 
+    def hand_over(self, asker: Asker) -> None:
+        """Whose answer the rest of this one is."""
+        self._asker = asker
+
     def abandon(self) -> None:
         """The asker is gone, and with it the connection: what else would come has nobody to go to."""
         self._asker = None
@@ -250,7 +254,7 @@ class MachineConnection(asyncio.Protocol):
             asker.switched(head, data)
             return
         asker.answer(head)
-        if self._asker is asker and (data or head.length in (0, ABSENT)):
+        if self._asker is not None and (data or head.length in (0, ABSENT)):
             self._read_body(data)
 
     def _read_body(self, data: bytes) -> None:

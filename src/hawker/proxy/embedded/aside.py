@@ -1,0 +1,107 @@
+"""Answers that are not the client's: their fields say what the proxy is to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hawker.core.replay import JSON_TYPE
+from hawker.proxy.base import Failure, Header, Lease
+from hawker.proxy.embedded.heads import ABSENT, AnswerHead
+from hawker.proxy.embedded.inlets import ELSEWHERE, LOAD
+from hawker.proxy.embedded.machine import Asker, MachineConnection
+
+ASIDE_BYTES = 64 << 10
+"""Of an answer that is not passed on: what is read so that its connection can be used again, and of a replay's JSON."""
+
+
+class Signals:
+    """What an answer's head says to the proxy. A worker's proxy, in an answer over the backhaul: `load`,
+    and that the machine is `elsewhere`, and whether it was `sent` something. An app: that the request is `handed` on,
+    by a field or by JSON."""
+
+    __slots__ = ("elsewhere", "handed", "load", "sent")
+
+    def __init__(self, head: AnswerHead, lease: Lease) -> None:
+        self.load = b""
+        self.elsewhere: Failure | None = None
+        self.sent = False
+        self.handed = ""
+        inner = bool(lease.headers)
+        for name, value in head.headers:
+            if name == b"fly-replay":
+                self.handed = "field"
+            elif name == b"content-type" and not self.handed and value[: len(JSON_TYPE)].lower() == JSON_TYPE:
+                self.handed = "json"
+            elif inner and name == LOAD:
+                self.load = value
+            elif inner and name == ELSEWHERE and head.status == 421:
+                self.elsewhere = _FAILURES.get(value, "elsewhere")
+                self.sent = self.elsewhere in ("reset", "timeout", "unhealthy")
+
+
+_FAILURES: dict[bytes, Failure] = {
+    b"refused": "refused",
+    b"reset": "reset",
+    b"timeout": "timeout",
+    b"unhealthy": "unhealthy",
+}
+
+
+class Aside(Asker):
+    """Takes the place of a connection's asker until the answer's end, then calls `then` with its body, of which it
+    keeps `ASIDE_BYTES`. When more is to come the connection is closed instead."""
+
+    def __init__(self, head: AnswerHead, of: Asker, then: Callable[[bytes], None]) -> None:
+        self._of = of
+        self._then = then
+        self._body: list[bytes] = []
+        self._bytes = 0
+        self._large = head.length not in (ABSENT, 0) and not 0 < head.length <= ASIDE_BYTES
+        self._over = False
+        self._connection: MachineConnection
+
+    def begin(self, connection: MachineConnection, *, read: bool) -> None:
+        """`read`: its body is wanted, whatever its length says."""
+        self._connection = connection
+        if self._large and not read:
+            self._end()
+        else:
+            connection.hand_over(self)
+
+    @property
+    def sending(self) -> bool:
+        return self._of.sending
+
+    def data(self, data: bytes) -> None:
+        self._bytes += len(data)
+        if self._bytes <= ASIDE_BYTES:
+            self._body.append(data)
+        elif not self._over:
+            self._end()
+
+    def ended(self, trailers: list[Header]) -> None:
+        self._then(b"".join(self._body))
+
+    def broken(self, how: Failure, problem: str) -> None:
+        self._then(b"".join(self._body))
+
+    def _end(self) -> None:
+        """Wait for no more of it."""
+        self._over = True
+        self._connection.abandon()
+        self._then(b"")
+
+    def stalled(self, stalled: bool) -> None:
+        self._of.stalled(stalled)
+
+    def flush(self) -> None:
+        pass
+
+    def interim(self, head: AnswerHead) -> None:
+        raise NotImplementedError  # the head has come
+
+    def answer(self, head: AnswerHead) -> None:
+        raise NotImplementedError
+
+    def switched(self, head: AnswerHead, rest: bytes) -> None:
+        raise NotImplementedError

@@ -1,0 +1,265 @@
+"""The way of a request to a machine: its route, a machine that takes it, a connection; other tries, and replays.
+
+    find -> take ----------------> pooled connection -> send
+            none: obtain (task) -> connect (task) ----^
+              ^
+              +--- refused, reset, elsewhere, fly-replay
+
+A request for which a machine and a connection are at hand passes through without a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from hawker.core.replay import BadReplay, read_json, replay_of
+from hawker.core.retrying import IDEMPOTENT
+from hawker.proxy.base import Failure, Header, Lease, Refused, Route
+from hawker.proxy.embedded.heads import RequestHead
+from hawker.proxy.embedded.inlets import TIMING, Inlet
+from hawker.proxy.embedded.machine import MachineConnection
+from hawker.proxy.embedded.replaying import Replaying, remembered
+from hawker.proxy.embedded.search import Search
+
+if TYPE_CHECKING:
+    from hawker.proxy.embedded.engine import Engine
+
+
+class Errand:
+    """What an exchange is as long as it has no answer. `_lease` is its place at a machine, `_whole` whether all that
+    came of its body is kept, to be sent once more. Ends in `_send`, `_redirect` or `_refuse`, the last perhaps after
+    `_again`, which is for a machine that did not answer."""
+
+    __slots__ = (
+        "_engine",
+        "_inlet",
+        "_lease",
+        "_replaying",
+        "_request",
+        "_route",
+        "_search",
+        "_task",
+        "_whole",
+        "request_id",
+    )
+
+    def __init__(self, engine: Engine, inlet: Inlet, request: RequestHead) -> None:
+        self._engine = engine
+        self._inlet = inlet
+        self._request = request
+        self._route: Route | None = None
+        self._lease: Lease | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._search: Search | None = None
+        self._replaying: Replaying | None = None
+        self._whole = True
+        self.request_id = inlet.request_id(request)
+
+    def _send(self, connection: MachineConnection) -> None:
+        """Here is a connection to the machine of `_lease`."""
+        raise NotImplementedError
+
+    def _redirect(self) -> None:
+        """The client is to come again over TLS."""
+        raise NotImplementedError
+
+    def _refuse(self, refusal: Refused) -> None:
+        raise NotImplementedError
+
+    def start(self) -> None:
+        try:
+            route = self._inlet.find(self._request)
+            if route is None:
+                self._seek()
+            elif self._enter(route):
+                self._take(route)
+        except Refused as refusal:
+            self._refuse(refusal)
+
+    def _enter(self, route: Route) -> bool:
+        """Where the request belongs is known. False: it is answered already. Raises `Refused`."""
+        self._route = route
+        if self._inlet.redirects(route.port):
+            self._redirect()
+            return False
+        request = self._request
+        if request.wishes:
+            timed = any(name == TIMING for name, _ in request.headers)
+            self._search = Search(self._deadline(), self._inlet.wishes(request), timed=timed)
+        if self._engine.replays and self._inlet.edge:
+            if self._search is None:
+                self._search = Search(self._deadline())
+            remembered(self._engine, request, route, self._search)
+        return True
+
+    def _take(self, route: Route) -> None:
+        """The way without waiting, as far as there is one."""
+        search = self._search
+        lease = None
+        if search is None:
+            lease = route.take()
+        elif not search.app:
+            lease = route.take(search.wishes)
+        if lease is not None:
+            self._lease = lease
+            connection = None if self._bare else self._engine.pool.take(lease.address, self._repeatable)
+            if connection is not None:
+                self._send(connection)
+                return
+        self._seek()
+
+    @property
+    def _bare(self) -> bool:
+        """Whether a connection was asked for, and it is the machine's own: bytes without HTTP around them."""
+        return self._request.method == b"CONNECT" and self._lease is not None and not self._lease.headers
+
+    def _seek(self) -> None:
+        self._task = self._engine.spawn(self._sought())
+
+    async def _sought(self) -> None:
+        """The way with waiting: load the app, obtain a machine, connect, until one has the request."""
+        try:
+            while True:
+                try:
+                    connection = await self._found()
+                except _NotThere as failure:
+                    if not self._tries_again(failure.how, failure.problem, sent=False):
+                        assert self._search is not None
+                        raise self._search.outcome() from None
+                else:
+                    break
+        except Refused as refusal:
+            self._task = None
+            self._fail(refusal if self._search is None else self._search.given_up(refusal))
+            return
+        self._task = None
+        if connection is not None:
+            self._send(connection)
+
+    async def _found(self) -> MachineConnection | None:
+        """A connection to a machine that takes the request; None: answered already. Raises `Refused`, `_NotThere`."""
+        route = self._route
+        now = self._engine.now
+        begun = now()
+        if route is None:
+            route = await self._inlet.load(self._request)
+            if not self._enter(route):
+                return None
+        if self._search is not None and self._search.app:
+            app, self._search.app = self._search.app, ""
+            route = self._route = await self._engine.router.other(route, app)
+        search = self._search
+        if search is None:
+            search = self._search = Search(self._deadline())
+        lease = self._lease
+        if lease is None:
+            lease = self._lease = route.take(search.wishes, search.tried) or await route.obtain(
+                search.wishes, search.tried, deadline=search.deadline, request=self.request_id.decode("latin-1")
+            )
+            search.spent("obtain", now() - begun)
+            begun = now()
+        if not search.fresh and not self._bare:
+            connection = self._engine.pool.take(lease.address, self._repeatable)
+            if connection is not None:
+                return connection
+        search.fresh = False
+        try:
+            connection = await self._engine.pool.connect(lease.address)
+        except TimeoutError:
+            raise _NotThere("timeout", "it cannot be connected to in time") from None
+        except OSError as error:
+            raise _NotThere("refused", f"it cannot be connected to ({error.strerror or error})") from None
+        search.spent("connect", now() - begun)
+        return connection
+
+    @property
+    def _repeatable(self) -> bool:
+        """Whether the request may be made twice (RFC 9110 9.2.2)."""
+        return self._request.method in IDEMPOTENT
+
+    def _deadline(self) -> float:
+        return self._engine.now() + self._engine.settings.wait_s
+
+    def _again(self, how: Failure, problem: str, *, sent: bool, stale: bool = False) -> None:
+        if self._tries_again(how, problem, sent=sent, stale=stale):
+            self._seek()
+        else:
+            assert self._search is not None
+            self._fail(self._search.outcome(), acted=sent and not self._repeatable)
+
+    def _tries_again(self, how: Failure, problem: str, *, sent: bool, stale: bool = False) -> bool:
+        """Note that this machine did not take it. Whether another one may be tried."""
+        search = self._search
+        if search is None:
+            search = self._search = Search(self._deadline())
+        lease = self._lease
+        assert lease is not None
+        if stale:
+            search.fresh = True  # the machine closed a connection it had kept long enough: it may be fine
+        else:
+            self._lease = None
+            lease.failed(how)
+            search.tried.add(lease.machine)
+        again = search.failed(
+            self._request.method, how, problem, sent=sent, whole=self._whole, most=self._engine.settings.attempts
+        )
+        self._engine.counters.retries += again
+        return again
+
+    def _fail(self, refusal: Refused, *, acted: bool = False) -> None:
+        """No machine took it. `acted`: one may have done what it asks for, all the same."""
+        search = self._search
+        if search is not None and self._whole and not acted:
+            if search.remembered:
+                self._engine.replays.forget(search.remembered)
+                self._search = Search(self._deadline(), timed=search.timed)
+                self._seek()
+                return
+            back = None if self._replaying is None else self._replaying.back(search)
+            if back is not None:
+                self._request, self._route, self._search = back
+                self._seek()
+                return
+        self._refuse(refusal)
+
+    def _follow(self, headers: list[Header], body: bytes | None) -> None:
+        """A machine hands the request on, by a field or by JSON."""
+        lease, route = self._lease, self._route
+        assert lease is not None
+        assert route is not None
+        try:
+            replay = replay_of(headers) if body is None else read_json(body)
+        except BadReplay as bad:
+            self._refuse(Refused(502, "PA03", f"the app hands this request on, but {bad}"))
+            return
+        assert replay is not None
+        if not self._whole:
+            most = self._engine.settings.replay_bytes
+            self._refuse(Refused(413, "PA01", f"the app hands this request on, and its body is over {most} bytes"))
+            return
+        if self._replaying is None:
+            self._replaying = Replaying(self._engine)
+        timed = self._search is not None and self._search.timed
+        try:
+            self._request, self._search = self._replaying.follow(
+                replay, self._request, route, lease.machine, lease.region, timed
+            )
+        except Refused as refusal:
+            self._refuse(refusal)
+            return
+        self._lease = None
+        lease.release()
+        self._seek()
+
+    def _leave(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+
+class _NotThere(Exception):
+    def __init__(self, how: Failure, problem: str) -> None:
+        super().__init__(problem)
+        self.how = how
+        self.problem = problem

@@ -1,0 +1,110 @@
+"""Requests that a machine hands on to another one, and those that are known to go there (`fly-replay`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hawker.core.replay import Reason, Replay, Transform, failed_field, source_field
+from hawker.core.replay_cache import Key, bypasses, keys_of, prefix_key, session_key, status_field
+from hawker.proxy.base import Refused, Route
+from hawker.proxy.embedded.heads import RequestHead
+from hawker.proxy.embedded.search import Search
+
+if TYPE_CHECKING:
+    from hawker.proxy.embedded.engine import Engine
+
+
+class Replaying:
+    """The replays of one request. `follow` says how it goes on, `back` how when that failed."""
+
+    __slots__ = ("_begun", "_count", "_engine", "_last", "_request", "_route", "_source")
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._count = 0
+        self._last: Replay | None = None
+        self._source = ""
+        self._request: RequestHead
+        self._route: Route
+        self._begun = 0.0
+
+    def follow(
+        self, replay: Replay, request: RequestHead, route: Route, source: str, region: str, timed: bool
+    ) -> tuple[RequestHead, Search]:
+        """The machine `source` said `replay`. Raises `Refused`."""
+        engine = self._engine
+        self._count += 1
+        if self._count > engine.settings.replays:
+            raise Refused(508, "PA02", f"this request was handed on {self._count - 1} times already")
+        engine.counters.replays += 1
+        now = engine.now()
+        self._last, self._request, self._route, self._source, self._begun = replay, request, route, source, now
+        search = Search(
+            now + (replay.timeout_s or engine.settings.wait_s),
+            replay.wishes(source),
+            app=_other(replay, route),
+            timed=timed,
+        )
+        search.added.append(source_field(replay, source, region, engine.now_us()))
+        if self._remember(replay, request, route):
+            search.added.append(status_field("bypass" if bypasses(request.headers) else "miss"))
+        target, fields = replay.transform.apply(request.target, request.headers)
+        return request.changed(target, fields), search
+
+    def back(self, search: Search) -> tuple[RequestHead, Route, Search] | None:
+        """Nobody took it where the replay sent it: how it goes on all the same, if the replay says so."""
+        replay, self._last = self._last, None
+        wishes = None if replay is None else replay.fallback_wishes(self._source)
+        if replay is None or wishes is None:
+            return None
+        now = self._engine.now()
+        reason: Reason = "retries_exhausted" if search.tries else "no_candidate"
+        if now >= search.deadline:
+            reason = "timeout"
+        again = Search(now + self._engine.settings.wait_s, wishes, timed=search.timed)
+        again.added.append(failed_field(replay, self._source, reason, round((now - self._begun) * 1000)))
+        return self._request, self._route, again
+
+    def _remember(self, replay: Replay, request: RequestHead, route: Route) -> bool:
+        """Whether the app wants such requests to be remembered. They are, where the replay says the same for all."""
+        cache, now = self._engine.replays, self._engine.now()
+        remember, sessions = replay.remember, route.port.replay_cache
+        if remember is None and not sessions:
+            return False
+        path = _path(request)
+        if remember is not None and remember.invalidate:
+            cache.forget(keys_of(route.app, request.host, path, request.headers, sessions))
+            return True
+        if remember is not None:
+            key = prefix_key(route.app, request.host, path, remember)
+            if key is not None:
+                cache.keep(key, replay, ttl_s=remember.ttl_s, allow_bypass=remember.allow_bypass, now=now)
+        if not replay.state and replay.transform == Transform():
+            for entry in sessions:
+                key = session_key(route.app, request.host, path, request.headers, entry)
+                if key is not None:
+                    cache.keep(key, replay, ttl_s=entry.ttl_s, allow_bypass=entry.allow_bypass, now=now)
+        return True
+
+
+def remembered(engine: Engine, request: RequestHead, route: Route, search: Search) -> None:
+    """Send `search` where requests like this one were sent before."""
+    keys: list[Key] = keys_of(route.app, request.host, _path(request), request.headers, route.port.replay_cache)
+    found = engine.replays.find(keys, engine.now())
+    if found is None:
+        return
+    if found.allow_bypass and bypasses(request.headers):
+        search.added.append(status_field("bypass"))
+        return
+    search.wishes = found.replay.wishes("")
+    search.app = _other(found.replay, route)
+    search.added.append(status_field("hit"))
+    search.remembered = keys
+
+
+def _other(replay: Replay, route: Route) -> str:
+    return replay.app if replay.app != route.app else ""
+
+
+def _path(request: RequestHead) -> str:
+    return request.target.partition(b"?")[0].decode("latin-1")

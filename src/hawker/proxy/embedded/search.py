@@ -1,0 +1,77 @@
+"""How one request looks for its machine: what it wishes, what was tried, and what came of it."""
+
+from __future__ import annotations
+
+from hawker.core.replay_cache import Key
+from hawker.core.retrying import may_retry
+from hawker.proxy.base import ANY, Failure, Header, Refused, Wishes
+from hawker.proxy.embedded import refusals
+
+
+class Search:
+    """Made when the first machine did not take a request at once, or it says more than which app it is for. `deadline`
+    is of the loop's clock. `app`: another one that it was handed on to, until its route is found. `added` are fields
+    for the machine. `remembered`: what this way was remembered by."""
+
+    __slots__ = (
+        *(
+            "added",
+            "app",
+            "deadline",
+            "fresh",
+            "how",
+            "phases",
+            "problem",
+            "remembered",
+            "sent_tries",
+            "timed",
+            "tried",
+        ),
+        *("tries", "wishes"),
+    )
+
+    def __init__(self, deadline: float, wishes: Wishes = ANY, *, app: str = "", timed: bool = False) -> None:
+        self.deadline = deadline
+        self.wishes = wishes
+        self.app = app
+        self.timed = timed
+        self.added: list[Header] = []
+        self.remembered: list[Key] = []
+        self.tried: set[str] = set()
+        self.tries = 0
+        self.sent_tries = 0
+        self.fresh = False
+        """Whether the next try needs a new connection."""
+        self.how: Failure = "refused"
+        self.problem = ""
+        self.phases: dict[str, float] = {}
+
+    def spent(self, phase: str, seconds: float) -> None:
+        self.phases[phase] = self.phases.get(phase, 0.0) + seconds
+
+    def failed(self, method: bytes, how: Failure, problem: str, *, sent: bool, whole: bool, most: int) -> bool:
+        """A machine did not take it. Whether another one may be tried."""
+        self.how, self.problem = how, problem
+        self.tries += 1
+        self.sent_tries += sent
+        return self.tries < most and may_retry(
+            method, how, sent=sent, whole=whole, tries=self.tries, sent_tries=self.sent_tries
+        )
+
+    def outcome(self) -> Refused:
+        """What to tell the client when no other machine is tried."""
+        status, code, _ = refusals.OF_FAILURES[self.how]
+        return Refused(status, code, f"no answer from a machine of this app: {self.problem}")
+
+    def given_up(self, refusal: Refused) -> Refused:
+        """What to tell it when there is no other: what the last one did says more than that there is none."""
+        if refusal.status != 503 or not self.tries:
+            return refusal
+        outcome = self.outcome()
+        outcome.retry_after_s = refusal.retry_after_s
+        return outcome
+
+    def timing(self, at: str, of_lease: dict[str, float], first_byte_s: float) -> bytes:
+        """Server-Timing (W3C), in milliseconds: what looking up, waiting and connecting took, and all of it."""
+        phases = self.phases | of_lease | {"first-byte": first_byte_s}
+        return ", ".join(f"{at}-{name};dur={seconds * 1000:.3f}" for name, seconds in phases.items()).encode()
