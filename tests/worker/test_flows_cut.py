@@ -188,7 +188,7 @@ async def an_image_that_comes_too_late(client: Client) -> None:
 async def another_image(client: Client) -> None:
     await client.create("a", image="app:1", services=WEB)
     await client.rest()
-    await client.update("a", image="app:2", services=[*WEB, {"internal_port": 81}])
+    await client.update("a", image="app:2", services=[MORE, *WEB])
     await client.rest()
     await client.restart("a")
 
@@ -197,7 +197,7 @@ async def another_image_that_must_not_be_used(client: Client) -> None:
     client.world.bad_images["app:2"] = "a layer is corrupt"
     await client.create("a", image="app:1", services=WEB)
     await client.rest()
-    await client.update("a", image="app:2", services=[*WEB, {"internal_port": 81}])
+    await client.update("a", image="app:2", services=[MORE, *WEB])
 
 
 async def another_image_in_the_place_of_one_on_its_way(client: Client) -> None:
@@ -206,7 +206,7 @@ async def another_image_in_the_place_of_one_on_its_way(client: Client) -> None:
     await client.update("a", image="app:2", services=WEB)
     await client.rest()
     await client.update("a", image="app:3", services=WEB)
-    await client.update("a", image="app:4", services=[*WEB, {"internal_port": 81}])
+    await client.update("a", image="app:4", services=[MORE, *WEB])
 
 
 async def another_runtime(client: Client) -> None:
@@ -236,6 +236,7 @@ async def less_memory_than_it_uses(client: Client) -> None:
 
 
 WEB = [{"internal_port": 80, "ports": [{"port": 80}], "checks": [{"type": "tcp"}]}]
+MORE = {"internal_port": 81, "checks": [{"type": "http"}]}
 PROGRAMS = {
     "hungry": Program(least_mib=400),
     "broken": Program(fails="not executable"),
