@@ -139,9 +139,8 @@ def test_a_machine_of_before_keeps_its_users_and_no_other_gets_them(tmp_path: Pa
     new = usual(tmp_path).of("new")
     (tmp_path / "users").unlink()
     users = usual(tmp_path)
-    users.keep("old", new)  # what the other would have got
-    users.keep("old", 5)
-    users.keep("older", new)  # two that had the same keep them
+    users.keep({"old": new})  # what the other would have got
+    users.keep({"old": 5, "older": new})  # two that had the same keep them
     assert (users.of("old"), users.of("older")) == (new, new)
     assert users.of("new") != new
     users.release("old")

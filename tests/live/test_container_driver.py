@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from tests.kit.drivers import Opened, opened
+from tests.kit.drivers import Opened, opened, shell
 from tests.kit.unpacked import UnpackedImages
 from tests.live.conformance.abilities import Limited, Talking, Telling
 from tests.live.conformance.every import Conformance
@@ -110,11 +110,11 @@ class TestCrun(Containers):
 
 
 async def test_a_machine_that_was_made_before_users_were_noted_keeps_its_own(tmp_path: Path) -> None:
+    one = replace(shell("echo mine > /kept", image="busybox"), root=Root(persist=True))
+    noted = tmp_path / "driver/users"
+    Users(noted).keep({one.machine: users_of_before(one.machine)})
     made, images = driver_of(tmp_path, "crun")
     async with opened(made, "busybox", images.add) as it:
-        one = replace(it.shell("echo mine > /kept"), root=Root(persist=True))
-        noted = tmp_path / "driver/users"
-        Users(noted).keep(one.machine, users_of_before(one.machine))
         await it.run(one)
         await it.driver.destroy(one.key)
         noted.unlink()

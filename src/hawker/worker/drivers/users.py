@@ -12,7 +12,7 @@ begins at a place of its own among the 30,000 that there are, so that they hardl
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
@@ -61,11 +61,13 @@ class Users:
         self._note(machine, first)
         return first
 
-    def keep(self, machine: str, first: int) -> None:
-        """A machine that was made before users were noted has those that it was made with. Does nothing where it is
-        noted. Raises OSError, `Unreachable`."""
-        if machine not in self._read().machines:
-            self._note(machine, first)
+    def keep(self, firsts: Mapping[str, int]) -> None:
+        """Machines that were made before users were noted have those that they were made with. Those that are noted
+        are passed over. Raises OSError, `Unreachable`."""
+        noted = self._read()
+        new = {machine: n for machine, n in firsts.items() if machine not in noted.machines | noted.gone}
+        if new:
+            self._write(_Noted(noted.machines | new, noted.gone))
 
     def release(self, machine: str) -> None:
         """The machine is destroyed. Unknown machine: success. Raises OSError, `Unreachable`."""
@@ -124,7 +126,7 @@ class Users:
 
     def _note(self, machine: str, first: int) -> None:
         noted = self._read()
-        gone = {name: other for name, other in noted.gone.items() if name != machine}
+        gone = {name: other for name, other in noted.gone.items() if other != first}  # its files are gone as well
         self._write(_Noted({**noted.machines, machine: first}, gone))
 
     def _read(self) -> _Noted:

@@ -88,8 +88,8 @@ class ContainerDriver(SupervisedDriver):
     async def open(self, on_exit: Callable[[Exit], None]) -> None:
         self._host = None  # something may have been installed
         if os.geteuid() == 0:
-            for machine in _names(self.supervisor.directory / "roots"):
-                self._users.keep(machine, users_of_before(machine))
+            there = _names(self.supervisor.directory / "roots")
+            self._users.keep({machine: users_of_before(machine) for machine in there})
         await super().open(on_exit)
 
     async def fingerprint(self) -> Fingerprint:

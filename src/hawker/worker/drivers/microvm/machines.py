@@ -282,7 +282,9 @@ class Machines(SupervisedDriver):
                 if guest.record.suspended:
                     await self._let_go(guest)
                     await self._hypervisors.destroy(key)
-                if isinstance(error, HypervisorError | AgentLost | TimeoutError | OSError | NoUsers | Missing):
+                if isinstance(
+                    error, HypervisorError | AgentLost | TimeoutError | OSError | NoUsers | Missing | StartFailed
+                ):
                     raise Refused(f"{key} could not be resumed: {error}") from error
                 raise
             forget_state(guest)
