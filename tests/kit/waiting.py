@@ -30,3 +30,12 @@ async def eventually(condition: Callable[[], Awaitable[Any]], what: str, seconds
     while not await condition():
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
         await asyncio.sleep(0.01)
+
+
+async def at_rest(number: Callable[[], int], seconds: float = 0.1) -> int:
+    """Until a number that grows has not grown for so long: whoever makes it grow is held up. Returns it."""
+    before, now = -1, number()
+    while before != now:
+        await asyncio.sleep(seconds)
+        before, now = now, number()
+    return now

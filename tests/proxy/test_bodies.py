@@ -7,7 +7,7 @@ import hashlib
 
 import pytest
 from tests.kit.raw_http import Broken, Visit, chunked, echo, head, hello, saying
-from tests.kit.waiting import until
+from tests.kit.waiting import at_rest, until
 from tests.proxy.conftest import Stage
 
 MEGABYTE = bytes(range(256)) * 4096
@@ -145,11 +145,7 @@ async def test_a_user_who_reads_slowly_slows_the_machine_down(stage: Stage) -> N
     user = await stage.user()
     await user.send(head("GET /"))
     await user.head()
-    before = -1
-    while before != sent:  # until nothing moves any more
-        before = sent
-        await asyncio.sleep(0.1)
-    assert sent < 24
+    assert await at_rest(lambda: sent) < 24
     got = 0
     while isinstance(piece := await user.piece(), bytes):
         got += len(piece)
@@ -176,11 +172,7 @@ async def test_a_machine_that_reads_slowly_slows_the_user_down(stage: Stage) -> 
             sent += 1
 
     sending = asyncio.create_task(flood())
-    before = -1
-    while before != sent:
-        before = sent
-        await asyncio.sleep(0.1)
-    assert sent < 24
+    assert await at_rest(lambda: sent) < 24
     go.set()
     assert (await user.answer("POST")).body == b"done"
     await sending

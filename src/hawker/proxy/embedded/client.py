@@ -59,6 +59,10 @@ class ClientConnection(asyncio.Protocol):
         self._last_raw = b""
         self.served = 0
 
+    @property
+    def busy(self) -> bool:
+        return self._exchange is not None
+
     def drain(self) -> None:
         """Answer what is under way, and close."""
         self._keep = False

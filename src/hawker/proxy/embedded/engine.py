@@ -19,10 +19,11 @@ from hawker.core.forwarding import Answer
 from hawker.core.replay_cache import Cache
 from hawker.host import Host
 from hawker.proxy.base import Address, Router, ServicePort
+from hawker.proxy.embedded.access import AccessLog
 from hawker.proxy.embedded.client import ClientConnection
 from hawker.proxy.embedded.counters import Counters
 from hawker.proxy.embedded.exchange import Exchange
-from hawker.proxy.embedded.inlets import Backhaul, Inlet, Public, answer_of
+from hawker.proxy.embedded.inlets import Backhaul, Inlet, Public, answer_of, peer_of
 from hawker.proxy.embedded.plain import PlainConnection
 from hawker.proxy.embedded.pool import Pool
 from hawker.proxy.embedded.settings import Settings
@@ -35,6 +36,11 @@ BACKLOG = 4096
 
 class Connection(Protocol):
     """A client's, before it becomes a tunnel."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is under way."""
+        ...
 
     def drain(self) -> None:
         """End it, as soon as what is under way is answered."""
@@ -51,7 +57,8 @@ class Engine:
         self.settings = settings
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time
-        self.counters = Counters()
+        self.counters = Counters(self)
+        self.access = AccessLog(settings.access_log, host, self.loop) if settings.access_log else None
         self.replays = Cache()
         self.pool = Pool(settings, self.loop)
         self.connections: set[Connection] = set()
@@ -83,7 +90,7 @@ class Engine:
         """Serve other proxies of the cluster at this address."""
 
         def inlet(transport: asyncio.Transport) -> Inlet:
-            return Backhaul(self)
+            return Backhaul(self, peer_of(transport))
 
         return await self._listen(lambda: ClientConnection(self, inlet), host, port, None)
 
@@ -92,8 +99,13 @@ class Engine:
     ) -> Address:
         server = await self.loop.create_server(made, host, port, backlog=BACKLOG, ssl=tls, reuse_address=True)
         self._servers.append(server)
-        address: Address = server.sockets[0].getsockname()[:2]
-        return address
+        return _address(server)
+
+    def stop(self, address: Address) -> None:
+        """Take no more connections at this address. Those that are open stay."""
+        for server in [each for each in self._servers if each.sockets and _address(each) == address]:
+            server.close()
+            self._servers.remove(server)
 
     async def close(self) -> None:
         """Take no more connections, finish what is in flight within the settings' `drain_s`, then cut the rest."""
@@ -114,6 +126,9 @@ class Engine:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.access is not None:
+            self.access.close()
+            self.access = None
 
     async def _all_left(self) -> None:
         while self.connections or self.tunnels:
@@ -153,12 +168,23 @@ class Engine:
 
     def done(self, exchange: Exchange) -> None:
         """A request is over."""
-        seconds = exchange.first - exchange.begun if exchange.first else -1.0
-        self.counters.answered(exchange.status, seconds)
+        first_s = exchange.first - exchange.begun if exchange.first else -1.0
+        self.counters.answered(exchange.status, first_s)
+        if self.access is not None:
+            total_s = self.now() - exchange.begun
+            self.access.add(
+                exchange.client,
+                exchange.request,
+                exchange.request_id,
+                exchange.status,
+                exchange.bytes,
+                exchange.app,
+                exchange.machine,
+                first_s,
+                total_s,
+            )
 
 
-def peer_of(transport: asyncio.Transport) -> bytes:
-    """The address a client comes from; of a mapped IPv4 address the IPv4 one."""
-    peer = transport.get_extra_info("peername")
-    text: str = peer[0] if peer else ""
-    return text.removeprefix("::ffff:").encode()
+def _address(server: asyncio.Server) -> Address:
+    address: Address = server.sockets[0].getsockname()[:2]
+    return address

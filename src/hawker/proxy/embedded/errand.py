@@ -157,7 +157,7 @@ class Errand:
             lease = self._lease = route.take(search.wishes, search.tried) or await route.obtain(
                 search.wishes, search.tried, deadline=search.deadline, request=self.request_id.decode("latin-1")
             )
-            search.spent("obtain", now() - begun)
+            self._spent("obtain", now() - begun, lease)
             begun = now()
         if not search.fresh and not self._bare:
             connection = self._engine.pool.take(lease.address, self._repeatable)
@@ -170,8 +170,17 @@ class Errand:
             raise _NotThere("timeout", "it cannot be connected to in time") from None
         except OSError as error:
             raise _NotThere("refused", f"it cannot be connected to ({error.strerror or error})") from None
-        search.spent("connect", now() - begun)
+        self._spent("connect", now() - begun)
         return connection
+
+    def _spent(self, phase: str, seconds: float, lease: Lease | None = None) -> None:
+        assert self._search is not None
+        self._search.spent(phase, seconds)
+        counters = self._engine.counters
+        counters.spent(phase, seconds)
+        if lease is not None:
+            for name, of_it in lease.phases.items():
+                counters.spent(name, of_it)
 
     @property
     def _repeatable(self) -> bool:

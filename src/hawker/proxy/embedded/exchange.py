@@ -33,7 +33,7 @@ class Exchange(Errand):
 
     __slots__ = (
         *("_answered", "_connection", "_front", "_kept", "_kept_bytes"),
-        *("begun", "bytes", "first", "over", "sending", "status"),
+        *("begun", "bytes", "first", "machine", "over", "sending", "status"),
     )
 
     def __init__(self, engine: Engine, front: Front, inlet: Inlet, request: RequestHead) -> None:
@@ -49,6 +49,15 @@ class Exchange(Errand):
         self.first = 0.0
         self.status = 0
         self.bytes = 0
+        self.machine = ""
+
+    @property
+    def app(self) -> str:
+        return "" if self._route is None else self._route.app
+
+    @property
+    def client(self) -> bytes:
+        return self._inlet.client
 
     @property
     def request(self) -> RequestHead:
@@ -210,7 +219,6 @@ class Exchange(Errand):
         transport, early = client
         assert self._route is not None
         idle_s = self._route.port.idle_timeout_s if "http" in self._route.port.handlers else math.inf
-        self._engine.counters.tunnels += 1
         Tunnel(transport, machine, idle_s, self._tunnelled, self._engine).start(early, first)
 
     def _heed(self, head: AnswerHead) -> bool:
@@ -292,9 +300,9 @@ class Exchange(Errand):
         lease, self._lease = self._lease, None
         if lease is not None:
             lease.release()
+            self.machine = lease.machine
         self._engine.done(self)
 
     def _tunnelled(self, sent: int, received: int) -> None:
         self.bytes += sent
-        self._engine.counters.tunnels -= 1
         self._finish()

@@ -5,6 +5,7 @@ An inlet says where a request belongs and what becomes of its fields, both ways.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from typing import TYPE_CHECKING, Protocol
 
@@ -30,6 +31,8 @@ TOKEN, APP, PORT, MACHINE, HOPS, ELSEWHERE, LOAD, TIMING = (
 
 
 class Inlet(Protocol):
+    client: bytes
+    """Where it comes from."""
     secure: bool
     """The client's connection is encrypted."""
     edge: bool
@@ -75,9 +78,10 @@ class Inlet(Protocol):
 class Public:
     """A user's connection to a public port."""
 
-    __slots__ = ("_edge", "_engine", "_of_old", "_port", "edge", "secure")
+    __slots__ = ("_edge", "_engine", "_of_old", "_port", "client", "edge", "secure")
 
     def __init__(self, engine: Engine, port: int, client: bytes, secure: bool, version: bytes = b"1.1") -> None:
+        self.client = client
         self.secure = secure
         self.edge = True
         self._engine = engine
@@ -148,9 +152,10 @@ class Public:
 class Backhaul:
     """Another proxy's connection. Nothing is said to one that does not have the cluster's token."""
 
-    __slots__ = ("_app", "_engine", "_hops", "_machine", "_port", "_token", "edge", "secure")
+    __slots__ = ("_app", "_engine", "_hops", "_machine", "_port", "_token", "client", "edge", "secure")
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, client: bytes) -> None:
+        self.client = client
         self.secure = False
         self.edge = False
         self._engine = engine
@@ -244,3 +249,10 @@ _ELSEWHERE = {
 def answer_of(port: ServicePort) -> Answer:
     """What a public port does to answers, ready to use."""
     return Answer(port.pristine, port.set_headers, port.removed_headers)
+
+
+def peer_of(transport: asyncio.Transport) -> bytes:
+    """The address a client comes from; of a mapped IPv4 address the IPv4 one."""
+    peer = transport.get_extra_info("peername")
+    text: str = peer[0] if peer else ""
+    return text.removeprefix("::ffff:").encode()

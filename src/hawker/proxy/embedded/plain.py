@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from hawker.proxy.base import ANY, Header, Lease, Refused, Route, ServicePort, Wishes
 from hawker.proxy.embedded.exchange import Exchange
 from hawker.proxy.embedded.heads import AnswerHead, RequestHead
-from hawker.proxy.embedded.inlets import HOPS
+from hawker.proxy.embedded.inlets import HOPS, peer_of
 
 if TYPE_CHECKING:
     from hawker.proxy.embedded.engine import Engine
@@ -33,6 +33,10 @@ class PlainConnection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._exchange: Exchange | None = None
 
+    @property
+    def busy(self) -> bool:
+        return self._exchange is not None
+
     def drain(self) -> None:
         """It waits for a machine: it may go on."""
 
@@ -47,7 +51,7 @@ class PlainConnection(asyncio.Protocol):
         self._engine.connections.add(self)
         target = b"service:%d" % self._port
         request = RequestHead(b"CONNECT", target, 1, [(b"host", target)])
-        self._exchange = Exchange(self._engine, self, PlainInlet(self._engine, self._port), request)
+        self._exchange = Exchange(self._engine, self, PlainInlet(self._engine, self._port, peer_of(transport)), request)
         self._exchange.start()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -95,9 +99,10 @@ class PlainConnection(asyncio.Protocol):
 class PlainInlet:
     """Where the connections of a public port belong."""
 
-    __slots__ = ("_engine", "_port", "edge", "secure")
+    __slots__ = ("_engine", "_port", "client", "edge", "secure")
 
-    def __init__(self, engine: Engine, port: int) -> None:
+    def __init__(self, engine: Engine, port: int, client: bytes) -> None:
+        self.client = client
         self.secure = False
         self.edge = False
         self._engine = engine

@@ -15,6 +15,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     name: str = "hawker"
     """In Via and Proxy-Status."""
 
+    access_log: str = ""
+    """A file that every request is written to (`hawker.proxy.embedded.access`). Empty: none."""
+
     head_bytes: int = 32 << 10
     """Of a request's or an answer's head. nginx takes 32 KiB, HAProxy 16, Go 1 MiB."""
     fields: int = 128

@@ -1,0 +1,110 @@
+"""The access log: a line a request in the Combined Log Format, with what only a proxy knows after it.
+
+    203.0.113.7 - - [21/Nov/2026:17:30:01 +0000] "GET /a HTTP/1.1" 200 5 "-" "curl/8.5" 01M7..-0-ams web 3d8e.. 0.8 1.2
+
+After the user agent: request id, app, machine ("-": none), milliseconds to the answer's first byte and to its end. A
+request whose client left has status 499. Lines are written some at a time; a file that was moved away is begun anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from datetime import UTC, datetime
+
+from hawker.host import Host
+from hawker.proxy.embedded.heads import RequestHead
+
+FLUSH_S = 1.0
+FLUSH_LINES = 256
+_ESCAPED = {byte: f"\\x{byte:02x}" for byte in (*range(32), 0x22, 0x5C, *range(0x7F, 0x100))}
+
+
+class AccessLog:
+    """`open` raises `OSError`. What cannot be written later is dropped and counted in `lost`: a full disk stops no
+    request."""
+
+    def __init__(self, path: str, host: Host, loop: asyncio.AbstractEventLoop) -> None:
+        self.path = path
+        self.lost = 0
+        self._host = host
+        self._loop = loop
+        self._lines: list[str] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._second = 0
+        self._stamp = ""
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+
+    def add(
+        self,
+        client: bytes,
+        request: RequestHead,
+        request_id: bytes,
+        status: int,
+        sent: int,
+        app: str,
+        machine: str,
+        first_s: float,
+        total_s: float,
+    ) -> None:
+        """Bytes `sent` are those of the body. `first_s` under 0: there was no answer."""
+        referer = agent = "-"
+        for name, value in request.headers:
+            if name == b"user-agent":
+                agent = _quoted(value)
+            elif name == b"referer":
+                referer = _quoted(value)
+        line = f"{request.method.decode()} {_quoted(request.target)} HTTP/{_VERSIONS[request.minor]}"
+        first = f"{first_s * 1000:.1f}" if first_s >= 0 else "-"
+        self._lines.append(
+            f'{client.decode()} - - [{self._now()}] "{line}" {status} {sent or "-"} "{referer}" "{agent}" '
+            f"{request_id.decode('latin-1')} {app or '-'} {machine or '-'} {first} {total_s * 1000:.1f}\n"
+        )
+        if len(self._lines) >= FLUSH_LINES:
+            self.flush()
+        elif self._timer is None:
+            self._timer = self._loop.call_later(FLUSH_S, self.flush)
+
+    def flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        lines, self._lines = self._lines, []
+        try:
+            self._follow()
+            data = "".join(lines).encode()
+            while data:
+                data = data[os.write(self._file, data) :]
+        except OSError:
+            self.lost += len(lines)
+
+    def close(self) -> None:
+        self.flush()
+        os.close(self._file)
+
+    def _follow(self) -> None:
+        """Write to what bears the name now: whoever turns logs over moves the file away."""
+        try:
+            named = os.stat(self.path)
+        except FileNotFoundError:
+            pass
+        else:
+            if os.path.samestat(named, os.fstat(self._file)):
+                return
+        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        os.close(self._file)
+        self._file = file
+
+    def _now(self) -> str:
+        second = self._host.now_ms() // 1000
+        if second != self._second:
+            self._second = second
+            self._stamp = datetime.fromtimestamp(second, UTC).strftime("%d/%b/%Y:%H:%M:%S +0000")
+        return self._stamp
+
+
+_VERSIONS = {0: "1.0", 1: "1.1", 2: "2.0"}
+
+
+def _quoted(value: bytes) -> str:
+    return value.decode("latin-1").translate(_ESCAPED)

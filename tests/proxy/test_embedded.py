@@ -1,0 +1,219 @@
+"""What is the embedded data plane's own: its grammar of heads beside another parser, its counts, its log."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import h11
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.exposition import generate_latest
+from tests.kit.planes import Embedded
+from tests.kit.raw_http import User, chunked, head, hello
+from tests.kit.waiting import until
+from tests.proxy.conftest import Stage
+
+from hawker.proxy.embedded.bodies import Chunks
+from hawker.proxy.embedded.deadline import Deadline
+from hawker.proxy.embedded.heads import ABSENT, CHUNKED, UNTIL_CLOSE, BadHead, read_answer, read_request
+
+FIELDS = [
+    *("Host: a", "Host: b", "Content-Length: 3", "Content-Length: +3", "Content-Length: 3, 3", "Content-Length: 03"),
+    *(
+        "Transfer-Encoding: chunked",
+        "Transfer-Encoding: Chunked ",
+        "Transfer-Encoding: x, chunked",
+        "X: y",
+        "X:",
+        "X : y",
+    ),
+    *(" X: y", "X\tY: z", "Connection: close", "Connection: keep-alive", "Expect: 100-continue", "Content_Length: 3"),
+    *("X: \x00", "X: \x01", "X: a\rb", "X: a\nb", "X: \xe4", "\xe4: X", "", ":", "X"),
+]
+LINES = [
+    "GET / HTTP/1.1",
+    "POST /a HTTP/1.1",
+    "GET / HTTP/1.0",
+    "G@T / HTTP/1.1",
+    "GET  / HTTP/1.1",
+    "GET / HTTP/1.1 ",
+    "GET /",
+]
+
+
+@given(
+    st.sampled_from(LINES), st.lists(st.sampled_from(FIELDS), max_size=4), st.binary(max_size=3), st.integers(0, 200)
+)
+@example("GET / HTTP/1.1", ["Host: a"], b"", 0)
+@example("POST /a HTTP/1.1", ["Host: a", "Content-Length: 03"], b"", 0)
+def test_whatever_is_taken_another_strict_parser_reads_the_same(
+    line: str, fields: list[str], noise: bytes, at: int
+) -> None:
+    data = "\r\n".join((line, *fields, "", "")).encode("latin-1")
+    at %= len(data)
+    data = data[:at] + noise + data[at:]
+    end = data.find(b"\r\n\r\n") + 4
+    try:
+        ours = read_request(data[:end], 100)
+    except BadHead:
+        return
+    theirs = h11.Connection(h11.SERVER)
+    theirs.receive_data(data[:end])
+    request = theirs.next_event()
+    assert isinstance(request, h11.Request)
+    assert (ours.method, ours.headers) == (request.method, list(request.headers))
+    framing = {name: value.lower() for name, value in request.headers}
+    if ours.length == CHUNKED:
+        assert framing[b"transfer-encoding"] == b"chunked"
+    elif ours.length == ABSENT:
+        assert not framing.keys() & {b"transfer-encoding", b"content-length"}
+    else:
+        assert int(framing[b"content-length"]) == ours.length
+
+
+@given(
+    st.sampled_from(["HTTP/1.1 200 OK", "HTTP/1.1 200", "HTTP/1.0 200 OK", "HTTP/1.1 204 No"]),
+    st.lists(st.sampled_from(FIELDS), max_size=4),
+)
+def test_whatever_is_taken_of_an_answer_another_strict_parser_reads_the_same(line: str, fields: list[str]) -> None:
+    data = "\r\n".join((line, *fields, "", "")).encode("latin-1")
+    end = data.find(b"\r\n\r\n") + 4
+    try:
+        ours = read_answer(data[:end], 100, b"GET")
+    except BadHead:
+        return
+    theirs = h11.Connection(h11.CLIENT)
+    theirs.send(h11.Request(method="GET", target="/", headers=[("host", "a")]))
+    theirs.send(h11.EndOfMessage())
+    theirs.receive_data(data[:end] + (b"123" if ours.length == 3 else b"0\r\n\r\n" if ours.length == CHUNKED else b""))
+    response = theirs.next_event()
+    assert isinstance(response, h11.Response)
+    assert ours.status == response.status_code
+    body = theirs.next_event()
+    if ours.length == 3:
+        assert isinstance(body, h11.Data)
+    elif ours.length == UNTIL_CLOSE:
+        assert body is h11.NEED_DATA
+    else:
+        assert isinstance(body, h11.EndOfMessage)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=20) | st.sampled_from([b"\r\n\r\n", b"0\r\n\r\n", b"\r"])), st.data())
+def test_a_chunked_body_is_read_the_same_however_it_is_cut_and_never_beyond_its_end(
+    chunks: list[bytes], data: st.DataObject
+) -> None:
+    wire = chunked(*chunks, trailers=b"X-A: b\r\n" if data.draw(st.booleans()) else b"")
+    follows = data.draw(st.sampled_from([b"", b"GET", b"0\r\n\r\n", b"\r\n\r\n"]))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(wire) + len(follows)), max_size=8)))
+    whole = wire + follows
+    pieces = [whole[one:two] for one, two in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    body, rest = Chunks(1000), b""
+    for piece in pieces:
+        rest += piece if body.done else body.feed(piece)
+    assert body.done
+    assert b"".join(body.pieces) == b"".join(chunks)
+    assert rest == follows
+
+
+async def test_a_deadline_that_is_moved_comes_when_it_was_moved_to() -> None:
+    loop = asyncio.get_running_loop()
+    came: list[float] = []
+    deadline = Deadline(loop, lambda: came.append(loop.time()))
+    begun = loop.time()
+    deadline.within(0.02)
+    deadline.within(0.06)
+    await until(lambda: bool(came))
+    assert came[0] - begun >= 0.06
+    deadline.within(10)
+    deadline.within(0.01)
+    await until(lambda: len(came) == 2)
+    deadline.within(0.01)
+    deadline.clear()
+    deadline.within(0.03)
+    deadline.close()
+    passed: list[None] = []
+    Deadline(loop, lambda: passed.append(None)).within(0.06)
+    await until(lambda: bool(passed))
+    assert len(came) == 2
+
+
+@pytest.fixture
+async def embedded() -> AsyncIterator[Stage]:
+    stage = Stage(Embedded)
+    yield stage
+    await stage.close()
+
+
+def engine(stage: Stage) -> Any:
+    assert isinstance(stage.plane, Embedded)
+    return stage.plane.engine
+
+
+async def test_requests_are_counted_by_status_with_the_time_to_their_first_byte(embedded: Stage) -> None:
+    await embedded.machine()
+    for path in ("GET /", "GET /", "GET / | Host: none.example", "GET / | Content-Length: x"):
+        await embedded.ask(path)
+    registry = CollectorRegistry()
+    registry.register(engine(embedded).counters)
+    text = generate_latest(registry).decode()  # type: ignore[no-untyped-call]  # the library leaves it untyped
+    assert 'hawker_proxy_requests_total{status="200"} 2.0' in text
+    assert 'hawker_proxy_requests_total{status="404"} 1.0' in text
+    assert 'hawker_proxy_unread_total{status="400"} 1.0' in text
+    assert "hawker_proxy_first_byte_seconds_count 2.0" in text
+    assert 'hawker_proxy_phase_seconds_count{phase="connect"} 1.0' in text
+    assert "hawker_proxy_in_flight 0.0" in text
+
+
+async def test_the_access_log_has_a_line_a_request(embedded: Stage, tmp_path: Path) -> None:
+    path = tmp_path / "access"
+    embedded.settings["access_log"] = str(path)
+    await embedded.machine()
+    user = await embedded.user()
+    answer = await user.ask('GET /a?b=c | User-Agent: a "b" | Referer: http://x/')
+    engine(embedded).access.flush()
+    path.rename(tmp_path / "old")
+    await user.ask("HEAD / | Host: none.example")
+    await embedded.close()
+    (line,) = (tmp_path / "old").read_text().splitlines()
+    expected = (
+        r'127\.0\.0\.1 - - \[\d\d/\w{3}/\d{4}:\d\d:\d\d:\d\d \+0000\] "GET /a\?b=c HTTP/1\.1" 200 5 "http://x/" '
+        r'"a \\x22b\\x22" ' + answer["fly-request-id"] + r" web m1 \d+\.\d \d+\.\d"
+    )
+    assert re.fullmatch(expected, line), line
+    (line,) = path.read_text().splitlines()
+    assert '"HEAD / HTTP/1.1" 404 - "-" "-"' in line
+
+
+async def test_a_listener_can_be_closed_by_itself(embedded: Stage) -> None:
+    await embedded.machine()
+    user = await embedded.user()
+    engine(embedded).stop(embedded.plane.http)
+    assert (await user.ask("GET /")).status == 200
+    with pytest.raises(ConnectionRefusedError):
+        await User.at(embedded.plane.http)
+    other = await engine(embedded).listen("127.0.0.1", 0, public=80)
+    again = await User.at(other)
+    await again.send(head("GET /"))
+    assert (await again.answer()).body == b"hello"
+    await again.close()
+
+
+async def test_a_head_is_rewritten_alike_when_it_is_the_same_as_the_last(embedded: Stage) -> None:
+    machine = await embedded.machine(hello)
+    user = await embedded.user()
+    answers = [await user.ask("GET /a | X-A: b | Connection: x-gone | X-Gone: 1") for _ in range(3)]
+    answers.append(await user.ask("GET /b"))
+    for visit, answer in zip(machine.visits, answers, strict=True):
+        assert visit["fly-request-id"] == answer["fly-request-id"]
+    first, second, third, _ = [
+        [field for field in visit.fields if field[0] != b"fly-request-id"] for visit in machine.visits
+    ]
+    assert first == second == third
+    assert b"x-gone" not in dict(first)
+    assert machine.visits[3].target == "/b"
