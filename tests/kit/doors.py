@@ -20,12 +20,13 @@ from typing import Any, Literal
 from tests.kit.waiting import until
 
 from hawker.agent.agent import Agent
-from hawker.agent.settings import AgentSettings, TokenSettings, WorkerRole
+from hawker.agent.settings import AgentSettings, CatalogSettings, TokenSettings, WorkerRole
 from hawker.host import live
 from hawker.model.config import check_config
 from hawker.model.guest import Resources
 from hawker.model.market import Order
 from hawker.model.rows import AppRow, EventRow, MachineRow
+from hawker.proxy.calls import Calls
 from hawker.proxy.router import ProxyRouter
 from hawker.proxy.service import Proxy
 from hawker.proxy.settings import ProxySettings, RouterSettings
@@ -194,42 +195,64 @@ class House:
 
 @asynccontextmanager
 async def house(
-    directory: Path, routing: RouterSettings | None = None, *, in_process: bool = True
+    directory: Path,
+    routing: RouterSettings | None = None,
+    *,
+    in_process: bool = True,
+    name: str = "ord-1",
+    join: House | None = None,
 ) -> AsyncIterator[House]:
-    """At the end all machines are stopped. `in_process`: the proxy calls its worker without a wire between."""
-    listen = f"127.0.0.1:{free_port()}"
+    """At the end all machines are stopped. `in_process`: the proxy calls its worker without a wire between. `join`: one
+    whose fleet it becomes a member of."""
+    backhaul = free_port()
     settings = AgentSettings(
-        name="ord-1",
+        name=name,
         region="ord",
-        directory=directory / "agent",
+        directory=directory / name,
         tokens=TokenSettings(cluster=TOKEN),
         worker=WorkerRole(
-            listen=listen,
+            listen=f"127.0.0.1:{free_port()}",
             drivers=["process"],
             cgroups=False,
             capacity=Resources(cpus_shared=640, cpus_dedicated=0, memory_mib=1 << 20, disk_mib=1 << 20, machines=1000),
+            proxy_port=backhaul,
         ),
+        catalog=CatalogSettings(join=[join.agent.settings.listens[0]] if join else []),
         stop_machines_on_exit=True,
     )
     agent = Agent(settings, live())
     await agent.open()
     try:
-        assert agent.node is not None
-        assert agent.worker is not None
-        proxy = await Proxy.open(
-            ProxySettings(
-                listen={str(PORT): "127.0.0.1:0"}, backhaul="127.0.0.1:0", routing=routing or RouterSettings()
-            ),
-            agent.node.replica,
-            live(),
-            region="ord",
-            token=TOKEN,
-            worker="ord-1",
-            own=agent.worker.waking if in_process else None,
-        )
+        worker = agent.worker
+        assert worker is not None
+        own = worker.waking if in_process else None
+        proxy = await opened(agent, routing, backhaul=f"127.0.0.1:{backhaul}", worker=name, own=own)
         try:
             yield House(agent, proxy)
         finally:
             await proxy.close()
     finally:
         await agent.close()
+
+
+@asynccontextmanager
+async def edge(at: House, routing: RouterSettings | None = None) -> AsyncIterator[House]:
+    """Another proxy that reads the same catalog and is nobody's door, in the place of the first."""
+    proxy = await opened(at.agent, routing)
+    try:
+        yield House(at.agent, proxy)
+    finally:
+        await proxy.close()
+
+
+async def opened(
+    agent: Agent,
+    routing: RouterSettings | None = None,
+    *,
+    backhaul: str = "",
+    worker: str = "",
+    own: Calls | None = None,
+) -> Proxy:
+    assert agent.node is not None
+    settings = ProxySettings(listen={str(PORT): "127.0.0.1:0"}, backhaul=backhaul, routing=routing or RouterSettings())
+    return await Proxy.open(settings, agent.node.replica, live(), region="ord", token=TOKEN, worker=worker, own=own)

@@ -1,0 +1,71 @@
+"""An edge proxy, the door of a worker behind it, and what each does when the other does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.kit.doors import edge, house
+from tests.kit.waiting import until
+
+from hawker.proxy.settings import RouterSettings
+
+
+async def test_an_edge_reaches_a_sleeping_machine_by_way_of_its_door(tmp_path: Path) -> None:
+    async with house(tmp_path) as it, edge(it) as front:
+        machine = await it.machine("web")
+        assert await front.get("web") == (200, b"ok")
+        assert it.story(machine).count("start starting") == 1
+        assert machine not in front.proxy.sites.doors
+        await until(lambda: it.proxy.sites.doors[machine].in_flight == 0)
+
+
+async def test_two_proxies_asked_in_the_same_moment_begin_one_start(tmp_path: Path) -> None:
+    async with house(tmp_path) as it, edge(it) as front:
+        machine = await it.machine("web", env={"BEFORE_S": "0.05"})
+        answers = await asyncio.gather(*(proxy.get("web") for proxy in (it, front) for _ in range(40)))
+        assert answers == [(200, b"ok")] * 80
+        assert it.story(machine).count("start starting") == 1
+
+
+async def test_of_two_sleeping_machines_two_edges_wake_the_same(tmp_path: Path) -> None:
+    async with house(tmp_path) as it, edge(it) as one, edge(it) as other:
+        machines = [await it.machine("web", env={"BEFORE_S": "0.05"}) for _ in range(3)]
+        answers = await asyncio.gather(*(proxy.get("web") for proxy in (one, other) for _ in range(5)))
+        assert {status for status, _ in answers} == {200}
+        assert sum(it.story(machine).count("start starting") for machine in machines) == 1
+
+
+async def test_a_stranger_is_not_let_in_over_the_backhaul(tmp_path: Path) -> None:
+    async with house(tmp_path) as it:
+        machine = await it.machine("web")
+        assert it.proxy.backhaul is not None
+        reader, writer = await asyncio.open_connection(*it.proxy.backhaul)
+        writer.write(
+            b"GET / HTTP/1.1\r\nhost: x\r\nhawker-backhaul: wrong\r\nhawker-app: web\r\nhawker-port: 80\r\n\r\n"
+        )
+        assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
+        writer.close()
+        assert it.story(machine) == ["launch created"]
+
+
+@pytest.mark.slow
+async def test_a_machine_that_stands_by_is_started_once_when_the_worker_is_gone(tmp_path: Path) -> None:
+    """By two proxies, each of which finds out by itself."""
+    settings = RouterSettings(gone_s=1.0)
+    async with house(tmp_path, settings) as it:
+        async with house(tmp_path, name="ord-2", join=it) as gone:
+            primary = await gone.machine("web", started=True)
+            await it.in_state(primary, "started")
+            standby = await it.machine("web", standbys=[primary])
+            unrelated = await it.machine("web", standbys=["0123456789abcd"])
+            async with edge(it, settings):
+                await it.proxy.standbys.look()
+                assert it.story(standby) == ["launch created"]
+                await gone.proxy.close()
+                await gone.agent.close()
+                await it.in_state(standby, "started")
+        assert it.story(standby).count("start starting") == 1
+        assert it.causes(standby)[1:] == ["proxy standby: worker ord-2 is gone"] * 2
+        assert it.story(unrelated) == ["launch created"]
