@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -144,8 +146,18 @@ async def test_nothing_stays_with_a_loop_device_once_its_machine_is_gone(contain
     assert (waiting / "strict_limit").read_text() == "0\n"
 
 
+async def test_a_machine_that_waits_for_its_disk_can_be_ended(containers: Opened, tmp_path: Path) -> None:
+    wait = "dd if=/dev/zero of=/f bs=28M count=1 oflag=direct"  # for half a minute
+    one = bounded(containers.shell(wait), 1)
+    await containers.driver.start(one)
+    device = disks.loop_of(tmp_path / "driver", one.machine)
+    await disks.most_a_second(lambda: disks.through(device), MIB // 2)
+    async with asyncio.timeout(10):
+        assert (await containers.driver.stop(one.key, signal=15, grace_s=0)).signal == signal.SIGKILL
+
+
 async def test_a_machine_without_a_bound_has_no_rule(containers: Opened, tmp_path: Path) -> None:
-    one = containers.spec("sleep", "60")
+    one = bounded(containers.spec("sleep", "60"), 0)
     await containers.driver.start(replace(one, root=Root(size_mib=16)))
     own = disks.number(disks.loop_of(tmp_path / "driver", one.machine))
     assert own not in disks.rules(BLKIO, "blkio.throttle.write_bps_device")

@@ -91,6 +91,15 @@ def test_limits_of_a_disk_are_renewed_by_a_resize_and_taken_away_where_there_are
     assert (made / "io.max").read_text().startswith("254:0 rbps=max wbps=max riops=max wiops=max")
 
 
+def test_a_group_that_is_killed_does_not_wait_for_its_disks(root: Path) -> None:
+    made = group(root / "hawker-1" / "m")
+    groups = V2(root, "hawker-1")
+    groups.create("m", replace(LIMITS, disk_bytes=1 << 20, disk_operations=500), ["254:0"])
+    (made / "cgroup.procs").write_text("41\n")
+    assert not groups.kill("m")
+    assert (made / "io.max").read_text().startswith("254:0 rbps=max wbps=max riops=max wiops=max")
+
+
 def test_without_disks_no_file_of_them_is_touched(root: Path) -> None:
     made = group(root / "hawker-1" / "m")
     V2(root, "hawker-1").create("m", LIMITS)

@@ -112,6 +112,8 @@ def usable(root: Path = ROOT) -> Literal["v1", "v2", ""]:
     return "v1" if all(os.access(root / name / "cgroup.procs", os.W_OK) for name in V1.NEEDED) else ""
 
 
+_ANY_SPEED = Limits(cpu_millis=0, memory_mib=0, dedicated=False, pids=0)
+"""For a group that is killed: a process dies only once the disk has done what it asked for, perhaps hours later."""
 _RULES = ("read_bps", "write_bps", "read_iops", "write_iops")
 
 
@@ -228,6 +230,7 @@ class V1:
         pids = self.pids(name)
         if not pids:
             return True
+        self.limit_disks(name, _ANY_SPEED, self._limited_disks(name))
         self.freeze(name, True)  # so that nothing forks between reading and killing
         for pid in self.pids(name):
             with contextlib.suppress(ProcessLookupError):
@@ -341,6 +344,7 @@ class V2:
     def kill(self, name: str) -> bool:
         if not self.pids(name):
             return True
+        self.limit_disks(name, _ANY_SPEED, self._limited_disks(name))
         _write(f"{self._parent}/{name}/cgroup.kill", 1)
         return False
 
