@@ -79,7 +79,7 @@ class Ranges(RuleBasedStateMachine):
 
 
 TestRanges = Ranges.TestCase
-TestRanges.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestRanges.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 
 ALLOCATING = """
 import sys
