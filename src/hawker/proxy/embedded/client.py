@@ -322,9 +322,10 @@ class ClientConnection(asyncio.Protocol):
         self._hold = False
         self.served += 1
         if self._keep:
-            if exchange is not None and exchange.port is not None:
-                self._head_s = exchange.port.headers_read_timeout_s
-                self._idle_s = exchange.port.idle_timeout_s
+            port = None if exchange is None else exchange.port
+            if port is not None:
+                self._head_s = port.headers_read_timeout_s
+                self._idle_s = port.idle_timeout_s
             self._left = _AWAITED
             self._deadline.within(self._idle_s)
             if self._held and not self._reading:

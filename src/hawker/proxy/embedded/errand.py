@@ -103,16 +103,13 @@ class Errand:
             lease = route.take(search.wishes)
         if lease is not None:
             self._lease = lease
-            connection = None if self._bare else self._engine.pool.take(lease.address, self._repeatable)
-            if connection is not None:
-                self._send(connection)
-                return
+            method = self._request.method
+            if method != b"CONNECT":
+                connection = self._engine.pool.take(lease.address, method in IDEMPOTENT)
+                if connection is not None:
+                    self._send(connection)
+                    return
         self._seek()
-
-    @property
-    def _bare(self) -> bool:
-        """Whether a connection was asked for, and it is the machine's own: bytes without HTTP around them."""
-        return self._request.method == b"CONNECT" and self._lease is not None and not self._lease.headers
 
     def _seek(self) -> None:
         self._task = self._engine.spawn(self._sought())
@@ -159,7 +156,7 @@ class Errand:
             )
             self._spent("obtain", now() - begun, lease)
             begun = now()
-        if not search.fresh and not self._bare:
+        if not search.fresh and self._request.method != b"CONNECT":
             connection = self._engine.pool.take(lease.address, self._repeatable)
             if connection is not None:
                 return connection

@@ -121,7 +121,8 @@ class Exchange(Errand):
         self.first = self._engine.now()
         self._answered = True
         self._whole = False
-        self._kept = []
+        if self._kept_bytes:
+            self._kept = []
         self.status = head.status
         route = self._route
         assert route is not None
@@ -175,10 +176,10 @@ class Exchange(Errand):
         route = self._route
         assert lease is not None
         assert route is not None
-        if self._bare:
+        request = self._request
+        if request.method == b"CONNECT" and not lease.headers:
             self._join(connection)
             return
-        request = self._request
         passed = request.passed
         if passed is not None and not lease.headers and self._search is None:
             data = passed[0] + self.request_id + passed[1]
@@ -296,7 +297,6 @@ class Exchange(Errand):
 
     def _finish(self) -> None:
         self.over = True
-        self._kept = []
         lease, self._lease = self._lease, None
         if lease is not None:
             lease.release()

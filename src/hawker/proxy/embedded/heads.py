@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import re
 
-from hawker.core.forwarding import Answer
 from hawker.core.replay import JSON_TYPE
-from hawker.proxy.base import Header
+from hawker.proxy.base import Header, ServicePort
 
 CHUNKED = -1
 """As a length: the body says itself where it ends."""
@@ -84,7 +83,7 @@ class AnswerHead:
     """`length` as in a request, or `UNTIL_CLOSE`; 0 or more is the body that follows. `declared` is what Content-Length
     says, which of an answer to HEAD is not what follows. `signals`: it has fields meant for the proxy.
 
-    `passed`: what was made of its fields for a client, by which rules, before and after the request's id."""
+    `passed`: what was made of its fields for a client, by which port's rules, before and after the request's id."""
 
     __slots__ = (
         *("declared", "headers", "keep_alive", "length", "minor", "passed", "reason", "signals", "status", "upgrade"),
@@ -100,7 +99,7 @@ class AnswerHead:
         self.keep_alive = minor > 0
         self.upgrade = b""
         self.signals = False
-        self.passed: tuple[Answer, bytes, bytes] | None = None
+        self.passed: tuple[ServicePort, bytes, bytes] | None = None
 
 
 _OF_REQUESTS = frozenset(

@@ -133,15 +133,15 @@ class Public:
         return self._engine.answer_of(port).fields(head.headers, request_id, version=version, upgrade=upgrade)
 
     def answer_lines(self, head: AnswerHead, port: ServicePort, request_id: bytes) -> bytes | None:
-        rules = self._engine.answer_of(port)
         passed = head.passed
-        if passed is None or passed[0] is not rules:
+        if passed is None or passed[0] is not port:
+            rules = self._engine.answer_of(port)
             version = b"1.1" if head.minor else b"1.0"
             lines = b"\r\n".join(map(b": ".join, rules.fields(head.headers, request_id, version=version)))
             around = lines.split(request_id)
             if len(around) != 2:
                 return lines  # it has no place for the id, or the machine wrote it, too
-            passed = head.passed = rules, around[0], around[1]
+            passed = head.passed = port, around[0], around[1]
         return passed[1] + request_id + passed[2]
 
     def refusal(self, refusal: Refused, request_id: bytes) -> tuple[int, list[Header], bytes]:
