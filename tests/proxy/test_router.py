@@ -1,0 +1,356 @@
+"""Which machine a route gives, and who waits for what: over a catalog alone, and a worker that does as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.kit.fleets import Fleet
+from tests.kit.waiting import until
+
+from hawker.core.routing import Wishes
+from hawker.model import door as words
+from hawker.model.machine import State
+from hawker.proxy.base import Lease, Refused
+from hawker.proxy.calls import Declined, Workers
+from hawker.proxy.directory import Directory
+from hawker.proxy.router import LOOK_AGAIN_S, ProxyRoute, ProxyRouter
+from hawker.proxy.settings import RouterSettings
+from hawker.proxy.sites import Sites
+
+HTTP = ("http",)
+SOON_S = 0.05
+
+
+class Worker:
+    """The worker beside the proxy. `machines` take connections at the one address that `serve` opened."""
+
+    def __init__(self) -> None:
+        self.woken: list[str] = []
+        self.rested: list[str] = []
+        self.answers: list[words.Awake | Declined] = []
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def wake(self, wish: words.Wake) -> words.Awake:
+        self.woken.append(wish.machine)
+        await self.go.wait()
+        answer = self.answers.pop(0) if self.answers else words.Awake(before=State.stopped, instance="i")
+        if isinstance(answer, Declined):
+            raise answer
+        return answer
+
+    async def rest(self, wish: words.Rest) -> words.Resting:
+        self.rested.append(wish.machine)
+        await self.go.wait()
+        return words.Resting(state=State.stopped)
+
+
+class Here:
+    """A proxy's router beside worker ord-1, whose machines listen at `port`."""
+
+    def __init__(self, fleet: Fleet, port: int) -> None:
+        self.fleet = fleet
+        self.port = port
+        self.worker = Worker()
+        self.directory = Directory(fleet.replica, "ord")
+        settings = RouterSettings(queue=8, start_again_s=5.0)
+        calls = Workers("token", "ord-1", self.worker)
+        self.sites = Sites(
+            self.directory, calls, settings, worker="ord-1", region="ord", token="token", random=fleet.host.rng.random
+        )
+        self.router = ProxyRouter(
+            self.sites, settings, domain="apps.example", claims=lambda port: "", random=fleet.host.rng.random
+        )
+
+    def machine(
+        self, machine: str, *, state: str = "started", soft: int = 20, hard: int = 0, worker: str = "ord-1"
+    ) -> None:
+        self.fleet.machine(machine, "web", state=state, worker=worker)
+        self.fleet.service(machine, "web", internal=self.port, soft=soft, hard=hard, worker=worker)
+
+    async def route(self) -> ProxyRoute:
+        return await self.router.load(80, "web.apps.example")
+
+    async def obtain(self, seconds: float = 5.0, tried: tuple[str, ...] = ()) -> Lease:
+        route = await self.route()
+        return route.take(tried=tried) or await route.obtain(
+            tried=tried, deadline=asyncio.get_running_loop().time() + seconds
+        )
+
+
+@pytest.fixture
+async def here(tmp_path: Path) -> AsyncIterator[Here]:
+    async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    server = await asyncio.start_server(close, "127.0.0.1", 0)
+    fleet = Fleet(tmp_path / "fleet")
+    fleet.worker("ord-1")
+    fleet.worker("ord-2", port=4282, proxy=4290)
+    fleet.app("web")
+    here = Here(fleet, server.sockets[0].getsockname()[1])
+    yield here
+    await here.router.close()
+    await here.sites.workers.close()
+    here.directory.close()
+    fleet.close()
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_machine_that_runs_is_given_at_once_and_counted_until_the_end(here: Here) -> None:
+    here.machine("m1")
+    lease = await here.obtain()
+    assert (lease.machine, lease.address, lease.headers) == ("m1", ("127.0.0.1", here.port), ())
+    assert lease.load == b"1/20/0"
+    lease.release()
+    lease.release()
+    lease.failed("reset")
+    assert lease.load == b"0/20/0"
+    assert here.worker.woken == []
+
+
+async def test_at_the_hard_limit_requests_wait_in_the_order_in_which_they_came(here: Here) -> None:
+    here.machine("m1", soft=1, hard=1)
+    first = await here.obtain()
+    order: list[int] = []
+
+    async def one(number: int) -> None:
+        lease = await here.obtain()
+        order.append(number)
+        await asyncio.sleep(0)
+        lease.release()
+
+    waiting = []
+    for number in range(5):
+        waiting.append(asyncio.ensure_future(one(number)))
+        await asyncio.sleep(0)
+    late = await here.route()
+    assert late.take() is None
+    first.release()
+    assert late.take() is None  # there is room, and others were there before
+    await asyncio.gather(*waiting)
+    assert order == list(range(5))
+
+
+async def test_who_gives_up_lets_the_next_one_have_its_turn(here: Here) -> None:
+    here.machine("m1", soft=1, hard=1)
+    first = await here.obtain()
+    waiting = [asyncio.ensure_future(here.obtain()) for _ in range(3)]
+    await asyncio.sleep(SOON_S)
+    first.release()
+    waiting[0].cancel()
+    async with asyncio.timeout(LOOK_AGAIN_S * 0.8):  # without being told it would look only then
+        lease = await waiting[1]
+    assert not waiting[2].done()
+    lease.release()
+    (await waiting[2]).release()
+    assert (await here.obtain()).load == b"1/1/1"
+
+
+async def test_more_than_the_queue_holds_are_refused_at_once(here: Here) -> None:
+    here.machine("m1", soft=1, hard=1)
+    lease = await here.obtain()
+    waiting = [asyncio.ensure_future(here.obtain(SOON_S)) for _ in range(8)]
+    await asyncio.sleep(0)
+    with pytest.raises(Refused, match="wait already") as refused:
+        await here.obtain()
+    assert (refused.value.status, refused.value.code, refused.value.retry_after_s) == (503, "PR04", 1)
+    late = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [(error.status, error.code) for error in late if isinstance(error, Refused)] == [(503, "PR03")] * 8
+    lease.release()
+    (await here.obtain()).release()
+
+
+async def test_a_machine_that_is_full_has_another_one_started_beside_it(here: Here) -> None:
+    here.machine("m1", soft=1, hard=5)
+    here.machine("m2", soft=1, hard=5, state="stopped")
+    leases = [await here.obtain() for _ in range(2)]
+    assert [lease.machine for lease in leases] == ["m1", "m1"]  # the second did not wait for it
+    await until(lambda: here.worker.woken == ["m2"])
+    await until(lambda: not here.sites.doors["m2"].opening)
+    assert (await here.obtain()).machine == "m2"
+
+
+async def test_a_machine_that_cannot_be_started_is_left_for_another(here: Here) -> None:
+    here.machine("m1", state="stopped")
+    here.machine("m2", state="stopped")
+    here.worker.answers = [Declined(422, "start_failed", "machine did not start: no such program")]
+    lease = await here.obtain()
+    assert here.worker.woken[-1] == lease.machine
+    assert sorted(here.worker.woken) == ["m1", "m2"]
+
+
+async def test_one_that_is_refused_while_its_program_boots_is_waited_for(here: Here) -> None:
+    here.machine("m1")
+    lease = await here.obtain()
+    here.worker.go.clear()
+    lease.failed("refused")
+    again = asyncio.ensure_future(here.obtain(tried=("m1",)))
+    await asyncio.sleep(SOON_S)
+    assert not again.done()
+    here.worker.go.set()
+    assert (await again).machine == "m1"
+
+
+async def test_a_request_in_the_middle_of_a_stop_waits_for_its_end_and_starts_it_again(here: Here) -> None:
+    here.machine("m1")
+    (await here.obtain()).release()
+    door = here.sites.doors["m1"]
+    here.worker.go.clear()
+    resting = asyncio.ensure_future(door.rest("stop"))
+    await asyncio.sleep(0)
+    asked = asyncio.ensure_future(here.obtain())
+    await asyncio.sleep(SOON_S)
+    assert here.worker.woken == []  # a start that overtakes a stop would be stopped
+    here.worker.go.set()
+    assert await resting
+    assert (await asked).machine == "m1"
+    assert here.worker.woken == ["m1"]
+
+
+async def test_a_machine_with_a_request_is_not_put_to_rest(here: Here) -> None:
+    here.machine("m1")
+    lease = await here.obtain()
+    assert not await here.sites.doors["m1"].rest("stop")
+    lease.release()
+    assert await here.sites.doors["m1"].rest("stop")
+    assert not await here.sites.doors["m1"].rest("stop")
+    assert here.worker.rested == ["m1"]
+
+
+async def test_a_machine_elsewhere_is_reached_by_its_workers_proxy(here: Here) -> None:
+    here.machine("m2", worker="ord-2")
+    lease = await here.obtain()
+    assert lease.address == ("127.0.0.1", 4290)
+    assert dict(lease.headers) == {
+        b"hawker-backhaul": b"token",
+        b"hawker-app": b"web",
+        b"hawker-machine": b"m2",
+        b"hawker-port": b"80",
+    }
+
+
+async def test_a_sleeping_machine_elsewhere_is_started_by_its_own_door(here: Here) -> None:
+    here.machine("m2", worker="ord-2", state="stopped")
+    assert (await here.obtain()).machine == "m2"
+    assert here.worker.woken == []
+
+
+async def test_what_another_proxy_tells_of_its_load_counts(here: Here) -> None:
+    here.machine("m1", soft=2, hard=3)
+    here.machine("m2", soft=2, hard=3, worker="ord-2")
+    lease = await here.obtain(tried=("m1",))
+    lease.heard(b"3/2/3")
+    lease.heard(b"nonsense")
+    others = [await here.obtain() for _ in range(3)]
+    assert [other.machine for other in others] == ["m1"] * 3
+
+
+async def test_a_row_that_is_wrong_is_not_believed_until_it_changes(here: Here) -> None:
+    here.machine("m2", worker="ord-2")
+    (await here.obtain()).failed("elsewhere")
+    with pytest.raises(Refused) as refused:
+        await here.obtain(SOON_S)
+    assert refused.value.status == 503
+    here.machine("m2", worker="ord-2", soft=21)
+    assert (await here.obtain()).machine == "m2"
+
+
+async def test_an_app_of_another_region_is_asked_for_there(here: Here) -> None:
+    here.fleet.worker("mad-1", region="mad", host="10.2.0.1", port=4281, proxy=4290)
+    here.fleet.elsewhere("web", "mad", "mad-1")
+    lease = await here.obtain()
+    assert (lease.region, lease.address) == ("mad", ("10.2.0.1", 4290))
+    assert dict(lease.headers)[b"hawker-machine"] == b""
+    lease.failed("refused")
+    with pytest.raises(Refused):
+        await here.obtain(SOON_S)
+    here.machine("m1")
+    await until(lambda: "web" in here.directory._apps and bool(here.directory._apps["web"].machines))
+    assert (await here.obtain()).machine == "m1"
+
+
+async def test_a_request_that_wants_another_region_goes_there_if_the_app_is_there(here: Here) -> None:
+    here.machine("m1")
+    here.fleet.worker("mad-1", region="mad", host="10.2.0.1", port=4281, proxy=4290)
+    here.fleet.elsewhere("web", "mad", "mad-1")
+    route = await here.route()
+    deadline = asyncio.get_running_loop().time() + SOON_S
+    for wishes, region in (
+        (Wishes(prefer_regions=("mad",)), "mad"),
+        (Wishes(force_regions=("mad",)), "mad"),
+        (Wishes(prefer_regions=("syd",)), "ord"),
+        (Wishes(prefer_regions=("syd", "mad")), "mad"),
+    ):
+        lease = route.take(wishes) or await route.obtain(wishes, deadline=deadline)
+        assert lease.region == region
+    with pytest.raises(Refused):
+        await route.obtain(Wishes(force_regions=("syd",)), deadline=deadline)
+
+
+async def test_over_the_backhaul_a_machine_of_another_worker_is_elsewhere(here: Here) -> None:
+    here.machine("m1", state="stopped")
+    here.machine("m2", worker="ord-2")
+    await here.route()
+    for machine in ("m2", "m3"):
+        with pytest.raises(Refused) as refused:
+            here.router.inner("web", 80, machine)
+        assert refused.value.code == "elsewhere"
+    route = here.router.inner("web", 80, "m1")
+    lease = await route.obtain(deadline=asyncio.get_running_loop().time() + 5)
+    assert (lease.machine, here.worker.woken) == ("m1", ["m1"])
+
+
+async def test_over_the_backhaul_a_request_for_no_machine_stays_in_the_region(here: Here) -> None:
+    here.machine("m2", worker="ord-2")
+    here.fleet.worker("mad-1", region="mad", host="10.2.0.1", port=4281, proxy=4290)
+    here.fleet.elsewhere("web", "mad", "mad-1")
+    await here.route()
+    route = here.router.inner("web", 80, "")
+    lease = route.take()
+    assert lease is not None
+    assert lease.machine == "m2"
+    lease.failed("elsewhere")
+    with pytest.raises(Refused):
+        await route.obtain(deadline=asyncio.get_running_loop().time() + SOON_S)
+
+
+async def test_requests_in_flight_are_still_counted_when_services_change(here: Here) -> None:
+    here.machine("m1", soft=1, hard=2)
+    lease = await here.obtain()
+    here.fleet.service("m1", "web", internal=here.port, soft=1, hard=2, ports=((80, 80, HTTP), (8443, 8443, HTTP)))
+    here.directory.settle()
+    assert here.sites.doors["m1"].in_flight == 1
+    assert lease.load == b"1/1/2"
+    lease.release()
+    assert here.sites.doors["m1"].in_flight == 0
+
+
+async def test_an_app_that_is_deleted_is_found_no_more(here: Here) -> None:
+    here.machine("m1")
+    await here.route()
+    assert here.router.find(80, "web.apps.example") is not None
+    here.fleet.put("ord-1", "apps", web={"org": "personal", "stamp": 9, "deleted": True})
+    assert here.router.find(80, "web.apps.example") is None
+    with pytest.raises(Refused) as refused:
+        await here.route()
+    assert refused.value.status == 404
+
+
+async def test_a_machine_hands_a_request_on_only_within_its_organization(here: Here) -> None:
+    here.machine("m1")
+    here.fleet.app("ours", org="personal")
+    here.fleet.app("theirs", org="another")
+    for app in ("ours", "theirs"):
+        here.fleet.machine(f"m-{app}", app)
+        here.fleet.service(f"m-{app}", app, internal=here.port)
+    route = await here.route()
+    assert (await here.router.other(route, "ours")).app == "ours"
+    for app, code in (("theirs", "PA05"), ("nobody", "PA04")):
+        with pytest.raises(Refused) as refused:
+            await here.router.other(route, app)
+        assert refused.value.code == code
