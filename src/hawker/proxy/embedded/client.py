@@ -33,6 +33,33 @@ _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 class ClientConnection(asyncio.Protocol):
     """One for each connection that a listener accepts."""
 
+    __slots__ = (
+        "_choked",
+        "_chunked",
+        "_chunks",
+        "_deadline",
+        "_engine",
+        "_exchange",
+        "_head_s",
+        "_held",
+        "_hold",
+        "_idle_s",
+        "_inlet",
+        "_inlet_of",
+        "_keep",
+        "_last",
+        "_last_raw",
+        "_left",
+        "_minor",
+        "_out",
+        "_reading",
+        "_searched",
+        "_settings",
+        "_stopped",
+        "_transport",
+        "served",
+    )
+
     def __init__(self, engine: Engine, inlet: Callable[[asyncio.Transport], Inlet]) -> None:
         self._engine = engine
         self._inlet_of = inlet

@@ -89,7 +89,7 @@ class Public:
         scheme = b"https" if secure else b"http"
         region = engine.settings.region.encode()
         self._edge = Edge(client, scheme, port, region, version)
-        self._of_old = Edge(client, scheme, port, region, b"1.0")
+        self._of_old: Edge | None = None
 
     def request_id(self, request: RequestHead) -> bytes:
         return self._engine.next_id()
@@ -113,7 +113,7 @@ class Public:
     def forward(
         self, request: RequestHead, request_id: bytes, lease: Lease, wishes: Wishes, upgrade: bytes
     ) -> list[Header]:
-        edge = self._edge if request.minor else self._of_old
+        edge = self._edge if request.minor else self._old()
         fields = edge.request(request.headers, request_id, upgrade=upgrade)
         if wishes is not ANY:
             fields += unavailable(wishes, lease.machine)
@@ -122,6 +122,13 @@ class Public:
             fields.append((HOPS, b"1"))
             fields += [field for field in request.headers if field[0] == TIMING]
         return fields
+
+    def _old(self) -> Edge:
+        """For requests of HTTP/1.0, which are rare."""
+        if self._of_old is None:
+            scheme = b"https" if self.secure else b"http"
+            self._of_old = Edge(self.client, scheme, self._port, self._engine.settings.region.encode(), b"1.0")
+        return self._of_old
 
     def interim(self, head: AnswerHead) -> list[Header]:
         return inner_answer(head.headers)

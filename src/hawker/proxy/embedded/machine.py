@@ -63,6 +63,30 @@ class Idle(Protocol):
 class MachineConnection(asyncio.Protocol):
     """`served` is how many answers it has brought, `since` when it was put back (of the loop's clock)."""
 
+    __slots__ = (
+        "_asker",
+        "_chunks",
+        "_deadline",
+        "_eof",
+        "_heard",
+        "_held",
+        "_idle",
+        "_idle_s",
+        "_interims",
+        "_keep",
+        "_last",
+        "_last_method",
+        "_last_raw",
+        "_left",
+        "_method",
+        "_paused",
+        "_settings",
+        "address",
+        "served",
+        "transport",
+        "waiting",
+    )
+
     def __init__(self, address: Address, settings: Settings, idle: Idle, loop: asyncio.AbstractEventLoop) -> None:
         self.address = address
         self.served = 0
