@@ -152,8 +152,10 @@ class Event(Body, frozen=True):
 
 
 class Check(Body, frozen=True):
+    """A health check. `updated_at`: when its status became what it is."""
+
     name: str
-    status: str
+    status: Literal["passing", "warning", "critical"]
     output: str
     updated_at: str
 
