@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from hawker.agent.settings import AgentSettings
 
 
-@click.command("agent", help="Run an agent: a worker, a broker, or both, as its configuration says.")
+@click.command("agent", help="Run an agent: a worker, a broker, a proxy, or several of them, as its configuration says.")
 @click.option("--config", type=click.Path(path_type=Path), required=True, help="The agent's TOML file.")
 @click.option(
     "--join",
@@ -40,6 +41,8 @@ async def run_agent(settings: AgentSettings) -> None:
     from hawker.telemetry import set_up_logs
 
     set_up_logs(level=settings.log_level)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # a proxy has two descriptors for each request; 1,024 is usual
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
