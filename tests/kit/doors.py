@@ -17,6 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
+from tests.kit.markets import Client
 from tests.kit.waiting import until
 
 from hawker.agent.agent import Agent
@@ -139,6 +140,17 @@ class House:
             ),
         )
 
+    async def destroy(self, machine: str) -> None:
+        """Until the catalog shows it no more."""
+        app = self.row(machine).app
+        async with asyncio.timeout(15):
+            calls = Client(f"http://{self.agent.settings.listens[0]}", TOKEN)
+            try:
+                await calls.ok("DELETE", f"/apps/{app}/machines/{machine}?force=true")
+            finally:
+                await calls.close()
+        await self.in_state(machine, "")
+
     def row(self, machine: str) -> MachineRow:
         row = self.worker.store.read.get(MachineRow, machine)
         assert row is not None
@@ -254,5 +266,7 @@ async def opened(
     own: Calls | None = None,
 ) -> Proxy:
     assert agent.node is not None
-    settings = ProxySettings(listen={str(PORT): "127.0.0.1:0"}, backhaul=backhaul, routing=routing or RouterSettings())
+    settings = ProxySettings(
+        tcp="127.0.0.1", listen={str(PORT): "127.0.0.1:0"}, backhaul=backhaul, routing=routing or RouterSettings()
+    )
     return await Proxy.open(settings, agent.node.replica, live(), region="ord", token=TOKEN, worker=worker, own=own)

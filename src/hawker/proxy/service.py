@@ -21,6 +21,7 @@ from hawker.proxy.claims import Claims
 from hawker.proxy.directory import Directory
 from hawker.proxy.embedded.engine import Engine
 from hawker.proxy.idling import Idling
+from hawker.proxy.ports import OpenPorts
 from hawker.proxy.router import ProxyRouter
 from hawker.proxy.settings import ProxySettings, address
 from hawker.proxy.sites import Sites
@@ -29,7 +30,8 @@ from hawker.proxy.standby import Standbys
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a proxy should get traffic: `reason` why not, "" when it should. `skipped` counts rows of the catalog
-    that made no sense; `apps` and `doors` are those in memory."""
+    that made no sense; `apps` and `doors` are those in memory; `closed` are ports that apps claim and that could not be
+    opened, with the reason."""
 
     reason: str = ""
     skipped: int = 0
@@ -37,6 +39,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     apps: int = 0
     doors: int = 0
     opening: int = 0
+    closed: dict[int, str] = {}
 
     @property
     def ok(self) -> bool:
@@ -50,6 +53,7 @@ class Proxy:
         self.settings = settings
         self.listening: dict[int, Address] = {}
         self.backhaul: Address | None = None
+        self.ports: OpenPorts | None = None
         self._unfit = unfit
         self._stack = AsyncExitStack()
 
@@ -89,6 +93,7 @@ class Proxy:
             apps=directory.loaded,
             doors=len(sites.doors),
             opening=sum(door.opening for door in sites.doors.values()),
+            closed=dict(self.ports.missing) if self.ports else {},
         )
 
     async def _open(
@@ -129,6 +134,10 @@ class Proxy:
         stack.push_async_callback(engine.close)
         for port, at in shared.items():
             self.listening[port] = await engine.listen(*at, public=port)
+        if settings.tcp:
+            self.ports = OpenPorts(engine, router, claims, view, settings.tcp, worker)
+            await self.ports.begin()
+            stack.push_async_callback(self.ports.close)
         if settings.backhaul:
             self.backhaul = await engine.listen_backhaul(*address("proxy.backhaul", settings.backhaul))
 
