@@ -170,7 +170,21 @@ async def test_the_hold_has_an_end(stage: Stage) -> None:
     assert (await stage.ask("GET /")).status == 503
 
 
+async def test_a_user_who_says_no_more_gets_its_answer(stage: Stage) -> None:
+    await stage.machine(awake=False)
+    (asleep,) = stage.web.machines
+    user = await stage.user()
+    await user.send(head("GET /"))
+    user.end()
+    await until(lambda: asleep.waiting == 1)
+    asleep.awake.set()
+    answer = await user.answer()
+    assert (answer.body, answer["connection"]) == (b"hello", "close")
+    assert await user.ended() == "closed"
+
+
 async def test_a_user_who_leaves_does_not_wait_any_more(stage: Stage) -> None:
+    stage.settings["half_closed_s"] = 0.1
     await stage.machine(awake=False)
     (asleep,) = stage.web.machines
     user = await stage.user()
@@ -181,6 +195,7 @@ async def test_a_user_who_leaves_does_not_wait_any_more(stage: Stage) -> None:
 
 
 async def test_a_user_who_leaves_in_the_middle_of_an_answer_ends_it_at_the_machine(stage: Stage) -> None:
+    stage.settings["half_closed_s"] = 0.1
     ended = asyncio.Event()
 
     async def endless(visit: Visit) -> None:

@@ -78,7 +78,6 @@ REFUSED: dict[str, bytes] = {
     "a long version": b"GET / HTTP/1.10\r\nHost: web.example\r\n\r\n",
     "many empty lines": b"\r\n\r\n\r\n" + GET + b"\r\n",
     "a coding in HTTP/1.0": b"POST / HTTP/1.0\r\nHost: web.example\r\n" + CHUNKED + b"\r\n0\r\n\r\n",
-    "noise of TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
 }
 
 

@@ -38,6 +38,7 @@ class ClientConnection(asyncio.Protocol):
         "_chunked",
         "_chunks",
         "_deadline",
+        "_ended",
         "_engine",
         "_exchange",
         "_head_s",
@@ -76,6 +77,7 @@ class ClientConnection(asyncio.Protocol):
         self._stopped = False  # reading from the transport is paused
         self._hold = False  # the machine takes no more of the body
         self._choked = False  # the client takes no more of the answer
+        self._ended = False  # the client has said its last
         self._keep = True
         self._minor = 1
         self._head_s = engine.settings.head_timeout_s
@@ -125,13 +127,18 @@ class ClientConnection(asyncio.Protocol):
                 self._refuse(refusals.of_head(bad.problem, bad.status))
 
     def eof_received(self) -> bool:
-        """A client that says no more while its request is under way has left: as nginx, Envoy and Go's server see it.
-        Those that half close on purpose cannot be told from the others."""
-        if self._exchange is not None:
-            self._exchange.gone()
-            self._exchange = None
-        self._left = _CLOSED
-        return False
+        """A client that says no more has left, or has only half closed and still listens: which, is seen when it is
+        written to. Until then it gets its answer, if that comes soon."""
+        self._left = _CLOSED if self._exchange is None or self._left != _BUSY else _BUSY
+        if self._left == _CLOSED or not self._transport.can_write_eof():
+            if self._exchange is not None:
+                self._exchange.gone()
+                self._exchange = None
+            return False
+        self._keep = False
+        self._ended = True
+        self._deadline.within(self._settings.half_closed_s)
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._engine.left(self)
@@ -151,7 +158,9 @@ class ClientConnection(asyncio.Protocol):
         self._choked = False
         if self._exchange is not None:
             self._exchange.resume()
-            if self._left == _BUSY:
+            if self._ended:
+                self._deadline.within(self._settings.half_closed_s)
+            elif self._left == _BUSY:
                 self._deadline.clear()
 
     # --- reading -----------------------------------------------------------------------------------------------------
@@ -201,7 +210,7 @@ class ClientConnection(asyncio.Protocol):
             return end
         if len(data) > limit:
             raise BadHead(f"its head is longer than {limit} bytes", 431)
-        if never_a_head(data):
+        if never_a_head(data, self._searched):
             raise BadHead("the head has a bare CR or LF")
         if not self._searched:
             self._deadline.within(self._head_s)
@@ -282,7 +291,7 @@ class ClientConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _late(self) -> None:
-        if self._choked or self._left == _LINGER:
+        if self._choked or self._ended or self._left == _LINGER:
             self._transport.abort()
         elif self._left == _AWAITED:
             if self._held:

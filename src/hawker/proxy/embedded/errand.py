@@ -21,6 +21,9 @@ from hawker.proxy.embedded.inlets import TIMING, Inlet
 from hawker.proxy.embedded.machine import MachineConnection
 from hawker.proxy.embedded.replaying import Replaying, remembered
 from hawker.proxy.embedded.search import Search
+from hawker.telemetry import get_logger
+
+_log = get_logger()
 
 if TYPE_CHECKING:
     from hawker.proxy.embedded.engine import Engine
@@ -129,6 +132,11 @@ class Errand:
         except Refused as refusal:
             self._task = None
             self._fail(refusal if self._search is None else self._search.given_up(refusal))
+            return
+        except Exception as error:  # a defect must not leave its client waiting
+            _log.error("exchange.failed", request=self.request_id.decode("latin-1"), error=repr(error), exc_info=True)
+            self._task = None
+            self._refuse(Refused(500, "PX01", "this proxy has failed"))
             return
         self._task = None
         if connection is not None:

@@ -117,9 +117,10 @@ _OF_ANSWERS = frozenset(
 )
 
 
-def never_a_head(data: bytes) -> bool:
-    """Whether this beginning of a head holds a bare CR or LF, and would be waited for in vain."""
-    return _BARE.search(data) is not None
+def never_a_head(data: bytes, seen: int) -> bool:
+    """Whether this beginning of a head, of which so much was looked at before, holds a bare CR or LF, and would be
+    waited for in vain."""
+    return _BARE.search(data, max(seen - 1, 0)) is not None
 
 
 def read_request(data: bytes, fields_max: int) -> RequestHead:

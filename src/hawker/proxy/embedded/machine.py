@@ -244,7 +244,7 @@ class MachineConnection(asyncio.Protocol):
             if end < 4 or end > self._settings.head_bytes:
                 if len(data) > self._settings.head_bytes:
                     raise BadHead(f"its head is longer than {self._settings.head_bytes} bytes")
-                if never_a_head(data):
+                if never_a_head(data, 0):
                     raise BadHead("the head has a bare CR or LF")
                 self._held = data
                 return

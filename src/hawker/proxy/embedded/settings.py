@@ -26,10 +26,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Chunk extensions and trailers of one body, beyond nine times its data."""
     head_timeout_s: float = 10.0
     """From a head's first byte, or the connection's start, to its last. Stops slow attackers."""
+    handshake_timeout_s: float = 10.0
+    """For a handshake of TLS, as HAProxy's `timeout client-hs` and Go's server advise."""
     idle_timeout_s: float = 60.0
     """Without a request, or without a byte in either direction of one."""
     linger_s: float = 2.0
     """How long what a client still sends is read and dropped after its last answer, so that the answer arrives."""
+    half_closed_s: float = 5.0
+    """How long an answer may take for a client that has closed its sending side: most of those have left."""
     requests_per_connection: int = 0
     """After which a connection is closed; 0: any number."""
 
