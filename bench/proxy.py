@@ -62,7 +62,8 @@ class Way(msgspec.Struct, frozen=True):
 
 
 NGINX = """
-user root; daemon off; worker_processes 1; pid {home}/nginx.pid; error_log {home}/nginx.err; events {{ worker_connections 9900; }}
+user root; daemon off; worker_processes 1;
+pid {home}/nginx.pid; error_log {home}/nginx.err; events {{ worker_connections 9900; }}
 http {{
     access_log off; keepalive_requests 100000000; keepalive_timeout 600s; client_body_temp_path {home}/body;
     proxy_temp_path {home}/p; fastcgi_temp_path {home}/f; uwsgi_temp_path {home}/u; scgi_temp_path {home}/s;

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hawker.agent.settings import AgentSettings
 
 
-@click.command("agent", help="Run an agent: a worker, a broker, a proxy, or several of them, as its configuration says.")
+@click.command("agent", help="Run an agent: worker, broker, proxy, or several of them, as its configuration says.")
 @click.option("--config", type=click.Path(path_type=Path), required=True, help="The agent's TOML file.")
 @click.option(
     "--join",

@@ -44,7 +44,7 @@ COMMANDS = {
     ),
     "agent": (
         "hawker.cli.agents:agent_command",
-        "Run an agent: a worker, a broker, or both, as its configuration says.",
+        "Run an agent: worker, broker, proxy, or several of them, as its configuration says.",
     ),
     "doctor": ("hawker.cli.doctor:doctor_command", "Look whether this host can run machines, and say what to install."),
     "worker": ("hawker.cli.worker:worker", "Look after a worker's files on this host."),
