@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -89,6 +90,12 @@ class Market:
 
     def database(self, worker: str) -> Path:
         return self.home / worker / "worker.db"
+
+    @property
+    def http(self) -> tuple[str, int]:
+        """Where apps are served, as http://APP.localhost."""
+        host, _, port = tomllib.loads((self.home / "broker.toml").read_text())["proxy"]["listen"]["80"].rpartition(":")
+        return host, int(port)
 
 
 @contextmanager
