@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -61,10 +62,12 @@ class Stage:
             await self._plane.open(self.router, self.settings)
         return self._plane
 
-    async def user(self, to: str = "http", source: str = "") -> User:
-        """`to`: "http" (public port 80), "backhaul", or "tcp" (public port 5432)."""
+    async def user(
+        self, to: str = "http", source: str = "", *, tls: ssl.SSLContext | None = None, name: str = "web.example"
+    ) -> User:
+        """`to`: "http" (public port 80), "backhaul", "tcp" or "own" (public port 5432). `tls`: by this for `name`."""
         plane = await self.open()
-        user = await User.at(getattr(plane, to), source)
+        user = await User.at(getattr(plane, to), source, tls, name)
         self._users.append(user)
         return user
 
@@ -91,8 +94,14 @@ class Stage:
 
 @pytest.fixture(params=sorted(PLANES))
 async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
-    """On every data plane. When the test is over, nothing may be counted as in flight, and nothing that was sent to a
-    machine may have been invalid."""
+    """On every data plane. When the test is over, nothing may be in flight, nothing that was sent to a machine
+    may have been invalid, and no callback may have failed."""
     stage = Stage(PLANES[request.param])
+    failures: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(
+        lambda _, context: failures.append(f"{context['message']}: {context.get('exception')!r}")
+    )
     yield stage
     await stage.close()
+    assert not failures, failures

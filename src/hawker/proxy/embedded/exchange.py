@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from hawker.proxy.base import ANY, Failure, Header, Lease, Refused, ServicePort
 from hawker.proxy.embedded.aside import Aside, Signals
+from hawker.proxy.embedded.compressing import Gzip, compressed, compressible
 from hawker.proxy.embedded.errand import Errand
 from hawker.proxy.embedded.front import Front
 from hawker.proxy.embedded.heads import CHUNKED, AnswerHead, RequestHead
@@ -32,7 +33,7 @@ class Exchange(Errand):
     when it cannot take more, `gone` when its client has left. The rest is for the machine's connection."""
 
     __slots__ = (
-        *("_answered", "_connection", "_front", "_kept", "_kept_bytes"),
+        *("_answered", "_connection", "_front", "_gzip", "_kept", "_kept_bytes"),
         *("begun", "bytes", "first", "machine", "over", "sending", "status"),
     )
 
@@ -43,6 +44,7 @@ class Exchange(Errand):
         self._kept: list[bytes] = []
         self._kept_bytes = 0
         self._answered = False
+        self._gzip: Gzip | None = None
         self.sending = request.length > 0 or request.length == CHUNKED
         self.over = False
         self.begun = engine.now()
@@ -126,22 +128,35 @@ class Exchange(Errand):
         self.status = head.status
         route = self._route
         assert route is not None
-        lines = None if self._search is not None else self._inlet.answer_lines(head, route.port, self.request_id)
+        lines = None
+        if route.port.compress and self._inlet.edge and compressible(self._request, head):
+            self._gzip = Gzip()
+            self._front.answer(head.status, head.reason, compressed(self._headers(head)), CHUNKED)
+            return
+        if self._search is None:
+            lines = self._inlet.answer_lines(head, route.port, self.request_id)
         if lines is None:
             self._front.answer(head.status, head.reason, self._headers(head), head.length)
         else:
             self._front.answer_lines(head.status, head.reason, lines, head.length)
 
     def data(self, data: bytes) -> None:
-        self.bytes += len(data)
-        self._front.data(data)
+        if self._gzip is not None:
+            data = self._gzip.add(data)
+        if data:
+            self.bytes += len(data)
+            self._front.data(data)
 
     def flush(self) -> None:
         if self._answered:
+            if self._gzip is not None and (data := self._gzip.pause()):
+                self._front.data(data)
             self._front.flush()
 
     def ended(self, trailers: list[Header]) -> None:
         self._connection = None
+        if self._gzip is not None:
+            self._front.data(self._gzip.end())
         self._finish()
         self._front.end(trailers)
 
