@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hawker.supervisor.cgroups import ROOT, V1, Limits, usable
-from hawker.supervisor.disks import disks_of, is_loop, whole
+from hawker.supervisor.disks import disks_of, hold_later_writes, is_loop, whole
 from hawker.supervisor.protocol import DISKS, features, understood
 
 DEVICES = [os.makedev(*map(int, (path / "dev").read_text().split(":"))) for path in Path("/sys/block").iterdir()]
@@ -54,6 +55,29 @@ def test_a_group_from_before_there_were_limits_of_disks_goes_on(tmp_path: Path) 
     finally:
         groups.remove("m")
         groups.close()
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Iterator[str]:
+    """A loop device's number."""
+    file = tmp_path / "file"
+    file.touch()
+    os.truncate(file, 1 << 20)
+    device = subprocess.run(["losetup", "--find", "--show", file], capture_output=True, text=True, check=True)
+    yield Path("/sys/block", Path(device.stdout.strip()).name, "dev").read_text().strip()
+    subprocess.run(["losetup", "--detach", device.stdout.strip()], check=True)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(usable() != "v1", reason="needs control groups of version 1")
+def test_a_machine_may_be_faster_than_what_the_host_lets_wait_for_its_disks(loop: str) -> None:
+    root, memory = str(ROOT / "blkio"), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        hold_later_writes(root, loop, 2 * memory, 0)
+        assert f"{loop} {2 * memory}" in (ROOT / "blkio/blkio.throttle.write_bps_device").read_text().splitlines()
+        assert Path("/sys/class/bdi", loop, "strict_limit").read_text() == "1\n"
+    finally:
+        hold_later_writes(root, loop, 0, 0)
 
 
 def test_a_supervisor_from_before_there_were_limits_of_disks_is_not_asked_for_them() -> None:

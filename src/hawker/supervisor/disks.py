@@ -10,6 +10,7 @@ they are taken away then (`forget_unused`).
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterable
 
@@ -55,10 +56,20 @@ def hold_later_writes(root: str, disk: str, bytes_: int, operations: int) -> Non
     waiting = f"/sys/class/bdi/{disk}"
     with contextlib.suppress(FileNotFoundError):  # since Linux 6.2
         write(f"{waiting}/strict_limit", int(bytes_ > 0))
-        if bytes_:
-            write(f"{waiting}/max_bytes", int(bytes_ * WAITING_S))
-        else:
+        if not (bytes_ and _may_wait(waiting, int(bytes_ * WAITING_S))):
             write(f"{waiting}/max_ratio", 100)
+
+
+def _may_wait(waiting: str, bytes_: int) -> bool:
+    """False where the kernel lets less than that wait to be written to all disks of this host together, by its
+    `vm.dirty_ratio` or `vm.dirty_bytes` and the memory that is free: that is bound enough."""
+    try:
+        write(f"{waiting}/max_bytes", bytes_)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    return True
 
 
 def forget_unused(root: str) -> None:
