@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from math import asin, cos, radians, sin, sqrt
+
 import msgspec
 
 
@@ -43,6 +46,18 @@ ALIASES = {"us": "na", "usa": "na"}
 def place(code: str) -> Place:
     """The place of a region; one that is not on the map is called by its code and lies nowhere."""
     return PLACES.get(code, Place(code, 0.0, 0.0, ""))
+
+
+def nearest(here: str, regions: Iterable[str]) -> list[str]:
+    """By their distance on the map, the nearest first; those that lie nowhere last, by name."""
+    return sorted(regions, key=lambda region: (region not in PLACES, _angle(place(here), place(region)), region))
+
+
+def _angle(one: Place, other: Place) -> float:
+    """Between two places, seen from the middle of the earth, in radians (haversine formula)."""
+    north, east = radians(other.latitude - one.latitude), radians(other.longitude - one.longitude)
+    along = cos(radians(one.latitude)) * cos(radians(other.latitude)) * sin(east / 2) ** 2
+    return 2 * asin(min(1.0, sqrt(sin(north / 2) ** 2 + along)))
 
 
 def expand(wanted: str, regions: list[str]) -> list[str]:

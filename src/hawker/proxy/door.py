@@ -75,6 +75,7 @@ class Door:
         self._resting: asyncio.Future[Any] | None = None
         self._believed: tuple[str, float] | None = None  # a state, and until when it counts
         self._seen = asyncio.Event()  # another row
+        self._waits_for = ""
         self._failed_starts = 0
         self._troubles = 0
         self.row(machine)
@@ -188,9 +189,8 @@ class Door:
                 if awake.checked:
                     await self._until_it_passes()
         except TimeoutError:
-            text = f"machine {self.machine.id} runs and takes no connection, or fails its checks"
-            error = NotOpened("PR03", f"{text}, for {self._settings.ready_s:g} s", self._settings.retry_after_s)
-            raise self._not_opened(error) from None
+            text = f"machine {self.machine.id}: {self._waits_for}, for {self._settings.ready_s:g} s"
+            raise self._not_opened(NotOpened("PR03", text, self._settings.retry_after_s)) from None
         except NotOpened as error:
             raise self._not_opened(error) from error.__cause__
         else:
@@ -205,6 +205,7 @@ class Door:
 
     async def _until_it_passes(self) -> None:
         """The results of a machine's checks begin with its program, and are gone when that has ended."""
+        self._waits_for = "its checks do not pass"
         while not (self.machine.state == RUNNING and self.machine.checked and not self.machine.failing):
             self._seen.clear()
             await self._seen.wait()
@@ -217,6 +218,7 @@ class Door:
             awake = await self._start(request, why)
             started = loop.time()
             self.instance = awake.instance
+            self._waits_for = "it runs and takes no connection"
             if awake.before != RUNNING:
                 starts += 1
             if starts > STARTS_MOST:
@@ -233,10 +235,12 @@ class Door:
 
     async def _start(self, request: str, why: str) -> words.Awake:
         wish = words.Wake(app=self.machine.app, machine=self.machine.id, request=request, why=why)
+        self._waits_for = "its worker does not start it"
         while True:
             try:
                 return await self.calls.wake(wish)
             except Unreachable as error:
+                self._waits_for = f"its worker does not answer ({error.message})"
                 _logger.info("door.worker_silent", machine=wish.machine, error=error.message, cause=why)
                 await asyncio.sleep(AGAIN_S)
             except HawkerError as error:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from hawker.core.routing import ANY, FULL, NOT_HERE, TRIED, Nothing, Seat, Start, Take, Wishes
 from hawker.errors import HawkerError, StoreError
 from hawker.model import door as words
-from hawker.model.regions import expand
+from hawker.model.regions import expand, nearest
 from hawker.proxy.base import Failure, Header, Lease, Refused, Route, ServicePort
 from hawker.proxy.directory import Worker
 from hawker.proxy.door import Door, NotOpened
@@ -164,7 +164,7 @@ class ProxyRouter:
     def others(self, site: Site, wishes: Wishes) -> list[str]:
         """Other regions that have the app, the best first for this request."""
         order = [region for region in self.settings.regions if region in site.app.elsewhere]
-        order += [region for region in site.app.elsewhere if region not in order]
+        order += nearest(self.sites.region, [region for region in site.app.elsewhere if region not in order])
         if wishes.force_regions:
             return [each for each in expand(",".join(wishes.force_regions), order) if each in order]
         if wishes.prefer_regions:

@@ -28,7 +28,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Times in seconds."""
 
     regions: tuple[str, ...] = ()
-    """Other regions, the nearest first; those that are not named come after them, by name."""
+    """Other regions, the nearest first. Those that are not named come after them, as they lie on the map."""
 
     queue: int = 4096
     """Requests of one service that are held at a time. A request and its connection take about 10 KiB here."""

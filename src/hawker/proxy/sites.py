@@ -255,6 +255,8 @@ class Sites:
         return (self._token, (b"hawker-app", app.encode()), (b"hawker-machine", machine.encode()))
 
     def _door_changed(self, door: Door) -> None:
+        if not door.places and not door.closing and self.doors.get(door.machine.id) is door:
+            del self.doors[door.machine.id]  # its machine has gone meanwhile
         for place in door.places.values():
             place.room.all()
 
