@@ -154,7 +154,7 @@ class Client:
         drawn = random.Random(f"{order.label}/image")
         if drawn.random() < 0.3:
             config["image"] = drawn.choice(IMAGES)
-            config["services"] = [{"internal_port": 80}]
+            config["services"] = [{"internal_port": 80, "checks": [{"type": "tcp", "interval": "5s"}]}]
         body: dict[str, Any] = {"name": order.label, "region": ",".join(order.regions), "config": config}
         if rng.random() < 0.1:
             body["skip_launch"] = True
