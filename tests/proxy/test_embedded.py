@@ -217,3 +217,15 @@ async def test_a_head_is_rewritten_alike_when_it_is_the_same_as_the_last(embedde
     assert first == second == third
     assert b"x-gone" not in dict(first)
     assert machine.visits[3].target == "/b"
+
+
+def test_every_code_of_the_proxy_is_explained() -> None:
+    root = Path(__file__).parent.parent.parent
+    page = (root / "docs" / "proxy-http.md").read_text()
+    explained = {code for row in re.findall(r"^\| (P[^|]*) \|", page, re.MULTILINE) for code in row.split(", ")}
+    said = {
+        code
+        for file in (root / "src" / "hawker" / "proxy").rglob("*.py")
+        for code in re.findall(r'"(P[A-Z]\d\d)"', file.read_text())
+    }
+    assert said - explained == set()

@@ -24,6 +24,11 @@ _ERRORS = {
     "PH03": "http_request_error",
     "PR01": "destination_unavailable",
     "PR02": "destination_not_found",
+    "PH04": "http_request_error",
+    "PR03": "destination_unavailable",
+    "PR04": "connection_limit_reached",
+    "PM01": "destination_unavailable",
+    "PM11": "destination_unavailable",
     "PL01": "connection_limit_reached",
     "PL02": "connection_limit_reached",
 } | {code: error for _, code, error in OF_FAILURES.values()}
