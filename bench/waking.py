@@ -95,7 +95,7 @@ async def bare(program: Path, rounds: int) -> list[float]:
     for _ in range(rounds):
         port = free_port()
         began = perf_counter()
-        process = subprocess.Popen([program, str(port)])  # noqa: ASYNC220: to be compared, and it returns at once
+        process = subprocess.Popen([program, str(port)])  # noqa: ASYNC220 - as in a shell
         try:
             while True:
                 try:
