@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import struct
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import h11
 import msgspec
@@ -49,9 +51,13 @@ class User:
         self._events: h11.Connection | None = None
 
     @classmethod
-    async def at(cls, address: tuple[str, int], source: str = "") -> User:
+    async def at(
+        cls, address: tuple[str, int], source: str = "", tls: ssl.SSLContext | None = None, name: str = ""
+    ) -> User:
+        """With `tls` for this name, "" for none."""
         local = (source, 0) if source else None
-        reader, writer = await asyncio.open_connection(*address, local_addr=local, limit=1 << 20)
+        of_tls: dict[str, Any] = {"ssl": tls, "server_hostname": name} if tls else {}
+        reader, writer = await asyncio.open_connection(*address, local_addr=local, limit=1 << 20, **of_tls)
         return cls(reader, writer)
 
     async def send(self, data: bytes) -> None:

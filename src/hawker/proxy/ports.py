@@ -9,10 +9,9 @@ import asyncio
 
 from hawker.catalog.view import RowView
 from hawker.errors import HawkerError
-from hawker.proxy.base import Address, Refused
+from hawker.proxy.base import Address
 from hawker.proxy.claims import Claims
 from hawker.proxy.embedded.engine import Engine
-from hawker.proxy.router import ProxyRouter
 from hawker.telemetry import get_logger
 
 AGAIN_S = 10.0
@@ -21,12 +20,9 @@ AGAIN_S = 10.0
 class OpenPorts:
     """`begin`, then `close`. `opened` are addresses by public port; `missing` says why others are not open."""
 
-    def __init__(
-        self, engine: Engine, router: ProxyRouter, claims: Claims, view: RowView, host: str, worker: str
-    ) -> None:
+    def __init__(self, engine: Engine, claims: Claims, view: RowView, host: str, worker: str) -> None:
         """`host` is the address to open them at, `worker` whose machines are on this host, "" for none."""
         self._engine = engine
-        self._router = router
         self._claims = claims
         self._view = view
         self._host = host
@@ -35,7 +31,6 @@ class OpenPorts:
         self._task: asyncio.Task[None] | None = None
         self.opened: dict[int, Address] = {}
         self.missing: dict[int, str] = {}
-        self._plain: dict[int, bool] = {}  # of those that are open, whether bytes pass as they come
 
     async def begin(self) -> None:
         self._claims.on_ports.append(self._differ.set)
@@ -67,31 +62,21 @@ class OpenPorts:
         for port in [port for port in self.opened if port not in wanted]:
             self._engine.stop(self.opened.pop(port))
         for port, app in sorted(wanted.items()):
-            try:
-                plain = not (await self._router.load(port, "")).port.handlers
-            except Refused:
-                continue  # its machines are gone in this moment
-            if port in self.opened and self._plain[port] == plain:
-                continue
-            if port in self.opened:
-                self._engine.stop(self.opened.pop(port))
-            if why := await self._open(port, plain):
+            if port not in self.opened and (why := await self._open(port)):
                 if self.missing.get(port) != why:
                     _logger.warning("port.not_opened", port=port, app=app, why=why, cause="claims of ports")
                 self.missing[port] = why
 
-    async def _open(self, port: int, plain: bool) -> str:
+    async def _open(self, port: int) -> str:
         """Why it cannot be, or ""."""
         if self._worker and self._view.rows(
             "select 1 from services where worker = ? and host_port = ? limit 1", (self._worker, port)
         ):
             return "a machine of this host listens there itself"
-        listen = self._engine.listen_plain if plain else self._engine.listen
         try:
-            self.opened[port] = await listen(self._host, port, public=port)
+            self.opened[port] = await self._engine.listen_own(self._host, port, public=port)
         except OSError as error:
             return f"it cannot be opened: {error.strerror or error}"
-        self._plain[port] = plain
         self.missing.pop(port, None)
         return ""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from hawker.catalog.view import RowView
 from hawker.host import Host
 from hawker.proxy.base import Address
 from hawker.proxy.calls import Calls, Workers
+from hawker.proxy.certificates import Certificates
 from hawker.proxy.claims import Claims
 from hawker.proxy.directory import Directory
 from hawker.proxy.embedded.engine import Engine
@@ -31,7 +33,7 @@ from hawker.proxy.standby import Standbys
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a proxy should get traffic: `reason` why not, "" when it should. `skipped` counts rows of the catalog
     that made no sense; `apps` and `doors` are those in memory; `closed` are ports that apps claim and that could not be
-    opened, with the reason."""
+    opened, with the reason; `certificates` are those that cannot be used or end soon."""
 
     reason: str = ""
     skipped: int = 0
@@ -40,6 +42,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     doors: int = 0
     opening: int = 0
     closed: dict[int, str] = {}
+    certificates: dict[str, str] = {}
 
     @property
     def ok(self) -> bool:
@@ -93,6 +96,7 @@ class Proxy:
             apps=directory.loaded,
             doors=len(sites.doors),
             opening=sum(door.opening for door in sites.doors.values()),
+            certificates=self.certificates.problems if self.certificates else {},
             closed=dict(self.ports.missing) if self.ports else {},
         )
 
@@ -130,16 +134,27 @@ class Proxy:
             self.idling.begin()
             stack.push_async_callback(self.idling.close)
         options: dict[str, Any] = {"region": region, "token": token}
-        self.engine = engine = Engine(router, msgspec.structs.replace(settings.embedded, **options), host)
+        self.certificates = certificates = await self._certificates(stack, host)
+        embedded = msgspec.structs.replace(settings.embedded, **options)
+        self.engine = engine = Engine(router, embedded, host, certificates)
         stack.push_async_callback(engine.close)
         for port, at in shared.items():
             self.listening[port] = await engine.listen(*at, public=port)
         if settings.tcp:
-            self.ports = OpenPorts(engine, router, claims, view, settings.tcp, worker)
+            self.ports = OpenPorts(engine, claims, view, settings.tcp, worker)
             await self.ports.begin()
             stack.push_async_callback(self.ports.close)
         if settings.backhaul:
             self.backhaul = await engine.listen_backhaul(*address("proxy.backhaul", settings.backhaul))
+
+    async def _certificates(self, stack: AsyncExitStack, host: Host) -> Certificates | None:
+        settings = self.settings
+        if not settings.certificates:
+            return None
+        found = Certificates((Path(settings.certificates),), host, default=settings.default_certificate)
+        await found.open()
+        stack.push_async_callback(found.close)
+        return found
 
     def _claimed(self, port: int) -> str:
         return self.claims.ports.get(port, "")

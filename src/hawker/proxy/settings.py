@@ -5,6 +5,8 @@
 listen = { "80" = "0.0.0.0:80", "443" = "0.0.0.0:443" }   # public ports, and where they are served
 backhaul = "0.0.0.0:4290"     # for other proxies; without it this one is nobody's door
 domain = "apps.example"       # apps are <app>.<domain>
+certificates = "/etc/hawker/certificates"   # for TLS: NAME.crt and NAME.key, or as certbot keeps them
+default_certificate = ""      # which of them clients get that ask for a name of none
 tcp = "0.0.0.0"               # where ports that apps have to themselves are opened; without it none are
 
 [proxy.routing]
@@ -66,6 +68,8 @@ class ProxySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     backhaul: str = ""
     domain: str = "localhost"
     tcp: str = ""
+    certificates: str = ""
+    default_certificate: str = ""
     worker: str = ""
     engine: str = "embedded"
     routing: RouterSettings = RouterSettings()
@@ -80,6 +84,12 @@ class ProxySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         self.shared_ports()
         if self.backhaul:
             address("proxy.backhaul", self.backhaul)
+        if self.default_certificate and not self.certificates:
+            raise Invalid(
+                "proxy.default_certificate",
+                self.default_certificate,
+                "say with `certificates` in which directory it is",
+            )
         if not self.domain or self.domain.startswith(".") or self.domain != self.domain.lower():
             raise Invalid("proxy.domain", self.domain, "write the name that apps are below of, such as apps.example")
 

@@ -61,6 +61,8 @@ class Counters(Collector):
         self.refused: dict[int, int] = {}
         self.retries = 0
         self.replays = 0
+        self.handshakes = 0
+        self.handshakes_failed = 0
         self.first_byte = Seconds()
         self.phases: dict[str, Seconds] = {}
 
@@ -93,6 +95,8 @@ class Counters(Collector):
         for name, text, value in (
             ("retries", "Requests sent to a machine once more", self.retries),
             ("replays", "Requests that a machine handed on", self.replays),
+            ("handshakes", "Handshakes of TLS with users", self.handshakes),
+            ("handshakes_failed", "Connections of TLS that came to none", self.handshakes_failed),
             ("machine_connections", "Connections opened to machines", self._of.pool.opened),
         ):
             yield CounterMetricFamily(f"hawker_proxy_{name}", text, value=value)

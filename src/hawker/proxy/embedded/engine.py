@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
@@ -19,10 +18,12 @@ from hawker.core.forwarding import Answer
 from hawker.core.replay_cache import Cache
 from hawker.host import Host
 from hawker.proxy.base import Address, Router, ServicePort
+from hawker.proxy.certificates import Certificates
 from hawker.proxy.embedded.access import AccessLog
 from hawker.proxy.embedded.client import ClientConnection
 from hawker.proxy.embedded.counters import Counters
 from hawker.proxy.embedded.exchange import Exchange
+from hawker.proxy.embedded.greeting import Greeter
 from hawker.proxy.embedded.inlets import Backhaul, Inlet, Public, answer_of, peer_of
 from hawker.proxy.embedded.plain import PlainConnection
 from hawker.proxy.embedded.pool import Pool
@@ -52,9 +53,13 @@ class Connection(Protocol):
 class Engine:
     """Made on the running loop. What it shares with its connections is public, for them only."""
 
-    def __init__(self, router: Router, settings: Settings, host: Host) -> None:
+    def __init__(
+        self, router: Router, settings: Settings, host: Host, certificates: Certificates | None = None
+    ) -> None:
+        """Without `certificates` no TLS is spoken."""
         self.router = router
         self.settings = settings
+        self.certificates = certificates
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time
         self.counters = Counters(self)
@@ -74,17 +79,18 @@ class Engine:
 
     # --- listeners ---------------------------------------------------------------------------------------------------
 
-    async def listen(self, host: str, port: int, *, public: int, tls: ssl.SSLContext | None = None) -> Address:
-        """Serve users at this address as the public port `public`. `port` 0: any. Returns the address."""
+    async def listen(self, host: str, port: int, *, public: int) -> Address:
+        """Serve users at this address as the public port `public`, which apps share. `port` 0: any. Returns the
+        address. What a connection speaks is seen by what it says."""
+        return await self._listen(lambda: Greeter(self, public), host, port)
 
-        def inlet(transport: asyncio.Transport) -> Inlet:
-            return Public(self, public, peer_of(transport), tls is not None)
-
-        return await self._listen(lambda: ClientConnection(self, inlet), host, port, tls)
+    async def listen_own(self, host: str, port: int, *, public: int) -> Address:
+        """The same for a public port that one app has to itself."""
+        return await self._listen(lambda: Greeter(self, public, own=True), host, port)
 
     async def listen_plain(self, host: str, port: int, *, public: int) -> Address:
         """Pass bytes between whoever connects here and the machines that serve the public port `public`."""
-        return await self._listen(lambda: PlainConnection(self, public), host, port, None)
+        return await self._listen(lambda: PlainConnection(self, public), host, port)
 
     async def listen_backhaul(self, host: str, port: int) -> Address:
         """Serve other proxies of the cluster at this address."""
@@ -92,12 +98,14 @@ class Engine:
         def inlet(transport: asyncio.Transport) -> Inlet:
             return Backhaul(self, peer_of(transport))
 
-        return await self._listen(lambda: ClientConnection(self, inlet), host, port, None)
+        return await self._listen(lambda: ClientConnection(self, inlet), host, port)
 
-    async def _listen(
-        self, made: Callable[[], asyncio.Protocol], host: str, port: int, tls: ssl.SSLContext | None
-    ) -> Address:
-        server = await self.loop.create_server(made, host, port, backlog=BACKLOG, ssl=tls, reuse_address=True)
+    def http1(self, public: int, *, secure: bool) -> ClientConnection:
+        """For a connection that speaks HTTP/1.1."""
+        return ClientConnection(self, lambda transport: Public(self, public, peer_of(transport), secure))
+
+    async def _listen(self, made: Callable[[], asyncio.Protocol], host: str, port: int) -> Address:
+        server = await self.loop.create_server(made, host, port, backlog=BACKLOG, reuse_address=True)
         self._servers.append(server)
         return _address(server)
 

@@ -105,7 +105,11 @@ class Public:
     def redirects(self, port: ServicePort) -> bool:
         if "http" not in port.handlers:
             raise Refused(404, "PR01", "this port does not speak HTTP for this app")
-        return port.force_https and not self.secure
+        if self.secure:
+            return False
+        if "tls" in port.handlers and not port.force_https:
+            raise Refused(400, "PH04", "this port speaks TLS for this app, and the request came without")
+        return port.force_https
 
     def wishes(self, request: RequestHead) -> Wishes:
         return wishes_of(request.headers)

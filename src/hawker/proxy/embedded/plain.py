@@ -25,11 +25,14 @@ _SIGNATURE = b"\r\n\r\n\x00\r\nQUIT\n"
 
 
 class PlainConnection(asyncio.Protocol):
-    """A client at the public port `port`. Nothing is read of it before a machine is there."""
+    """A client at the public port `port`. Nothing is read of it before a machine is there. `host` is the name by which
+    TLS told its app, "" where the port is one app's; `early` is what was read of it already."""
 
-    def __init__(self, engine: Engine, port: int) -> None:
+    def __init__(self, engine: Engine, port: int, host: str = "", early: bytes = b"") -> None:
         self._engine = engine
         self._port = port
+        self._host = host
+        self._early = early
         self._transport: asyncio.Transport
         self._exchange: Exchange | None = None
 
@@ -51,7 +54,8 @@ class PlainConnection(asyncio.Protocol):
         self._engine.connections.add(self)
         target = b"service:%d" % self._port
         request = RequestHead(b"CONNECT", target, 1, [(b"host", target)])
-        self._exchange = Exchange(self._engine, self, PlainInlet(self._engine, self._port, peer_of(transport)), request)
+        inlet = PlainInlet(self._engine, self._port, peer_of(transport), self._host)
+        self._exchange = Exchange(self._engine, self, inlet, request)
         self._exchange.start()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -90,32 +94,33 @@ class PlainConnection(asyncio.Protocol):
         assert exchange is not None
         assert exchange.port is not None
         self._engine.left(self)
-        return self._transport, proxy_header(exchange.port.proxy_protocol, self._transport)
+        return self._transport, proxy_header(exchange.port.proxy_protocol, self._transport) + self._early
 
     def hold(self, held: bool) -> None:
         pass
 
 
 class PlainInlet:
-    """Where the connections of a public port belong."""
+    """Where the connections of a public port belong: those that asked for the name `host`, if they ask for names."""
 
-    __slots__ = ("_engine", "_port", "client", "edge", "secure")
+    __slots__ = ("_engine", "_host", "_port", "client", "edge", "secure")
 
-    def __init__(self, engine: Engine, port: int, client: bytes) -> None:
+    def __init__(self, engine: Engine, port: int, client: bytes, host: str = "") -> None:
         self.client = client
         self.secure = False
         self.edge = False
         self._engine = engine
         self._port = port
+        self._host = host
 
     def request_id(self, request: RequestHead) -> bytes:
         return self._engine.next_id()
 
     def find(self, request: RequestHead) -> Route | None:
-        return self._engine.router.find(self._port, "")
+        return self._engine.router.find(self._port, self._host)
 
     async def load(self, request: RequestHead) -> Route:
-        return await self._engine.router.load(self._port, "")
+        return await self._engine.router.load(self._port, self._host)
 
     def redirects(self, port: ServicePort) -> bool:
         return False

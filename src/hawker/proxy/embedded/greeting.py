@@ -1,0 +1,255 @@
+"""A user's new connection: what it speaks is seen by its first bytes, and who carries it from then on is decided.
+
+    TLS hello ----> the app by its server name --> handshake --> HTTP/2 or HTTP/1.1 by ALPN, or bytes
+    PRI * HTTP/2.0 ------------------------------------------> HTTP/2
+    SSLRequest ---> "S" --> TLS hello ...                       (PostgreSQL)
+    anything else -------------------------------------------> HTTP/1.1
+
+On a port that one app has to itself, its service says before the first byte whether there is anything to look for: of
+many protocols it is the server who speaks first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from hawker.core.client_hello import HANDSHAKE, BadHello, ClientHello, read_hello
+from hawker.proxy.base import Refused, Route, ServicePort
+from hawker.proxy.embedded.deadline import Deadline
+from hawker.proxy.embedded.plain import PlainConnection
+
+if TYPE_CHECKING:
+    from hawker.proxy.certificates import Certificate
+    from hawker.proxy.embedded.engine import Engine
+
+H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+UNRECOGNIZED_NAME, PROTOCOL_VERSION, DECODE_ERROR, ACCESS_DENIED = 112, 70, 50, 49
+"""Descriptions of alerts."""
+NUMBERS = {"TLSv1.2": 0x303, "TLSv1.3": 0x304}
+_SPOKEN = ("http/1.1", "http/1.0")
+
+_PG_TLS, _PG_GSS = b"\x00\x00\x00\x08\x04\xd2\x16\x2f", b"\x00\x00\x00\x08\x04\xd2\x16\x30"
+_OF_NOBODY = ServicePort(handlers=("tls", "http"))
+
+
+class Greeter(asyncio.Protocol):
+    """A connection at the public port `port`, until it is known whose it is. `own`: the port is one app's alone."""
+
+    def __init__(self, engine: Engine, port: int, *, own: bool = False) -> None:
+        self._engine = engine
+        self._port = port
+        self._own = own
+        self._transport: asyncio.Transport
+        self._deadline = Deadline(engine.loop, self.abort)
+        self._held = b""
+        self._postgres = False
+        self._task: asyncio.Task[None] | None = None
+        self._landing: _Landing | None = None
+
+    @property
+    def busy(self) -> bool:
+        return False
+
+    def drain(self) -> None:
+        """It has asked for nothing yet."""
+        self.abort()
+
+    def abort(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        self._transport.abort()
+
+    # --- asyncio.Protocol --------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._engine.connections.add(self)
+        self._deadline.within(self._engine.settings.head_timeout_s)
+        if self._own:
+            self._begin(self._whose())
+
+    def data_received(self, data: bytes) -> None:
+        self._held += data
+        if self._task is None:
+            self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deadline.close()
+        self._engine.left(self)
+        if self._task is not None and self._landing is None:
+            self._task.cancel()
+
+    # --- what it is --------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        held = self._held
+        if held[0] == HANDSHAKE:
+            try:
+                hello = read_hello(held)
+            except BadHello:
+                self._alert(DECODE_ERROR)
+                return
+            if hello is not None:
+                self._begin(self._secured(hello))
+        elif held[0] == 0 and _PG_TLS.startswith(held[:7]):
+            if len(held) >= 8:
+                self._asked_by_postgres()
+        else:
+            self._become(self._engine.http1(self._port, secure=False), self._transport, held)
+
+    def _asked_by_postgres(self) -> None:
+        """PostgreSQL 17, 54.2.10 and 54.2.11: the server answers with a byte, and TLS begins."""
+        held, self._held = self._held, b""
+        if self._postgres or len(held) > 8 or held not in (_PG_TLS, _PG_GSS):
+            self.abort()  # bytes before TLS, which would be taken for what came through it (CVE-2021-23222)
+        elif held == _PG_GSS:
+            self._transport.write(b"N")
+        else:
+            self._postgres = True
+            self._transport.write(b"S")
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._transport.pause_reading()
+        self._task = self._engine.spawn(work)
+
+    async def _whose(self) -> None:
+        """The port is one app's: what does its service speak here?"""
+        route = await self._route("")
+        self._task = None
+        if route is None:
+            self.abort()
+        elif _carries_bytes(route.port):
+            self._become(PlainConnection(self._engine, self._port), self._transport, b"")
+        else:
+            self._transport.resume_reading()
+            if self._held:
+                self._look()
+
+    async def _secured(self, hello: ClientHello) -> None:
+        """TLS: by whose certificate, or is it not for this proxy to open at all?"""
+        engine = self._engine
+        host = "" if self._own else hello.name
+        route = await self._route(host)
+        port = _OF_NOBODY if route is None else route.port
+        if route is not None and _carries_bytes(port):
+            self._become(PlainConnection(engine, self._port, host, early=self._held), self._transport, b"")
+            return
+        if self._postgres and "pg_tls" not in port.handlers:
+            self._alert(ACCESS_DENIED)
+            return
+        certificate = engine.certificates.find(hello.name) if engine.certificates else None
+        if certificate is None:
+            engine.counters.handshakes_failed += 1
+            self._alert(UNRECOGNIZED_NAME)
+            return
+        if all(hello.newest < number for number in map(NUMBERS.__getitem__, port.tls_versions)):
+            engine.counters.handshakes_failed += 1
+            self._alert(PROTOCOL_VERSION)  # of asyncio's own such answers nobody hears
+            return
+        transport = await self._handshake(certificate, port)
+        landing = self._landing
+        if transport is None or landing is None or landing.lost:
+            return
+        carrier: asyncio.Protocol
+        if "http" not in port.handlers:
+            carrier = PlainConnection(engine, self._port, host, early=landing.data)
+            landing.data = b""
+        else:
+            carrier = engine.http1(self._port, secure=True)
+        self._become(carrier, transport, landing.data)
+
+    async def _handshake(self, certificate: Certificate, port: ServicePort) -> asyncio.Transport | None:
+        loop, settings = self._engine.loop, self._engine.settings
+        alpn = [name for name in port.alpn if name in _SPOKEN] if "http" in port.handlers else port.alpn
+        context = certificate.context(() if "pg_tls" in port.handlers else alpn, port.tls_versions)
+        hello, self._held = self._held, b""
+        self._landing = landing = _Landing(self)
+        # The hello was read already. `start_tls` puts its own protocol in and begins in the loop's next round; the
+        # hello goes to it in the one after, before anything that comes from the socket.
+        loop.call_soon(loop.call_soon, _feed, self._transport, hello)
+        try:
+            async with asyncio.timeout(settings.handshake_timeout_s):
+                transport = await loop.start_tls(
+                    self._transport,
+                    landing,
+                    context,
+                    server_side=True,
+                    ssl_handshake_timeout=settings.handshake_timeout_s,
+                    ssl_shutdown_timeout=settings.linger_s,
+                )
+        except (OSError, TimeoutError):  # of ssl, too
+            self._engine.counters.handshakes_failed += 1
+            self._over()
+            return None
+        except asyncio.CancelledError:
+            self._over()
+            raise
+        self._engine.counters.handshakes += 1
+        return transport
+
+    async def _route(self, host: str) -> Route | None:
+        """None: nobody serves this name here. Over HTTP that is said with more words."""
+        router = self._engine.router
+        try:
+            return router.find(self._port, host) or await router.load(self._port, host)
+        except Refused:
+            return None
+
+    # --- and then ----------------------------------------------------------------------------------------------------
+
+    def _become(self, carrier: asyncio.Protocol, transport: asyncio.Transport, data: bytes) -> None:
+        """Everything from here on is the carrier's."""
+        self._over()
+        if transport.is_closing():
+            return
+        transport.set_protocol(carrier)
+        transport.resume_reading()
+        carrier.connection_made(transport)
+        if data:
+            carrier.data_received(data)
+
+    def _alert(self, description: int) -> None:
+        """End it as TLS says it, before the handshake (RFC 8446, 6)."""
+        self._transport.write(b"\x15\x03\x03\x00\x02\x02%c" % description)
+        self._transport.close()
+
+    def _over(self) -> None:
+        self._deadline.close()
+        self._engine.left(self)
+
+
+class _Landing(asyncio.Protocol):
+    """Takes what comes out of a new connection of TLS in the moment before it is known who carries it."""
+
+    def __init__(self, greeter: Greeter) -> None:
+        self._greeter = greeter
+        self.data = b""
+        self.lost = False
+
+    def data_received(self, data: bytes) -> None:
+        self.data += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        self._greeter._over()
+
+
+def _carries_bytes(port: ServicePort) -> bool:
+    """Whether nothing of it is for this proxy to read: a shared port then passes on even what TLS hides."""
+    return not {"http", "tls", "pg_tls"}.intersection(port.handlers)
+
+
+def _feed(transport: asyncio.Transport, data: bytes) -> None:
+    protocol = transport.get_protocol()
+    if not isinstance(protocol, asyncio.BufferedProtocol):
+        return  # it has ended meanwhile
+    rest = memoryview(data)
+    while rest:
+        buffer = memoryview(protocol.get_buffer(len(rest)))
+        count = min(len(buffer), len(rest))
+        buffer[:count] = rest[:count]
+        protocol.buffer_updated(count)
+        rest = rest[count:]
