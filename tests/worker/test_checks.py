@@ -14,7 +14,7 @@ import pytest
 from tests.kit.sim_worker import APP, SimWorker, a_world, machine_config
 from tests.kit.virtual_time import EPOCH_S, run_in_virtual_time
 
-from hawker.core.checking import GROWTH, JITTER, RELEARN_S, WAITING
+from hawker.core.checking import GROWTH, JITTER, RELEARN_S, WAITING, Health
 from hawker.model.config import check_config
 from hawker.model.machine import State
 from hawker.model.rows import CheckRow, MachineRow
@@ -22,6 +22,7 @@ from hawker.sim.loop import PROCESS, Process, SimLoop
 from hawker.sim.net import Net, Station
 from hawker.sim.record import Record
 from hawker.sim.world import World
+from hawker.worker.check_rows import learned
 from hawker.worker.checks import A_TURN, AT_ONCE, TURN_S, Checks
 
 PORT = 8080
@@ -279,6 +280,24 @@ async def test_an_update_brings_its_own_checks(place: Place) -> None:
     await worker.machines.update(APP.name, machine, worker.request(), config=check_config(machine_config()))
     await worker.at_rest(machine)
     assert (place.shown(machine), place.rows(machine)) == ([], [])
+
+
+@on_a_network
+async def test_a_result_that_comes_with_an_update_leaves_no_row_of_a_check_that_is_no_more(place: Place) -> None:
+    await place.program.listen()
+    worker = place.worker
+    machine = await worker.run_machine(**served(HTTP))
+    await place.becomes(machine, "passing", 1)
+    before = worker.machine(machine)
+    (check,) = check_config(before.config).checks
+    await worker.machines.update(APP.name, machine, worker.request(), config=check_config(machine_config()))
+    assert worker.machine(machine).instance == before.instance, "the old program runs on for now"
+    critical = Health(status="critical", output="503")
+    await worker.store.submit(lambda tx: learned(tx, before, check, critical, "a look"))
+    assert place.rows(machine) == []
+    await worker.at_rest(machine)
+    assert place.rows(machine) == []
+    assert worker.wrong() == []
 
 
 @pytest.mark.parametrize("answer", [OK, DOWN])

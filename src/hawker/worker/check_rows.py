@@ -31,6 +31,19 @@ def follow(tx: Tx, before: MachineRow, after: MachineRow) -> None:
             tx.put(row_of(after, check, health))
 
 
+def learned(tx: Tx, began: MachineRow, check: Check, health: Health, cause: str) -> None:
+    """What a look has found that began with this row. Nothing is written where the machine has another instance or
+    another check by now: its rows are taken away with those that it has then, and one of no check would stay for
+    ever."""
+    machine = tx.get(MachineRow, began.id)
+    if machine is None or machine.instance != began.instance:
+        return
+    if _said(machine) != _said(began) and check not in check_config(machine.config).checks:
+        return
+    tx.record("check.changed", machine.id, cause=cause)
+    tx.put(row_of(machine, check, health))
+
+
 def row_of(machine: MachineRow, check: Check, health: Health) -> CheckRow:
     return CheckRow(
         machine=machine.id,

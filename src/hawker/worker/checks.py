@@ -26,7 +26,7 @@ from hawker.model.values import rfc3339
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.telemetry import get_logger
-from hawker.worker.check_rows import key_of, row_of
+from hawker.worker.check_rows import key_of, learned
 from hawker.worker.machine_log import MachineLog
 from hawker.worker.probing import Address, probe
 
@@ -188,10 +188,8 @@ class Checks:
 
     def _put(self, tx: Tx, watch: _Watch) -> str:
         health, name = watch.health, watch.check.name
-        machine = tx.get(MachineRow, watch.row.id)
-        if machine is not None and machine.instance == watch.row.instance:
-            tx.record("check.changed", machine.id, cause=f"{CAUSE}: {name} is {health.status}: {health.output}")
-            tx.put(row_of(machine, watch.check, health))
+        cause = f"{CAUSE}: {name} is {health.status}: {health.output}"
+        learned(tx, watch.row, watch.check, health, cause)
         return health.status
 
     def _run(self, coroutine: Coroutine[None, None, None], name: str) -> None:
