@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
-from tests.kit.raw_http import Upstream, Visit, echo, head, hello, resetting, saying, silent
+from tests.kit.raw_http import Upstream, User, Visit, chunked, echo, head, hello, resetting, saying, silent
 from tests.kit.waiting import until
 from tests.proxy.conftest import Stage
 
@@ -185,3 +186,42 @@ async def test_a_user_is_told_what_took_how_long_if_it_asks(stage: Stage) -> Non
     assert {"edge-find", "edge-connect", "edge-first-byte"} <= set(phases)
     assert 0 < phases["edge-connect"] < phases["edge-first-byte"] < 5000
     assert (await user.ask("GET /")).all("server-timing") == []
+
+
+async def test_under_a_mixed_load_every_request_is_answered_and_what_may_be_repeated_succeeds(stage: Stage) -> None:
+    dice = random.Random(7)
+
+    async def moody(visit: Visit) -> None:
+        mood = dice.random()
+        if mood < 0.2:
+            await visit.piece()
+            visit.reset()
+        elif mood < 0.3:
+            await visit.read()
+            visit.close()
+        elif mood < 0.4:
+            await visit.read()
+            await visit.send(b"HTTP/1.1 20")
+            visit.close()
+        else:
+            await echo(visit)
+
+    await refusing(stage)
+    for _ in range(2):
+        await stage.machine(moody)
+    await stage.machine(echo)
+    bodies = [b"%d" % number * dice.randrange(1, 3000) for number in range(60)]
+    statuses: list[tuple[str, int]] = []
+
+    async def use(user: User) -> None:
+        for _ in range(10):
+            method, body = dice.choice(("PUT", "POST")), dice.choice(bodies)
+            framed = dice.choice((f"Content-Length: {len(body)}", "Transfer-Encoding: chunked"))
+            answer = await user.ask(f"{method} / | {framed}", body if "Length" in framed else chunked(body))
+            assert answer.body == body or answer.status == 502
+            statuses.append((method, answer.status))
+
+    await asyncio.gather(*[use(await stage.user()) for _ in range(20)])
+    assert len(statuses) == 200
+    assert {status for method, status in statuses if method == "PUT"} == {200}
+    assert {status for method, status in statuses if method == "POST"} == {200, 502}

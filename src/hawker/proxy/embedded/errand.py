@@ -209,15 +209,15 @@ class Errand:
             search = self._search = Search(self._deadline())
         lease = self._lease
         assert lease is not None
-        if stale:
-            search.fresh = True  # the machine closed a connection it had kept long enough: it may be fine
+        method = self._request.method
+        if stale and self._repeatable and self._whole:
+            search.fresh = again = True  # it closed a connection that it had kept long enough: it may be fine
         else:
             self._lease = None
-            lease.failed(how)
+            lease.release() if stale else lease.failed(how)
             search.tried.add(lease.machine)
-        again = search.failed(
-            self._request.method, how, problem, sent=sent, whole=self._whole, most=self._engine.settings.attempts
-        )
+            most = self._engine.settings.attempts
+            again = search.failed(method, how, problem, sent=sent, whole=self._whole, most=most)
         self._engine.counters.retries += again
         return again
 
