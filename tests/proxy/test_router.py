@@ -184,6 +184,17 @@ async def test_a_machine_that_cannot_be_started_is_left_for_another(here: Here) 
     assert sorted(here.worker.woken) == ["m1", "m2"]
 
 
+async def test_a_start_that_failed_does_not_keep_from_waiting_for_room_elsewhere(here: Here) -> None:
+    here.machine("m1", soft=1, hard=1)
+    here.machine("m2", state="stopped")
+    here.worker.answers = [Declined(422, "start_failed", "machine did not start: no such program")]
+    first = await here.obtain()
+    waiting = asyncio.ensure_future(here.obtain())
+    await until(lambda: here.worker.woken == ["m2"] and not here.sites.doors["m2"].opening)
+    first.release()
+    assert (await waiting).machine == "m1"
+
+
 async def test_one_that_is_refused_while_its_program_boots_is_waited_for(here: Here) -> None:
     here.machine("m1")
     lease = await here.obtain()
@@ -290,6 +301,29 @@ async def test_a_request_that_wants_another_region_goes_there_if_the_app_is_ther
         assert lease.region == region
     with pytest.raises(Refused):
         await route.obtain(Wishes(force_regions=("syd",)), deadline=deadline)
+
+
+async def test_a_machine_that_must_take_it_and_is_not_here_is_asked_for_in_each_region_once(here: Here) -> None:
+    here.machine("m1")
+    for region in ("mad", "lhr"):
+        for number in (1, 2):
+            here.fleet.worker(f"{region}-{number}", region=region, host="10.2.0.1", proxy=4290)
+            here.fleet.elsewhere("web", region, f"{region}-{number}")
+    route = await here.route()
+    wishes = Wishes(force_machine="m9")
+    deadline = asyncio.get_running_loop().time() + SOON_S
+    tried: list[str] = []
+    for region in ("lhr", "mad"):  # as they lie from Chicago
+        lease = await route.obtain(wishes, tried, deadline=deadline)
+        assert (lease.region, dict(lease.headers)[b"fly-force-instance-id"]) == (region, b"m9")
+        lease.failed("elsewhere")
+        tried.append(lease.machine)
+    with pytest.raises(Refused) as refused:
+        await route.obtain(wishes, tried, deadline=deadline)
+    assert (refused.value.status, refused.value.code) == (404, "PR02")
+    with pytest.raises(Refused) as refused:
+        await here.router.inner("web", 80, "").obtain(wishes, deadline=deadline)
+    assert refused.value.code == "elsewhere"
 
 
 async def test_over_the_backhaul_a_machine_of_another_worker_is_elsewhere(here: Here) -> None:

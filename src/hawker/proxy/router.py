@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 
 from msgspec.structs import replace
 
-from hawker.core.routing import ANY, FULL, NOT_HERE, TRIED, Nothing, Seat, Start, Take, Wishes
+from hawker.core.routing import ANY, FULL, GONE, NOT_HERE, TRIED, Nothing, Seat, Start, Take, Wishes
 from hawker.errors import HawkerError, StoreError
 from hawker.model import door as words
 from hawker.model.regions import expand, nearest
@@ -279,7 +279,7 @@ class ProxyRoute:
                 lease = self._away(wishes, out) if decision is not TRIED or not self._coming(group, out) else None
                 if lease is not None:
                     return lease
-                if failed is not None and not failed.again:
+                if failed is not None and not failed.again and decision is not FULL:
                     raise failed
                 if decision is TRIED:
                     coming = self._coming(group, out)
@@ -367,22 +367,30 @@ class ProxyRoute:
         return next((region for region in wanted if region in order), own) == own
 
     def _away(self, wishes: Wishes, tried: Collection[str]) -> Lease | None:
-        """A proxy of the nearest other region that has the app, to choose there."""
-        if self._within or wishes.force_machine:
+        """A proxy of the nearest other region that has the app, to choose there. Where a machine is that must take the
+        request, and is not here, nobody here knows: each region is asked once."""
+        if self._within:
             return None
-        router, now = self._router, asyncio.get_running_loop().time()
+        router, now = self._router, self._now()
+        asked = set()
+        if wishes.force_machine:
+            found = (router.sites.directory.workers.get(name) for name in tried)
+            asked = {worker.region for worker in found if worker is not None}
         for region in router.others(self.site, wishes):
+            if region in asked:
+                continue
             workers = router.sites.directory.workers_of(self.app, region)
             open_ = [w for w in workers if w.name not in tried and router.trouble.get(w.name, 0.0) <= now]
             if open_:
-                return RegionLease(router, self.app, open_[int(router.random() * len(open_))], self._header)
+                worker = open_[int(router.random() * len(open_))]
+                return RegionLease(router, self.app, worker, (self._header, *_wished(wishes)))
         return None
 
     def _nothing(self, decision: Nothing, failed: NotOpened | None) -> Lease:
         if failed is not None:
             raise failed
         status = 404 if decision.code == "PR02" else 503
-        if self._machine and decision is not FULL:
+        if (self._machine and decision is not FULL) or (self._within and decision is GONE):
             raise Refused(421, "elsewhere", decision.message)
         raise Refused(
             status,
@@ -398,12 +406,12 @@ class RegionLease:
 
     __slots__ = ("_router", "address", "headers", "machine", "phases", "region")
 
-    def __init__(self, router: ProxyRouter, app: str, worker: Worker, port: Header) -> None:
+    def __init__(self, router: ProxyRouter, app: str, worker: Worker, more: tuple[Header, ...]) -> None:
         self._router = router
         self.machine = worker.name
         self.region = worker.region
         self.address = worker.host, worker.proxy_port
-        self.headers: tuple[Header, ...] = (*router.sites.backhaul(app, ""), port)
+        self.headers: tuple[Header, ...] = (*router.sites.backhaul(app, ""), *more)
         self.phases: dict[str, float] = {}
 
     @property
@@ -420,6 +428,12 @@ class RegionLease:
         if how != "elsewhere":
             now = asyncio.get_running_loop().time()
             self._router.trouble[self.machine] = now + self._router.settings.stale_s
+
+
+def _wished(wishes: Wishes) -> list[Header]:
+    """For the proxy that chooses: a replay's wishes are in no header of the request."""
+    found = ((b"fly-force-instance-id", wishes.force_machine), (b"fly-prefer-instance-id", wishes.prefer_machine))
+    return [(name, machine.encode("latin-1", "replace")) for name, machine in found if machine]
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:
