@@ -25,7 +25,7 @@ __all__ = ["registry"]  # a fixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-SERVE = 'echo "$FLY_MACHINE_ID on $(uname -n)" > page && exec busybox httpd -f -p "$PORT" -h .'
+SERVE = 'echo "$FLY_MACHINE_ID on $(uname -n)" > page && exec busybox httpd -f -p "0.0.0.0:$PORT" -h .'
 LACKING = [program for program in ("busybox", "docker-registry") if shutil.which(program) is None]
 BOOT_S = 120.0  # of a guest on a busy host that emulates
 

@@ -230,7 +230,7 @@ class Door:
             with suppress(TimeoutError):
                 async with asyncio.timeout(ASK_AGAIN_S):
                     for place in list(self.places.values()):
-                        await self._looking.until_listening(place.address)
+                        place.address = await self._looking.until_listening(place.addresses)
                     return started, awake
 
     async def _start(self, request: str, why: str) -> words.Awake:

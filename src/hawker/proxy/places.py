@@ -54,18 +54,27 @@ class Room:
 
 
 class Place:
-    """One machine in one group. It outlives the seat, which is made anew when the groups of an app change."""
+    """One machine in one group. It outlives the seat, which is made anew when the groups of an app change.
 
-    __slots__ = ("address", "headers", "keeper", "machine", "pool", "region", "room", "seat")
+    `address` is that of `addresses` which took a connection last."""
+
+    __slots__ = ("address", "addresses", "headers", "keeper", "machine", "pool", "region", "room", "seat")
 
     def __init__(
-        self, pool: Pool, seat: Seat, room: Room, keeper: Keeper, address: Address, headers: tuple[Header, ...] = ()
+        self,
+        pool: Pool,
+        seat: Seat,
+        room: Room,
+        keeper: Keeper,
+        addresses: tuple[Address, ...],
+        headers: tuple[Header, ...] = (),
     ) -> None:
         self.pool = pool
         self.seat = seat
         self.room = room
         self.keeper = keeper
-        self.address = address
+        self.addresses = addresses
+        self.address = addresses[0]
         self.headers = headers
         self.machine = seat.machine
         self.region = seat.region

@@ -201,9 +201,9 @@ class Sites:
             if place is None:
                 keeper = door or far
                 assert keeper is not None  # one of them
-                address = self._address(machine, service, worker) if door else (worker.host, worker.proxy_port)
+                addresses = self._addresses(machine, service, worker) if door else ((worker.host, worker.proxy_port),)
                 headers = () if door else self.backhaul(site.app.name, machine.id)
-                place = Place(group.pool, seat, group.room, keeper, address, headers)
+                place = Place(group.pool, seat, group.room, keeper, addresses, headers)
                 if door is not None:
                     door.places[service.internal_port] = place
             elif place.pool is not group.pool:
@@ -241,14 +241,16 @@ class Sites:
         door.calls = calls
         return door, None, worker
 
-    def _address(self, machine: Machine, service: Served, worker: Worker) -> Address:
+    def _addresses(self, machine: Machine, service: Served, worker: Worker) -> tuple[Address, ...]:
         """A program of the host itself listens on the host's own port. A machine with an address of its own is reached
-        there from its host, from others by the port that its host has for it."""
+        there from its host, from others by the port that its host has for it. That one leads to the machine's IPv4
+        address: a program that listens on 0.0.0.0, as most do, takes no connection at the private one."""
         if machine.worker != self.worker:
-            return worker.host, service.host_port or service.internal_port
+            return ((worker.host, service.host_port or service.internal_port),)
         if service.host_port == service.internal_port:
-            return "127.0.0.1", service.internal_port
-        return machine.private_ip, service.internal_port
+            return (("127.0.0.1", service.internal_port),)
+        published = (("127.0.0.1", service.host_port),) if service.host_port else ()
+        return ((machine.private_ip, service.internal_port), *published)
 
     def backhaul(self, app: str, machine: str) -> tuple[Header, ...]:
         """What goes to another proxy with a request; the public port comes after it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 
 from hawker.proxy.base import Address
@@ -32,13 +33,16 @@ class Looking:
     def __init__(self) -> None:
         self.machines = 0
 
-    async def until_listening(self, address: Address) -> None:
-        """Until the address takes a connection. To be ended by a time-out of the caller's."""
+    async def until_listening(self, addresses: Sequence[Address]) -> Address:
+        """Until one of the addresses takes a connection. Returns it. To be ended by a time-out of the caller's."""
         loop = asyncio.get_running_loop()
         began, pause = loop.time(), FIRST_S
         self.machines += 1
         try:
-            while not await connects(address):
+            while True:
+                for address in addresses:
+                    if await connects(address):
+                        return address
                 await asyncio.sleep(pause * max(1.0, self.machines / AT_ONCE))
                 if loop.time() - began > QUICK_S:
                     pause = min(pause * LATER, MOST_S)
