@@ -16,7 +16,8 @@ from hawker.model.machine import State
 from hawker.proxy.base import Lease, Refused
 from hawker.proxy.calls import Declined, Workers
 from hawker.proxy.directory import Directory
-from hawker.proxy.router import LOOK_AGAIN_S, ProxyRoute, ProxyRouter
+from hawker.proxy.router import ProxyRouter
+from hawker.proxy.routes import LOOK_AGAIN_S, ProxyRoute
 from hawker.proxy.settings import RouterSettings
 from hawker.proxy.sites import Sites
 

@@ -1,0 +1,262 @@
+"""One request's way to a machine: at once, or held until one can take it (`hawker.proxy.base.Route`).
+
+At the edge a machine behind another proxy stands for that proxy, which holds the request itself where the machine has
+to start; at a machine's own worker there is a door.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from hawker.core.routing import ANY, FULL, GONE, NOT_HERE, TRIED, Nothing, Start, Take, Wishes
+from hawker.model.regions import expand
+from hawker.proxy.abroad import RegionLease, wished
+from hawker.proxy.base import Header, Lease, Refused, ServicePort
+from hawker.proxy.door import Door, NotOpened
+from hawker.proxy.places import Place, PlaceLease
+from hawker.proxy.sites import Group, Site
+
+if TYPE_CHECKING:
+    from hawker.proxy.router import ProxyRouter
+
+LOOK_AGAIN_S = 0.25
+"""How often a held request looks by itself: rests end, and machines behind other proxies become free, without a word.
+Of many that are held each looks less often."""
+HELD_A_LOOK = 64
+
+
+class ProxyRoute:
+    """`hawker.proxy.base.Route`. With `machine` to that one alone; `within`: the request came over the backhaul, and
+    does not leave this region again."""
+
+    __slots__ = ("_header", "_machine", "_now", "_router", "_version", "_within", "app", "number", "port", "site")
+
+    def __init__(
+        self, router: ProxyRouter, site: Site, number: int, port: ServicePort, machine: str, within: bool
+    ) -> None:
+        self._router = router
+        self._now = router.now
+        self._version = site.version
+        self._machine = machine
+        self._within = within
+        self._header: Header = (b"hawker-port", b"%d" % number)
+        self.site = site
+        self.number = number
+        self.port = port
+        self.app = site.app.name
+
+    @property
+    def valid(self) -> bool:
+        return self._version == self.site.version and not self.site.app.stale
+
+    def take(self, wishes: Wishes = ANY, tried: Collection[str] = ()) -> Lease | None:
+        found = self.site.at(self.number)
+        if found is None:
+            return None
+        group = found[0]
+        if group.room.waiting:
+            return None  # they were there before
+        if self._machine or wishes is not ANY:
+            if not self._within and (wishes.force_regions or wishes.prefer_regions):
+                return None
+            wishes = self._forced(wishes)
+        seat = group.pool.take(self._now(), wishes, tried)
+        if seat is None:
+            return None
+        place: Place = seat.data
+        if seat.closing and place.keeper.closing:
+            place.leave()
+            return None
+        return PlaceLease(place, self._header, {})
+
+    async def obtain(
+        self, wishes: Wishes = ANY, tried: Collection[str] = (), *, deadline: float, request: str = ""
+    ) -> Lease:
+        found = self.site.at(self.number)
+        if found is None:
+            return self._away(wishes, tried) or self._nothing(NOT_HERE, None)
+        group, settings = found[0], self._router.settings
+        if group.held >= settings.queue:
+            raise Refused(
+                503,
+                "PR04",
+                f"{group.held} requests of app {self.app} wait already",
+                retry_after_s=settings.retry_after_s,
+            )
+        group.held += 1
+        try:
+            return await self._obtain(self._forced(wishes), tried, deadline, request)
+        except TimeoutError:
+            raise Refused(
+                503,
+                "PR03",
+                f"no machine of app {self.app} took the request in time",
+                retry_after_s=settings.retry_after_s,
+            ) from None
+        finally:
+            group.held -= 1
+
+    # --- helpers -----------------------------------------------------------------------------------------------------
+
+    def _forced(self, wishes: Wishes) -> Wishes:
+        if self._machine:
+            return Wishes(force_machine=self._machine)
+        if self._within and (wishes.force_regions or wishes.prefer_regions):
+            return replace(wishes, force_regions=(), prefer_regions=())
+        return wishes
+
+    async def _obtain(self, wishes: Wishes, tried: Collection[str], deadline: float, request: str) -> Lease:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        out = set(tried)
+        failed: NotOpened | None = None
+        abroad = bool(wishes.force_regions or wishes.prefer_regions) and not self._here_first(wishes)
+        if abroad and (lease := self._away(wishes, out)):
+            return lease
+        group = self._group()
+        if group.room.waiting:
+            await self._room(group, deadline)
+        while True:
+            group = self._group()
+            decision = group.pool.decide(loop.time(), wishes, out)
+            if isinstance(decision, Take):
+                if decision.starting is not None:
+                    self._router.start_beside(decision.starting, self.app, request)
+                place: Place = decision.seat.data
+                if not place.keeper.closing:
+                    place.enter()
+                    return PlaceLease(place, self._header, {"wait": loop.time() - began})
+            elif isinstance(decision, Start):
+                place = decision.seat.data
+            else:
+                lease = self._away(wishes, out) if decision is not TRIED or not self._coming(group, out) else None
+                if lease is not None:
+                    return lease
+                if failed is not None and not failed.again and decision is not FULL:
+                    raise failed
+                if decision is TRIED:
+                    coming = self._coming(group, out)
+                    if coming is None:
+                        await self._pause(group, deadline)
+                        out.clear()
+                        continue
+                    place = coming
+                elif decision.wait:
+                    await self._room(group, deadline)
+                    continue
+                else:
+                    return self._nothing(decision, failed)
+            try:
+                return await self._started(place, began, deadline, request)
+            except NotOpened as error:
+                out.add(place.machine)
+                failed = error
+
+    async def _started(self, place: Place, began: float, deadline: float, request: str) -> Lease:
+        """A lease of a machine that is started for it. Far away, its own proxy holds the request meanwhile."""
+        keeper = place.keeper
+        place.enter()
+        if not isinstance(keeper, Door):
+            return PlaceLease(place, self._header, {})
+        try:
+            await keeper.opened(deadline, request)
+        except BaseException:
+            place.leave()
+            raise
+        return PlaceLease(place, self._header, {"wait": asyncio.get_running_loop().time() - began, **keeper.phases})
+
+    def _coming(self, group: Group, out: Collection[str]) -> Place | None:
+        """A machine that has failed this request and is on its way up again."""
+        for machine in sorted(out):
+            seat = group.pool.seats.get(machine)
+            if seat is not None and isinstance(seat.data.keeper, Door) and seat.data.keeper.opening:
+                place: Place = seat.data
+                return place
+        return None
+
+    def _group(self) -> Group:
+        """As it is now: it may have been made anew while the request waited. Raises `Refused`."""
+        found = self.site.at(self.number)
+        if found is None or self.site.app.gone:
+            raise Refused(503, "PR02", f"app {self.app} serves port {self.number} no more")
+        return found[0]
+
+    async def _room(self, group: Group, deadline: float) -> None:
+        """Until there may be room, first come, first served. Raises `TimeoutError`."""
+        loop = asyncio.get_running_loop()
+        if loop.time() >= deadline:
+            raise TimeoutError
+        waiter: asyncio.Future[None] = loop.create_future()
+        group.room.waiting.append(waiter)
+        look_s = LOOK_AGAIN_S * (1 + len(group.room.waiting) // HELD_A_LOOK)
+        timer = loop.call_at(min(deadline, loop.time() + look_s), _wake, waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                group.room.one()  # its turn had come: it is the next one's
+            raise
+        finally:
+            timer.cancel()
+            if waiter in group.room.waiting:
+                group.room.waiting.remove(waiter)
+        if loop.time() >= deadline:
+            raise TimeoutError
+
+    async def _pause(self, group: Group, deadline: float) -> None:
+        """Every machine has failed it: all are tried again in a while."""
+        now = asyncio.get_running_loop().time()
+        async with asyncio.timeout_at(deadline):
+            await asyncio.sleep(min(LOOK_AGAIN_S, max(0.0, deadline - now)))
+            if now + LOOK_AGAIN_S >= deadline:
+                raise TimeoutError
+
+    # --- other regions -----------------------------------------------------------------------------------------------
+
+    def _here_first(self, wishes: Wishes) -> bool:
+        own = self._router.sites.region
+        order = [own, *self._router.others(self.site, ANY)]
+        wanted = expand(",".join(wishes.force_regions or (*wishes.prefer_regions, "any")), order)
+        return next((region for region in wanted if region in order), own) == own
+
+    def _away(self, wishes: Wishes, tried: Collection[str]) -> Lease | None:
+        """A proxy of the nearest other region that has the app, to choose there. Where a machine is that must take the
+        request, and is not here, nobody here knows: each region is asked once."""
+        if self._within:
+            return None
+        router, now = self._router, self._now()
+        asked = set()
+        if wishes.force_machine:
+            found = (router.sites.directory.workers.get(name) for name in tried)
+            asked = {worker.region for worker in found if worker is not None}
+        for region in router.others(self.site, wishes):
+            if region in asked:
+                continue
+            workers = router.sites.directory.workers_of(self.app, region)
+            open_ = [w for w in workers if w.name not in tried and router.trouble.get(w.name, 0.0) <= now]
+            if open_:
+                worker = open_[int(router.random() * len(open_))]
+                return RegionLease(router, self.app, worker, (self._header, *wished(wishes)))
+        return None
+
+    def _nothing(self, decision: Nothing, failed: NotOpened | None) -> Lease:
+        if failed is not None:
+            raise failed
+        status = 404 if decision.code == "PR02" else 503
+        if (self._machine and decision is not FULL) or (self._within and decision is GONE):
+            raise Refused(421, "elsewhere", decision.message)
+        raise Refused(
+            status,
+            decision.code,
+            f"app {self.app}: {decision.message}",
+            retry_after_s=self._router.settings.retry_after_s,
+        )
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
