@@ -113,9 +113,9 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         left = self._left
-        if left == _AWAITED:
+        if left == _AWAITED and not self._choked:
             self._read(data)
-        elif left == _BUSY:
+        elif left in (_AWAITED, _BUSY):
             self._held += data
             if len(self._held) > self._settings.window_bytes:
                 self._stop()
@@ -162,17 +162,19 @@ class ClientConnection(asyncio.Protocol):
                 self._deadline.within(self._settings.half_closed_s)
             elif self._left == _BUSY:
                 self._deadline.clear()
+        elif self._left == _AWAITED and self._held:
+            self._read(b"")
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def _read(self, data: bytes) -> None:
-        """Heads, and the bodies that came with them, until one request waits for its answer."""
+        """Heads, and bodies that came with them, until a request waits for its answer, or answers for their client."""
         if self._held:
             data = self._held + data
             self._held = b""
         self._reading = True
         try:
-            while data and self._left == _AWAITED:
+            while data and self._left == _AWAITED and not self._choked:
                 if data[0] == 0x0D:
                     data = self._after_empty_line(data)
                 end = self._head_end(data)
@@ -364,7 +366,7 @@ class ClientConnection(asyncio.Protocol):
                 self._idle_s = port.idle_timeout_s
             self._left = _AWAITED
             self._deadline.within(self._idle_s)
-            if self._held and not self._reading:
+            if self._held and not self._reading and not self._choked:
                 self._read(b"")
         elif self._left == _BUSY and not self._held:
             self._close()

@@ -52,8 +52,8 @@ class Pool:
     def forget(self, connection: MachineConnection) -> None:
         """It is closed."""
         idle = self._idle.get(connection.address)
-        if idle is not None and connection.waiting:
-            if connection in idle:
+        if idle is not None:
+            if connection.waiting and connection in idle:
                 idle.remove(connection)
             if not idle:
                 del self._idle[connection.address]
