@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.kit import cgroups
 from tests.kit.drivers import Opened, opened, shell, spec
 from tests.kit.unpacked import UnpackedImages
@@ -19,7 +22,7 @@ from tests.live.conformance.images import Imaged
 from tests.live.conformance.kills import Killed, kernel
 from tests.live.test_container_driver import programs
 
-from hawker.worker.drivers.base import Refused, StartFailed
+from hawker.worker.drivers.base import Publish, Refused, StartFailed, UnknownInstance
 from hawker.worker.drivers.process import ProcessDriver
 
 
@@ -148,6 +151,21 @@ async def test_a_status_is_not_lost_with_the_supervisor_where_the_kernel_keeps_i
     else:
         assert (ended.code, ended.signal) == (None, None)
         assert "lost" in ended.error
+
+
+async def test_a_program_is_not_started_while_another_has_its_port_and_would_be_taken_for_it(driver: Opened) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        port = stranger.getsockname()[1]
+        listens = [Publish(protocol="tcp", internal_port=port, host_port=port)]
+        serve = f"import socket; s = socket.create_server(('', {port})); print('up', flush=True); s.accept()[0].recv(1)"
+        one = replace(spec(sys.executable, "-c", serve), listens=listens)
+        with pytest.raises(StartFailed, match=rf"port {port}/tcp of this host is held by .* \(process {os.getpid()}\)"):
+            await driver.driver.start(one)
+        with pytest.raises(UnknownInstance):
+            await driver.driver.inspect(one.key)
+    started = await driver.driver.start(one)
+    await driver.says(one.machine, "up")
+    assert (await driver.driver.start(one)).pid == started.pid, "it has its port itself"
 
 
 async def test_a_directory_deeper_than_a_socket_name_may_be_works(tmp_path: Path) -> None:

@@ -37,15 +37,15 @@ class Holder(msgspec.Struct, frozen=True):
 
 def holder(protocol: str, port: int, publish_on: Sequence[str] = ()) -> Holder | None:
     """Who takes what comes to a port. `publish_on` are the networks of the addresses that matter, empty: all."""
-    if _is_free(protocol, port):
+    if is_free(protocol, port):
         return None
     for inode in _taking(protocol, port, publish_on):
         return _of(inode, Holder(protocol, port))
     return None  # a connection of somebody who is a client, which the filters leave alone
 
 
-def _is_free(protocol: str, port: int) -> bool:
-    """Cheap, and right when it says so."""
+def is_free(protocol: str, port: int) -> bool:
+    """Whether `holder` would name nobody, in some 20 µs: right when it says yes."""
     family = socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET
     with socket.socket(family, _KINDS[protocol] | socket.SOCK_CLOEXEC) as probe:
         if family == socket.AF_INET6:

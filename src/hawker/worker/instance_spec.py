@@ -54,6 +54,7 @@ def instance_spec(machine: MachineRow, key: str, disk_scale: float = 1.0) -> Ins
         tmpfs=[Tmpfs(path=each.path, size_mib=each.size_mib) for each in config.tmpfs],
         network=None if config.runtime == PROCESS else _network(machine),
         dns=Dns(nameservers=config.dns.nameservers, searches=config.dns.searches, options=config.dns.options),
+        listens=_publish(machine) if config.runtime == PROCESS else (),
     )
 
 
@@ -61,11 +62,15 @@ def _network(machine: MachineRow) -> Network:
     return Network(
         number=number(machine.private_ip),
         address=machine.private_ip,
-        publish=[
-            Publish(protocol=port.protocol, internal_port=port.internal_port, host_port=port.host_port)
-            for port in machine.ports
-        ],
+        publish=_publish(machine),
     )
+
+
+def _publish(machine: MachineRow) -> list[Publish]:
+    return [
+        Publish(protocol=port.protocol, internal_port=port.internal_port, host_port=port.host_port)
+        for port in machine.ports
+    ]
 
 
 def _environment(machine: MachineRow, config: Config) -> dict[str, str]:

@@ -122,7 +122,9 @@ class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
     image's. `user` is `name|uid[:group|gid]`, looked up in the image; empty: the image's. Without `network` the machine
     has a loopback of its own and nothing else, or, run by the `process` driver, the host's. `driver` names the one that
     is to run it, where a worker has several. With `tty` the program's standard streams are a terminal of its own, of
-    the size `TERMINAL`, that nobody types at; what it shows is logged as "stdout".
+    the size `TERMINAL`, that nobody types at; what it shows is logged as "stdout". `listens` are ports of the host that
+    the program itself is to listen on, of one without a network of its own: whoever else has them would be taken for
+    it.
     """
 
     key: str
@@ -143,6 +145,7 @@ class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
     mounts: Sequence[Mount] = ()
     network: Network | None = None
     dns: Dns = Dns()
+    listens: Sequence[Publish] = ()
 
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ import msgspec
 from hawker.images.base import ImageSource
 from hawker.init.build import NoCompiler, program
 from hawker.model.image import Image
+from hawker.network.holders import holder, is_free
 from hawker.supervisor import cgroups as groups
 from hawker.supervisor.programs import CannotStart, which
 from hawker.worker.drivers.base import (
@@ -82,6 +83,7 @@ class ProcessDriver(SupervisedDriver):
             await self._sources(image).ensure(image)
 
     async def start(self, spec: InstanceSpec) -> Instance:
+        await self._refuse_held(spec)
         if spec.image != HOST:
             async with self.alone(spec.key):
                 return await self._start_from_image(spec)
@@ -98,6 +100,19 @@ class ProcessDriver(SupervisedDriver):
             status=spec.tty,
         )
         return msgspec.convert(shown, Instance)
+
+    async def _refuse_held(self, spec: InstanceSpec) -> None:
+        """Who has a port of the machine would get its requests, and answer its checks. That may be itself, when it is
+        started once more."""
+        for port in spec.listens:
+            if is_free(port.protocol, port.host_port):
+                continue
+            if not self.supervisor.unused:
+                with suppress(UnknownInstance):
+                    await self.inspect(spec.key)
+                    return
+            if held := await asyncio.to_thread(holder, port.protocol, port.host_port):
+                raise StartFailed(f"services: {held}; stop that, or give the machine another port")
 
     async def _with_terminal(self, spec: InstanceSpec) -> tuple[list[str], dict[str, str]]:
         """By way of the init, which holds the terminal: a supervisor may be lost, and the terminal with it."""
