@@ -9,14 +9,19 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import socket
+from contextlib import suppress
 from typing import Protocol
 
+from hawker.core.retrying import IDEMPOTENT
 from hawker.proxy.base import Address, Failure, Header
 from hawker.proxy.embedded.bodies import Chunks
 from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.heads import ABSENT, CHUNKED, UNTIL_CLOSE, AnswerHead, BadHead, never_a_head, read_answer
 from hawker.proxy.embedded.settings import Settings
 
+GUARDED_BYTES = 16 << 10
+"""A request of this size is taken by a machine's kernel at once, whatever the machine does."""
 _HEAD = -4
 """As what is left to read: the answer's head."""
 
@@ -68,6 +73,7 @@ class MachineConnection(asyncio.Protocol):
         "_chunks",
         "_deadline",
         "_eof",
+        "_guarded",
         "_heard",
         "_held",
         "_idle",
@@ -106,6 +112,7 @@ class MachineConnection(asyncio.Protocol):
         self._chunks: Chunks | None = None
         self._eof = False
         self._paused = False
+        self._guarded = False
         self._last: AnswerHead
         self._last_raw = self._last_method = b""
 
@@ -139,6 +146,9 @@ class MachineConnection(asyncio.Protocol):
         self._heard = False
         self._keep = True
         self._interims = 0
+        guarded = method in IDEMPOTENT and len(data) <= GUARDED_BYTES and not asker.sending
+        if guarded is not self._guarded:
+            self._guard(guarded)
         self.transport.write(data)
         self._deadline.within(idle_s)
 
@@ -181,6 +191,8 @@ class MachineConnection(asyncio.Protocol):
         """Its transport, for another protocol."""
         self._asker = None
         self._deadline.close()
+        if self._guarded:
+            self._guard(False)
         return self.transport
 
     # --- asyncio.Protocol --------------------------------------------------------------------------------------------
@@ -220,7 +232,10 @@ class MachineConnection(asyncio.Protocol):
         if self._asker is not None and exc is not None:
             self._last_words()
         if self._asker is not None:
-            self._break("reset", "it closed the connection before its answer was complete")
+            if isinstance(exc, TimeoutError):
+                self._break("timeout", f"its host acknowledged nothing for {self._settings.connect_timeout_s:g} s")
+            else:
+                self._break("reset", "it closed the connection before its answer was complete")
         self._deadline.close()
 
     def pause_writing(self) -> None:
@@ -342,6 +357,20 @@ class MachineConnection(asyncio.Protocol):
             return
         if data:
             self.data_received(data)
+
+    def _guard(self, guarded: bool) -> None:
+        """Whether the kernel ends the connection when the machine's host acknowledges nothing, neither the request nor,
+        while its answer is awaited, a probe: another machine may take it long before an answer is overdue. Not while a
+        body is on its way, since a machine that takes nothing for a while looks the same to the kernel."""
+        self._guarded = guarded
+        sock = self.transport.get_extra_info("socket")
+        seconds = self._settings.connect_timeout_s
+        with suppress(OSError):  # it is closed already
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000) if guarded else 0)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, guarded)
+            if guarded:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(int(seconds), 1))
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
 
     def _break(self, how: Failure, problem: str) -> None:
         asker, self._asker = self._asker, None

@@ -38,7 +38,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """After which a connection is closed; 0: any number."""
 
     connect_timeout_s: float = 3.0
-    """To a machine: one lost SYN is repeated after a second."""
+    """To a machine: one lost SYN is repeated after a second. And how long a short request that may be made twice stays
+    unacknowledged by the machine's host."""
     wait_s: float = 60.0
     """How long a request is held at most until a machine takes it."""
     attempts: int = 90
@@ -49,6 +50,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Unused connections kept per address."""
     interim_answers: int = 16
     """1xx answers passed on for one request."""
+
+    h2_streams: int = 128
+    """Requests at once on a connection of HTTP/2, to clients and machines: RFC 9113 advises 100 at least."""
+    h2_window_bytes: int = 256 << 10
+    """What a peer may send on one stream before it went on. At 50 ms to the peer that is 5 MB/s."""
+    h2_connection_window_bytes: int = 1 << 20
+    """The same for all streams of a connection: the memory that it can fill."""
+    h2_strikes: float = 200.0
+    """How much a connection may ask of HTTP/2 itself (resets, pings, settings, empty frames) at once; an answer that
+    was taken makes up for one. Against floods such as CVE-2023-44487."""
+    h2_strikes_per_s: float = 20.0
 
     replay_bytes: int = 1 << 20
     """Of a request's body kept until its answer comes, so that it can be sent again."""
