@@ -201,6 +201,19 @@ async def test_of_several_apps_on_one_port_the_older_one_has_it(fleet: Fleet) ->
     claims.close()
 
 
+async def test_a_deleted_app_has_no_port_whatever_its_machines_say(fleet: Fleet) -> None:
+    for created_at_ms, app in enumerate(("early", "late"), 1):
+        fleet.app(app, created_at_ms=created_at_ms)
+        fleet.service(f"m-{app}", app, ports=((5432, 5432, ()),))
+    claims = Claims(fleet.replica, ())
+    assert claims.ports == {5432: "early"}
+    fleet.put("ord-1", "apps", early={"org": "personal", "created_at_ms": 1, "stamp": 2, "deleted": True})
+    await until(lambda: claims.ports == {5432: "late"})
+    fleet.put("ord-1", "apps", early={"org": "personal", "created_at_ms": 1, "stamp": 3})
+    await until(lambda: claims.ports == {5432: "early"})
+    claims.close()
+
+
 async def test_a_machine_whose_checks_do_not_pass_gets_no_requests_of_that_service(fleet: Fleet) -> None:
     fleet.app("web")
     fleet.machine("m1", "web")

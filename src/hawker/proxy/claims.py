@@ -36,6 +36,7 @@ class Claims:
         self._rows: dict[str, tuple[str, frozenset[int]]] = {}  # app and ports, by key of `services`
         self._claimed: dict[str, Counter[int]] = {}  # rows that claim a port, by app
         self._parsed: dict[str, frozenset[int]] = {}
+        self._created: dict[str, int | None] = {}  # apps that claim ports; None: there is no such app
         self._again: dict[str, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.ports: dict[int, str] = {}
@@ -58,10 +59,11 @@ class Claims:
         services, apps = changed.get("services", ()), changed.get("apps", ())
         if services is None:
             self._again = {"": None}
-        else:
+        elif "" not in self._again:
             self._again.update(dict.fromkeys(services))
-        if apps is None or not self._claimed.keys().isdisjoint(apps):
-            self._again.setdefault("", None)
+        for app in [*self._created] if apps is None else self._created.keys() & apps:
+            del self._created[app]
+            self._again.setdefault(f"/{app}", None)  # no key of a service
         if self._again and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(DELAY_S, self._turn)
 
@@ -82,8 +84,8 @@ class Claims:
             self._read_all()
             return
         some = list(self._again)[:ROWS_A_TURN]
+        differ = any(key.startswith("/") for key in some)
         found = {row[0]: row for row in self._view.rows(f"{_ROWS} and id in ({','.join('?' * len(some))})", some)}
-        differ = False
         for key in some:
             differ |= self._set(key, found.get(key))
             del self._again[key]
@@ -140,8 +142,12 @@ class Claims:
 
     def _decide(self) -> None:
         created: dict[str, int] = {}
+        self._created = {app: at_ms for app, at_ms in self._created.items() if app in self._claimed}
         for app in self._claimed:
-            for (at_ms,) in self._view.rows("select created_at_ms from apps where id = ?", (app,)):
+            if app not in self._created:
+                found = self._view.rows("select created_at_ms from apps where id = ?", (app,))
+                self._created[app] = found[0][0] if found else None
+            if (at_ms := self._created[app]) is not None:
                 created[app] = at_ms
         now: dict[int, str] = {}
         for app in sorted(created, key=lambda app: (created[app], app)):
