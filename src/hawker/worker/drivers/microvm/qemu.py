@@ -32,6 +32,8 @@ KVM = "/dev/kvm"
 PACKAGE = "qemu-system-x86"
 MIB = 1 << 20
 _CODE_CACHE_MIB = 64  # of an emulated processor; QEMU's own default is a gigabyte
+LINE_MOST = 1 << 20  # bytes of what QEMU says: its longest answers to us have some hundred
+STATES_MOST = 64  # of a migration, that nobody has looked at yet; there are some five
 MARGIN_S = 10  # a guest may be ahead by what it might have read or written in so many seconds
 OVERHEAD_MIB = {"kvm": 64, "tcg": 96 + _CODE_CACHE_MIB}  # what QEMU takes beside the guest's memory
 
@@ -203,7 +205,9 @@ def binary() -> str:
 
 
 class Qmp(asyncio.Protocol):
-    """The control socket. One client at a time: another waits until this one has closed."""
+    """The control socket. One client at a time: another waits until this one has closed.
+
+    A QEMU that a guest has got into may say anything, but not take the host's memory with it."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -242,12 +246,16 @@ class Qmp(asyncio.Protocol):
             if "QMP" in message and not self._greeting.done():
                 self._greeting.set_result(None)
             elif message.get("event") == "MIGRATION":
-                self._states.put_nowait(message["data"]["status"])
+                if self._states.qsize() < STATES_MOST:
+                    self._states.put_nowait(message["data"]["status"])
             elif (future := self._answers.pop(message.get("id"), None)) and not future.done():
                 if "error" in message:
                     future.set_exception(QemuError(message["error"]["desc"]))
                 else:
                     future.set_result(message["return"])
+        if len(self._rest) > LINE_MOST and self._transport:
+            self._rest = b""
+            self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._states.put_nowait("gone")
