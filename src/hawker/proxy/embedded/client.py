@@ -177,9 +177,11 @@ class ClientConnection(asyncio.Protocol):
             while data and self._left == _AWAITED and not self._choked:
                 if data[0] == 0x0D:
                     data = self._after_empty_line(data)
-                end = self._head_end(data)
-                if not end:
+                end = data.find(b"\r\n\r\n", self._searched) + 4
+                if not 4 <= end <= self._settings.head_bytes:
+                    self._wait_for_head(data)
                     break
+                self._searched = 0
                 raw = data[:end]
                 if raw == self._last_raw:
                     head = self._last  # a client asks the same again and again
@@ -203,13 +205,9 @@ class ClientConnection(asyncio.Protocol):
             raise BadHead("empty lines, or a bare CR, before the request line")
         return data
 
-    def _head_end(self, data: bytes) -> int:
-        """Where the head ends; 0: not all of it is there."""
-        end = data.find(b"\r\n\r\n", self._searched) + 4
+    def _wait_for_head(self, data: bytes) -> None:
+        """Not all of it is there. Raises `BadHead` when it will never be one."""
         limit = self._settings.head_bytes
-        if 4 <= end <= limit:
-            self._searched = 0
-            return end
         if len(data) > limit:
             raise BadHead(f"its head is longer than {limit} bytes", 431)
         if never_a_head(data, self._searched):
@@ -217,7 +215,6 @@ class ClientConnection(asyncio.Protocol):
         if not self._searched:
             self._deadline.within(self._head_s)
         self._searched = max(len(data) - 3, 1)
-        return 0
 
     def _begin(self, head: RequestHead, data: bytes) -> bytes:
         """`data` begins with the request's body. Returns what does not belong to it."""
@@ -355,7 +352,9 @@ class ClientConnection(asyncio.Protocol):
         if self._chunked:
             self._chunked = False
             self._out.append(b"0\r\n%b\r\n" % b"".join([b"%b: %b\r\n" % field for field in trailers]))
-        self.flush()
+        out = self._out
+        self._out = []
+        self._transport.write(out[0] if len(out) == 1 else b"".join(out))
         exchange, self._exchange = self._exchange, None
         self._hold = False
         self.served += 1

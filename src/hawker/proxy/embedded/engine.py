@@ -65,6 +65,8 @@ class Engine:
         self.counters = Counters(self)
         self.access = AccessLog(settings.access_log, host, self.loop) if settings.access_log else None
         self.replays = Cache()
+        self.remembers = False
+        """Whether an app has ever asked that the way of its requests be remembered: most never do."""
         self.pool = Pool(settings, self.loop)
         self.connections: set[Connection] = set()
         self.tunnels: set[Tunnel] = set()

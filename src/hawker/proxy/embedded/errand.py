@@ -47,17 +47,16 @@ class Errand:
         "request_id",
     )
 
-    def __init__(self, engine: Engine, inlet: Inlet, request: RequestHead) -> None:
-        self._engine = engine
-        self._inlet = inlet
-        self._request = request
-        self._route: Route | None = None
-        self._lease: Lease | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._search: Search | None = None
-        self._replaying: Replaying | None = None
-        self._whole = True
-        self.request_id = inlet.request_id(request)
+    _engine: Engine
+    _inlet: Inlet
+    _request: RequestHead
+    _route: Route | None
+    _lease: Lease | None
+    _task: asyncio.Task[None] | None
+    _search: Search | None
+    _replaying: Replaying | None
+    _whole: bool
+    request_id: bytes
 
     def _send(self, connection: MachineConnection) -> None:
         """Here is a connection to the machine of `_lease`."""
@@ -90,7 +89,7 @@ class Errand:
         if request.wishes:
             timed = any(name == TIMING for name, _ in request.headers)
             self._search = Search(self._deadline(), self._inlet.wishes(request), timed=timed)
-        if self._engine.replays and self._inlet.edge:
+        if self._engine.remembers and self._inlet.edge:
             if self._search is None:
                 self._search = Search(self._deadline())
             remembered(self._engine, request, route, self._search)

@@ -38,7 +38,12 @@ class Exchange(Errand):
     )
 
     def __init__(self, engine: Engine, front: Front, inlet: Inlet, request: RequestHead) -> None:
-        super().__init__(engine, inlet, request)
+        self._engine = engine
+        self._inlet = inlet
+        self._request = request
+        self._route = self._lease = self._task = self._search = self._replaying = None
+        self._whole = True
+        self.request_id = inlet.request_id(request)
         self._front = front
         self._connection: MachineConnection | None = None
         self._kept: list[bytes] = []

@@ -71,7 +71,6 @@ class MachineConnection(asyncio.Protocol):
     __slots__ = (
         "_asker",
         "_chunks",
-        "_deadline",
         "_eof",
         "_guarded",
         "_heard",
@@ -80,6 +79,7 @@ class MachineConnection(asyncio.Protocol):
         "_idle_s",
         "_interims",
         "_keep",
+        "_large",
         "_last",
         "_last_method",
         "_last_raw",
@@ -88,6 +88,7 @@ class MachineConnection(asyncio.Protocol):
         "_paused",
         "_settings",
         "address",
+        "deadline",
         "served",
         "transport",
         "waiting",
@@ -100,7 +101,7 @@ class MachineConnection(asyncio.Protocol):
         self.transport: asyncio.Transport
         self._settings = settings
         self._idle = idle
-        self._deadline = Deadline(loop, self._late)
+        self.deadline = Deadline(loop, self._late)
         self._asker: Asker | None = None
         self._method = b""
         self._idle_s = settings.idle_timeout_s
@@ -113,6 +114,7 @@ class MachineConnection(asyncio.Protocol):
         self._eof = False
         self._paused = False
         self._guarded = False
+        self._large = False  # the request may still lie in the transport's buffer
         self._last: AnswerHead
         self._last_raw = self._last_method = b""
 
@@ -146,29 +148,31 @@ class MachineConnection(asyncio.Protocol):
         self._heard = False
         self._keep = True
         self._interims = 0
+        self._large = len(data) > GUARDED_BYTES
         guarded = method in IDEMPOTENT and len(data) <= GUARDED_BYTES and not asker.sending
         if guarded is not self._guarded:
             self._guard(guarded)
         self.transport.write(data)
-        self._deadline.within(idle_s)
+        self.deadline.within(idle_s)
 
     def write(self, data: bytes) -> None:
         """More of the body."""
+        self._large = True
         self.transport.write(data)
-        self._deadline.within(self._idle_s)
+        self.deadline.within(self._idle_s)
 
     def pause(self) -> None:
         """Read no more: nobody takes it."""
         if not self._paused:
             self._paused = True
             self.transport.pause_reading()
-        self._deadline.clear()
+        self.deadline.clear()
 
     def resume(self) -> None:
         if self._paused:
             self._paused = False
             self.transport.resume_reading()
-        self._deadline.within(self._idle_s)
+        self.deadline.within(self._idle_s)
 
     def hand_over(self, asker: Asker) -> None:
         """Whose answer the rest of this one is."""
@@ -182,15 +186,10 @@ class MachineConnection(asyncio.Protocol):
     def close(self) -> None:
         self.transport.close()
 
-    def rest(self, seconds: float) -> None:
-        """It waits for its next request, at most so long."""
-        self.waiting = True
-        self._deadline.within(seconds)
-
     def release(self) -> asyncio.Transport:
         """Its transport, for another protocol."""
         self._asker = None
-        self._deadline.close()
+        self.deadline.close()
         if self._guarded:
             self._guard(False)
         return self.transport
@@ -219,7 +218,7 @@ class MachineConnection(asyncio.Protocol):
         if self._asker is asker:
             asker.flush()
             if not self._paused:
-                self._deadline.within(self._idle_s)
+                self.deadline.within(self._idle_s)
 
     def eof_received(self) -> None:
         """The transport closes itself after this. A body without a length is complete now."""
@@ -236,7 +235,7 @@ class MachineConnection(asyncio.Protocol):
                 self._break("timeout", f"its host acknowledged nothing for {self._settings.connect_timeout_s:g} s")
             else:
                 self._break("reset", "it closed the connection before its answer was complete")
-        self._deadline.close()
+        self.deadline.close()
 
     def pause_writing(self) -> None:
         if self._asker is not None:
@@ -341,7 +340,7 @@ class MachineConnection(asyncio.Protocol):
             self._paused = False
             self.transport.resume_reading()
         # A request that is not all there leaves its rest on the way, which the machine would take for the next one.
-        if self._keep and not self._eof and not asker.sending and not self.transport.get_write_buffer_size():
+        if self._keep and not (self._eof or asker.sending or (self._large and self.transport.get_write_buffer_size())):
             self._left = _HEAD
             self._idle.put(self)
         else:
@@ -383,6 +382,6 @@ class MachineConnection(asyncio.Protocol):
             self.transport.close()
         elif self._asker is not None:
             if self._asker.sending and not self._heard:
-                self._deadline.within(self._idle_s)  # it waits for its request: the client's time-out is the one
+                self.deadline.within(self._idle_s)  # it waits for its request: the client's time-out is the one
                 return
             self._break("timeout", f"nothing came from it for {self._idle_s:g} s")

@@ -26,7 +26,7 @@ class Pool:
         while idle:
             connection = idle.pop()
             connection.waiting = False
-            if connection.usable and (repeatable or connection.quiet()):
+            if repeatable or (connection.usable and connection.quiet()):
                 return connection
         return None
 
@@ -46,7 +46,8 @@ class Pool:
         if len(idle) >= self._settings.pool_size or self._closed:
             connection.close()
         else:
-            connection.rest(self._settings.pool_idle_s)
+            connection.waiting = True
+            connection.deadline.within(self._settings.pool_idle_s)
             idle.append(connection)
 
     def forget(self, connection: MachineConnection) -> None:

@@ -72,6 +72,7 @@ class Replaying:
         if remember is None and not sessions:
             return False
         path = _path(request)
+        self._engine.remembers = True
         if remember is not None and remember.invalidate:
             cache.forget(keys_of(route.app, request.host, path, request.headers, sessions))
             return True
