@@ -11,6 +11,7 @@ Where the supervisor is an ordinary user's the program runs as that user, and se
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import signal
@@ -28,6 +29,8 @@ _SET_IFF = 0x400454CA  # <linux/if_tun.h>
 _TAP, _NO_PI, _VNET_HDR = 0x0002, 0x1000, 0x4000
 _SET_NO_NEW_PRIVS, _CAPBSET_READ, _CAPBSET_DROP = 38, 23, 24  # <linux/prctl.h>
 _CLONE_NEWUTS, _CLONE_NEWIPC, _CLONE_NEWNET = 0x4000000, 0x8000000, 0x40000000
+_KEYCTL = {"x86_64": 250, "aarch64": 219}  # <asm/unistd.h>
+_JOIN_SESSION_KEYRING = 1  # <linux/keyctl.h>
 _DETACH = 2
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "etc/ld.so.cache", "etc/alternatives")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
@@ -122,6 +125,7 @@ def _become(
         if confinement.user is not None:
             _enter_root(confinement, confinement.user, program, cwd)
             _give_up(confinement.user)
+            _forget_keys()
         _check(_libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "new privileges cannot be forsworn")
         os.execve(program, list(argv), dict(env))
     except BaseException as error:
@@ -139,6 +143,15 @@ def _give_up(user: int) -> None:
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)  # the kernel takes all capabilities of who was root
+
+
+def _forget_keys() -> None:
+    """Who has a session keyring, keyrings(7), reads its keys as whatever user: what a login or a service gave us, such
+    as the keys of encrypted directories, would be the program's."""
+    number = _KEYCTL.get(os.uname().machine)
+    done = _libc.syscall(number, _JOIN_SESSION_KEYRING, None, 0, 0, 0) if number else 0
+    if ctypes.get_errno() != errno.ENOSYS:
+        _check(done, "a session keyring of its own cannot be made")
 
 
 def _enter_root(confinement: Confinement, user: int, program: str, cwd: str) -> None:
