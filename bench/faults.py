@@ -1,4 +1,4 @@
-"""What users notice of faults: `python -m bench.faults [NAME ...]` from the checkout; as root also those of networks.
+"""What users notice of faults: `python -m bench.faults [NAME ...]` from the checkout; as root also networks' faults.
 
 A region of real agents, each a process of its own: workers with their proxies, an edge before them, an app with a
 machine on each of two workers, a steady load at the edge on a schedule that waits for nobody. Then something breaks.
@@ -7,10 +7,181 @@ machine on each of two workers, a steady load at the edge on a schedule that wai
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
 from tests.kit.doors import ANSWERS
-from tests.kit.edges import Region
-from tests.kit.load import at_once
+from tests.kit.edges import USER, Region, region, region_of_hosts
+from tests.kit.load import Load, Report, at_once, steady
+from tests.kit.markets import Client
+from tests.kit.namespaces import missing_for_namespaces
+from tests.kit.regions import read
 from tests.kit.waiting import eventually
+
+APP = "web"
+METHODS = ("GET",) * 9 + ("POST",)
+RUNNING = "select id from machines where id = '{}' and state = 'started'"
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    """Requests a second; how long a fault lasts, in seconds; how long all must be well afterwards."""
+
+    rate: float
+    hold_s: float
+    calm_s: float
+
+
+SHORT = Sizes(rate=60, hold_s=1.0, calm_s=0.4)
+LONG = Sizes(rate=200, hold_s=20.0, calm_s=2.0)
+
+
+@asynccontextmanager
+async def served(
+    it: Region, sizes: Sizes, *, service: dict[str, Any] | None = None, **more: Any
+) -> AsyncIterator[Load]:
+    """The app with a machine on each of two workers that run, and users who are there from now on."""
+    machines = [
+        await it.machine(APP, worker=f"worker-{n}", started=True, service=service, restart={"policy": "always"}, **more)
+        for n in (1, 2)
+    ]
+    await it.known(machines, "started")
+    edge = it.agents["edge-1"].http
+    async with steady(edge, f"{APP}.localhost", rate=sizes.rate, methods=METHODS) as load:
+        await load.count(30)
+        await load.flows(sizes.calm_s)
+        assert sorted(each.split()[0] for each in load.by()) == sorted(machines)
+        yield load
+    for machine in machines:
+        await it.client.ok("DELETE", f"/apps/{APP}/machines/{machine}?force=true")
+
+
+def of_worker(it: Region, load: Load, worker: str) -> tuple[str, int]:
+    """The machine of a worker, and the process of its program."""
+    for said in load.by():
+        machine, pid = said.split()
+        if it.worker_of(machine) == worker:
+            return machine, int(pid)
+    raise AssertionError(f"no machine of {worker} has answered")
+
+
+async def machine_killed(it: Region, load: Load, sizes: Sizes) -> Report:
+    """kill -9 of a program; its worker starts it again."""
+    machine, pid = of_worker(it, load, "worker-1")
+    mark = load.now()
+    os.kill(pid, signal.SIGKILL)
+
+    async def back() -> bool:
+        return any(said.startswith(machine) and not said.endswith(f" {pid}") for said in load.by(mark))
+
+    await eventually(back, "the machine answers again", 30.0)
+    await load.flows(sizes.calm_s)
+    return load.since(mark)
+
+
+async def machine_hung(it: Region, load: Load, sizes: Sizes) -> Report:
+    """SIGSTOP of a program, and after a while SIGCONT. The kernel takes connections for it all the time."""
+    _, pid = of_worker(it, load, "worker-1")
+    mark = load.now()
+    os.kill(pid, signal.SIGSTOP)
+    await asyncio.sleep(sizes.hold_s)
+    os.kill(pid, signal.SIGCONT)
+    await load.flows(sizes.calm_s)
+    return load.since(mark)
+
+
+async def agent_killed(it: Region, load: Load, sizes: Sizes, name: str = "worker-1") -> Report:
+    """kill -9 of an agent; it is started again after a while. A worker's machines run on."""
+    mark = load.now()
+    await it.kill(name)
+    await asyncio.sleep(sizes.hold_s)
+    it.start(name)
+    await it.up(name)
+    await load.flows(sizes.calm_s)
+    return load.since(mark)
+
+
+async def agent_hung(it: Region, load: Load, sizes: Sizes, name: str = "worker-1") -> Report:
+    mark = load.now()
+    it.signal(name, signal.SIGSTOP)
+    await asyncio.sleep(sizes.hold_s)
+    it.signal(name, signal.SIGCONT)
+    await load.flows(sizes.calm_s)
+    return load.since(mark)
+
+
+async def agent_restarted(it: Region, load: Load, sizes: Sizes, name: str) -> Report:
+    """SIGTERM, and started again at once."""
+    mark = load.now()
+    it.signal(name, signal.SIGTERM)
+    status = await it.ended(name)
+    it.start(name)
+    await it.up(name)
+    await load.flows(sizes.calm_s)
+    assert status == 0, status
+    return load.since(mark)
+
+
+async def worker_cut_off(it: Region, load: Load, sizes: Sizes) -> Report:
+    """The worker's host loses its network without a word; its rows stay."""
+    assert it.network is not None
+    mark = load.now()
+    it.network.cut("of-worker-1")
+    await asyncio.sleep(sizes.hold_s)
+    it.network.mend("of-worker-1")
+    await load.flows(sizes.calm_s)
+    return load.since(mark)
+
+
+async def catalog_stopped(it: Region, load: Load, sizes: Sizes, name: str = "edge-1") -> Report:
+    """An agent hears nothing of the catalog, and tells nothing: all that goes to and from the port of its node, and of
+    the others', is lost. Meanwhile a machine that it takes for running is stopped, and another one is asleep."""
+    assert it.network is not None
+    ports = ", ".join(str(agent.port) for agent in it.agents.values())
+    machine = await it.machine("apart")
+    await it.known([machine], "stopped")
+    assert (await it.get("apart"))[0] == 200
+    await it.known([machine], "started")
+    rules = ["add table inet catalog"]
+    for chain in ("input", "output"):
+        rules += [
+            f"add chain inet catalog {chain} {{ type filter hook {chain} priority 0; }}",
+            *(
+                f"add rule inet catalog {chain} {kind} {at} {{ {ports} }} drop"
+                for kind in ("tcp", "udp")
+                for at in ("dport", "sport")
+            ),
+        ]
+    mark = load.now()
+    _nft(it, name, rules)
+    other = it.agents["edge-2"]
+    client = Client(f"http://{other.address}:{other.port}", USER)
+    try:
+        await client.ok("POST", f"/apps/apart/machines/{machine}/stop")
+        await it.known([machine], "stopped", ["edge-2"])
+    finally:
+        await client.close()
+    assert read(it.agents[name].directory / "catalog.db", RUNNING.format(machine)) == [(machine,)]
+    assert (await it.get("apart"))[0] == 200
+    await asyncio.sleep(sizes.hold_s)
+    _nft(it, name, ["delete table inet catalog"])
+    await load.flows(sizes.calm_s)
+    return load.since(mark)
+
+
+def _nft(it: Region, name: str, rules: list[str]) -> None:
+    assert it.network is not None
+    with it.network.inside(name):
+        subprocess.run(["nft", "-f", "-"], input="\n".join(rules) + "\n", text=True, check=True)
 
 
 async def both_at_once(it: Region, rounds: int) -> None:
@@ -30,3 +201,55 @@ async def both_at_once(it: Region, rounds: int) -> None:
         assert answers == {200: 2}, (number, answers)
         assert it.starts(machine) == number + 1
         await it.client.ok("POST", f"/apps/both/machines/{machine}/stop")
+
+
+Fault = Callable[[Region, Load, Sizes], Awaitable[Report]]
+FAULTS: dict[str, Fault] = {
+    "machine killed": machine_killed,
+    "machine hung": machine_hung,
+    "worker and its proxy killed": agent_killed,
+    "worker and its proxy hung": agent_hung,
+    "edge restarted": partial(agent_restarted, name="edge-1"),
+    "edge killed": partial(agent_killed, name="edge-1"),
+}
+APART: dict[str, Fault] = {
+    "worker killed, its proxy apart": partial(agent_killed, name="worker-1"),
+    "worker's proxy killed": partial(agent_killed, name="door-1"),
+}
+NETWORK: dict[str, Fault] = {"worker cut off": worker_cut_off, "catalog stopped": catalog_stopped}
+BUSY = {"ANSWER_S": "0.05"}
+
+
+async def run(names: Sequence[str], sizes: Sizes, rounds: int) -> None:
+    """Every fault with a region of its own, so that none is the heir of another."""
+    kinds: list[tuple[Mapping[str, Fault], Callable[..., AbstractAsyncContextManager[Region]], dict[str, Any]]]
+    kinds = [(FAULTS, region, {"edges": 2}), (APART, region, {"doors": True})]
+    if not missing_for_namespaces():
+        kinds.append((NETWORK, region_of_hosts, {"edges": 2}))
+    for faults, made, options in kinds:
+        for name, fault in faults.items():
+            if names and name not in names:
+                continue
+            with tempfile.TemporaryDirectory() as home:
+                async with made(Path(home), **options) as it, served(it, sizes, env=BUSY) as load:
+                    print(f"{name}: {await fault(it, load, sizes)}", flush=True)
+    if not names or "two edges" in names:
+        with tempfile.TemporaryDirectory() as home:
+            async with region(Path(home), workers=1, edges=2) as it:
+                await both_at_once(it, rounds)
+                print(f"two edges asked at once, {rounds} times: {rounds} starts", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "names", nargs="*", help=f"of {', '.join([*FAULTS, *APART, *NETWORK, 'two edges'])}; default: all"
+    )
+    parser.add_argument("--rounds", type=int, default=500, help="of two edges asked at once")
+    parser.add_argument("--hold", type=float, default=LONG.hold_s, help="seconds that a fault lasts")
+    given = parser.parse_args()
+    asyncio.run(run(given.names, msgspec.structs.replace(LONG, hold_s=given.hold), given.rounds))
+
+
+if __name__ == "__main__":
+    main()

@@ -12,7 +12,6 @@ answer at once with their own id and process.
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -21,7 +20,6 @@ from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import apsw
 import msgspec
 from tests.kit.belongings import argv
 from tests.kit.load import Address, parsed
@@ -271,6 +269,11 @@ class Region:
         """Those with such a cause, by its worker's log."""
         return len(read(self._worker_db(machine), STARTS.format(machine=machine, cause=cause)))
 
+    def events(self, machine: str) -> list[tuple[Any, ...]]:
+        """Of a machine, the oldest first: when in milliseconds, type and status."""
+        query = f"select at_ms, type, status from event where machine = '{machine}' order by id"
+        return read(self._worker_db(machine), query)
+
     def _worker_db(self, machine: str) -> Path:
         return self.agents[self.worker_of(machine)].directory / "worker.db"
 
@@ -317,8 +320,8 @@ async def region(
     network: Network | None = None,
     agent: dict[str, Any] | None = None,
 ) -> AsyncIterator[Region]:
-    """A region in which every agent runs and knows all workers. `doors`: the workers' proxies are agents of their own."""
-    home.mkdir(parents=True, exist_ok=True)
+    """A region in which every agent runs and knows all workers. `home` exists. `doors`: the workers' proxies are agents
+    of their own."""
     it = Region(home, network)
     shared = {"routing": routing or {}, "embedded": {"drain_s": 3.0, **(embedded or {})}}
     capacity = {"cpus_shared": 1000, "cpus_dedicated": 0, "memory_mib": 400000, "disk_mib": 4000000, "machines": 1000}
@@ -346,6 +349,18 @@ async def region(
             if each.process is not None and each.process.poll() is not None:
                 each.process = None
         await it.close()
+
+
+@asynccontextmanager
+async def region_of_hosts(home: Path, **options: Any) -> AsyncIterator[Region]:
+    """The same with every agent on a host of its own, and this thread on another one. Needs root."""
+    with Network() as network:
+        network.switch("region")
+        network.host("client")
+        network.plug("client", "10.1.0.250", "region")
+        with network.inside("client"):
+            async with region(home, network=network, **options) as it:
+                yield it
 
 
 def toml(settings: dict[str, Any], prefix: str = "") -> str:

@@ -7,8 +7,8 @@
         await load.flows(1.0)
     print(load.since(mark))
 
-Request number n is sent n/rate seconds after the beginning, whatever became of the others, on a connection that is kept
-from one before it or on a new one. Which method it has follows from its number. Each ends in one of these ways:
+When request number n is sent follows from the rate alone, whatever became of the others. It goes over a connection that
+is kept from one before it or a new one. Which method it has follows from its number. Each ends in one of these ways:
 
 - `answered`: a whole answer, of whatever status;
 - `cut`: the connection ended before the answer was whole;
@@ -16,13 +16,15 @@ from one before it or on a new one. Which method it has follows from its number.
 - `stale`: a kept connection ended before a byte of the answer came. As browsers do, a request whose method is
   idempotent is then sent again on a new connection, and counts as what comes of that;
 - `lost`: neither an answer nor an end within the limit.
+
+Until then it is `waiting`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Literal
 
@@ -30,7 +32,9 @@ import msgspec
 from tests.kit.waiting import until
 
 Address = tuple[str, int]
-Outcome = Literal["answered", "cut", "refused", "stale", "lost"]
+Outcome = Literal["waiting", "answered", "cut", "refused", "stale", "lost"]
+Rate = float | Callable[[float], float]
+"""Requests a second, or what they are so many seconds after the beginning."""
 LIMIT_S = 30.0
 SLOW_S = 0.25
 """An answer that takes longer is a sign that not all is well."""
@@ -43,7 +47,7 @@ class Sent(msgspec.Struct):
     number: int
     method: str
     at: float
-    outcome: Outcome = "lost"
+    outcome: Outcome = "waiting"
     status: int = 0
     seconds: float = 0.0
     by: str = ""
@@ -52,6 +56,11 @@ class Sent(msgspec.Struct):
     @property
     def fine(self) -> bool:
         return self.outcome == "answered" and self.status == 200
+
+    @property
+    def well(self) -> bool:
+        """And at once."""
+        return self.fine and self.seconds < SLOW_S
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -82,7 +91,7 @@ class Report(msgspec.Struct, frozen=True):
 class Load:
     """`all` are the requests so far, by number."""
 
-    def __init__(self, address: Address, host: str, rate: float, methods: Sequence[str], limit_s: float) -> None:
+    def __init__(self, address: Address, host: str, rate: Rate, methods: Sequence[str], limit_s: float) -> None:
         self.all: list[Sent] = []
         self._address = address
         self._host = host
@@ -107,9 +116,9 @@ class Load:
 
         def calm() -> bool:
             edge = self.now() - calm_s
-            ended = [one for one in self.all if one.at + one.seconds >= edge and (one.seconds or one.status)]
-            waiting = [one for one in self.all if not one.seconds and one.at < self.now() - SLOW_S]
-            return bool(ended) and not waiting and all(one.fine and one.seconds < SLOW_S for one in ended)
+            waiting = [one for one in self.all if one.outcome == "waiting" and one.at < self.now() - SLOW_S]
+            ended = [one for one in self.all if one.outcome != "waiting" and one.at + one.seconds >= edge]
+            return bool(ended) and not waiting and all(one.well for one in ended)
 
         loop = asyncio.get_running_loop()
         calm_at = loop.time() + calm_s
@@ -123,9 +132,9 @@ class Load:
             writer.close()
 
     def since(self, mark: float = 0.0) -> Report:
-        """Of the requests that were under way at a moment, or were sent after it."""
-        those = [one for one in self.all if one.at + one.seconds >= mark]
-        bad = [one for one in those if not one.fine or one.seconds >= SLOW_S]
+        """Of the requests that were under way at a moment, or were sent after it, and have ended."""
+        those = [one for one in self.all if one.at + one.seconds >= mark and one.outcome != "waiting"]
+        bad = [one for one in those if not one.well]
         outcomes = Counter(one.outcome for one in those)
         answered = [one for one in those if one.outcome == "answered"]
         return Report(
@@ -145,6 +154,10 @@ class Load:
         """How many answers each machine gave to requests that were sent after a moment."""
         return Counter(one.by for one in self.all if one.at >= mark and one.fine)
 
+    def slowest(self, mark: float, method: str) -> float:
+        """Seconds, of those that were under way at a moment, or were sent after it."""
+        return max(one.seconds for one in self.all if one.method == method and one.at + one.seconds >= mark)
+
     # --- helpers -----------------------------------------------------------------------------------------------------
 
     def _fine(self) -> int:
@@ -152,9 +165,8 @@ class Load:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        number = 0
+        number, due = 0, self._began
         while True:
-            due = self._began + number / self._rate
             if (wait := due - loop.time()) > 0:
                 await asyncio.sleep(wait)
             one = Sent(number, self._methods[number % len(self._methods)], due - self._began)
@@ -163,6 +175,7 @@ class Load:
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)
             number += 1
+            due += 1 / (self._rate(due - self._began) if callable(self._rate) else self._rate)
 
     async def _send(self, one: Sent) -> None:
         try:
@@ -215,9 +228,9 @@ def parsed(head: bytes) -> tuple[int, dict[str, str]]:
 
 @asynccontextmanager
 async def steady(
-    address: Address, host: str, *, rate: float, methods: Sequence[str] = ("GET",), limit_s: float = LIMIT_S
+    address: Address, host: str, *, rate: Rate, methods: Sequence[str] = ("GET",), limit_s: float = LIMIT_S
 ) -> AsyncIterator[Load]:
-    """Requests at a rate to the block's end; those under way then are waited for."""
+    """Requests at a rate, to the block's end; those under way then are waited for."""
     load = Load(address, host, rate, methods, limit_s)
     try:
         yield load

@@ -1,0 +1,91 @@
+"""Users while something breaks: a steady load at an edge proxy, real agents, and one fault after the other.
+
+The steps are in `bench/faults.py`, which takes longer and prints more. What is promised: every request that was
+accepted is answered, or its connection visibly cut; one that may be made twice does not fail while another machine runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import pytest_asyncio
+from bench import faults
+from bench.faults import SHORT, served
+from tests.kit.edges import Region, region, region_of_hosts
+from tests.kit.load import Report
+from tests.kit.namespaces import missing_for_namespaces
+from tests.kit.waiting import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
+MISSING = missing_for_namespaces()
+BUSY = {"ANSWER_S": "0.03"}
+"""So that some requests are under way at every moment."""
+IMPATIENT = {"ports": [{"port": 80, "handlers": ["http"], "http_options": {"idle_timeout": 1}}]}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Region]:
+    async with region(tmp_path_factory.mktemp("region")) as it:
+        yield it
+
+
+def nothing_failed(report: Report) -> None:
+    assert (report.failed, report.lost, report.refused) == (0, 0, 0), str(report)
+    assert report.fine > 30, str(report)
+
+
+async def test_a_killed_machine_fails_no_request_that_can_go_to_another(shared: Region) -> None:
+    async with served(shared, SHORT, env=BUSY) as load:
+        nothing_failed(await faults.machine_killed(shared, load, SHORT))
+
+
+async def test_a_machine_that_hangs_fails_none_and_gets_few(shared: Region) -> None:
+    async with served(shared, SHORT, env=BUSY, service=IMPATIENT) as load:
+        report = await faults.machine_hung(shared, load, SHORT)
+        nothing_failed(report)
+        assert report.slow < report.sent / 4, str(report)
+
+
+async def test_a_killed_worker_fails_none_and_gets_requests_again(shared: Region) -> None:
+    async with served(shared, SHORT, env=BUSY) as load:
+        machine, _ = faults.of_worker(shared, load, "worker-1")
+        nothing_failed(await faults.agent_killed(shared, load, SHORT))
+        mark = load.now()
+        await until(lambda: any(said.startswith(machine) for said in load.by(mark)))
+
+
+async def test_a_worker_that_hangs_fails_none(shared: Region) -> None:
+    async with served(shared, SHORT, env=BUSY) as load:
+        report = await faults.agent_hung(shared, load, SHORT)
+        nothing_failed(report)
+        assert report.slow < report.sent / 4, str(report)
+
+
+async def test_an_edge_that_is_restarted_answers_all_that_it_has_accepted(shared: Region) -> None:
+    async with served(shared, SHORT, env=BUSY) as load:
+        report = await faults.agent_restarted(shared, load, SHORT, "edge-1")
+        assert (report.failed, report.lost, report.cut) == (0, 0, 0), str(report)
+
+
+async def test_workers_and_their_proxies_die_apart_and_no_request_fails(tmp_path: Path) -> None:
+    """Where they are two processes. While the worker is away its proxy carries on."""
+    async with region(tmp_path, doors=True) as it, served(it, SHORT, env=BUSY) as load:
+        nothing_failed(await faults.agent_killed(it, load, SHORT, "door-1"))
+        worker = await faults.agent_killed(it, load, SHORT, "worker-1")
+        nothing_failed(worker)
+        assert worker.cut == 0, str(worker)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+async def test_a_worker_that_is_cut_off_and_an_edge_without_a_catalog_fail_no_request(tmp_path: Path) -> None:
+    async with region_of_hosts(tmp_path, edges=2) as it, served(it, SHORT, env=BUSY) as load:
+        sizes = msgspec.structs.replace(SHORT, hold_s=5.0)
+        mark = load.now()
+        report = await faults.worker_cut_off(it, load, sizes)
+        nothing_failed(report)
+        assert load.slowest(mark, "GET") < 5.0, "those under way went elsewhere, before the network came back"
+        nothing_failed(await faults.catalog_stopped(it, load, SHORT))
