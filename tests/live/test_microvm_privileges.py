@@ -134,6 +134,23 @@ def inside_of(root: str) -> set[str]:
     return {"usr", "bin", "sbin", "lib", "lib32", "lib64"} & {*os.listdir(root)}
 
 
+async def test_root_of_a_machine_takes_no_more_of_the_hosts_disk_than_its_own_has(driver: Opened) -> None:
+    """By the device itself, past the file system. The guest goes on, and so it does when it was suspended."""
+    one = replace(driver.shell("echo up; sleep 60"), root=Root(size_mib=64))
+    await driver.driver.start(one)
+    await driver.says(one.machine, "up")
+    device = "mknod /device b $(tr : ' ' < /sys/block/vdb/dev)"
+    flood = f"{device} && dd if=/dev/zero of=/device bs=1M seek=1000 count=100 conv=fsync"
+    assert (await driver.driver.exec(one.key, ["sh", "-c", flood], timeout_s=60)).code == 1
+    await driver.driver.suspend(one.key)
+    await driver.driver.resume(one.key)
+    write = "dd if=/dev/zero of=/file bs=1M count=30 conv=fsync"
+    assert (await driver.driver.exec(one.key, ["sh", "-c", write], timeout_s=60)).code == 0
+    about = (directory(driver, one) / "disk").stat()
+    assert about.st_size == 64 << 20
+    assert about.st_blocks * 512 <= about.st_size
+
+
 async def test_a_machine_keeps_its_user_as_long_as_it_is_there(driver: Opened) -> None:
     one = replace(driver.shell("echo a >> /kept; sync; cat /kept; sleep 60"), root=Root(persist=True))
     first = user_of((await driver.driver.start(one)).pid)

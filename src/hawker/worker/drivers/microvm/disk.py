@@ -22,8 +22,9 @@ from hawker.worker.drivers.microvm.building import PACKAGE, TOOL
 
 SIZE_MIB = 1024  # of a machine's disk where nothing else is asked for
 DEVICE_BYTES = 64 << 30
-"""What every disk seems to hold. A template is booted before it is known which disks it will get, and the size of a
-disk that is there cannot change; the file systems know their own. Files are sparse up to it."""
+"""What every disk seems to hold to a guest that is made of a template. That is booted before it is known which disks it
+will get, and the size of a disk that is there cannot change; the file systems know their own. Images' files are sparse
+up to it. A machine's own ends where its file system does: what its root writes to the disk past that is refused."""
 
 MKFS = "mke2fs"
 MKFS_PACKAGE = "e2fsprogs"
@@ -122,7 +123,7 @@ class Disks:
         async with self._formatting:  # once however many ask
             if not model.exists():
                 await self._format(model, size_mib, journal)
-        await asyncio.to_thread(copy_sparse, model, path, DEVICE_BYTES, owner)
+        await asyncio.to_thread(copy_sparse, model, path, size_mib << 20, owner)
 
     async def _format(self, model: Path, size_mib: int, journal: bool) -> None:
         tool = shutil.which(MKFS) or shutil.which(MKFS, path="/usr/sbin:/sbin")
