@@ -36,7 +36,7 @@ class Seconds:
 
 class Connection(Protocol):
     @property
-    def busy(self) -> bool: ...
+    def busy(self) -> int: ...
 
 
 class Counted(Protocol):

@@ -10,6 +10,7 @@ await engine.close()
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
@@ -17,13 +18,14 @@ from typing import Any, Protocol
 from hawker.core.forwarding import Answer
 from hawker.core.replay_cache import Cache
 from hawker.host import Host
-from hawker.proxy.base import Address, Router, ServicePort
+from hawker.proxy.base import Address, Route, Router, ServicePort
 from hawker.proxy.certificates import Certificates
 from hawker.proxy.embedded.access import AccessLog
 from hawker.proxy.embedded.client import ClientConnection
 from hawker.proxy.embedded.counters import Counters
 from hawker.proxy.embedded.exchange import Exchange
 from hawker.proxy.embedded.greeting import Greeter
+from hawker.proxy.embedded.h2_client import H2Connection
 from hawker.proxy.embedded.inlets import Backhaul, Inlet, Public, answer_of, peer_of
 from hawker.proxy.embedded.plain import PlainConnection
 from hawker.proxy.embedded.pool import Pool
@@ -39,8 +41,8 @@ class Connection(Protocol):
     """A client's, before it becomes a tunnel."""
 
     @property
-    def busy(self) -> bool:
-        """Whether a request is under way."""
+    def busy(self) -> int:
+        """How many requests are under way."""
         ...
 
     def drain(self) -> None:
@@ -106,6 +108,10 @@ class Engine:
         """For a connection that speaks HTTP/1.1."""
         return ClientConnection(self, lambda transport: Public(self, public, peer_of(transport), secure))
 
+    def http2(self, public: int, *, secure: bool) -> H2Connection:
+        """For one that speaks HTTP/2."""
+        return H2Connection(self, public, secure)
+
     async def _listen(self, made: Callable[[], asyncio.Protocol], host: str, port: int) -> Address:
         server = await self.loop.create_server(made, host, port, backlog=BACKLOG, reuse_address=True)
         self._servers.append(server)
@@ -161,6 +167,10 @@ class Engine:
         """Of a request: unique, no secret. Which proxy and when it started, a number, the region."""
         return b"%b-%x%b" % (self._prefix, next(self._numbers), self._suffix)
 
+    def websocket_key(self) -> bytes:
+        """For a WebSocket of HTTP/1.1 whose other end is one of HTTP/2, which needs none (RFC 8441, 5.1)."""
+        return base64.b64encode(self._host.rng.getrandbits(128).to_bytes(16, "big"))
+
     def answer_of(self, port: ServicePort) -> Answer:
         """What this public port does to answers. There are few of them, each an object that lives with its app."""
         known = self._answers.get(id(port))
@@ -175,6 +185,9 @@ class Engine:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def handed_on(self, route: Route) -> None:
+        """A machine has handed a request of this route on."""
 
     def done(self, exchange: Exchange) -> None:
         """A request is over."""

@@ -28,7 +28,7 @@ H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 UNRECOGNIZED_NAME, PROTOCOL_VERSION, DECODE_ERROR, ACCESS_DENIED = 112, 70, 50, 49
 """Descriptions of alerts."""
 NUMBERS = {"TLSv1.2": 0x303, "TLSv1.3": 0x304}
-_SPOKEN = ("http/1.1", "http/1.0")
+_SPOKEN = ("h2", "http/1.1", "http/1.0")
 
 _PG_TLS, _PG_GSS = b"\x00\x00\x00\x08\x04\xd2\x16\x2f", b"\x00\x00\x00\x08\x04\xd2\x16\x30"
 _OF_NOBODY = ServicePort(handlers=("tls", "http"))
@@ -97,6 +97,9 @@ class Greeter(asyncio.Protocol):
         elif held[0] == 0 and _PG_TLS.startswith(held[:7]):
             if len(held) >= 8:
                 self._asked_by_postgres()
+        elif held[0] == 0x50 and H2_PREFACE.startswith(held[:24]):
+            if len(held) >= 24:
+                self._become(self._engine.http2(self._port, secure=False), self._transport, held)
         else:
             self._become(self._engine.http1(self._port, secure=False), self._transport, held)
 
@@ -157,6 +160,8 @@ class Greeter(asyncio.Protocol):
         if "http" not in port.handlers:
             carrier = PlainConnection(engine, self._port, host, early=landing.data)
             landing.data = b""
+        elif transport.get_extra_info("ssl_object").selected_alpn_protocol() == "h2":
+            carrier = engine.http2(self._port, secure=True)
         else:
             carrier = engine.http1(self._port, secure=True)
         self._become(carrier, transport, landing.data)

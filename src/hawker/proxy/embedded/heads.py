@@ -141,13 +141,13 @@ def read_request(data: bytes, fields_max: int) -> RequestHead:
     for name, value in noted:
         if name == b"host":
             hosts += 1
-            head.host = _host(value)
+            head.host = host_of(value)
         elif name == b"connection":
             connection = value if connection is None else connection + b"," + value
         elif name == b"content-length":
             if head.length != ABSENT:
                 raise BadHead("Content-Length is given twice")
-            head.length = _length(value)
+            head.length = length_of(value)
         elif name == b"transfer-encoding":
             if coding is not None:
                 raise BadHead("Transfer-Encoding is given twice")
@@ -195,7 +195,7 @@ def read_answer(data: bytes, fields_max: int, method: bytes) -> AnswerHead:
         if name == b"content-length":
             if head.declared >= 0:
                 raise BadHead("Content-Length is given twice")
-            head.declared = _length(value)
+            head.declared = length_of(value)
         elif name == b"transfer-encoding":
             if coding is not None:
                 raise BadHead("Transfer-Encoding is given twice")
@@ -281,7 +281,7 @@ def _fields(lines: list[bytes], wanted: frozenset[bytes]) -> tuple[list[Header],
         raw, colon, value = line.partition(b":")
         if not colon:
             raise BadHead("a header field has no colon")
-        name = known.get(raw) or _name(raw)
+        name = known.get(raw) or field_name(raw)
         field = name, value.strip()
         if name in wanted:
             noted.append(field)
@@ -289,7 +289,7 @@ def _fields(lines: list[bytes], wanted: frozenset[bytes]) -> tuple[list[Header],
     return headers, noted
 
 
-def _name(raw: bytes) -> bytes:
+def field_name(raw: bytes) -> bytes:
     if _NAME.fullmatch(raw) is None:
         raise BadHead("a header field's name is not a token, or the line is folded")
     name = raw.lower()
@@ -303,7 +303,7 @@ def _name(raw: bytes) -> bytes:
     return name
 
 
-def _length(value: bytes) -> int:
+def length_of(value: bytes) -> int:
     if _DIGITS.fullmatch(value) is None:
         raise BadHead("Content-Length is not one number")
     return int(value)
@@ -319,7 +319,7 @@ def _coding(value: bytes, minor: int, length: int) -> None:
         raise BadHead("no Transfer-Encoding but chunked is taken", 501 if unknown else 400)
 
 
-def _host(value: bytes) -> str:
+def host_of(value: bytes) -> str:
     match = _HOST.fullmatch(value)
     if match is None:
         raise BadHead("Host is not a name or address with a port")
@@ -336,7 +336,7 @@ def _unusual_target(head: RequestHead) -> None:
     if match is None:
         raise BadHead("the target is not a path")
     # The target's host goes before the field's. Where they differ somebody may be led astray: refused.
-    if _host(match[1]) != head.host:
+    if host_of(match[1]) != head.host:
         raise BadHead("the target names another host than Host")
     path = match[2]
     head.target = path if path[:1] == b"/" else b"/" + path

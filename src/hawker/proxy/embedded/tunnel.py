@@ -100,8 +100,11 @@ class _End(asyncio.Protocol):
         self._tunnel.moved()
 
     def eof_received(self) -> bool:
-        """Half closed: the other direction may go on."""
+        """Half closed: the other direction may go on, but over TLS, which asyncio does not half close."""
         self.ended = True
+        if not self.transport.can_write_eof():
+            self.other.transport.close()
+            return False
         other = self.other.transport
         if self.other.ended or not other.can_write_eof():
             other.close()
@@ -130,7 +133,9 @@ class _End(asyncio.Protocol):
 def reset(transport: asyncio.Transport) -> None:
     """Close with a reset, which is no clean end: what was sent must not look complete."""
     if not transport.is_closing():
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        its = transport.get_extra_info("socket")
+        if its is not None:  # a stream of HTTP/2 has its own way to say so
+            its.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
     transport.abort()
 
 
