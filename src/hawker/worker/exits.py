@@ -136,7 +136,7 @@ class Exits:
         config = check_config(row.config)
         steps, path, desired = ["clear"], State.stopped, "stopped"
         if verdict.again:
-            steps, path, desired = ["clear", "backoff", *launching(config)], State.starting, "started"
+            steps, path, desired = ["clear", "backoff", *launching(row.config)], State.starting, "started"
         elif config.auto_destroy:
             steps, path, desired = ["purge"], State.destroying, "destroyed"
 

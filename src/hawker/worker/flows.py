@@ -24,18 +24,19 @@ decided in `hawker.worker.machines` and `hawker.worker.exits`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 
 from hawker.errors import Abort, DiskFull, ImageError, Retry, Unreachable
 from hawker.host import Host
 from hawker.images.base import ImageSource
-from hawker.model.config import Config
 from hawker.model.guest import Guest
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow, RunRow
+from hawker.model.values import is_host_image
 from hawker.network.base import NetworkError
 from hawker.store.db import Store
 from hawker.store.tx import Tx
@@ -51,9 +52,9 @@ STARTS_TRIED = 24
 try takes. Then the machine has failed."""
 
 
-def launching(config: Config) -> list[str]:
-    """The steps that start a machine."""
-    return ["launch"] if config.of_host else ["prepare", "launch"]
+def launching(config: Mapping[str, Any]) -> list[str]:
+    """The steps that start a machine of this configuration, which was checked before."""
+    return ["launch"] if is_host_image(str(config["image"])) else ["prepare", "launch"]
 
 
 async def _nobody_waits(run: str, instance: str) -> None:

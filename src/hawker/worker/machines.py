@@ -63,7 +63,7 @@ class Machines(Updates):
             after = self._log.move(tx, row, State.starting, cause=run.cause, desired="started", restarts=0)
             self._log.event(tx, after, "start", "starting", run)
 
-        steps = ["resume"] if asleep else launching(check_config(row.config))
+        steps = ["resume"] if asleep else launching(row.config)
         return self._begin(tx, "machine.start", row, steps, request, writes, {"instance": row.instance}).id
 
     async def rest(
@@ -140,7 +140,7 @@ class Machines(Updates):
                 after = self._log.move(tx, row, *path, cause=run.cause, desired="started", restarts=0)
                 self._log.event(tx, after, "restart", after.state, run)
 
-            steps = [*([] if waiting else ["stop", "clear"]), *launching(check_config(row.config))]
+            steps = [*([] if waiting else ["stop", "clear"]), *launching(row.config)]
             args = stop_args(row, signal, 0.0 if force else timeout_s)
             return self._begin(tx, "machine.restart", row, steps, request, writes, args).id
 

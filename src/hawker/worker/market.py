@@ -194,7 +194,7 @@ class Market:
                 tx.put(placed)  # it takes over what the reservation held: the ledger stays as it is
                 self._log.event(tx, placed, "launch", "created", run)
 
-            steps = launching(check_config(order.config))
+            steps = launching(order.config)
             if order.skip_launch:
                 steps.pop()  # the last one launches
             run = self._runner.begin(

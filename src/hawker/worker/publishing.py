@@ -27,6 +27,8 @@ from hawker.store.tx import Reads
 STEPS = 16
 """Free capacity is published in sixteenths: at most 16 rows from empty to full, and a live offer says the rest."""
 
+Read = dict[tuple[Protocol, int], Service]
+
 
 class Publishing:
     """The projections of one worker, which other agents reach at `host:port`, and proxies at `host:proxy_port`, if not
@@ -43,6 +45,7 @@ class Publishing:
         self._capacity = capacity
         self._driver = driver
         self._services: dict[str, set[str]] = {}  # keys by machine that were published since the start, or more
+        self._read: dict[str, tuple[str, Read]] = {}  # what machines' services say, and of which version
 
     def projections(self) -> Mapping[type[Row], Projection]:
         return {
@@ -107,7 +110,7 @@ class Publishing:
         """What the machine serves, and the end of what it served before."""
         served = {}
         if row is not None and row.state is not State.destroyed:
-            services = _services(row)
+            services = self._services_of(row)
             for port in row.ports:
                 service = services.get((port.protocol, port.internal_port))
                 served[f"{key}/{port.protocol}/{port.internal_port}"] = {
@@ -119,11 +122,20 @@ class Publishing:
                     "host_port": port.host_port,
                     **(_to_proxies(row, service) if service else {}),
                 }
+        else:
+            self._read.pop(key, None)
         before = self._services.get(key)
         if not served and not before:
             return []
         every = self._services[key] = (before or set()) | served.keys()
         return [("region", Change("services", name, served.get(name)), urgent) for name in sorted(every)]
+
+    def _services_of(self, row: MachineRow) -> Read:
+        """They are what they are for a version, and a machine's row is published with every change of its state."""
+        known = self._read.get(row.id)
+        if known is None or known[0] != row.version:
+            known = self._read[row.id] = row.version, _services(row)
+        return known[1]
 
     def _check(self, reads: Reads, key: str, row: CheckRow | None) -> list[Projected]:
         """Proxies wait for those that decide about traffic."""
@@ -154,7 +166,7 @@ class Publishing:
         return [("region", Change("images", self._name, values), False)]
 
 
-def _services(row: MachineRow) -> dict[tuple[Protocol, int], Service]:
+def _services(row: MachineRow) -> Read:
     """By port inside. A configuration that an older Hawker took and this one would refuse keeps its ports: nothing that
     is published may fail the commit that it is published in."""
     try:

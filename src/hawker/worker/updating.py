@@ -107,7 +107,7 @@ class Updates(Requests):
                 self._log.event(tx, after, "update", after.state, run)
 
             # What is new is made ready while the old one runs.
-            first, last = ([], []) if not launch else (launching(config)[:-1], launching(config)[-1:])
+            first, last = ([], []) if not launch else (launching(config.raw)[:-1], launching(config.raw)[-1:])
             steps = [*first, *([] if resting or waiting else ["stop", "clear"]), *last]
             args = stop_args(row, None, None)
             if overtakes and ended:  # of the program that runs

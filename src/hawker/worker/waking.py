@@ -33,6 +33,7 @@ FIRST_S = 0.003
 """So long the commit of a start lets the request go before it that waits for it: a commit and what follows from it take
 a millisecond or two of this process's time."""
 _LAUNCHING = frozenset(("launch", "resume"))
+_AT_REST = frozenset((State.stopped, State.suspended))
 
 
 class InBackoff(Conflict):
@@ -139,13 +140,14 @@ class Waking:
         before: State | None = None
         while True:
             row = get_machine(self._store.read, wish.machine, wish.app)
-            before = before or row.state
-            holder = active_run(self._store.read, row.id)
+            first, before = before is None, before or row.state
+            # One at rest is most likely nobody's: if not, the start says so.
+            holder = None if first and row.state in _AT_REST else active_run(self._store.read, row.id)
             if row.instance and ((row.state is State.started and holder is None) or (holder and _leaves_it(holder))):
                 return before, row.instance
             try:
                 run = await self._joined(row, holder, request)
-            except Busy:  # somebody else began one in the same moment
+            except Busy:  # somebody else has begun one
                 continue
             if run is None:
                 continue
