@@ -32,6 +32,7 @@ class Worker:
         self.woken: list[str] = []
         self.rested: list[str] = []
         self.answers: list[words.Awake | Declined] = []
+        self.instance = "i"
         self.go = asyncio.Event()
         self.go.set()
 
@@ -46,6 +47,8 @@ class Worker:
     async def rest(self, wish: words.Rest) -> words.Resting:
         self.rested.append(wish.machine)
         await self.go.wait()
+        if wish.instance not in ("", self.instance):
+            raise Declined(412, "failed_precondition", f"machine {wish.machine} runs as {self.instance} by now")
         return words.Resting(state=State.stopped)
 
 
@@ -232,6 +235,17 @@ async def test_a_machine_with_a_request_is_not_put_to_rest(here: Here) -> None:
     assert await here.sites.doors["m1"].rest("stop")
     assert not await here.sites.doors["m1"].rest("stop")
     assert here.worker.rested == ["m1"]
+
+
+async def test_a_program_that_was_started_again_meanwhile_is_put_to_rest_at_the_second_try(here: Here) -> None:
+    here.machine("m1", state="stopped")
+    (await here.obtain()).release()
+    here.worker.instance = "another"
+    door = here.sites.doors["m1"]
+    assert not await door.rest("stop")
+    (await here.obtain()).release()  # it runs on
+    assert await door.rest("stop")
+    assert here.worker.woken == ["m1"]
 
 
 async def test_a_machine_elsewhere_is_reached_by_its_workers_proxy(here: Here) -> None:

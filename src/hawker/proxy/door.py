@@ -10,7 +10,7 @@ the end of that, and has it started again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -60,8 +60,10 @@ class Door:
         settings: RouterSettings,
         looking: Looking,
         changed: Callable[[Door], None],
+        withdraw: Callable[[str], Awaitable[bool]],
     ) -> None:
-        """`changed` is called when a start has succeeded or failed: requests that wait for room may look again."""
+        """`changed` is called when a start has succeeded or failed: requests that wait for room may look again.
+        `withdraw` takes the machine from whoever carries requests past this proxy; False: some are still under way."""
         self.machine = machine
         self.calls = calls
         self.places: dict[int, Place] = {}  # by internal port
@@ -71,6 +73,7 @@ class Door:
         self._settings = settings
         self._looking = looking
         self._changed = changed
+        self._withdraw = withdraw
         self._opening: asyncio.Task[None] | None = None
         self._resting: asyncio.Future[Any] | None = None
         self._believed: tuple[str, float] | None = None  # a state, and until when it counts
@@ -85,7 +88,7 @@ class Door:
     @property
     def in_flight(self) -> int:
         """Requests at the machine, those that wait for its start among them."""
-        return sum(place.seat.own for place in self.places.values())
+        return sum(place.seat.in_flight for place in self.places.values())
 
     @property
     def state(self) -> str:
@@ -273,9 +276,12 @@ class Door:
         self.keep_closed(True)
         wish = words.Rest(app=self.machine.app, machine=self.machine.id, how=how, instance=self.instance)
         try:
+            if not await self._withdraw(self.machine.id) or self.in_flight:
+                return False
             resting = await self.calls.rest(wish)
         except HawkerError as error:
             _logger.info("door.not_rested", machine=wish.machine, error=error.message, cause=words.AUTOSTOP)
+            self.instance = ""  # it may be another one by now: the program was started again after it failed
             return False
         else:
             # A state that a start waits for the end of: the row with the truth is on its way.
