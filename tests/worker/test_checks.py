@@ -23,7 +23,7 @@ from hawker.sim.net import Net, Station
 from hawker.sim.record import Record
 from hawker.sim.world import World
 from hawker.worker.check_rows import learned
-from hawker.worker.checks import A_TURN, AT_ONCE, TURN_S, Checks
+from hawker.worker.checks import A_TURN, AT_ONCE, HELD_S, TURN_S, Checks
 
 PORT = 8080
 HTTP = {"type": "http", "path": "/up", "interval": "15s", "timeout": "2s", "grace_period": "10s"}
@@ -330,7 +330,7 @@ def test_a_worker_that_was_killed_goes_on_from_what_it_knew_and_learns_what_has_
 async def test_however_many_are_due_only_so_many_are_looked_at_and_none_is_forgotten(place: Place) -> None:
     place.program.answer = b""
     await place.program.listen()
-    slow = [{**HTTP, "timeout": "10s"}] * 32
+    slow = [HTTP] * 32
     for n in range(10):
         await place.worker.run_machine(f"order-{n}", **served(*slow))
     await asyncio.sleep(25)
@@ -339,7 +339,20 @@ async def test_however_many_are_due_only_so_many_are_looked_at_and_none_is_forgo
     assert place.program.asked[AT_ONCE - 1] - place.program.asked[0] >= whole_turns * TURN_S * 0.9
     shown = [check for row in place.worker.store.read.select(MachineRow) for check in place.checks.shown(row)]
     assert len(shown) == 320
-    assert {check.output for check in shown} == {"no answer within 10s"}
+    assert {check.output for check in shown} == {"no answer within 2s"}
+
+
+@on_a_network
+async def test_machines_whose_checks_wait_for_minutes_do_not_keep_others_from_being_looked_at(place: Place) -> None:
+    place.program.answer = b""
+    await place.program.listen()
+    for n in range(9):
+        await place.worker.run_machine(f"order-{n}", **served(*[{**HTTP, "timeout": "300s"}] * 32))
+    await asyncio.sleep(1)
+    place.program.answer = OK
+    began_s = asyncio.get_running_loop().time()
+    quick = await place.worker.run_machine("quick", **served(HTTP))
+    assert await place.becomes(quick, "passing", 10) - began_s < 2 * HELD_S
 
 
 @on_a_network

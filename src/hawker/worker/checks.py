@@ -32,6 +32,11 @@ from hawker.worker.probing import Address, probe
 
 AT_ONCE = 256
 """Looks at a time. A thousand machines that all take their whole timeout of 2 s every 15 s need 140."""
+HELD_S = 2.5
+"""So long a look has one of these places; then it only waits, which costs a socket and no work. A check may wait for
+minutes, and eight machines of such would keep all others from being looked at."""
+WAITING_MOST = 2048
+"""Looks that wait like that; beyond them a look keeps its place, for sockets are not without end."""
 TURN_S, A_TURN = 0.01, 16
 """So many looks begin in so much time, at most: a thousand that are due together take 300 ms of the event loop, and
 would hold up whatever else the worker does."""
@@ -67,6 +72,7 @@ class Checks:
         self._watched: dict[str, list[_Watch]] = {}  # by machine
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._looking = 0
+        self._waiting = 0  # besides those
         self._in_line: deque[_Watch] = deque()  # due
         self._turn: asyncio.TimerHandle | None = None
 
@@ -153,13 +159,24 @@ class Checks:
 
     async def _look(self, watch: _Watch) -> None:
         loop = asyncio.get_running_loop()
-        began_s = loop.time()
+        began_s, only_waits = loop.time(), False
+
+        def let_go() -> None:
+            nonlocal only_waits
+            if self._waiting < WAITING_MOST:
+                only_waits = True
+                self._waiting += 1
+                self._give_back()
+
+        held = loop.call_later(HELD_S, let_go)
         try:
             outcome, answered = await probe(watch.check, watch.ways)
         finally:
-            self._looking -= 1
-            if self._in_line and self._turn is None:
-                self._take_turn()
+            held.cancel()
+            if only_waits:
+                self._waiting -= 1
+            else:
+                self._give_back()
         if watch.ended:
             return
         if answered is not None and answered != watch.ways[0]:  # the next look begins with it
@@ -167,6 +184,11 @@ class Checks:
         self._learn(watch, outcome)
         delay_s = checking.delay_s(watch.health, watch.check, self._host.rng.random())
         self._look_in(watch, delay_s - (loop.time() - began_s))
+
+    def _give_back(self) -> None:
+        self._looking -= 1
+        if self._in_line and self._turn is None:
+            self._take_turn()
 
     def _learn(self, watch: _Watch, outcome: Outcome) -> None:
         now_ms = self._host.now_ms()
