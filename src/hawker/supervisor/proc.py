@@ -116,6 +116,9 @@ def environ_of_program(pid: int) -> dict[str, str]:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
             if file.read(1):  # comes to be there at the same moment
                 break
+        now = stat(pid)
+        if now is None or now.state in "ZX":  # it has ended, and its parent, who may be waiting here, has not seen it
+            break
         time.sleep(0.001)
     return environ(pid)
 
