@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,30 @@ def test_whoever_only_calls_out_holds_nothing_and_who_is_elsewhere_is_not_in_the
         assert holder("udp", port) is None
         assert holder("tcp", port, ["127.0.0.0/8"])
         assert holder("tcp", port, ["203.0.113.7"]) is None
+
+
+WITHOUT_IPV6 = """
+import ctypes, os, socket, struct
+
+number = {"x86_64": 41, "aarch64": 198}[os.uname().machine]  # socket(2)
+load, equal, give = 0x20, 0x15, 0x06
+program = [(load, 0, 0, 0), (equal, 0, 3, number), (load, 0, 0, 16), (equal, 0, 1, socket.AF_INET6)]
+program += [(give, 0, 0, 0x50000 | 97), (give, 0, 0, 0x7FFF0000)]  # EAFNOSUPPORT, as without the module
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
+libc = ctypes.CDLL(None)
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, struct.pack("HxxxxxxP", len(program), ctypes.addressof(code))) == 0
+
+from hawker.network.holders import holder, is_free
+with socket.create_server(("127.0.0.1", 0)) as server:
+    port = server.getsockname()[1]
+    print(is_free("tcp", port), holder("tcp", port).pid == os.getpid(), is_free("udp", port))
+"""
+
+
+def test_a_host_without_ipv6_is_asked_all_the_same() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_IPV6], capture_output=True, text=True)
+    assert (done.stderr, done.stdout) == ("", "False True True\n")
 
 
 def test_a_holder_whom_we_may_not_know_is_some_program() -> None:

@@ -46,9 +46,8 @@ def holder(protocol: str, port: int, publish_on: Sequence[str] = ()) -> Holder |
 
 def is_free(protocol: str, port: int) -> bool:
     """Whether `holder` would name nobody, in some 20 µs: right when it says yes."""
-    family = socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET
-    with socket.socket(family, _KINDS[protocol] | socket.SOCK_CLOEXEC) as probe:
-        if family == socket.AF_INET6:
+    with _probe(protocol) as probe:
+        if probe.family == socket.AF_INET6:
             probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # and IPv4's, too
         if protocol == "tcp":  # what waits for its last packets takes no new ones
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -57,6 +56,16 @@ def is_free(protocol: str, port: int) -> bool:
         except OSError as error:
             return error.errno != errno.EADDRINUSE
     return True
+
+
+def _probe(protocol: str) -> socket.socket:
+    kind = _KINDS[protocol] | socket.SOCK_CLOEXEC
+    try:
+        return socket.socket(socket.AF_INET6, kind)
+    except OSError as error:  # a kernel that was told to do without IPv6
+        if error.errno != errno.EAFNOSUPPORT:
+            raise
+        return socket.socket(socket.AF_INET, kind)
 
 
 def _taking(protocol: str, port: int, publish_on: Sequence[str]) -> Iterator[str]:
