@@ -72,6 +72,7 @@ class Report(msgspec.Struct, frozen=True):
     fine: int
     failed: int
     cut: int
+    stale: int
     refused: int
     lost: int
     statuses: dict[int, int]
@@ -83,7 +84,7 @@ class Report(msgspec.Struct, frozen=True):
         others = ", ".join(f"{count} x {status}" for status, count in sorted(self.statuses.items()) if status != 200)
         return (
             f"{self.sent} sent, {self.fine} fine, {self.slow} slow (most {self.slowest_s:.2f} s), {self.cut} cut, "
-            f"{self.refused} refused, {self.lost} lost, idempotent failed {self.failed}"
+            f"{self.stale} stale, {self.refused} refused, {self.lost} lost, idempotent failed {self.failed}"
             f"{', ' + others if others else ''}; well after {self.recovered_s:.2f} s"
         )
 
@@ -141,7 +142,8 @@ class Load:
             sent=len(those),
             fine=sum(one.fine for one in those),
             failed=sum(one.method in IDEMPOTENT and one.outcome != "refused" and not one.fine for one in those),
-            cut=outcomes["cut"] + outcomes["stale"],
+            cut=outcomes["cut"],
+            stale=outcomes["stale"],
             refused=outcomes["refused"],
             lost=outcomes["lost"],
             statuses=dict(Counter(one.status for one in answered)),
