@@ -64,5 +64,26 @@ def test_a_host_without_ipv6_is_asked_all_the_same() -> None:
     assert (done.stderr, done.stdout) == ("", "False True True\n")
 
 
+LOW = """
+import os, socket
+from hawker.network.holders import holder, is_free
+
+for port in range(1, 1024):
+    try:
+        server = socket.create_server(("127.0.0.1", port))
+        break
+    except OSError:
+        pass
+os.setresuid(65534, 65534, 65534)
+print(is_free("tcp", port), holder("tcp", port).port == port)
+"""
+
+
+@pytest.mark.root
+def test_a_low_port_that_another_has_is_not_free_for_who_may_have_none() -> None:
+    done = subprocess.run([sys.executable, "-c", LOW], capture_output=True, text=True)
+    assert (done.stderr, done.stdout) == ("", "False True\n")
+
+
 def test_a_holder_whom_we_may_not_know_is_some_program() -> None:
     assert str(Holder("tcp", 80)) == "port 80/tcp of this host is held by another program of the host"

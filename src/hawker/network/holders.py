@@ -54,7 +54,7 @@ def is_free(protocol: str, port: int) -> bool:
         try:
             probe.bind(("", port))
         except OSError as error:
-            return error.errno != errno.EADDRINUSE
+            return error.errno not in (errno.EADDRINUSE, errno.EACCES)  # the latter of low ports, whoever has them
     return True
 
 
