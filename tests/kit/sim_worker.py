@@ -38,6 +38,7 @@ from hawker.worker.request import Request
 from hawker.worker.runner import Runner
 from hawker.worker.settings import WorkerSettings
 from hawker.worker.superseding import Superseding
+from hawker.worker.waking import Launches, Waking
 
 REGION = "ord"
 APP = AppRow(name="web", id="app1", org="personal", network="default", number=1, created_at_ms=0, stamp_ms=1)
@@ -105,7 +106,10 @@ class SimWorker:
         me = await store.submit(self._daemon._identify)
         self.log = log = MachineLog(host, self.capacity)
         self.superseding = superseding = Superseding("ord-1", self._catalog)
-        machine_flows = MachineFlows(store, host, driver, log, superseding.by, self.driver.images)
+        launches = Launches()
+        machine_flows = MachineFlows(
+            store, host, driver, log, superseding.by, self.driver.images, launched=launches.launched
+        )
         self.runner = runner = Runner(store, host, self._flows(machine_flows), self.metrics)
         self.exits = exits = Exits(store, host, driver, log, runner)
         runner.on_end = exits.on_end
@@ -116,6 +120,7 @@ class SimWorker:
         await exits.recover()
         self.resumed = runner.resume()
         self.machines = Machines(store, host, driver, log, runner)
+        self.waking = Waking(store, host, runner, self.machines, launches)
         superseding.watch(store, self.machines)
         if sweeping:
             self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name="sweeper")
