@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -184,6 +185,26 @@ def _nft(it: Region, name: str, rules: list[str]) -> None:
         subprocess.run(["nft", "-f", "-"], input="\n".join(rules) + "\n", text=True, check=True)
 
 
+async def standby_started(it: Region, gone: Callable[[], Awaitable[None]]) -> float:
+    """A machine on `worker-2`, and one on `worker-1` that stands by for it, when the worker is `gone`. Returns the
+    seconds until the standby answers; it was started once."""
+    primary = await it.machine("spare", worker="worker-2", started=True)
+    standby = await it.machine("spare", worker="worker-1", standbys=[primary], services=[])
+    await it.known([primary], "started")
+    await it.known([standby], "stopped")
+    began = monotonic()
+    await gone()
+
+    async def started() -> bool:
+        return it.state(standby) == "started"
+
+    await eventually(started, "the machine that stands by has started", 60.0)
+    took = monotonic() - began
+    assert it.starts(standby, "proxy standby: worker worker-2 is gone") == 1
+    assert it.starts(standby, "") == 1
+    return took
+
+
 async def both_at_once(it: Region, rounds: int) -> None:
     """A sleeping machine is asked for at both edges in the same moment, again and again. In every other round they know
     already that it sleeps; in the others they may still take it for running."""
@@ -233,6 +254,12 @@ async def run(names: Sequence[str], sizes: Sizes, rounds: int) -> None:
             with tempfile.TemporaryDirectory() as home:
                 async with made(Path(home), **options) as it, served(it, sizes, env=BUSY) as load:
                     print(f"{name}: {await fault(it, load, sizes)}", flush=True)
+    if not names or "standby" in names:
+        for gone_s in (15.0, 3.0):
+            with tempfile.TemporaryDirectory() as home:
+                async with region(Path(home), edges=2, routing={"gone_s": gone_s}) as it:
+                    took = await standby_started(it, partial(it.kill, "worker-2"))
+                    print(f"standby, gone_s {gone_s:g}: started {took:.1f} s after its worker's kill -9", flush=True)
     if not names or "two edges" in names:
         with tempfile.TemporaryDirectory() as home:
             async with region(Path(home), workers=1, edges=2) as it:
@@ -243,7 +270,7 @@ async def run(names: Sequence[str], sizes: Sizes, rounds: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "names", nargs="*", help=f"of {', '.join([*FAULTS, *APART, *NETWORK, 'two edges'])}; default: all"
+        "names", nargs="*", help=f"of {', '.join([*FAULTS, *APART, *NETWORK, 'standby', 'two edges'])}; default: all"
     )
     parser.add_argument("--rounds", type=int, default=500, help="of two edges asked at once")
     parser.add_argument("--hold", type=float, default=LONG.hold_s, help="seconds that a fault lasts")

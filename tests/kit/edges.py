@@ -296,9 +296,13 @@ class Region:
         return parsed(head)[0], body.decode()
 
     async def close(self) -> None:
-        """In order: the edges first, then the workers, which stop their machines."""
+        """In order: the edges first, then the workers, which stop their machines. Those that were killed do so, too."""
         if self._client is not None:
             await self._client.close()
+        for agent in self.agents.values():
+            if agent.process is None and (agent.directory / "worker.db").exists():
+                self.start(agent.name)
+                await self.up(agent.name)
         running = [agent for agent in reversed(self.agents.values()) if agent.process is not None]
         for agent in running:
             assert agent.process is not None

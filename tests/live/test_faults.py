@@ -1,12 +1,14 @@
 """Users while something breaks: a steady load at an edge proxy, real agents, and one fault after the other.
 
 The steps are in `bench/faults.py`, which takes longer and prints more. What is promised: every request that was
-accepted is answered, or its connection visibly cut; one that may be made twice does not fail while another machine runs.
+accepted is answered, or its connection visibly cut; one that may be made twice does not fail while another machine is
+there.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -77,6 +79,14 @@ async def test_workers_and_their_proxies_die_apart_and_no_request_fails(tmp_path
         worker = await faults.agent_killed(it, load, SHORT, "worker-1")
         nothing_failed(worker)
         assert worker.cut == 0, str(worker)
+
+
+async def test_a_machine_that_stands_by_starts_once_when_the_worker_is_gone_and_three_proxies_see_it(
+    tmp_path: Path,
+) -> None:
+    async with region(tmp_path, edges=2, routing={"gone_s": 1.5}) as it:
+        took = await faults.standby_started(it, partial(it.kill, "worker-2"))
+        assert took < 12.0
 
 
 @pytest.mark.root
