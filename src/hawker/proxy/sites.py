@@ -6,7 +6,7 @@ during a deploy that moves it to another port inside: services belong to one gro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from hawker.core.routing import Candidate, Pool
 from hawker.proxy.base import Address, Header, ServicePort
@@ -85,6 +85,8 @@ class Sites:
         self.doors: dict[str, Door] = {}  # by machine
         self.fars: dict[str, Far] = {}  # by worker
         self.looking = Looking()
+        self.withdraw: Callable[[str], Awaitable[bool]] | None = None  # of `hawker.proxy.lending`
+        self.on_door: list[Callable[[Door], None]] = []
         self._token = (b"hawker-backhaul", token.encode())
         self._random = random
         self._sites: dict[str, Site] = {}
@@ -237,7 +239,9 @@ class Sites:
         door = self.doors.get(machine.id)
         calls = self.workers.of(worker)
         if door is None:
-            door = self.doors[machine.id] = Door(machine, calls, self.settings, self.looking, self._door_changed)
+            door = self.doors[machine.id] = Door(
+                machine, calls, self.settings, self.looking, self._door_changed, self._withdraw
+            )
         door.calls = calls
         return door, None, worker
 
@@ -261,6 +265,11 @@ class Sites:
             del self.doors[door.machine.id]  # its machine has gone meanwhile
         for place in door.places.values():
             place.room.all()
+        for told in self.on_door:
+            told(door)
+
+    async def _withdraw(self, machine: str) -> bool:
+        return self.withdraw is None or await self.withdraw(machine)
 
 
 def _candidate(machine: Machine, service: Served) -> Candidate:
