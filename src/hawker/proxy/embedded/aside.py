@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from hawker.core.replay import JSON_TYPE
 from hawker.proxy.base import Failure, Header, Lease
+from hawker.proxy.embedded.h2_machine import MachineStream
 from hawker.proxy.embedded.heads import ABSENT, AnswerHead
 from hawker.proxy.embedded.inlets import ELSEWHERE, LOAD
 from hawker.proxy.embedded.machine import Asker, MachineConnection
@@ -58,9 +59,9 @@ class Aside(Asker):
         self._bytes = 0
         self._large = head.length not in (ABSENT, 0) and not 0 < head.length <= ASIDE_BYTES
         self._over = False
-        self._connection: MachineConnection
+        self._connection: MachineConnection | MachineStream
 
-    def begin(self, connection: MachineConnection, *, read: bool) -> None:
+    def begin(self, connection: MachineConnection | MachineStream, *, read: bool) -> None:
         """`read`: its body is wanted, whatever its length says."""
         self._connection = connection
         if self._large and not read:

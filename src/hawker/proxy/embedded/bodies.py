@@ -15,6 +15,15 @@ _FRAMED = 9
 """Bytes on the wire per byte of data at most, beside the slack: a chunk of one byte takes six."""
 
 
+def chunk(data: bytes) -> bytes:
+    """Not empty."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def last_chunk(trailers: Sequence[Header]) -> bytes:
+    return b"0\r\n%b\r\n" % b"".join([b"%b: %b\r\n" % field for field in trailers])
+
+
 class Chunks:
     """Decodes one body: `feed` what comes, take `pieces` away, until `done`; then `trailers` are there.
 

@@ -26,6 +26,7 @@ from hawker.proxy.embedded.counters import Counters
 from hawker.proxy.embedded.exchange import Exchange
 from hawker.proxy.embedded.greeting import Greeter
 from hawker.proxy.embedded.h2_client import H2Connection
+from hawker.proxy.embedded.h2_machine import H2Pool
 from hawker.proxy.embedded.inlets import Backhaul, Inlet, Public, answer_of, peer_of
 from hawker.proxy.embedded.plain import PlainConnection
 from hawker.proxy.embedded.pool import Pool
@@ -70,6 +71,7 @@ class Engine:
         self.remembers = False
         """Whether an app has ever asked that the way of its requests be remembered: most never do."""
         self.pool = Pool(settings, self.loop)
+        self.h2_pool = H2Pool(settings, self.loop)
         self.connections: set[Connection] = set()
         self.tunnels: set[Tunnel] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -130,6 +132,7 @@ class Engine:
         for connection in list(self.connections):
             connection.drain()
         self.pool.close()
+        self.h2_pool.close()
         try:
             async with asyncio.timeout(self.settings.drain_s):
                 await self._all_left()

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING
 from hawker.core.replay import BadReplay, read_json, replay_of
 from hawker.core.retrying import IDEMPOTENT
 from hawker.proxy.base import Failure, Header, Lease, Refused, Route
+from hawker.proxy.embedded.h2_machine import H2Pool, MachineStream
 from hawker.proxy.embedded.heads import RequestHead
 from hawker.proxy.embedded.inlets import TIMING, Inlet
 from hawker.proxy.embedded.machine import MachineConnection
+from hawker.proxy.embedded.pool import Pool
 from hawker.proxy.embedded.replaying import Replaying, remembered
 from hawker.proxy.embedded.search import Search
 from hawker.telemetry import get_logger
@@ -58,7 +60,7 @@ class Errand:
     _whole: bool
     request_id: bytes
 
-    def _send(self, connection: MachineConnection) -> None:
+    def _send(self, connection: MachineConnection | MachineStream) -> None:
         """Here is a connection to the machine of `_lease`."""
         raise NotImplementedError
 
@@ -107,7 +109,8 @@ class Errand:
             self._lease = lease
             method = self._request.method
             if method != b"CONNECT":
-                connection = self._engine.pool.take(lease.address, method in IDEMPOTENT)
+                pool = self._pool(route, lease) if route.port.h2_backend else self._engine.pool
+                connection = pool.take(lease.address, method in IDEMPOTENT)
                 if connection is not None:
                     self._send(connection)
                     return
@@ -141,7 +144,7 @@ class Errand:
         if connection is not None:
             self._send(connection)
 
-    async def _found(self) -> MachineConnection | None:
+    async def _found(self) -> MachineConnection | MachineStream | None:
         """A connection to a machine that takes the request; None: answered already. Raises `Refused`, `_NotThere`."""
         route = self._route
         now = self._engine.now
@@ -163,19 +166,25 @@ class Errand:
             )
             self._spent("obtain", now() - begun, lease)
             begun = now()
+        pool = self._pool(route, lease)
         if not search.fresh and self._request.method != b"CONNECT":
-            connection = self._engine.pool.take(lease.address, self._repeatable)
+            connection = pool.take(lease.address, self._repeatable)
             if connection is not None:
                 return connection
         search.fresh = False
         try:
-            connection = await self._engine.pool.connect(lease.address)
+            connection = await pool.connect(lease.address)
         except TimeoutError:
             raise _NotThere("timeout", "it cannot be connected to in time") from None
         except OSError as error:
             raise _NotThere("refused", f"it cannot be connected to ({error.strerror or error})") from None
         self._spent("connect", now() - begun)
         return connection
+
+    def _pool(self, route: Route, lease: Lease) -> Pool | H2Pool:
+        """Between proxies there is HTTP/1.1 alone, and so for what leaves HTTP altogether."""
+        http2 = route.port.h2_backend and not lease.headers and not self._request.upgrade
+        return self._engine.h2_pool if http2 and self._request.method != b"CONNECT" else self._engine.pool
 
     def _spent(self, phase: str, seconds: float, lease: Lease | None = None) -> None:
         assert self._search is not None
@@ -209,7 +218,7 @@ class Errand:
         lease = self._lease
         assert lease is not None
         method = self._request.method
-        if stale and self._repeatable and self._whole:
+        if stale and (self._repeatable or not sent) and self._whole:
             search.fresh = again = True  # it closed a connection that it had kept long enough: it may be fine
         else:
             self._lease = None
@@ -241,6 +250,7 @@ class Errand:
         lease, route = self._lease, self._route
         assert lease is not None
         assert route is not None
+        self._engine.handed_on(route)
         try:
             replay = replay_of(headers) if body is None else read_json(body)
         except BadReplay as bad:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 
 from hawker.proxy.base import ANY, Failure, Header, Lease, Refused, ServicePort
 from hawker.proxy.embedded.aside import Aside, Signals
+from hawker.proxy.embedded.bodies import chunk, last_chunk
 from hawker.proxy.embedded.compressing import Gzip, compressed, compressible
 from hawker.proxy.embedded.errand import Errand
 from hawker.proxy.embedded.front import Front
+from hawker.proxy.embedded.h2_machine import MachineStream
 from hawker.proxy.embedded.heads import CHUNKED, AnswerHead, RequestHead
 from hawker.proxy.embedded.inlets import Inlet
 from hawker.proxy.embedded.machine import MachineConnection
@@ -33,7 +35,7 @@ class Exchange(Errand):
     when it cannot take more, `gone` when its client has left. The rest is for the machine's connection."""
 
     __slots__ = (
-        *("_answered", "_connection", "_front", "_gzip", "_kept", "_kept_bytes"),
+        *("_answered", "_connection", "_front", "_gzip", "_kept", "_kept_bytes", "_trailers"),
         *("begun", "bytes", "first", "machine", "over", "sending", "status"),
     )
 
@@ -45,9 +47,10 @@ class Exchange(Errand):
         self._whole = True
         self.request_id = inlet.request_id(request)
         self._front = front
-        self._connection: MachineConnection | None = None
+        self._connection: MachineConnection | MachineStream | None = None
         self._kept: list[bytes] = []
         self._kept_bytes = 0
+        self._trailers: Sequence[Header] = ()
         self._answered = False
         self._gzip: Gzip | None = None
         self.sending = request.length > 0 or request.length == CHUNKED
@@ -79,14 +82,24 @@ class Exchange(Errand):
 
     def body(self, data: bytes) -> None:
         """More of the request's body."""
-        if self._request.length == CHUNKED:
-            data = b"%x\r\n%b\r\n" % (len(data), data)
-        self._pass(data)
+        connection = self._connection
+        if self._whole:
+            self._kept.append(data)
+            self._kept_bytes += len(data)
+            if self._kept_bytes > self._engine.settings.replay_bytes:
+                if connection is None:
+                    self._front.hold(True)
+                else:
+                    self._whole = False
+                    self._kept = []
+        if connection is not None:
+            connection.body(data)
 
     def body_end(self, trailers: Sequence[Header]) -> None:
         self.sending = False
-        if self._request.length == CHUNKED:
-            self._pass(b"0\r\n%b\r\n" % b"".join([b"%b: %b\r\n" % field for field in trailers]))
+        self._trailers = trailers
+        if self._connection is not None:
+            self._connection.body_end(trailers)
 
     def pause(self) -> None:
         if self._connection is not None:
@@ -173,7 +186,7 @@ class Exchange(Errand):
         else:
             assert connection is not None
             stale = how == "reset" and connection.served > 0 and not connection.heard
-            self._again(how, problem, sent=True, stale=stale)
+            self._again(how, problem, sent=not connection.unseen, stale=stale)
 
     def switched(self, head: AnswerHead, rest: bytes) -> None:
         connection, self._connection = self._connection, None
@@ -191,12 +204,15 @@ class Exchange(Errand):
 
     # --- to the machine ----------------------------------------------------------------------------------------------
 
-    def _send(self, connection: MachineConnection) -> None:
+    def _send(self, connection: MachineConnection | MachineStream) -> None:
         lease = self._lease
         route = self._route
         assert lease is not None
         assert route is not None
         request = self._request
+        if isinstance(connection, MachineStream):
+            self._ask(connection, lease, route.port.idle_timeout_s)
+            return
         if request.method == b"CONNECT" and not lease.headers:
             self._join(connection)
             return
@@ -205,22 +221,45 @@ class Exchange(Errand):
             data = passed[0] + self.request_id + passed[1]
         else:
             data = self._head(lease)
+        chunked = request.length == CHUNKED
         if self._kept:
-            data += b"".join(self._kept)
-            self._front.hold(False)
-            if self._kept_bytes > self._engine.settings.replay_bytes:
-                self._whole = False
-                self._kept = []
+            data += b"".join(map(chunk, self._kept) if chunked else self._kept)
+        if chunked and not self.sending:
+            data += last_chunk(self._trailers)
+        if self._kept:
+            self._sending_kept()
         self._connection = connection
-        connection.send(self, request.method, data, route.port.idle_timeout_s)
+        connection.send(self, request.method, data, route.port.idle_timeout_s, chunked)
 
-    def _head(self, lease: Lease) -> bytes:
-        """As it goes to the machine."""
+    def _ask(self, stream: MachineStream, lease: Lease, idle_s: float) -> None:
+        """The same over HTTP/2."""
+        request = self._request
+        kept = self._kept
+        if kept:
+            self._sending_kept()
+        self._connection = stream
+        trailers = None if self.sending else self._trailers
+        stream.ask(self, request.method, request.target, self._fields(lease), kept, trailers, idle_s)
+
+    def _sending_kept(self) -> None:
+        if self._kept_bytes > self._engine.settings.replay_bytes:
+            self._whole = False
+            self._kept = []
+        self._front.hold(False)
+
+    def _fields(self, lease: Lease) -> list[Header]:
+        """As they go to the machine."""
         request = self._request
         wishes = ANY if self._search is None else self._search.wishes
         fields = self._inlet.forward(request, self.request_id, lease, wishes, request.upgrade)
         if self._search is not None:
             fields += self._search.added
+        return fields
+
+    def _head(self, lease: Lease) -> bytes:
+        """As it goes to the machine."""
+        request = self._request
+        fields = self._fields(lease)
         framing = b"\r\ntransfer-encoding: chunked\r\n\r\n" if request.length == CHUNKED else b"\r\n\r\n"
         lines = b"\r\n".join(map(b": ".join, fields))
         data = b"%b %b HTTP/1.1\r\n%b%b" % (request.method, request.target, lines, framing)
@@ -270,20 +309,6 @@ class Exchange(Errand):
         return True
 
     # --- the end -----------------------------------------------------------------------------------------------------
-
-    def _pass(self, data: bytes) -> None:
-        connection = self._connection
-        if self._whole:
-            self._kept.append(data)
-            self._kept_bytes += len(data)
-            if self._kept_bytes > self._engine.settings.replay_bytes:
-                if connection is None:
-                    self._front.hold(True)
-                else:
-                    self._whole = False
-                    self._kept = []
-        if connection is not None:
-            connection.write(data)
 
     def _headers(self, head: AnswerHead) -> list[Header]:
         lease, route, search = self._lease, self._route, self._search

@@ -201,7 +201,7 @@ class H2Request(Stream):
         self._complete = True
         if self._transport is not None:
             self._transport.ended()
-        elif self._exchange is not None and self._early is None:
+        elif self._exchange is not None and self._exchange.sending:
             self._exchange.body_end(self.trailers)
 
     def gone(self, event: StreamReset | None) -> None:

@@ -1,4 +1,4 @@
-"""Requests of HTTP/2 as heads, and the fields of answers for it (RFC 9113, 8.2 and 8.3). Pure.
+"""Requests and answers of HTTP/2 as heads (RFC 9113, 8.2 and 8.3). Pure.
 
 The library has looked at what RFC 9113 says of any field already: pseudo fields, names in lower case, no fields of a
 connection, values without line ends, one authority, cookies put together. What is left is that nothing may be read in
@@ -10,11 +10,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from hawker.core.replay import JSON_TYPE
 from hawker.proxy.base import Header
-from hawker.proxy.embedded.heads import ABSENT, CHUNKED, BadHead, RequestHead, field_name, host_of, length_of
+from hawker.proxy.embedded.heads import (
+    ABSENT,
+    CHUNKED,
+    AnswerHead,
+    BadHead,
+    RequestHead,
+    field_name,
+    host_of,
+    length_of,
+)
 
 VERSION_2 = 2
-"""As `RequestHead.minor`."""
+"""As `minor` of a head."""
 
 _METHOD = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,32}")
 _TARGET = re.compile(rb"/[\x21\x22\x24-\x7e]*")
@@ -89,3 +99,63 @@ def _upgrade(protocol: bytes, target: bytes, host: bytes, headers: list[Header],
 _WISHES = frozenset(
     (b"fly-force-instance-id", b"fly-prefer-instance-id", b"fly-prefer-region", b"fly-force-region", b"hawker-timing")
 )
+
+
+def read_answer(fields: Iterable[Header], method: bytes, *, ended: bool, fields_max: int) -> AnswerHead:
+    """A machine's. What says itself how long it is not, and ends here, has no body. Raises `BadHead`."""
+    status = declared = -1
+    headers: list[Header] = []
+    signals = False
+    for raw, value in fields:
+        if raw[0] == 0x3A:
+            if raw == b":status":
+                status = _status(value)
+            continue
+        name = field_name(raw)
+        if _CONTROL.search(value):
+            raise BadHead("a field has control characters")
+        if name == b"content-length":
+            if declared >= 0:
+                raise BadHead("Content-Length is given twice")
+            declared = length_of(value)
+        elif name in _SIGNALS or (name == b"content-type" and value[: len(JSON_TYPE)].lower() == JSON_TYPE):
+            signals = True
+        headers.append((name, value))
+    if len(headers) > fields_max:
+        raise BadHead(f"the head has more than {fields_max} fields")
+    head = AnswerHead(status, b"", VERSION_2, headers)
+    head.declared = declared
+    head.signals = signals
+    if method == b"HEAD" or status < 200 or status in (204, 304):
+        head.length = ABSENT
+        if declared >= 0 and (status < 200 or status == 204):  # RFC 9110, 8.6
+            head.headers = [field for field in headers if field[0] != b"content-length"]
+    elif ended:
+        head.length = 0
+        if declared < 0:
+            headers.append((b"content-length", b"0"))
+    else:
+        head.length = declared if declared > 0 else CHUNKED
+    return head
+
+
+def request_fields(method: bytes, target: bytes, fields: Iterable[Header]) -> list[Header]:
+    """A request as it goes to a machine. Trailers are taken: that is what servers of gRPC look at."""
+    host = b""
+    kept = []
+    for field in fields:
+        if field[0] == b"host":
+            host = field[1]
+        elif field[0] not in (b"connection", b"upgrade", b"te"):
+            kept.append(field)
+    pseudo = [(b":method", method), (b":scheme", b"http"), (b":authority", host), (b":path", target)]
+    return [*pseudo, *kept, (b"te", b"trailers")]
+
+
+def _status(value: bytes) -> int:
+    if len(value) != 3 or not value.isdigit() or value[0] == 0x30:
+        raise BadHead("its status is not a number of three digits")
+    return int(value)
+
+
+_SIGNALS = frozenset((b"fly-replay", b"fly-replay-cache", b"hawker-elsewhere", b"hawker-load"))

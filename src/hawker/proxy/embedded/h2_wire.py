@@ -45,7 +45,7 @@ class _OpenToTheEnd(H2ConnectionStateMachine):
 
 
 class Wire(asyncio.Protocol):
-    """`client_side`: this end asks. Subclasses add to `_heeded`, and say in `_over` what becomes of the streams."""
+    """`client_side`: this end asks. Subclasses say in `_heeded` what else they look at."""
 
     _heeded: ClassVar[dict[type[Event], str]] = {}
 
@@ -75,6 +75,8 @@ class Wire(asyncio.Protocol):
         self.transport: asyncio.Transport
         self.streams: dict[int, Stream] = {}
         self.ended = False
+        self.problem = ""
+        self.broke_rules = False
         self._waiting: dict[int, Stream] = {}
         self._choked = False
         self._reading = False
@@ -97,10 +99,11 @@ class Wire(asyncio.Protocol):
         self._reading = True
         try:
             for event in self.h2.receive_data(data):
-                heed = _HEEDED.get(type(event)) or self._heeded.get(type(event))
+                heed = self._heeded.get(type(event)) or _HEEDED.get(type(event))
                 if heed is not None and not self.ended:
                     getattr(self, heed)(event)
         except ProtocolError as error:
+            self.broke_rules = True
             self._end(f"it broke the rules of HTTP/2: {error}")  # the library has said goodbye, with the reason
         self._reading = False
         if not self.ended:
@@ -215,13 +218,13 @@ class Wire(asyncio.Protocol):
 
     def _goaway(self, event: ConnectionTerminated) -> None:
         if event.error_code == ErrorCodes.NO_ERROR:
-            self._left_alone()
+            self._left_alone(event)
         else:
             self._end(f"it ended the connection ({event.error_code!r})")
 
     # --- for subclasses ----------------------------------------------------------------------------------------------
 
-    def _left_alone(self) -> None:
+    def _left_alone(self, event: ConnectionTerminated) -> None:
         """The peer opens no more streams, or takes none. Those that are open go on."""
 
     def _one_less(self) -> None:
@@ -234,6 +237,7 @@ class Wire(asyncio.Protocol):
         if self.ended:
             return
         self.ended = True
+        self.problem = problem
         self._waiting.clear()
         streams, self.streams = list(self.streams.values()), {}
         for stream in streams:

@@ -30,6 +30,10 @@ TOKEN, APP, PORT, MACHINE, HOPS, ELSEWHERE, LOAD, TIMING = (
 )
 
 
+VERSIONS = (b"1.0", b"1.1", b"2")
+"""Of HTTP, as Via has them, by the `minor` of a head."""
+
+
 class Inlet(Protocol):
     client: bytes
     """Where it comes from."""
@@ -140,14 +144,14 @@ class Public:
     def back(
         self, head: AnswerHead, port: ServicePort, request_id: bytes, lease: Lease, upgrade: bytes
     ) -> list[Header]:
-        version = b"1.1" if head.minor else b"1.0"
+        version = VERSIONS[head.minor]
         return self._engine.answer_of(port).fields(head.headers, request_id, version=version, upgrade=upgrade)
 
     def answer_lines(self, head: AnswerHead, port: ServicePort, request_id: bytes) -> bytes | None:
         passed = head.passed
         if passed is None or passed[0] is not port:
             rules = self._engine.answer_of(port)
-            version = b"1.1" if head.minor else b"1.0"
+            version = VERSIONS[head.minor]
             lines = b"\r\n".join(map(b": ".join, rules.fields(head.headers, request_id, version=version)))
             around = lines.split(request_id)
             if len(around) != 2:

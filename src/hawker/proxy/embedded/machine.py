@@ -10,12 +10,13 @@ import asyncio
 import os
 import select
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
 from hawker.core.retrying import IDEMPOTENT
 from hawker.proxy.base import Address, Failure, Header
-from hawker.proxy.embedded.bodies import Chunks
+from hawker.proxy.embedded.bodies import Chunks, chunk, last_chunk
 from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.heads import ABSENT, CHUNKED, UNTIL_CLOSE, AnswerHead, BadHead, never_a_head, read_answer
 from hawker.proxy.embedded.settings import Settings
@@ -66,10 +67,14 @@ class Idle(Protocol):
 
 
 class MachineConnection(asyncio.Protocol):
-    """`served` is how many answers it has brought, `since` when it was put back (of the loop's clock)."""
+    """`served` is how many answers it has brought."""
+
+    unseen = False
+    """Whether the machine has told that it did nothing with the request, which only HTTP/2 can say."""
 
     __slots__ = (
         "_asker",
+        "_chunked",
         "_chunks",
         "_eof",
         "_guarded",
@@ -110,6 +115,7 @@ class MachineConnection(asyncio.Protocol):
         self._heard = False
         self._keep = True
         self._interims = 0
+        self._chunked = False
         self._chunks: Chunks | None = None
         self._eof = False
         self._paused = False
@@ -139,11 +145,13 @@ class MachineConnection(asyncio.Protocol):
         """Whether one byte of the answer has come."""
         return self._heard
 
-    def send(self, asker: Asker, method: bytes, data: bytes, idle_s: float) -> None:
-        """Write a request's head, and as much of its body as is there. `idle_s` is how long nothing may come."""
+    def send(self, asker: Asker, method: bytes, data: bytes, idle_s: float, chunked: bool) -> None:
+        """Write a request's head, and as much of its body as is there. `idle_s` is how long nothing may come. What
+        follows of the body is `chunked`."""
         self._asker = asker
         self._method = method
         self._idle_s = idle_s
+        self._chunked = chunked
         self._left = _HEAD
         self._heard = False
         self._keep = True
@@ -155,11 +163,16 @@ class MachineConnection(asyncio.Protocol):
         self.transport.write(data)
         self.deadline.within(idle_s)
 
-    def write(self, data: bytes) -> None:
-        """More of the body."""
+    def body(self, data: bytes) -> None:
+        """More of it."""
         self._large = True
-        self.transport.write(data)
+        self.transport.write(chunk(data) if self._chunked else data)
         self.deadline.within(self._idle_s)
+
+    def body_end(self, trailers: Sequence[Header]) -> None:
+        if self._chunked:
+            self.transport.write(last_chunk(trailers))
+            self.deadline.within(self._idle_s)
 
     def pause(self) -> None:
         """Read no more: nobody takes it."""

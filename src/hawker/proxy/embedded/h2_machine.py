@@ -1,0 +1,369 @@
+"""Connections of HTTP/2 to machines that want it (`h2_backend`): many requests on each, as gRPC does.
+
+A stream takes the place of a `MachineConnection` for its exchange. There is no TLS and nothing is agreed upon: the
+machine is said to speak HTTP/2 (RFC 9113, 3.3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import ClassVar
+
+from h2.errors import ErrorCodes
+from h2.events import (
+    ConnectionTerminated,
+    Event,
+    InformationalResponseReceived,
+    RemoteSettingsChanged,
+    ResponseReceived,
+    StreamEnded,
+    StreamReset,
+    TrailersReceived,
+)
+
+from hawker.proxy.base import Address, Header
+from hawker.proxy.embedded.deadline import Deadline
+from hawker.proxy.embedded.h2_heads import read_answer, request_fields
+from hawker.proxy.embedded.h2_wire import Stream, Wire
+from hawker.proxy.embedded.heads import BadHead, read_trailers
+from hawker.proxy.embedded.machine import Asker
+from hawker.proxy.embedded.settings import Settings
+
+_LAST_STREAM = 1 << 30
+"""A connection is given up long before it has no numbers for streams any more."""
+
+
+class MachineLink(Wire):
+    """A connection. `served` is how many answers it has brought."""
+
+    _heeded: ClassVar[dict[type[Event], str]] = {
+        RemoteSettingsChanged: "_settings_came",
+        ResponseReceived: "_response",
+        InformationalResponseReceived: "_interim",
+        StreamEnded: "_stream_ended",
+        TrailersReceived: "_trailers",
+    }
+
+    def __init__(self, address: Address, pool: H2Pool, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(settings, loop.time, client_side=True)
+        self.address = address
+        self.loop = loop
+        self.served = 0
+        self.closing = False
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self._pool = pool
+        self._deadline = Deadline(loop, self.close)
+
+    def stream(self) -> MachineStream | None:
+        """For one more request; None: it takes no more."""
+        most = min(self.h2.remote_settings.max_concurrent_streams, self._settings.h2_streams)
+        if self.ended or self.closing or len(self.streams) >= most or self.transport.is_closing():
+            return None
+        number = self.h2.get_next_available_stream_id()
+        if number > _LAST_STREAM:
+            self.close()
+            return None
+        self._deadline.clear()
+        stream = self.streams[number] = MachineStream(self, number)
+        return stream
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    def close(self) -> None:
+        """When nothing is under way on it."""
+        self.closing = True
+        if not self.streams:
+            self._end("")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._deadline.close()
+
+    def _settings_came(self, event: RemoteSettingsChanged) -> None:
+        """The first thing that a server says: it speaks HTTP/2, and how many requests it takes."""
+        if not self.ready.done():
+            self.ready.set_result(None)
+
+    def _response(self, event: ResponseReceived) -> None:
+        stream = self.streams.get(event.stream_id)
+        if isinstance(stream, MachineStream):
+            stream.answered(event.headers, ended=event.stream_ended is not None)
+
+    def _interim(self, event: InformationalResponseReceived) -> None:
+        stream = self.streams.get(event.stream_id)
+        if isinstance(stream, MachineStream):
+            stream.answered(event.headers, ended=False)
+
+    def _stream_ended(self, event: StreamEnded) -> None:
+        stream = self.streams.get(event.stream_id)
+        if isinstance(stream, MachineStream):
+            stream.all_came()
+
+    def _trailers(self, event: TrailersReceived) -> None:
+        stream = self.streams.get(event.stream_id)
+        if isinstance(stream, MachineStream):
+            stream.trailers = read_trailers(event.headers)
+
+    def _left_alone(self, event: ConnectionTerminated) -> None:
+        self.closing = True
+        self._pool.forget(self)
+        for stream in list(self.streams.values()):
+            if stream.id > (event.last_stream_id or 0):
+                assert isinstance(stream, MachineStream)
+                stream.unseen = True
+                self.forget(stream)
+                stream.gone(None)
+
+    def _one_less(self) -> None:
+        if not self.streams and not self.ended:
+            if self.closing:
+                self._end("")
+            else:
+                self._deadline.within(self._settings.pool_idle_s)
+
+    def _over(self, problem: str) -> None:
+        if not self.ready.done():
+            self.ready.set_exception(ConnectionError("it does not speak HTTP/2, as its service says with h2_backend"))
+        self._deadline.close()
+        self._pool.forget(self)
+
+
+class MachineStream(Stream):
+    """A request to a machine, as `MachineConnection` is for HTTP/1.1. `unseen`: the machine did nothing with it."""
+
+    __slots__ = (
+        *("_asker", "_complete", "_deadline", "_idle_s", "_interims", "_link", "_method", "_stalled"),
+        *("heard", "trailers", "unseen"),
+    )
+
+    def __init__(self, link: MachineLink, number: int) -> None:
+        super().__init__(link, number)
+        self._link = link
+        self._asker: Asker | None = None
+        self._method = b""
+        self._idle_s = link._settings.idle_timeout_s
+        self._deadline = Deadline(link.loop, self._late)
+        self._complete = False  # all of the request was given
+        self._stalled = False
+        self._interims = 0
+        self.heard = False
+        self.unseen = False
+        self.trailers: list[Header] = []
+
+    # --- for the asker -----------------------------------------------------------------------------------------------
+
+    @property
+    def served(self) -> int:
+        return self._link.served
+
+    def ask(
+        self,
+        asker: Asker,
+        method: bytes,
+        target: bytes,
+        fields: list[Header],
+        body: Sequence[bytes],
+        trailers: Sequence[Header] | None,
+        idle_s: float,
+    ) -> None:
+        """`body` is what is there of it; `trailers` come after it, None: more is to come."""
+        self._asker = asker
+        self._method = method
+        self._idle_s = idle_s
+        bare = trailers is not None and not trailers and not body
+        self.wire.h2.send_headers(self.id, request_fields(method, target, fields), end_stream=bare)
+        self._complete = bare
+        self._deadline.within(idle_s)
+        for piece in body:
+            self.put(piece)
+        if trailers is not None and not bare:
+            self.body_end(trailers)
+        elif body:
+            self.wire.wait(self)
+        else:
+            self.wire.write()
+
+    def body(self, data: bytes) -> None:
+        """More of the request's body."""
+        self.put(data)
+        self._deadline.within(self._idle_s)
+        self.wire.wait(self)
+        if self.pending > self._link._settings.window_bytes and not self._stalled and self._asker is not None:
+            self._stalled = True
+            self._asker.stalled(True)
+
+    def body_end(self, trailers: Sequence[Header]) -> None:
+        self._complete = True
+        self.finish(trailers)
+        self.wire.wait(self)
+
+    def pause(self) -> None:
+        self.held = True
+        self._deadline.clear()
+
+    def resume(self) -> None:
+        if self.held:
+            self.go_on()
+        self._deadline.within(self._idle_s)
+
+    def hand_over(self, asker: Asker) -> None:
+        self._asker = asker
+
+    def abandon(self) -> None:
+        """The asker is gone. The others of the connection are not."""
+        self._asker = None
+        self._deadline.close()
+        self.wire.reset(self, ErrorCodes.CANCEL)
+
+    close = abandon
+
+    def release(self) -> asyncio.Transport:
+        raise NotImplementedError  # it never switches
+
+    # --- for the connection ------------------------------------------------------------------------------------------
+
+    def answered(self, fields: list[Header], *, ended: bool) -> None:
+        asker = self._asker
+        if asker is None:
+            return
+        self.heard = True
+        self._deadline.within(self._idle_s)
+        try:
+            head = read_answer(fields, self._method, ended=ended, fields_max=self._link._settings.fields)
+            if head.status < 200:
+                self._interims += 1
+                if self._interims > self._link._settings.interim_answers:
+                    raise BadHead("it has no end of 1xx answers")
+                asker.interim(head)
+                return
+        except BadHead as bad:
+            self._asker = None
+            self._deadline.close()
+            self.wire.reset(self, ErrorCodes.PROTOCOL_ERROR)
+            asker.broken("unhealthy", f"its answer is not HTTP: {bad.problem}")
+            return
+        asker.answer(head)
+        if self._asker is asker and not ended:
+            asker.flush()
+
+    def came(self, data: bytes) -> None:
+        asker = self._asker
+        if asker is not None and data:
+            asker.data(data)
+            if self._asker is asker:
+                asker.flush()
+                if not self.held:
+                    self._deadline.within(self._idle_s)
+
+    def all_came(self) -> None:
+        asker, self._asker = self._asker, None
+        self._deadline.close()
+        self._link.served += 1
+        if self._complete and not self.pending:
+            self.wire.forget(self)
+        else:
+            self.wire.reset(self, ErrorCodes.NO_ERROR)
+        if asker is not None:
+            asker.ended(self.trailers)
+
+    def gone(self, event: StreamReset | None) -> None:
+        asker, self._asker = self._asker, None
+        self._deadline.close()
+        link = self._link
+        if asker is None:
+            return
+        if event is None:
+            problem = link.problem or "it ends the connection"
+            asker.broken("unhealthy" if link.broke_rules else "reset", problem)
+        else:
+            self.unseen = event.error_code == ErrorCodes.REFUSED_STREAM
+            asker.broken("reset", f"it reset the stream ({event.error_code!r})")
+
+    def drained(self) -> None:
+        if self._stalled and self._asker is not None:
+            self._stalled = False
+            self._asker.stalled(False)
+
+    def _late(self) -> None:
+        asker = self._asker
+        if asker is None:
+            return
+        if asker.sending and not self.heard:
+            self._deadline.within(self._idle_s)  # it waits for its request: the client's time-out is the one
+            return
+        self._asker = None
+        self.wire.reset(self, ErrorCodes.CANCEL)
+        asker.broken("timeout", f"nothing came from it for {self._idle_s:g} s")
+
+
+class H2Pool:
+    """Connections by address, each with room for many requests."""
+
+    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
+        self._settings = settings
+        self._loop = loop
+        self._links: dict[Address, list[MachineLink]] = {}
+        self._opening: dict[Address, asyncio.Task[MachineLink]] = {}
+        self._closed = False
+        self.opened = 0
+
+    def take(self, address: Address, repeatable: bool) -> MachineStream | None:
+        for link in self._links.get(address, ()):
+            stream = link.stream()
+            if stream is not None:
+                return stream
+        return None
+
+    async def connect(self, address: Address) -> MachineStream:
+        """On a new connection, which those that ask at the same time share. Raises `OSError`, `TimeoutError`."""
+        while True:
+            opening = self._opening.get(address)
+            if opening is None:
+                opening = self._opening[address] = self._loop.create_task(self._open(address))
+                opening.add_done_callback(_look)
+            link = await asyncio.shield(opening)
+            stream = link.stream()
+            if stream is not None:
+                return stream
+            if link.ended:
+                raise ConnectionResetError("it closed the connection at once")
+
+    def forget(self, link: MachineLink) -> None:
+        """It takes no more requests."""
+        links = self._links.get(link.address)
+        if links is not None and link in links:
+            links.remove(link)
+            if not links:
+                del self._links[link.address]
+
+    def close(self) -> None:
+        self._closed = True
+        for links in list(self._links.values()):
+            for link in list(links):
+                link.close()
+
+    async def _open(self, address: Address) -> MachineLink:
+        try:
+            async with asyncio.timeout(self._settings.connect_timeout_s):
+                _, link = await self._loop.create_connection(
+                    lambda: MachineLink(address, self, self._settings, self._loop), *address
+                )
+                try:
+                    await link.ready
+                except asyncio.CancelledError:
+                    link.abort()
+                    raise
+        finally:
+            del self._opening[address]
+        self.opened += 1
+        if not self._closed:
+            self._links.setdefault(address, []).append(link)
+        return link
+
+
+def _look(opening: asyncio.Task[MachineLink]) -> None:
+    """Perhaps all that waited for it are gone; then nobody else looks at how it ended."""
+    if not opening.cancelled():
+        opening.exception()
