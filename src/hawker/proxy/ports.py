@@ -55,6 +55,8 @@ class OpenPorts:
                 await self._follow()
             except HawkerError as error:
                 _logger.warning("ports.not_followed", error=error.message, cause="claims of ports")
+            except Exception:  # the loop goes on
+                _logger.exception("ports.fault", cause="a fault of ours")
 
     async def _follow(self) -> None:
         wanted = dict(self._claims.ports)
