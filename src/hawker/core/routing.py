@@ -119,7 +119,8 @@ class Pool:
             self._leave_home(seat)
             seat.home = home
             home.seats += 1
-        seat.row, seat.region, seat.soft, seat.hard = row, row.region, row.soft, row.hard
+        seat.row, seat.region, seat.soft = row, row.region, row.soft
+        seat.limit()
         seat.rests_until = 0.0
         self._place(seat)
         return seat
@@ -162,6 +163,17 @@ class Pool:
             self._place(seat)
         if others and seat not in self._timed:
             self._watch(seat, seat.told_until)
+
+    def lend(self, seat: Seat, places: int, filled: int) -> None:
+        """Somebody carries requests past this proxy, and may fill so many places without asking; `filled` are, as far
+        as is known. 0 places: it fills no more, and `filled` only gets smaller. What is said holds until it is said
+        anew. Places are fewer than the hard limit (`lendable`)."""
+        seat.told_until = inf
+        seat.lent = places
+        seat.in_flight += filled - seat.others
+        seat.others = filled
+        seat.limit()
+        self._place(seat)
 
     def rest(self, seat: Seat, until: float) -> None:
         """It failed, or its row is wrong: it is neither chosen nor started before then, unless its row changes."""
@@ -321,7 +333,14 @@ class Pool:
                 seat.others = 0
             self._place(seat)
             untils = [*([seat.rests_until] if seat.rests_until else []), *([seat.told_until] if seat.others else [])]
+            untils = [until for until in untils if until < inf]
             if untils:
                 self._watch(seat, min(untils))
             else:
                 self._timed.discard(seat)
+
+
+def lendable(soft: int, hard: int) -> int:
+    """Places of a machine that may be filled without asking, so that its hard limit holds, 0: none. What is over its
+    soft limit is decided one by one, and so is the last one."""
+    return min(soft, hard - 1) if hard else soft

@@ -33,8 +33,8 @@ class Seat:
     """A machine in a pool. To be read only, but for `data`, which is the caller's own."""
 
     __slots__ = (
-        *("closing", "data", "hard", "home", "in_flight", "list", "machine", "others", "own", "place", "region"),
-        *("rests_until", "row", "soft", "told_until", "waking", "weight"),
+        *("closing", "data", "hard", "home", "in_flight", "lent", "list", "machine", "others", "own", "place"),
+        *("region", "rests_until", "row", "soft", "told_until", "waking", "weight"),
     )
 
     def __init__(self, row: Candidate, of: tuple[bytes, str]) -> None:
@@ -47,6 +47,8 @@ class Seat:
         self.others = 0
         self.in_flight = 0
         """`own`, and `others` that another proxy told of."""
+        self.lent = 0
+        """Places that whoever carries requests past this proxy may fill without asking; `others` are those filled."""
         self.waking = False
         self.closing = False
         self.rests_until = 0.0
@@ -63,6 +65,11 @@ class Seat:
     @property
     def full(self) -> bool:
         return 0 < self.hard <= self.in_flight
+
+    def limit(self) -> None:
+        """Set `hard`, the hard limit as `in_flight` counts to it: places that are lent and not filled are taken."""
+        hard = self.row.hard
+        self.hard = max(1, hard - max(0, self.lent - self.others)) if hard else 0
 
 
 class Region:

@@ -107,7 +107,7 @@ class PlaceLease:
     @property
     def load(self) -> bytes:
         seat = self._place.seat
-        return b"%d/%d/%d" % (seat.in_flight, seat.soft, seat.hard)
+        return b"%d/%d/%d" % (seat.in_flight, seat.soft, seat.row.hard)
 
     def heard(self, load: bytes) -> None:
         self._place.keeper.heard(self._place, load)

@@ -1,0 +1,87 @@
+"""Requests that HAProxy brings to the embedded plane, because they need a decision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from hawker.core.forwarding import REQUEST_ID, Edge, inner_request
+from hawker.proxy.base import Header, Lease, Route, ServicePort, Wishes
+from hawker.proxy.embedded.heads import AnswerHead, RequestHead
+from hawker.proxy.embedded.inlets import HOPS, Public
+
+if TYPE_CHECKING:
+    from hawker.proxy.embedded.engine import Engine
+
+CLIENT = b"hawker-client"
+"""Where the user comes from, as HAProxy saw it. It takes off what users say of that."""
+
+Answered = Callable[[int, str, Route], None]
+"""A machine has answered a user: public port, host, route."""
+
+
+class Behind(Public):
+    """A connection of HAProxy's, on which requests of many users come.
+
+    Most are as their users wrote them, but for `hawker-client`. Those without that field were on their way to a
+    machine, with all that an edge adds, when it refused the connection, or was full.
+    """
+
+    __slots__ = ("_answered", "_host", "_passed", "_route")
+
+    def __init__(self, engine: Engine, port: int, answered: Answered) -> None:
+        super().__init__(engine, port, b"", False)
+        self._answered = answered
+        self._host = ""
+        self._route: Route | None = None
+        self._passed = False
+
+    def request_id(self, request: RequestHead) -> bytes:
+        client = request_id = b""
+        for name, value in request.headers:
+            if name == CLIENT:
+                client = value
+            elif name == REQUEST_ID:
+                request_id = value
+            elif name == b"fly-client-ip" and not client:
+                client = value
+        client = client.removeprefix(b"::ffff:")
+        self._passed = not any(name == CLIENT for name, _ in request.headers)
+        self._host, self._route = request.host, None
+        if client != self.client:
+            self.client, self._of_old = client, None
+            self._edge = Edge(client, b"http", self._port, self._engine.settings.region.encode())
+        return request_id if self._passed and request_id else self._engine.next_id()
+
+    def find(self, request: RequestHead) -> Route | None:
+        self._route = super().find(request)
+        return self._route
+
+    async def load(self, request: RequestHead) -> Route:
+        self._route = await super().load(request)
+        return self._route
+
+    def forward(
+        self, request: RequestHead, request_id: bytes, lease: Lease, wishes: Wishes, upgrade: bytes
+    ) -> list[Header]:
+        if not self._passed:
+            return super().forward(request, request_id, lease, wishes, upgrade)
+        fields = inner_request(request.headers, upgrade=upgrade)
+        if lease.headers:
+            fields += lease.headers
+            fields.append((HOPS, b"1"))
+        return fields
+
+    def back(
+        self, head: AnswerHead, port: ServicePort, request_id: bytes, lease: Lease, upgrade: bytes
+    ) -> list[Header]:
+        self._tell()
+        return super().back(head, port, request_id, lease, upgrade)
+
+    def answer_lines(self, head: AnswerHead, port: ServicePort, request_id: bytes) -> bytes | None:
+        self._tell()
+        return super().answer_lines(head, port, request_id)
+
+    def _tell(self) -> None:
+        if self._route is not None:
+            self._answered(self._port, self._host, self._route)

@@ -1,0 +1,178 @@
+"""Which app has which backend, and what is to be said to HAProxy for it to be as it should. Pure.
+
+A backend is given to an app's public port when the app is served for the first time, and taken back when the app has
+had no machine for a while, or hands requests on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hawker.proxy.base import Address, ServicePort
+from hawker.proxy.haproxy.config import Config, Kind, Server, backends, carries, map_of
+from hawker.proxy.haproxy.runtime import Usage
+from hawker.proxy.lending import Lent
+
+HOSTS_MOST = 64
+"""Names of one app that HAProxy knows. A port that is an app's alone takes any, and the others pass the activator."""
+
+Key = tuple[str, int]
+"""App and public port."""
+
+
+class Machine:
+    """In a backend. `open`: it is given requests."""
+
+    __slots__ = ("address", "now", "open", "places", "total")
+
+    def __init__(self, address: Address, places: int, *, open: bool) -> None:
+        self.address = address
+        self.places = places
+        self.open = open
+        self.now = 0
+        self.total = 0
+
+
+class Carried:
+    """An app's public port. `empty_since`: when its last machine went, of the loop's clock; None: it has some.
+    `leaving`: it gets no requests any more, and is given back when those under way have ended."""
+
+    def __init__(self, key: Key, backend: str) -> None:
+        self.key = key
+        self.backend = backend
+        self.hosts: set[str] = set()
+        self.machines: dict[str, Machine] = {}
+        self.total = -1
+        self.empty_since: float | None = None
+        self.leaving = False
+
+    @property
+    def open(self) -> int:
+        return sum(machine.open for machine in self.machines.values())
+
+    def steps(self, lent: Mapping[str, Lent]) -> tuple[list[Server], list[str]]:
+        """Machines to be given requests, or in another way, and those to be given none."""
+        wanted: list[Server] = []
+        for name, one in lent.items():
+            known = self.machines.get(name)
+            if known is None:
+                known = self.machines[name] = Machine(one.address, one.places, open=False)
+            if not known.open or (known.address, known.places) != (one.address, one.places):
+                known.address, known.places = one.address, one.places
+                wanted.append(Server(machine=name, host=one.address[0], port=one.address[1], places=one.places))
+        return wanted, [name for name, known in self.machines.items() if known.open and name not in lent]
+
+    def adopt(self, addresses: Mapping[str, Address], usage: Mapping[str, Usage]) -> None:
+        """What HAProxy has already."""
+        for name, address in addresses.items():
+            one = usage.get(name) or Usage(now=0, total=0, taken=False)
+            machine = self.machines[name] = Machine(address, one.places, open=one.taken)
+            machine.now, machine.total = one.now, one.total
+
+    def seen(self, usage: Mapping[str, Usage]) -> tuple[list[tuple[str, bool]], list[str]]:
+        """What HAProxy says is in flight. Returns machines with whether they had requests, and those that refuse
+        connections."""
+        told: list[tuple[str, bool]] = []
+        down: list[str] = []
+        for name, machine in self.machines.items():
+            one = usage.get(name)
+            if one is None:
+                machine.now = 0
+                told.append((name, False))
+                continue
+            moved = one.total != machine.total or one.now != machine.now
+            machine.now, machine.total = one.now, one.total
+            told.append((name, moved))
+            if not one.up and machine.open:
+                machine.open = False
+                down.append(name)
+        return told, down
+
+
+class Table:
+    """All backends, and who has them."""
+
+    def __init__(self) -> None:
+        self.carried: dict[Key, Carried] = {}
+        self.kinds: list[Kind] = []
+        self._free: dict[int, list[str]] = {}
+
+    @property
+    def size(self) -> int:
+        return sum(kind.count for kind in self.kinds)
+
+    def kind_of(self, port: int, service: ServicePort) -> Kind | None:
+        return next((kind for kind in self.kinds if (kind.public, kind.service) == (port, service)), None)
+
+    def take(self, key: Key, service: ServicePort) -> Carried | None:
+        """A backend for an app, None: there is none left of its kind."""
+        kind = self.kind_of(key[1], service)
+        free = self._free.get(kind.number) if kind else None
+        if not free:
+            return None
+        carried = self.carried[key] = Carried(key, free.pop())
+        return carried
+
+    def adopt(self, key: Key, backend: str) -> Carried:
+        """It is given already."""
+        for free in self._free.values():
+            if backend in free:
+                free.remove(backend)
+        carried = self.carried[key] = Carried(key, backend)
+        return carried
+
+    def give_back(self, carried: Carried) -> None:
+        """Its machines are out of it."""
+        del self.carried[carried.key]
+        number = int(carried.backend[1:].partition("b")[0])
+        self._free[number].append(carried.backend)
+
+    def grow(self, port: int, service: ServicePort, count: int) -> None:
+        """Another kind, or more of one."""
+        known = self.kind_of(port, service)
+        if known is None:
+            known = Kind(number=len(self.kinds), public=port, service=service, count=0)
+            self.kinds.append(known)
+        more = Kind(number=known.number, public=port, service=service, count=known.count + count)
+        self.kinds[known.number] = more
+        self._free.setdefault(more.number, [])
+        self._free[more.number] += reversed(backends(more)[known.count :])
+
+    def restore(self, kinds: tuple[Kind, ...]) -> None:
+        """As a configuration has them, all free."""
+        self.kinds = list(kinds)
+        self._free = {kind.number: list(reversed(backends(kind))) for kind in kinds}
+
+    def servers(self) -> dict[str, tuple[Server, ...]]:
+        """Of each backend, those that are given requests."""
+        return {
+            carried.backend: tuple(
+                Server(machine=name, host=machine.address[0], port=machine.address[1], places=machine.places)
+                for name, machine in carried.machines.items()
+                if machine.open
+            )
+            for carried in self.carried.values()
+        }
+
+    def hosts(self) -> dict[int, dict[str, str]]:
+        """Backends by public port and host."""
+        found: dict[int, dict[str, str]] = {}
+        for (_, port), carried in self.carried.items():
+            for host in sorted(carried.hosts):
+                found.setdefault(port, {})[host] = carried.backend
+        return found
+
+
+def naming(config: Config, carried: Carried, host: str) -> str:
+    """The command that sends a host's requests to a backend."""
+    return f"add map {map_of(config.directory, carried.key[1])} {host} {carried.backend}"
+
+
+def forgetting(config: Config, carried: Carried) -> list[str]:
+    path = map_of(config.directory, carried.key[1])
+    return [f"del map {path} {host}" for host in sorted(carried.hosts)]
+
+
+def fits(service: ServicePort, host: str) -> bool:
+    """Whether HAProxy may be told of this host. It was read strictly; what a map cannot hold is not in it."""
+    return carries(service) and bool(host) and not host.startswith("[") and len(host) <= 255

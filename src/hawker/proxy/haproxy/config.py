@@ -1,0 +1,295 @@
+"""HAProxy's configuration as a pure function of what it is to serve.
+
+A *kind* is a public port and what a service says of it (`ServicePort`): requests and answers of all apps of a kind are
+treated alike. Each kind has a number of backends, which are given to apps at run time, since HAProxy 2.6 cannot make
+new ones then.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from hawker.proxy.base import ServicePort
+from hawker.proxy.embedded.settings import Settings
+
+ACTIVATOR = "act"
+PLAIN = ServicePort(handlers=("http",))
+_SAFE_NAME = re.compile(rb"[a-z0-9-]{1,64}")
+_SAFE_VALUE = re.compile(rb"[A-Za-z0-9 .,;:/=+*()@?!<>_-]{0,512}")
+
+IDEMPOTENT = "GET HEAD OPTIONS TRACE PUT DELETE"
+
+ODD = (
+    r"(^|\ )(fly-|hawker-|x-forwarded-|proxy-|[^\ ]*_"
+    r"|(via|te|expect|upgrade|connection|keep-alive|trailer|content-length|transfer-encoding)(\ |$))"
+)
+"""Names of fields that make a request one that needs a decision: it passes unchanged to the activator. All others pass
+to a machine as they are, so that nothing has to be taken off them."""
+OURS = r"(^|\ )(fly-|hawker-|proxy-|(via|te|upgrade|connection|keep-alive)(\ |$))"
+"""Names of fields of an answer that are not for users, or that are changed."""
+
+
+class Server(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine in a backend. `places`: requests that it may be given at a time."""
+
+    machine: str
+    host: str
+    port: int
+    places: int
+
+
+class Kind(msgspec.Struct, frozen=True, kw_only=True):
+    """`count` backends, `k<number>b0` and so on."""
+
+    number: int
+    public: int
+    service: ServicePort
+    count: int
+
+
+class Frontend(msgspec.Struct, frozen=True, kw_only=True):
+    public: int
+    host: str
+    port: int
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """All that one configuration has. `root`: it is started as root, leaves that for `user`, and sees nothing but
+    `directory`. `prefix` begins the ids of requests. `servers` are those of backends at the time of writing."""
+
+    directory: str
+    root: bool
+    user: str
+    threads: int
+    connections: int
+    region: str
+    prefix: str
+    frontends: tuple[Frontend, ...]
+    kinds: tuple[Kind, ...]
+    servers: dict[str, tuple[Server, ...]]
+    times: Settings
+
+    def inside(self, path: str) -> str:
+        """A path in the directory as HAProxy sees it once it serves."""
+        return f"/{path}" if self.root else f"{self.directory}/{path}"
+
+
+def carries(service: ServicePort) -> bool:
+    """Whether HAProxy can do all that a service's public port asks for."""
+    return (
+        "http" in service.handlers
+        and "tls" not in service.handlers
+        and not (service.force_https or service.h2_backend or service.compress or service.replay_cache)
+        and all(_SAFE_NAME.fullmatch(name) for name in service.removed_headers)
+        and all(_SAFE_NAME.fullmatch(name) and _SAFE_VALUE.fullmatch(value) for name, value in service.set_headers)
+    )
+
+
+def socket_of(public: int) -> str:
+    """Where the activator listens, below the directory."""
+    return f"act/{public}.sock"
+
+
+def map_of(directory: str, public: int) -> str:
+    """The map from hosts to backends, whose path is also its name at run time."""
+    return f"{directory}/maps/{public}.map"
+
+
+def server_words(server: Server) -> str:
+    """A server's address and options, in a configuration and at run time alike. One refused connection marks it down
+    until it is said to be up: the check that this needs is never really made."""
+    host = f"[{server.host}]" if ":" in server.host else server.host
+    return (
+        f"{host}:{server.port} maxconn {server.places} pool-max-conn 1000 pool-purge-delay 4s "
+        "check inter 24d fall 1000 observe layer4 error-limit 1 on-error mark-down"
+    )
+
+
+def text(config: Config) -> str:
+    """The configuration file."""
+    parts = [_global(config), _base(config)]
+    for frontend in config.frontends:
+        parts += [_frontend(config, frontend), _activator(config, frontend.public)]
+    for kind in config.kinds:
+        parts.append(_kind(config, kind))
+        parts += [_backend(config, kind, name) for name in backends(kind)]
+    return "\n".join(parts)
+
+
+def backends(kind: Kind) -> list[str]:
+    return [f"k{kind.number}b{number}" for number in range(kind.count)]
+
+
+def _global(config: Config) -> str:
+    lines = [
+        "global",
+        f"nbthread {config.threads}",
+        f"maxconn {config.connections}",
+        f"stats socket {config.directory}/stats.sock mode 600 level admin",
+        "stats timeout 1m",
+        f"lua-load {config.directory}/again.lua",
+        f"hard-stop-after {_time(config.times.drain_s)}",
+        f"tune.http.maxhdr {config.times.fields}",
+    ]
+    if config.root:
+        lines += [f"chroot {config.directory}", f"user {config.user}", f"group {config.user}"]
+    return _section(lines)
+
+
+def _base(config: Config) -> str:
+    times = config.times
+    lines = [
+        "defaults base",
+        "mode http",
+        f"timeout connect {_time(times.connect_timeout_s)}",
+        f"timeout client {_time(times.idle_timeout_s)}",
+        f"timeout http-request {_time(times.head_timeout_s)}",
+        f"timeout http-keep-alive {_time(times.idle_timeout_s)}",
+        f"timeout queue {_time(times.wait_s)}",
+        f"timeout server {_time(times.wait_s + times.idle_timeout_s + 10)}",
+        f"timeout tunnel {_time(times.wait_s + times.idle_timeout_s + 10)}",
+        "option abortonclose",
+        "option redispatch 1",
+        "http-reuse always",
+        *(f"errorfile {status} {config.directory}/errors/{status}.http" for status in ERRORS),
+    ]
+    return _section(lines)
+
+
+def _frontend(config: Config, frontend: Frontend) -> str:
+    host = f"[{frontend.host}]" if ":" in frontend.host else frontend.host
+    public = frontend.public
+    suffix = f"-{config.region}" if config.region else ""
+    lines = [
+        f"frontend p{public} from base",
+        f"bind {host}:{frontend.port} backlog 4096",
+        f'unique-id-format "{config.prefix}-%{{+X}}pid-%{{+X}}rt{suffix}"',
+        rf"acl odd req.hdr_names(\ ) -m reg -i {ODD}",
+        "acl plain url_beg /",
+        "acl plain_version req.ver 1.1",
+        f"acl repeatable method {IDEMPOTENT}",
+        f"http-request set-var(txn.to) req.hdr(host),field(1,:),lower,map_str({map_of(config.directory, public)}) "
+        "if !odd plain plain_version repeatable",
+        "use_backend %[var(txn.to)] if { var(txn.to) -m found }",
+        f"default_backend a{public}",
+    ]
+    return _section(lines)
+
+
+def _activator(config: Config, public: int) -> str:
+    """Until it answers, a request is held: it may be on its way up again."""
+    lines = [
+        f"backend a{public} from base",
+        "timeout connect 1s",
+        "retries 60",
+        "retry-on conn-failure empty-response",
+        f"http-request disable-l7-retry unless {{ method {IDEMPOTENT} }}",
+        "http-request set-header hawker-client %[src]",
+        f"server {ACTIVATOR} unix@{config.inside(socket_of(public))}",
+    ]
+    return _section(lines)
+
+
+def _kind(config: Config, kind: Kind) -> str:
+    service, public = kind.service, kind.public
+    idle = _time(service.idle_timeout_s)
+    request = [
+        ("fly-client-ip", "%[src]"),
+        ("x-forwarded-proto", "http"),
+        ("x-forwarded-port", f"{public}"),
+        ("x-forwarded-ssl", "off"),
+        ("fly-forwarded-port", f"{public}"),
+        ("fly-region", config.region),
+        ("x-forwarded-for", "%[src]"),
+        ("via", '"1.1 hawker"'),
+        ("fly-request-id", "%[unique-id]"),
+    ]
+    again = f"http-response lua.again unix@{config.inside(socket_of(public))}"
+    removed = {name.decode() for name in service.removed_headers}
+    given = [(name.decode(), value.decode()) for name, value in service.set_headers if name.decode() not in removed]
+    cut = removed | {name for name, _ in given}
+    lines = [
+        f"defaults k{kind.number} from base",
+        "balance random(2)",
+        f"timeout server {idle}",
+        f"timeout tunnel {idle}",
+        "retries 5",
+        "retry-on conn-failure empty-response",
+        # With one machine there is no other to try, and what a request is kept for costs a seventh of all.
+        "http-request disable-l7-retry if { nbsrv lt 2 }",
+        "http-request set-var(txn.url) url",
+        "http-request set-var(txn.head) req.hdrs",
+        *(f"http-request add-header {name} {value}" for name, value in request if value),
+        "http-response allow if { srv_id 1 }",
+        rf"acl ours res.hdr_names(\ ) -m reg -i {OURS}",
+        f"{again} if ours {{ res.fhdr(fly-replay) -m found }}",
+        f"{again} if {{ res.fhdr(content-type) -m beg -i application/vnd.fly.replay+json }}",
+        "http-response del-header hawker- -m beg if ours",
+        "http-response del-header fly-replay-cache -m beg if ours",
+        "http-response del-header proxy- -m beg if ours",
+        *(f"http-response del-header {name} if ours" for name in ("keep-alive", "te", "upgrade")),
+    ]
+    if service.pristine:
+        lines += [
+            f"http-response del-header {name}" for name in ("server", "via", "fly-request-id", "fly-cache-status")
+        ]
+    else:
+        if "via" not in cut:
+            lines += [
+                'http-response set-header via "%[res.fhdr(via)], 1.1 hawker" if ours { res.fhdr(via) -m found }',
+                'http-response add-header via "1.1 hawker" unless ours { res.fhdr(via) -m found }',
+            ]
+        if "server" not in cut:
+            lines.append("http-response set-header server hawker")
+        lines.append("http-response del-header fly-request-id if ours")
+        if "fly-request-id" not in removed:
+            lines.append("http-response add-header fly-request-id %[unique-id]")
+    lines += [f"http-response del-header {name}" for name in sorted(removed)]
+    lines += [f'http-response set-header {name} "{value}"' for name, value in given]
+    return _section(lines)
+
+
+def _backend(config: Config, kind: Kind, name: str) -> str:
+    lines = [
+        f"backend {name} from k{kind.number}",
+        f"use-server {ACTIVATOR} if {{ be_conn_free lt 1 }}",
+        f"server {ACTIVATOR} unix@{config.inside(socket_of(kind.public))} id 1 backup",
+        *(f"server {server.machine} {server_words(server)}" for server in config.servers.get(name, ())),
+    ]
+    return _section(lines)
+
+
+ERRORS: dict[int, tuple[str, str, str]] = {
+    400: ("Bad Request", "PH01: this is no request that is taken", "http_request_error"),
+    408: ("Request Timeout", "PH03: the request did not come in time", "http_request_error"),
+    500: ("Internal Server Error", "PR00: the proxy failed", "proxy_internal_error"),
+    502: ("Bad Gateway", "PC02: no answer from a machine of this app", "connection_terminated"),
+    503: ("Service Unavailable", "PR03: no machine took the request in time", "destination_unavailable"),
+    504: ("Gateway Timeout", "PC05: no answer from a machine of this app in time", "connection_timeout"),
+}
+"""HAProxy's own answers: reason, text, error type of RFC 9209."""
+
+
+def error_file(status: int, name: str) -> bytes:
+    """The whole answer. `name` is this proxy's."""
+    reason, said, error = ERRORS[status]
+    fields = [
+        f"content-length: {len(said) + 1}",
+        "content-type: text/plain; charset=utf-8",
+        "cache-control: no-store",
+        f'proxy-status: {name}; error={error}; details="{said[:4]}"',
+        *(["retry-after: 1"] if status == 503 else []),
+        *(["connection: close"] if status in (400, 408) else []),
+    ]
+    return "\r\n".join((f"HTTP/1.1 {status} {reason}", *fields, "", f"{said}\n")).encode()
+
+
+def _section(lines: Sequence[str]) -> str:
+    return "\n  ".join(lines) + "\n"
+
+
+def _time(seconds: float) -> str:
+    return f"{max(1, round(seconds * 1000))}ms"

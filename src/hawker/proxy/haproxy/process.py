@@ -1,0 +1,283 @@
+"""HAProxy as a process: begun, found again, reloaded, ended. It outlives this one if that is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import grp
+import os
+import pwd
+import re
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.resources import files
+from pathlib import Path
+
+import msgspec
+
+from hawker.errors import HawkerError, Invalid, Unreachable
+from hawker.proxy.base import Address
+from hawker.proxy.haproxy.config import ERRORS, Config, error_file, map_of, text
+from hawker.proxy.haproxy.runtime import Runtime, Workers, ask
+from hawker.proxy.haproxy.settings import HaproxySettings
+from hawker.telemetry import get_logger
+
+BEGIN_S = 10.0
+LOOK_S = 0.01
+PATH_MOST = 90
+"""Bytes of the directory's path: the system takes 107 of a socket's, of which the name in it is one part."""
+_VERSION = re.compile(r"HAProxy version (\d+)\.(\d+)")
+
+
+class NotStarted(HawkerError):
+    """HAProxy does not run, and what it said."""
+
+
+def program(settings: HaproxySettings) -> str:
+    """Its path. Raises `Invalid` when it is missing, or too old."""
+    found = shutil.which(settings.program) or shutil.which(settings.program, path="/usr/sbin:/usr/local/sbin")
+    if found is None:
+        raise Invalid(
+            "proxy.haproxy.program",
+            settings.program,
+            "there is no such program: install the package haproxy, or set proxy.engine to embedded",
+        )
+    said = subprocess.run([found, "-v"], capture_output=True, text=True, check=False).stdout
+    version = _VERSION.search(said)
+    if version is None or (int(version[1]), int(version[2])) < (2, 6):
+        raise Invalid("proxy.haproxy.program", found, "HAProxy 2.6 or newer is needed")
+    return found
+
+
+def connections_most() -> int:
+    """Clients' connections that this process's limit of open files is enough for: each takes two, and others are."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(100, min(100_000, (hard - 200) * 10 // 22)) if hard > 0 else 100_000
+
+
+class Reserved:
+    """An address that nobody else gets until HAProxy listens there. Raises `OSError` when it is taken."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            self._socket.bind((host, port))
+        except OSError:
+            self._socket.close()
+            raise
+        self.address: Address = self._socket.getsockname()[:2]
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Process:
+    """`directory` is its own. `ended` is called when it is gone without `end`."""
+
+    def __init__(self, settings: HaproxySettings, directory: Path, name: str, ended: Callable[[], None]) -> None:
+        """Raises `Invalid`."""
+        if len(os.fsencode(directory)) > PATH_MOST:
+            raise Invalid("proxy.haproxy.directory", str(directory), f"its path may have {PATH_MOST} bytes")
+        self.settings = settings
+        self.directory = directory
+        self.root = os.geteuid() == 0
+        self.runtime = Runtime(str(directory))
+        self.config: Config | None = None
+        self._program = program(settings)
+        self._name = name
+        self._ended = ended
+        self._child: subprocess.Popen[bytes] | None = None
+        self._pidfd = -1
+        self._master = 0
+        self._group = self._user_group() if self.root else -1
+
+    def _user_group(self) -> int:
+        try:
+            pwd.getpwnam(self.settings.user)
+            return grp.getgrnam(self.settings.user).gr_gid
+        except KeyError:
+            raise Invalid(
+                "proxy.haproxy.user",
+                self.settings.user,
+                "there is no such user and group: name one, as Debian's haproxy",
+            ) from None
+
+    def prepare(self) -> None:
+        """Its directory, with all that does not change."""
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o750)
+        for path in (self.directory, self.directory / "act", self.directory / "maps", self.directory / "errors"):
+            path.mkdir(exist_ok=True, mode=0o750)
+            self.admit(path, 0o750)
+        (self.directory / "again.lua").write_bytes(files(__package__).joinpath("again.lua").read_bytes())
+        for status in ERRORS:
+            (self.directory / "errors" / f"{status}.http").write_bytes(error_file(status, self._name))
+
+    def admit(self, path: Path, mode: int) -> None:
+        """Let it into a directory, or to a socket."""
+        path.chmod(mode)
+        if self.root:
+            os.chown(path, 0, self._group)
+
+    async def find(self) -> Config | None:
+        """One that runs already, and what it was given; None: none does."""
+        try:
+            workers = await self.runtime.refresh()
+            config = msgspec.json.decode((self.directory / "state.json").read_bytes(), type=Config)
+        except (Unreachable, OSError, msgspec.MsgspecError):
+            return None
+        self._watch(workers.master)
+        self.config = config
+        return config
+
+    async def serve(self, config: Config, hosts: dict[int, dict[str, str]]) -> None:
+        """With this configuration from now on; `hosts` are the maps by public port. Raises `NotStarted`."""
+        self._write(config, hosts)
+        await self._check()
+        if self._master and self.config is not None:
+            await self._reload()
+        else:
+            await self._begin()
+        self.config = config
+        os.replace(self.directory / "state.new", self.directory / "state.json")
+
+    async def end(self, within_s: float) -> None:
+        """Let it take no more, and finish what it has."""
+        if not self._master:
+            return
+        loop = asyncio.get_running_loop()
+        master, self._master = self._master, 0
+        pidfd, self._pidfd = self._pidfd, -1
+        loop.remove_reader(pidfd)
+        gone = asyncio.Event()
+        loop.add_reader(pidfd, gone.set)
+        try:
+            for which, seconds in ((signal.SIGUSR1, within_s + 1), (signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
+                try:
+                    signal.pidfd_send_signal(pidfd, which)
+                    async with asyncio.timeout(seconds):
+                        await gone.wait()
+                    break
+                except ProcessLookupError:
+                    break
+                except TimeoutError:
+                    _logger.warning("haproxy.slow_end", pid=master, signal=which.name, cause="the proxy is closed")
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+            self._reap()
+            (self.directory / "state.json").unlink(missing_ok=True)
+
+    def leave(self) -> None:
+        """Let it serve on without us."""
+        if self._pidfd >= 0:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+        self._master, self._pidfd = 0, -1
+
+    # --- helpers -----------------------------------------------------------------------------------------------------
+
+    def _write(self, config: Config, hosts: dict[int, dict[str, str]]) -> None:
+        for frontend in config.frontends:
+            lines = [f"{host} {backend}\n" for host, backend in hosts.get(frontend.public, {}).items()]
+            Path(map_of(config.directory, frontend.public)).write_text("".join(lines))
+        (self.directory / "haproxy.cfg").write_text(text(config))
+        (self.directory / "state.new").write_bytes(msgspec.json.encode(config))
+
+    async def _check(self) -> None:
+        done = await asyncio.create_subprocess_exec(
+            *(self._program, "-c", "-q", "-f", str(self.directory / "haproxy.cfg")),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        said, _ = await done.communicate()
+        if done.returncode:
+            raise NotStarted(f"HAProxy does not take its configuration: {said.decode('utf-8', 'replace')[-500:]}")
+
+    async def _begin(self) -> None:
+        for name in ("master.sock", "stats.sock"):
+            (self.directory / name).unlink(missing_ok=True)
+        child = self._child = self._spawned()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + BEGIN_S
+        while True:
+            if child.poll() is not None or loop.time() > deadline:
+                child.kill()
+                self._reap()
+                raise NotStarted(f"HAProxy did not start: {self._said()}")
+            try:
+                workers = await self.runtime.refresh()
+                if workers.serving:
+                    await ask(self.runtime.path, ["show info"])
+                    break
+            except Unreachable:
+                pass
+            await asyncio.sleep(LOOK_S)
+        self._watch(workers.master)
+
+    def _spawned(self) -> subprocess.Popen[bytes]:
+        with (self.directory / "log").open("wb") as log:
+            return subprocess.Popen(
+                [
+                    *(self._program, "-W", "-S", f"{self.directory}/master.sock,mode,600"),
+                    *("-f", str(self.directory / "haproxy.cfg")),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    async def _reload(self) -> None:
+        before = await self.runtime.refresh()
+        os.kill(before.master, signal.SIGUSR2)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + BEGIN_S
+        while True:
+            try:
+                now = await self.runtime.refresh()
+                if now.serving not in (0, before.serving) and await self._answers(now):
+                    return
+            except Unreachable:
+                pass  # the master begins anew
+            if loop.time() > deadline:
+                raise NotStarted(f"HAProxy did not take another configuration: {self._said()}")
+            await asyncio.sleep(LOOK_S)
+
+    async def _answers(self, now: Workers) -> bool:
+        """Whether the socket is the new worker's already."""
+        said = await ask(self.runtime.path, ["show info"])
+        return f"Pid: {now.serving}\n" in said
+
+    def _watch(self, master: int) -> None:
+        self._master = master
+        self._pidfd = os.pidfd_open(master)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._gone)
+
+    def _gone(self) -> None:
+        self.leave()
+        self.config = None
+        self._reap()
+        _logger.warning("haproxy.ended", said=self._said(), cause="HAProxy has ended by itself")
+        self._ended()
+
+    def _reap(self) -> None:
+        if self._child is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._child.wait(5)
+            self._child = None
+
+    def _said(self) -> str:
+        try:
+            return (self.directory / "log").read_text("utf-8", "replace")[-500:]
+        except OSError:
+            return ""
+
+
+_logger = get_logger()

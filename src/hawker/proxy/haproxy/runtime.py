@@ -1,0 +1,191 @@
+"""HAProxy's runtime API: lines of text over a socket in the file system (its management guide, section 9.3).
+
+Commands go to all workers that still serve: after a reload the old ones answer what they have taken, and must hear,
+too, that a machine gets no more requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from hawker.errors import Unreachable
+from hawker.proxy.haproxy.config import ACTIVATOR, Server, server_words
+
+ASK_S = 5.0
+BATCH = 64
+"""Commands that are sent at a time: a line is 16 KiB at most."""
+_FINE = ("", "New server registered.", "Server deleted.")
+
+
+class Workers(msgspec.Struct, frozen=True):
+    """The process that looks after the others, and those that serve. `old` are still busy from before a reload."""
+
+    master: int
+    serving: int = 0
+    old: tuple[int, ...] = ()
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a machine in a backend has: requests `now` (waiting ones among them), and all there ever were; `places` for
+    them. `up`: it has refused no connection; `taken`: it is given requests."""
+
+    now: int
+    total: int
+    places: int = 0
+    up: bool = True
+    taken: bool = True
+
+
+async def ask(path: str, commands: Sequence[str]) -> str:
+    """What is answered, as one text. Raises `Unreachable`."""
+    try:
+        async with asyncio.timeout(ASK_S):
+            reader, writer = await asyncio.open_unix_connection(path, limit=1 << 24)
+            try:
+                writer.write((";".join(commands) + "\n").encode())
+                writer.write_eof()  # the master waits for that
+                await writer.drain()
+                return (await reader.read(-1)).decode("utf-8", "replace")
+            finally:
+                writer.close()
+    except (OSError, TimeoutError) as error:
+        raise Unreachable(f"HAProxy does not answer at {path}: {error or 'in time'}") from error
+
+
+async def workers(master: str) -> Workers:
+    """`master` is the path of its socket."""
+    found: list[int] = []
+    old: list[int] = []
+    where = found
+    for line in (await ask(master, ["show proc"])).splitlines():
+        if line.startswith("#"):
+            where = old if "old workers" in line else where
+        elif line[:1].isdigit():
+            pid, kind = line.split()[:2]
+            if kind in ("master", "worker"):
+                where.append(int(pid))
+    if not found:
+        raise Unreachable(f"HAProxy at {master} has no processes")
+    return Workers(found[0], found[1] if len(found) > 1 else 0, tuple(old))
+
+
+class Runtime:
+    """Of one HAProxy. `directory` has its sockets. `old` are workers from before a reload."""
+
+    def __init__(self, directory: str) -> None:
+        self.path = f"{directory}/stats.sock"
+        self.master = f"{directory}/master.sock"
+        self.old: tuple[int, ...] = ()
+
+    async def do(self, commands: Sequence[str]) -> list[str]:
+        """Returns what was wrong, of the worker that serves. Raises `Unreachable`."""
+        problems: list[str] = []
+        for at in range(0, len(commands), BATCH):
+            some = commands[at : at + BATCH]
+            said = await ask(self.path, some)
+            problems += [line for line in said.splitlines() if line.strip() not in _FINE]
+            for pid in self.old:
+                await ask(self.master, [f"@!{pid} {command}" for command in some])
+        return problems
+
+    async def refresh(self) -> Workers:
+        found = await workers(self.master)
+        self.old = found.old
+        return found
+
+    async def busy(self) -> dict[str, tuple[int, int, int]]:
+        """Of each backend: requests now, all there ever were, machines that take some; of the worker that serves."""
+        return {
+            row["pxname"]: (_number(row["scur"]) + _number(row["qcur"]), _number(row["stot"]), _number(row["act"]))
+            for row in _rows(await ask(self.path, ["show stat -1 2 -1"]))
+        }
+
+    async def usage(self, backends: Iterable[str]) -> dict[str, dict[str, Usage]]:
+        """Of each backend's machines by id, of all workers together."""
+        wanted = list(backends)
+        commands = [f"show stat {name} 4 -1" for name in wanted]
+        found: dict[str, dict[str, Usage]] = {name: {} for name in wanted}
+        for at in range(0, len(commands), BATCH):
+            some = commands[at : at + BATCH]
+            for row in _rows(await ask(self.path, some)):
+                _add(found, row)
+            for pid in self.old:
+                for row in _rows(await ask(self.master, [f"@!{pid} {command}" for command in some])):
+                    _add(found, row)
+        return found
+
+    async def map(self, path: str) -> dict[str, str]:
+        """Backends by host."""
+        said = (await ask(self.path, [f"show map {path}"])).splitlines()
+        return {parts[1]: parts[2] for line in said if len(parts := line.split()) == 3}
+
+    async def addresses(self) -> dict[str, dict[str, tuple[str, int]]]:
+        """Of each backend's machines by id, also of those that get nothing."""
+        found: dict[str, dict[str, tuple[str, int]]] = {}
+        for line in (await ask(self.path, ["show servers state"])).splitlines():
+            parts = line.split()
+            if len(parts) > 18 and parts[0].isdigit() and parts[3] != ACTIVATOR:
+                found.setdefault(parts[1], {})[parts[3]] = parts[4], int(parts[18])
+        return found
+
+
+def adding(backend: str, server: Server) -> list[str]:
+    """Commands that put a machine into a backend and give it requests."""
+    at = f"{backend}/{server.machine}"
+    return [f"add server {at} {server_words(server)}", f"enable health {at}", f"enable server {at}"]
+
+
+def opening(backend: str, server: Server) -> list[str]:
+    """That give requests to one that is there."""
+    at = f"{backend}/{server.machine}"
+    return [
+        f"set server {at} addr {server.host} port {server.port}",
+        f"set maxconn server {at} {server.places}",
+        f"set server {at} health up",
+        f"set server {at} state ready",
+    ]
+
+
+def closing(backend: str, machine: str) -> list[str]:
+    """That give it none any more; those under way go on."""
+    return [f"set server {backend}/{machine} state maint"]
+
+
+def _add(found: dict[str, dict[str, Usage]], row: dict[str, str]) -> None:
+    machines = found.get(row["pxname"])
+    if machines is None or row["svname"] == ACTIVATOR:
+        return
+    now, total = _number(row["scur"]) + _number(row["qcur"]), _number(row["stot"])
+    before = machines.get(row["svname"])
+    if before is None:
+        status = row["status"]
+        machines[row["svname"]] = Usage(
+            now=now,
+            total=total,
+            places=_number(row["slim"]),
+            up=not status.startswith("DOWN"),
+            taken=not status.startswith(("MAINT", "DOWN")),
+        )
+    else:
+        machines[row["svname"]] = msgspec.structs.replace(before, now=before.now + now, total=before.total + total)
+
+
+def _rows(text: str) -> list[dict[str, str]]:
+    """CSV, with a line of names before it; no field of those that are read has a comma or quotes."""
+    rows: list[dict[str, str]] = []
+    names: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("# "):
+            names = line[2:].split(",")
+        elif line and names:
+            row = dict(zip(names, line.split(","), strict=False))
+            if "svname" in row and len(row) > 30:
+                rows.append(row)
+    return rows
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
