@@ -86,10 +86,10 @@ class Agent:
                 self.node = await self._open_node(stack, fronts[0])
             if self.worker:
                 await self._open_worker(stack, self.worker, fronts.pop(0))
-            if settings.broker:
-                await self._open_broker(stack, settings.broker, fronts.pop(0))
             if settings.proxy:
                 await self._open_proxy(stack, settings.proxy)
+            if settings.broker:
+                await self._open_broker(stack, settings.broker, fronts.pop(0))
             self._stack = stack.pop_all()
 
     async def close(self) -> None:
@@ -230,6 +230,8 @@ class Agent:
             unfit=self.reading.unfit if self.reading else _fit,
         )
         stack.push_async_callback(self.proxy.close)
+        for collector in self.proxy.collectors():
+            self.metrics.registry.register(collector)
 
     async def _watch(self, failed: asyncio.Event) -> None:
         """The agent ends for whoever watches over it to start it again; its machines run on."""

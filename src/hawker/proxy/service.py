@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from prometheus_client.registry import Collector
 
 from hawker.catalog.view import RowView
+from hawker.errors import Invalid
 from hawker.host import Host
 from hawker.proxy.base import Address
 from hawker.proxy.calls import Calls, Workers
@@ -22,7 +24,11 @@ from hawker.proxy.certificates import Certificates
 from hawker.proxy.claims import Claims
 from hawker.proxy.directory import Directory
 from hawker.proxy.embedded.engine import Engine
+from hawker.proxy.embedded.settings import Settings as Embedded
+from hawker.proxy.gauges import Gauges
+from hawker.proxy.haproxy.plane import HaproxyEngine
 from hawker.proxy.idling import Idling
+from hawker.proxy.lending import SiteLender
 from hawker.proxy.ports import OpenPorts
 from hawker.proxy.router import ProxyRouter
 from hawker.proxy.settings import ProxySettings, address
@@ -72,19 +78,25 @@ class Proxy:
         worker: str = "",
         own: Calls | None = None,
         unfit: Callable[[], str] = lambda: "",
+        directory: Path | None = None,
     ) -> Proxy:
         """`worker` is whose machines' door this is, "" for none; `own` are its calls where it is in this process.
-        `unfit` says why this node should get no traffic, "" when it may (`hawker.catalog.api`). Raises `HawkerError`
-        when an address is taken, `StoreError` when the catalog cannot be read."""
+        `unfit` says why this node should get no traffic, "" when it may (`hawker.catalog.api`). `directory` is where
+        HAProxy's files are, if it is wanted and `settings` say nothing of that. Raises `HawkerError` when an address is
+        taken, `Invalid` where there is no HAProxy, `StoreError` when the catalog cannot be read."""
         proxy = cls(settings, unfit)
         async with AsyncExitStack() as stack:
-            await proxy._open(stack, view, host, region, token, settings.worker or worker, own)
+            await proxy._open(stack, view, host, region, token, settings.worker or worker, own, directory)
             proxy._stack = stack.pop_all()
         return proxy
 
     async def close(self) -> None:
         """Take nothing new, end what is in flight, then let go. Machines run on. May be called again."""
         await self._stack.aclose()
+
+    def collectors(self) -> tuple[Collector, ...]:
+        """Its metrics."""
+        return self.engine.counters, Gauges(self.health)
 
     def health(self) -> Health:
         """A proxy that is behind in the catalog says so: whoever sends it traffic should send it elsewhere."""
@@ -109,6 +121,7 @@ class Proxy:
         token: str,
         worker: str,
         own: Calls | None,
+        files: Path | None,
     ) -> None:
         settings = self.settings
         shared = settings.shared_ports()
@@ -136,7 +149,7 @@ class Proxy:
         options: dict[str, Any] = {"region": region, "token": token}
         self.certificates = certificates = await self._certificates(stack, host)
         embedded = msgspec.structs.replace(settings.embedded, **options)
-        self.engine = engine = Engine(router, embedded, host, certificates)
+        self.engine = engine = self._engine(embedded, host, certificates, files)
         stack.push_async_callback(engine.close)
         for port, at in shared.items():
             self.listening[port] = await engine.listen(*at, public=port)
@@ -146,6 +159,18 @@ class Proxy:
             stack.push_async_callback(self.ports.close)
         if settings.backhaul:
             self.backhaul = await engine.listen_backhaul(*address("proxy.backhaul", settings.backhaul))
+
+    def _engine(self, embedded: Embedded, host: Host, certificates: Certificates | None, files: Path | None) -> Engine:
+        """The data plane that is wished for. Raises `Invalid` when it is not here."""
+        settings = self.settings
+        if settings.engine == "embedded":
+            return Engine(self.router, embedded, host, certificates)
+        at = Path(settings.haproxy.directory) if settings.haproxy.directory else files
+        if at is None:
+            raise Invalid("proxy.haproxy.directory", "", "say where HAProxy's files are to be")
+        return HaproxyEngine(
+            self.router, SiteLender(self.sites), embedded, settings.haproxy, at.absolute(), host, certificates
+        )
 
     async def _certificates(self, stack: AsyncExitStack, host: Host) -> Certificates | None:
         settings = self.settings

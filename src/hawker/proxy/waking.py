@@ -15,8 +15,8 @@ from contextlib import suppress
 from hawker.proxy.base import Address
 
 AT_FIRST_S = 0.0015
-"""So long it is looked at in every turn of the event loop, whose timers go by whole milliseconds: a program that listens
-within a millisecond should not wait for another one."""
+"""So long it is looked at in every turn of the event loop, whose timers go by whole milliseconds: a program that
+listens within a millisecond should not wait for another one."""
 FIRST_S = 0.001
 """Then between looks. A connection that is refused on this host costs a thirtieth of that."""
 QUICK_S = 0.05
