@@ -69,6 +69,7 @@ CALLS: list[tuple[str, Callable[[Client], Any], str, dict[str, str], Any]] = [
     ("Machines_resize_session", lambda c: c.resize_session(APP, ID, KEY, 100, 30),
      "{id}/exec/sessions/{key}/resize", {}, {"columns": 100, "rows": 30}),
     ("Machines_close_session", lambda c: c.close_session(APP, ID, KEY), "{id}/exec/sessions/{key}", {}, None),
+    ("Machines_connect", lambda c: c.connect(APP, ID, 8080), "{id}/connections", {}, {"port": 8080}),
     ("Machines_list_processes", lambda c: c.ps(APP, ID, sort_by="rss", order="desc"), "{id}/ps",
      {"sort_by": "rss", "order": "desc"}, None),
     ("Machines_list_events", lambda c: c.events(APP, ID, limit=5), "{id}/events", {"limit": "5"}, None),

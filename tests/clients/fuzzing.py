@@ -79,6 +79,8 @@ class World:
                 made = response.json()
                 path = f"/v1/apps/{made['hawker']['app']}/machines/{made['id']}"
                 self._api.delete(f"{path}?force=true", headers={NONCE: made.get("nonce", "")}).expect(200)
+            case "Machines_connect", 200:
+                self._sessions.append(response.json()["id"])
             case "Images_begin_upload", 201:
                 begun = response.json()
                 self._api.delete(f"{UPLOADS}/{begun['upload']}?worker={begun['worker']}").expect(200)
@@ -183,6 +185,8 @@ class World:
                 body["name"] = f"made-{drawn}"
             case "Platform_placements":
                 body["region"] = "any"
+            case "Machines_connect":
+                body["port"] = self._registry.server_address[1]
             case "Machines_set_memory" if drawn % 3:
                 body |= {"limit_mb": (256, 512)[drawn % 2], "cpus": None}
             case "Hawker_sql":

@@ -195,6 +195,10 @@ class Client(Fleet, Images):
         body = {"command": list(command), "tty": tty, "columns": columns, "rows": rows, "env": dict(env or {})}
         return str(one(self.post(_machine(app, machine, "exec", "sessions"), json=body))["id"])
 
+    def connect(self, app: str, machine: str, port: int) -> str:
+        """*Extension*: a connection to a TCP port of the machine, as a session: read and write it as one."""
+        return str(one(self.post(_machine(app, machine, "connections"), json={"port": port}))["id"])
+
     def read_session(self, app: str, machine: str, session: str) -> Pieces:
         """*Extension*: what the command writes, in the frames of `hawker.model.inside_api`."""
         return self.pieces(_machine(app, machine, "exec", "sessions", session, "output"), quiet_s=_SESSION_S)

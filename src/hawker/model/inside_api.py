@@ -1,10 +1,14 @@
-"""What the API offers inside a machine that runs: its size while it runs, and commands that somebody talks to.
+"""What the API offers inside a machine that runs: its size while it runs, commands that somebody talks to, connections.
 
 A *session* is a command beside the machine's program. Its output is one stream of frames: a byte for the kind, four for
 the length of what follows, most significant first, then that. Kinds: 0 nothing (the command is quiet), 1 standard
 output, 2 standard error, 3 its end as JSON `{"exit_code": .., "exit_signal": ..}`, always the last. A stream that broke
 off has lost what was on its way; the next one goes on after that. Nothing is kept for a reader that is away: the
 command waits until somebody reads, and is killed when nobody has for `AWAY_S`, or has not begun to within `FIRST_S`.
+
+A *connection* to a port of the machine is a session without a command: what the machine sends is standard output, and
+its end an empty frame of that. The last frame comes once the other side has ended its input, too; its exit code is 0,
+or 1 when the connection was broken.
 """
 
 from __future__ import annotations
@@ -49,6 +53,12 @@ class OpenSession(Body, frozen=True):
     columns: Columns = 80
     rows: Columns = 24
     env: dict[str, str] = {}
+
+
+class Connect(Body, frozen=True):
+    """`port` as the machine's program sees it: no service needs to name it."""
+
+    port: Annotated[int, Meta(ge=1, le=65535)]
 
 
 class Session(Body, frozen=True):
@@ -102,10 +112,21 @@ INSIDE_ENDPOINTS: tuple[Endpoint, ...] = (
         extension=True,
     ),
     Endpoint(
+        op="Machines_connect",
+        method="POST",
+        path=f"{MACHINE}/connections",
+        summary="Connect to a TCP port of a machine, whether or not a service names it: what it gives is a session",
+        served="worker",
+        body=Connect,
+        reply=Session,
+        statuses=(412, 429),
+        extension=True,
+    ),
+    Endpoint(
         op="Machines_read_session",
         method="GET",
         path=f"{_SESSION}/output",
-        summary="What the command writes, as it comes, up to its end, in frames",
+        summary="What the command or connection gives, as it comes, up to its end, in frames",
         served="worker",
         media="application/octet-stream",
         extension=True,
@@ -114,7 +135,7 @@ INSIDE_ENDPOINTS: tuple[Endpoint, ...] = (
         op="Machines_write_session",
         method="POST",
         path=f"{_SESSION}/input",
-        summary="Give the command input",
+        summary="Give the command or connection input",
         served="worker",
         raw_body=True,
         reply=Ok,
@@ -136,7 +157,7 @@ INSIDE_ENDPOINTS: tuple[Endpoint, ...] = (
         op="Machines_close_session",
         method="DELETE",
         path=_SESSION,
-        summary="Kill the command, if it runs, and forget it",
+        summary="Kill the command or break off the connection, if it is still there, and forget it",
         served="worker",
         reply=Ok,
         extension=True,

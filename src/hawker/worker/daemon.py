@@ -51,7 +51,7 @@ from hawker.worker.publishing import Publishing
 from hawker.worker.reaching import ways_of
 from hawker.worker.runner import Runner
 from hawker.worker.runs_api import RunsApi
-from hawker.worker.sessions import Sessions
+from hawker.worker.sessions import CONNECTIONS_MAX, Sessions
 from hawker.worker.settings import WorkerSettings
 from hawker.worker.settling import hold_before
 from hawker.worker.shelving import Shelving
@@ -146,11 +146,14 @@ class Worker:
         self.adopting = Adopting(settings.name, catalog, store) if catalog else None
         if self.adopting:
             self.adopting.watch()
-        self.checks = checks = Checks(store, host, log, ways_of(self._network))
+        ways = ways_of(self._network)
+        self.checks = checks = Checks(store, host, log, ways)
         checks.begin()
         machine_api = MachineApi(store, host, driver, log, machines, settings.name, superseding.by, checks.shown)
-        self.sessions = Sessions(host)
-        inside_api = InsideApi(store, driver, machines, self.sessions, machine_api.row, machine_api.running)
+        self.sessions, self.connections = Sessions(host), Sessions(host, CONNECTIONS_MAX)
+        inside_api = InsideApi(
+            *(store, driver, machines, self.sessions, self.connections, machine_api.row, machine_api.running, ways)
+        )
         forget = self.publisher.forget if catalog else None
         market_api = MarketApi(store, driver, log, market, machines, machine_api, str(self._path), catalog, forget)
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name="sweeper")
@@ -190,6 +193,7 @@ class Worker:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
         await self.sessions.close()
+        await self.connections.close()
         await self.superseding.close()
         if self.adopting:
             await self.adopting.close()

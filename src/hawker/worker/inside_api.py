@@ -1,8 +1,9 @@
-"""The worker's handlers for what is inside a machine that runs: its memory, and sessions with commands."""
+"""The worker's handlers for what is inside a machine that runs: its memory, sessions with commands, connections."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.responses import StreamingResponse
@@ -11,14 +12,16 @@ from hawker.errors import Conflict, Invalid, NotBuilt, PreconditionFailed
 from hawker.http.app import Handler
 from hawker.http.call import Call
 from hawker.model import api, inside_api
-from hawker.model.config import check_config
+from hawker.model.config import PROCESS, check_config
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow
 from hawker.store.db import Store
+from hawker.worker.connecting import connect
 from hawker.worker.drivers.base import NotSupported, StartFailed, Terminal, UnknownInstance
 from hawker.worker.drivers.several import Runtimes
 from hawker.worker.machine_log import get_machine
 from hawker.worker.machines import Machines
+from hawker.worker.probing import Address
 from hawker.worker.request import request_of
 from hawker.worker.requests import Parked
 from hawker.worker.sessions import Session, Sessions
@@ -31,8 +34,15 @@ class CannotStart(Invalid):
     code = "start_failed"
 
 
+class NotConnected(PreconditionFailed):
+    """Nothing takes connections at the port, or there is no way there."""
+
+    code = "not_connected"
+
+
 class InsideApi:
-    """Handlers by operation in `handlers()`. `row` is a request's machine, `running` one that must run."""
+    """Handlers by operation in `handlers()`. `row` is a request's machine, `running` one that must run; `ways` are
+    where its ports are."""
 
     def __init__(
         self,
@@ -40,21 +50,26 @@ class InsideApi:
         driver: Runtimes,
         machines: Machines,
         sessions: Sessions,
+        connections: Sessions,
         row: Callable[[Call], MachineRow],
         running: Callable[[Call], MachineRow],
+        ways: Callable[[MachineRow, int], Sequence[Address]],
     ) -> None:
         self._store = store
         self._driver = driver
         self._machines = machines
         self._sessions = sessions
+        self._connections = connections
         self._row = row
         self._running = running
+        self._ways = ways
 
     def handlers(self) -> dict[str, Handler]:
         return {
             "Machines_show_memory": self.show_memory,
             "Machines_set_memory": self.set_memory,
             "Machines_open_session": self.open_session,
+            "Machines_connect": self.connect,
             "Machines_read_session": self.read_session,
             "Machines_write_session": self.write_session,
             "Machines_resize_session": self.resize_session,
@@ -112,6 +127,23 @@ class InsideApi:
             raise CannotStart("command", body.command, str(error)) from None
         return inside_api.Session(id=session_id)
 
+    async def connect(self, call: Call) -> Any:
+        port = call.read(inside_api.Connect).port
+        row = self._running(call)
+        ways = self._ways(row, port)
+        if not ways:
+            known = ", ".join(str(each.internal_port) for each in row.ports if each.protocol == "tcp") or "none"
+            raise NotConnected(
+                f"machine {row.id} has no network, and its port {port} is not published; published are: {known}"
+            )
+        try:
+            session_id = await self._connections.open(row.id, lambda: connect(ways))
+        except OSError as error:
+            why = "no answer" if isinstance(error, TimeoutError) else os.strerror(error.errno or 0).lower()
+            hint = "" if row.driver == PROCESS else "its program must listen on all addresses, 0.0.0.0 or [::]"
+            raise NotConnected(f"port {port} of machine {row.id} takes no connection: {why}", hint=hint) from None
+        return inside_api.Session(id=session_id)
+
     async def read_session(self, call: Call) -> Any:
         session = self._session(call)
         return StreamingResponse(session.output(), media_type="application/octet-stream")
@@ -126,8 +158,11 @@ class InsideApi:
         return api.Ok()
 
     async def close_session(self, call: Call) -> Any:
-        await self._sessions.remove(self._row(call).id, call.path("session_id"))
+        await self._kind(call).remove(self._row(call).id, call.path("session_id"))
         return api.Ok()
 
     def _session(self, call: Call) -> Session:
-        return self._sessions.get(self._row(call).id, call.path("session_id"))
+        return self._kind(call).get(self._row(call).id, call.path("session_id"))
+
+    def _kind(self, call: Call) -> Sessions:
+        return self._connections if call.path("session_id") in self._connections else self._sessions

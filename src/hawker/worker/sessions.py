@@ -26,16 +26,19 @@ from hawker.worker.drivers.base import Terminal
 
 SESSIONS_MAX = 256
 """Of one worker: each holds descriptors and a process."""
+CONNECTIONS_MAX = 1024
+"""The same of sessions that are connections: each holds a descriptor."""
 INPUT_BYTES_MAX = 1 << 20
 INPUT_S = 20.0
 """So long a request with input waits for room."""
 
 
 class Sessions:
-    """The sessions of one worker. They end with it."""
+    """The sessions of one worker, `most` at a time. They end with it."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, most: int = SESSIONS_MAX) -> None:
         self._host = host
+        self._most = most
         self._sessions: dict[str, Session] = {}
         self._opening = 0
         self._closing: set[asyncio.Task[None]] = set()
@@ -43,8 +46,8 @@ class Sessions:
     async def open(self, machine: str, start: Callable[[], Awaitable[Terminal]]) -> str:
         """The id of a session with the command that `start` starts. Raises `TooManyRequests` before that, and what
         `start` raises."""
-        if len(self._sessions) + self._opening >= SESSIONS_MAX:
-            raise TooManyRequests(f"this worker has {SESSIONS_MAX} sessions already; close some")
+        if len(self._sessions) + self._opening >= self._most:
+            raise TooManyRequests(f"this worker has {self._most} sessions of this kind already; close some")
         self._opening += 1
         try:
             terminal = await start()
@@ -53,6 +56,9 @@ class Sessions:
         session_id = self._host.token(128)
         self._sessions[session_id] = Session(machine, terminal, lambda: self._drop(session_id))
         return session_id
+
+    def __contains__(self, session_id: str) -> bool:
+        return session_id in self._sessions
 
     def get(self, machine: str, session_id: str) -> Session:
         """Raises `NotFound`."""
