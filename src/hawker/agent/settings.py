@@ -31,6 +31,7 @@ keep_mib_max = 40960      # see hawker.images.settings
 listen = "0.0.0.0:4280"
 policy = "curve"
 # image_weight = 1.0       # how much it counts that a worker has the image, 0 for not at all
+# urls = { "443" = "https://{app}.apps.example" }   # where users find apps; by default as its own [proxy] serves them
 # workers = ["ord-1@ord=10.0.0.1:4281"]   # a fixed list in the place of the catalog
 
 [proxy]                   # beside [worker] it is the door to that worker's machines, beside [broker] for users only
@@ -106,12 +107,20 @@ class WorkerRole(msgspec.Struct, forbid_unknown_fields=True):
 
 class BrokerRole(msgspec.Struct, forbid_unknown_fields=True):
     """`workers`: a fixed list; without one the catalog tells which there are. `image_weight`: how much it counts in the
-    policy "curve" that a worker has the image; 1 is as much as half of its cpus and memory together."""
+    policy "curve" that a worker has the image; 1 is as much as half of its cpus and memory together. `urls`: where
+    users find apps, by public port, "{app}" for the app's name; nothing: as the agent's own proxy serves them."""
 
     listen: str
     workers: list[str] = []
     policy: str = "curve"
     image_weight: float | None = None
+    urls: dict[str, str] = {}
+
+    def check(self) -> None:
+        """Raises `Invalid`."""
+        for port, url in self.urls.items():
+            if not port.isdecimal() or not url.startswith(("http://", "https://")) or "{app}" not in url:
+                raise Invalid("broker.urls", {port: url}, 'write { "443" = "https://{app}.apps.example" }')
 
 
 class CatalogSettings(msgspec.Struct, forbid_unknown_fields=True):
@@ -142,6 +151,18 @@ class AgentSettings(msgspec.Struct, forbid_unknown_fields=True):
             return self.worker.proxy_port
         backhaul = self.proxy.backhaul if self.worker and self.proxy else ""
         return host_port("proxy.backhaul", backhaul)[1] if backhaul else 0
+
+    def urls(self) -> dict[str, str]:
+        """Where users find apps, by public port, as far as this agent knows."""
+        if self.broker and self.broker.urls:
+            return self.broker.urls
+        if self.proxy is None:
+            return {}
+        found = {}
+        for port, (_, at) in self.proxy.shared_ports().items():
+            scheme, usual = ("https", 443) if port == 443 else ("http", 80)
+            found[str(port)] = f"{scheme}://{{app}}.{self.proxy.domain}" + ("" if at == usual else f":{at}")
+        return found
 
     @property
     def listens(self) -> list[str]:
@@ -204,6 +225,8 @@ def read_settings(path: Path) -> AgentSettings:
     settings.images.check()
     if settings.worker:
         settings.worker.check()
+    if settings.broker:
+        settings.broker.check()
     if settings.proxy:
         _check_proxy(settings, settings.proxy)
     if settings.worker is None and settings.broker is None:

@@ -58,8 +58,11 @@ class Broker:
         region: str,
         directory: Directory | None = None,
         reading: CatalogApi | None = None,
+        urls: Mapping[str, str] | None = None,
     ) -> None:
+        """`urls`: where apps are served, by public port, with "{app}" for an app's name."""
         self._name = name
+        self._urls = urls or {}
         self._fleet = fleet
         self._host = host
         self._metrics = metrics
@@ -166,7 +169,7 @@ class Broker:
         org, role = call.query("org_slug"), call.query("app_role")
         apps, silent = await self._apps.all()
         found = [
-            views.app_view(app.row, app.machines)
+            views.app_view(app.row, app.machines, self._urls)
             for app in apps
             if org in ("", app.row.org) and role in ("", app.row.role)
         ]
@@ -181,7 +184,7 @@ class Broker:
             raise NotBuilt("app_role_id", body.app_role_id, "remote builders are not built; build images elsewhere")
         check_app_name(name)
         row = await self._apps.create(name, body.org_slug or "personal", body.network or "", body.app_role_id or "")
-        return views.app_view(row, 0)
+        return views.app_view(row, 0, self._urls)
 
     async def show_app(self, call: Call) -> Any:
         name = call.path("app_name")
@@ -189,7 +192,7 @@ class Broker:
             call.request.path_params["machine_id"] = name
             return await self._article(call, name)
         app = await self._apps.get(name)
-        return views.app_view(app.row, app.machines)
+        return views.app_view(app.row, app.machines, self._urls)
 
     async def delete_app(self, call: Call) -> Any:
         name = call.path("app_name")

@@ -123,6 +123,8 @@ class Organization(Body, frozen=True):
 
 
 class App(Body, frozen=True):
+    """`urls` is ours: where a proxy serves it, by public port; none where the broker does not know of any proxy."""
+
     id: str
     name: str
     internal_numeric_id: int
@@ -134,6 +136,7 @@ class App(Body, frozen=True):
     cname_target: str
     app_role: str
     created_at: int  # Unix milliseconds
+    urls: dict[str, str] = {}
 
 
 class Apps(Body, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET, UnsetType
 
@@ -85,7 +85,8 @@ def lease_view(lease: LeaseRow, row: MachineRow) -> api.Lease:
     )
 
 
-def app_view(row: AppRow, machine_count: int) -> api.App:
+def app_view(row: AppRow, machine_count: int, urls: Mapping[str, str]) -> api.App:
+    """`urls` by public port, with "{app}" where the app's name goes."""
     return api.App(
         id=row.id,
         name=row.name,
@@ -98,4 +99,5 @@ def app_view(row: AppRow, machine_count: int) -> api.App:
         cname_target=f"{row.name}.internal",
         app_role=row.role,
         created_at=row.created_at_ms,
+        urls={port: url.replace("{app}", row.name) for port, url in urls.items()},
     )
