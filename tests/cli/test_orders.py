@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from hawker.cli.orders import configure
-from hawker.errors import Invalid
+from hawker.errors import Invalid, Refused
 from hawker.model.config import check_config
 
 NOTHING: dict[str, Any] = {
     **dict.fromkeys(("guest", "cpus", "memory", "cpu_kind", "restart", "max_retries", "config")),
     **dict.fromkeys(("runtime", "user", "rootfs_persist", "tty")),
-    **dict.fromkeys(("env", "metadata", "ports", "files"), ()),
+    **dict.fromkeys(("autostart", "autostop", "min_running", "concurrency", "soft_limit", "hard_limit")),
+    **dict.fromkeys(("check_interval", "check_timeout", "check_grace")),
+    **dict.fromkeys(("env", "metadata", "ports", "checks", "files"), ()),
 }
 
 
@@ -94,7 +96,69 @@ def test_ports_are_published_as_services() -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["", "web", "80:web", "80/sctp", ":80"])
+def test_ports_of_the_web_speak_http_and_any_other_what_it_says() -> None:
+    config = made({"image": "app:1"}, ports=("80:8080", "443:8080", "5432/tcp:pg_tls", "9000/tcp:tls:http", "80:1/tcp"))
+    services = check_config(config).services
+    assert [(s.internal_port, [(p.first, p.handlers) for p in s.ports]) for s in services] == [
+        (8080, [(80, ("http",)), (443, ("tls", "http"))]),
+        (5432, [(5432, ("pg_tls",))]),
+        (9000, [(9000, ("tls", "http"))]),
+        (1, [(80, ())]),
+    ]
+
+
+def test_what_a_proxy_does_is_said_of_the_ports_that_are_given() -> None:
+    before = {"protocol": "tcp", "internal_port": 1, "ports": [{"port": 1}]}
+    config = made(
+        {"image": "app:1", "services": [before]},
+        ports=("80:8080",),
+        autostop="suspend",
+        autostart=False,
+        min_running=1,
+        concurrency="requests",
+        soft_limit=5,
+        hard_limit=9,
+        checks=("/up", "tcp"),
+        check_interval="5s",
+        check_grace="10s",
+    )
+    first, second = config["services"]
+    assert first == before
+    assert second == {
+        "protocol": "tcp",
+        "internal_port": 8080,
+        "ports": [{"port": 80, "handlers": ["http"]}],
+        "autostart": False,
+        "autostop": "suspend",
+        "min_machines_running": 1,
+        "concurrency": {"type": "requests", "soft_limit": 5, "hard_limit": 9},
+        "checks": [
+            {"type": "http", "path": "/up", "interval": "5s", "grace_period": "10s"},
+            {"type": "tcp", "interval": "5s", "grace_period": "10s"},
+        ],
+    }
+    check_config(config)
+
+
+def test_without_a_port_it_is_said_of_those_there_are() -> None:
+    before = {"internal_port": 1, "concurrency": {"type": "requests", "soft_limit": 5}, "checks": [{"type": "tcp"}]}
+    config = made({"image": "app:1", "services": [before]}, autostop="stop", hard_limit=9)
+    assert config["services"] == [
+        {**before, "autostop": "stop", "concurrency": {"type": "requests", "soft_limit": 5, "hard_limit": 9}}
+    ]
+    assert before["concurrency"] == {"type": "requests", "soft_limit": 5}, "what was read is not changed"
+
+
+def test_what_is_about_ports_needs_one() -> None:
+    with pytest.raises(Refused, match="it has none"):
+        made({}, autostop="stop")
+    with pytest.raises(Refused, match="are of checks"):
+        made({}, ports=("80",), check_grace="1s")
+    with pytest.raises(Invalid, match="--check"):
+        made({}, ports=("80",), checks=("up",))
+
+
+@pytest.mark.parametrize("text", ["", "web", "80:web", "80/sctp", ":80", "80/tcp:", "80/tcp:https"])
 def test_what_is_no_port_is_refused_by_name(text: str) -> None:
     with pytest.raises(Invalid, match="--port"):
         made({}, ports=(text,))

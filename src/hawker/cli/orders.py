@@ -14,6 +14,7 @@ import click
 
 from hawker.cli import output
 from hawker.cli.params import app_option, machine_argument, pairs, region_option
+from hawker.cli.services import add_services, service_options
 from hawker.cli.session import LONGEST_STOP_S, Object, Session, app_of, failure_of, label, market_command
 from hawker.errors import HawkerError, Invalid
 
@@ -42,13 +43,6 @@ def config_options(function: F) -> F:
                 help="What runs it: process, container or microvm. By default a container, or a process for host.",
             ),
             click.option(
-                "--port",
-                "ports",
-                multiple=True,
-                metavar="PORT[:INSIDE]",
-                help="Publish a port, INSIDE the machine the same if not given; udp with /udp behind it. Repeatable.",
-            ),
-            click.option(
                 "--file-local",
                 "files",
                 multiple=True,
@@ -67,11 +61,11 @@ def config_options(function: F) -> F:
         )
     ):
         function = option(function)
-    return function
+    return service_options(function)
 
 
 def configure(base: Object, command: tuple[str, ...], given: dict[str, Any]) -> Object:
-    """`base` with what the options say. Raises `Invalid`."""
+    """`base` with what the options say. Raises `Invalid` and `Refused`."""
     from hawker.model.guest import preset
 
     config = {**base, **_read(given["config"])} if given["config"] else dict(base)
@@ -94,8 +88,7 @@ def configure(base: Object, command: tuple[str, ...], given: dict[str, Any]) -> 
         config["restart"] = {**(config.get("restart") or {}), **restart}
     if given["runtime"]:
         config["runtime"] = given["runtime"]
-    if given["ports"]:
-        config["services"] = [*(config.get("services") or []), *map(_service, given["ports"])]
+    add_services(config, given)
     if given["files"]:
         new = [_file(text) for text in given["files"]]
         paths = {file["guest_path"] for file in new}
@@ -111,16 +104,6 @@ def configure(base: Object, command: tuple[str, ...], given: dict[str, Any]) -> 
         init = {k: v for k, v in (config.get("init") or {}).items() if k not in ("exec", "entrypoint", "cmd")}
         config["init"] = {**init, "exec": list(command)}
     return config
-
-
-def _service(text: str) -> Object:
-    """`8080`, `80:8080`, `53/udp`: what the machine is reached on, and where its program listens."""
-    numbers, _, protocol = text.partition("/")
-    outside, _, inside = numbers.partition(":")
-    inside = inside or outside
-    if not (outside.isdecimal() and inside.isdecimal()) or protocol not in ("", "tcp", "udp"):
-        raise Invalid("--port", text, "write 8080, 80:8080 or 53/udp")
-    return {"protocol": protocol or "tcp", "internal_port": int(inside), "ports": [{"port": int(outside)}]}
 
 
 def _file(text: str) -> Object:

@@ -1,0 +1,173 @@
+"""The options that say how a machine is reached: its ports, what a proxy does with them, and their checks.
+
+What is right and wrong in them is the market's to say, but for the form of `--port`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from hawker.cli.session import Object
+from hawker.errors import Invalid, Refused
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+HANDLERS = ("http", "tls", "pg_tls", "proxy_proto")  # those of `model/services.py`, not imported for help
+USUAL = {80: ["http"], 443: ["tls", "http"]}
+"""What a port is that names no handler: browsers come here. Any other takes bytes as they are."""
+_WANT = "write 8080, 80:8080, 443:8080/tcp:tls:http or 53/udp"
+
+
+def service_options(function: F) -> F:
+    for option in reversed(
+        (
+            click.option(
+                "--port",
+                "ports",
+                multiple=True,
+                metavar="PORT[:INSIDE][/PROTOCOL[:HANDLER...]]",
+                help="A port that users come to, and the one INSIDE where the program listens, the same if not given. "
+                f"Handlers: {', '.join(HANDLERS)}; for 80 and 443 those of the web by themselves. Repeatable.",
+            ),
+            click.option(
+                "--autostart/--no-autostart",
+                default=None,
+                help="Whether a request starts it when it is stopped or suspended. It does by default.",
+            ),
+            click.option(
+                "--autostop",
+                type=click.Choice(["off", "stop", "suspend"]),
+                help="What the proxy does with it when it has served nothing for a while. Default: off.",
+            ),
+            click.option(
+                "--min-running", type=click.IntRange(min=0), metavar="COUNT", help="Of the app, that stay in a region."
+            ),
+            click.option(
+                "--concurrency",
+                type=click.Choice(["connections", "requests"]),
+                help="What the limits count. Default: connections.",
+            ),
+            click.option(
+                "--soft-limit", type=click.IntRange(min=1), metavar="COUNT", help="Above it others are preferred: 20."
+            ),
+            click.option(
+                "--hard-limit", type=click.IntRange(min=1), metavar="COUNT", help="No more than that at once."
+            ),
+            click.option(
+                "--check",
+                "checks",
+                multiple=True,
+                metavar="PATH|tcp",
+                help="No requests before GET PATH gives 2xx, or its port takes connections. Repeatable.",
+            ),
+            click.option("--check-interval", metavar="DURATION", help="From one look to the next, such as 15s."),
+            click.option("--check-timeout", metavar="DURATION", help="Such as 2s."),
+            click.option("--check-grace", metavar="DURATION", help="After a start failures do not count so long: 1s."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def add_services(config: Object, given: dict[str, Any]) -> None:
+    """Put into `config` what the options say. They hold for the ports that are given with them; without any, for those
+    that `config` has. Raises `Invalid`, and `Refused` when there are none."""
+    services: list[Object] = list(config.get("services") or [])
+    fresh: list[Object] = []
+    for text in given["ports"]:
+        service = service_of(text)
+        inside = (service["protocol"], service["internal_port"])
+        same = [each for each in fresh if (each["protocol"], each["internal_port"]) == inside]
+        if same:
+            same[0]["ports"] += service["ports"]
+        else:
+            fresh.append(service)
+    about = _about(given)
+    checks = _checks(given)
+    changed = [*services, *fresh]
+    for number, service in enumerate(changed):
+        if fresh and number < len(services):
+            continue
+        concurrency = {**(service.get("concurrency") or {}), **about.get("concurrency", {})}
+        changed[number] = {**service, **about, **({"concurrency": concurrency} if concurrency else {})}
+        if checks:
+            changed[number]["checks"] = checks
+    if (about or checks) and not changed:
+        raise Refused(
+            "these options are about the ports of a machine, and it has none", hint="give --port 80:8080, too"
+        )
+    if changed:
+        config["services"] = changed
+
+
+def _about(given: dict[str, Any]) -> Object:
+    about = {
+        "autostart": given["autostart"],
+        "autostop": given["autostop"],
+        "min_machines_running": given["min_running"],
+    }
+    limits = {
+        "type": given["concurrency"],
+        "soft_limit": given["soft_limit"],
+        "hard_limit": given["hard_limit"],
+    }
+    limits = {name: value for name, value in limits.items() if value is not None}
+    return {name: value for name, value in about.items() if value is not None} | (
+        {"concurrency": limits} if limits else {}
+    )
+
+
+def _checks(given: dict[str, Any]) -> list[Object]:
+    times = {
+        "interval": given["check_interval"],
+        "timeout": given["check_timeout"],
+        "grace_period": given["check_grace"],
+    }
+    times = {name: value for name, value in times.items() if value is not None}
+    if times and not given["checks"]:
+        raise Refused(
+            "--check-interval, --check-timeout and --check-grace are of checks", hint="give --check / or --check tcp"
+        )
+    checks = []
+    for text in given["checks"]:
+        if text == "tcp":
+            checks.append({"type": "tcp", **times})
+        elif text.startswith("/"):
+            checks.append({"type": "http", "path": text, **times})
+        else:
+            raise Invalid("--check", text, "write the path of a GET such as /health, or tcp")
+    return checks
+
+
+def service_of(text: str) -> Object:
+    """A service from `PORT[:INSIDE][/PROTOCOL[:HANDLER...]]`. Raises `Invalid`."""
+    numbers, _, how = text.partition("/")
+    outside, _, inside = numbers.partition(":")
+    protocol, *handlers = how.split(":")
+    inside, protocol = inside or outside, protocol or "tcp"
+    if not (outside.isdecimal() and inside.isdecimal()) or protocol not in ("tcp", "udp"):
+        raise Invalid("--port", text, _WANT)
+    if wrong := [name for name in handlers if name not in HANDLERS]:
+        raise Invalid("--port", text, f"{wrong[0] or 'nothing'} is no handler; there are {', '.join(HANDLERS)}")
+    port: Object = {"port": int(outside)}
+    if not how and int(outside) in USUAL:
+        handlers = USUAL[int(outside)]
+    if handlers:
+        port["handlers"] = handlers
+    return {"protocol": protocol, "internal_port": int(inside), "ports": [port]}
+
+
+def http_ports(machines: list[Object]) -> dict[int, bool]:
+    """The public ports at which machines speak HTTP, and whether by TLS; the first of ranges."""
+    found: dict[int, bool] = {}
+    for machine in machines:
+        for service in machine["config"].get("services") or []:
+            for port in service.get("ports") or []:
+                handlers = port.get("handlers") or []
+                number = port.get("port") or port.get("start_port")
+                if "http" in handlers and number:
+                    found[number] = "tls" in handlers
+    return found
