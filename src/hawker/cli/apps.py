@@ -7,7 +7,7 @@ import click
 from hawker.cli import output
 from hawker.cli.groups import Ordered
 from hawker.cli.params import app_argument
-from hawker.cli.session import Session, confirmed, market_command
+from hawker.cli.session import Object, Session, confirmed, market_command
 from hawker.errors import HawkerError, NotFound
 
 NOT_FOUND, CONFLICT = 404, 409
@@ -15,7 +15,7 @@ NOT_FOUND, CONFLICT = 404, 409
 
 @click.group(cls=Ordered)
 def apps() -> None:
-    """Create, list and destroy apps."""
+    """Create, list, show and destroy apps."""
 
 
 @apps.command()
@@ -42,10 +42,53 @@ def list_(session: Session, org: str | None) -> None:
     elif not found:
         output.note("no apps yet; hawker apps create NAME makes one")
     else:
-        rows = [(a["name"], a["organization"]["slug"], a["status"], a["machine_count"]) for a in found]
-        output.table(("name", "organisation", "status", "machines"), rows)
+        rows = [(a["name"], a["organization"]["slug"], a["status"], a["machine_count"], _likely_url(a)) for a in found]
+        columns = ("name", "organisation", "status", "machines", "url")
+        shown = len(columns) if any(row[-1] for row in rows) else len(columns) - 1
+        output.table(columns[:shown], [row[:shown] for row in rows])
     if silent := session.silent():
         output.note(f"these workers did not answer, their machines are not counted: {', '.join(silent)}")
+
+
+def _likely_url(app: Object) -> str:
+    """Where an app is served if it has a service of the web: which it has, only its machines know."""
+    urls: dict[str, str] = app.get("urls") or {}
+    return next((urls[port] for port in ("443", "80", *urls) if port in urls), "") if app["machine_count"] else ""
+
+
+@apps.command()
+@app_argument
+@market_command
+def show(session: Session, app: str) -> None:
+    """Show an app: where it is served, where its machines are, and how they are."""
+    from collections import Counter
+
+    from hawker.cli.visiting import url_of
+    from hawker.model.values import is_machine_id, rfc3339
+
+    if is_machine_id(app):  # the API would show the machine
+        raise NotFound(f"no app is called {app}: that is a machine's id", hint=f"hawker machine status {app}")
+    found = session.client.app(app)
+    machines, silent = session.machines(app)
+    url = url_of(found, machines)
+    if session.json:
+        output.data({**found, "url": url if isinstance(url, str) else ""})
+        return
+    states = Counter((m["region"], m["state"]) for m in machines)
+    at = ", ".join(f"{count} {state} in {region}" for (region, state), count in sorted(states.items()))
+    output.fields(
+        [
+            ("app", found["name"]),
+            ("organisation", found["organization"]["slug"]),
+            ("network", found["network"]),
+            ("status", found["status"]),
+            ("created", rfc3339(found["created_at"])),
+            ("machines", at or "none"),
+            ("url", url if isinstance(url, str) else f"none: {url.message}"),
+        ]
+    )
+    if silent:
+        output.note(f"these workers did not answer, their machines are not shown: {', '.join(silent)}")
 
 
 @apps.command()

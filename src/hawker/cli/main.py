@@ -26,9 +26,16 @@ INTERRUPTED = 130
 
 COMMANDS = {
     "dev": ("hawker.cli.dev:dev_command", "Run a market on this machine: three regions, two workers each, one broker."),
-    "apps": ("hawker.cli.apps:apps", "Create, list and destroy apps."),
+    "apps": ("hawker.cli.apps:apps", "Create, list, show and destroy apps."),
     "machine": ("hawker.cli.machines:machine", "Order machines and look after them."),
     "image": ("hawker.cli.images:image", "Bring images to workers, list and remove them."),
+    "open": (
+        "hawker.cli.visiting:open_",
+        "Print where an app is served, and open it in the browser where there is one.",
+    ),
+    "ping": ("hawker.cli.visiting:ping", "Send requests to an app, and show where their time goes."),
+    "logs": ("hawker.cli.app_logs:logs", "Print what all machines of an app write, in one stream."),
+    "proxy": ("hawker.cli.forwarding:proxy", "Forward a port of this host to a port of a machine, until Ctrl-C."),
     "console": ("hawker.cli.machines:console", "Open a shell inside a machine: bash where it has one, else sh."),
     "regions": ("hawker.cli.fleet:regions", "List regions and the room they have."),
     "workers": ("hawker.cli.fleet:workers", "List workers and what is free, cordon one, look after parked runs."),

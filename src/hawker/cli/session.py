@@ -48,6 +48,10 @@ class Session:
 
     @functools.cached_property
     def client(self) -> Client:
+        return self.another_client()
+
+    def another_client(self) -> Client:
+        """For another thread; whoever asked for it closes it."""
         from hawker.client.api import Client
         from hawker.client.settings import find_settings
 

@@ -69,7 +69,7 @@ def talk(
     done = False
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_ended_in_order())
+            stack.enter_context(ended_in_order())
             pieces = stack.enter_context(client.read_session(app, machine, running))
             wake_out, wake_in = os.pipe()
             stack.callback(os.close, wake_out)
@@ -210,7 +210,7 @@ def _raw_terminal() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _ended_in_order() -> Iterator[None]:
+def ended_in_order() -> Iterator[None]:
     """Signals that would end this program at once, and leave its terminal raw, end it as an error does."""
 
     def end(number: int, frame: object) -> None:

@@ -100,6 +100,10 @@ class Transport(Closing):
             self._kept.close()
             self._kept = None
 
+    def is_on_this_host(self) -> bool:
+        """Whether the endpoint is a loopback address."""
+        return self._host in ("localhost", "::1") or self._host.startswith("127.")
+
     def get(self, path: str, *, query: Mapping[str, Any] | None = None, **more: Any) -> Any:
         return self.call("GET", path, query=query, **more)
 

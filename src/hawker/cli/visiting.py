@@ -1,0 +1,244 @@
+"""`hawker open` and `hawker ping`: an app as its users come to it, through the proxy."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+
+from hawker.cli import output
+from hawker.cli.params import app_option
+from hawker.cli.services import http_ports
+from hawker.cli.session import Object, Session, market_command
+from hawker.errors import HawkerError, Invalid, NotFound, Refused
+
+PINGS = 5
+ANSWER_S = 75.0
+"""A request may be held for a minute while a machine starts."""
+BODY_MOST = 64 << 20
+PREFERRED = (443, 80)
+
+
+def url_of(app: Object, machines: list[Object]) -> str | HawkerError:
+    """Where an app is served, or why that cannot be told."""
+    name, urls = app["name"], app.get("urls") or {}
+    if not machines:
+        return NotFound(f"app {name} has no machines", hint=f"hawker machine run --app {name} --port 80:8080 ...")
+    speaking = http_ports(machines)
+    if not speaking:
+        return Refused(
+            f"no machine of app {name} has a service that speaks HTTP",
+            hint=f"hawker machine update {machines[0]['id']} --port 80:8080\n"
+            f"hawker proxy 8080 --app {name} leads to any port without one",
+        )
+    if not urls:
+        return Refused(
+            "the market does not say where apps are served", hint="whoever runs the broker sets [broker] urls"
+        )
+    for port in [*(port for port in PREFERRED if port in speaking), *sorted(speaking)]:
+        if url := urls.get(str(port)):
+            return str(url)
+    ports, taken = ", ".join(map(str, sorted(speaking))), ", ".join(urls)
+    return Refused(f"app {name} speaks HTTP on port {ports}, and the proxy takes users on {taken}")
+
+
+def _url(session: Session, app: str, path: str) -> str:
+    if not path.startswith("/"):
+        raise Invalid("--path", path, "begin it with a slash")
+    found = url_of(session.client.app(app), session.machines(app)[0])
+    if isinstance(found, HawkerError):
+        raise found
+    return found.rstrip("/") + path
+
+
+@click.command("open")
+@app_option("The app.", required=True)
+@click.option("--path", default="/", show_default=True, metavar="PATH", help="Of its site.")
+@click.option("--print", "only_print", is_flag=True, help="Do not open a browser.")
+@market_command
+def open_(session: Session, app: str, path: str, only_print: bool) -> None:
+    """Print where an app is served, and open it in the browser where there is one."""
+    url = _url(session, app, path)
+    if session.json:
+        output.data({"url": url})
+    else:
+        output.say(url)
+    if not only_print and not session.json and sys.stdout.isatty() and _has_display():
+        click.launch(url)
+
+
+def _has_display() -> bool:
+    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
+
+
+# --- ping ------------------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@app_option("The app.", required=True)
+@click.option("-c", "--count", type=click.IntRange(min=0), default=PINGS, show_default=True, help="0: until Ctrl-C.")
+@click.option(
+    "-i",
+    "--interval",
+    type=click.FloatRange(0.0, 86400.0),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="From one to the next.",
+)
+@click.option("--path", default="/", show_default=True, metavar="PATH", help="What is asked for.")
+@click.option("--machine", metavar="ID", help="By this machine and no other.")
+@market_command
+def ping(session: Session, app: str, count: int, interval: float, path: str, machine: str | None) -> None:
+    """Send requests to an app, and show where their time goes.
+
+    Each is a GET on a connection of its own. connect: to the proxy; look-up: until the proxy had chosen a machine, or
+    waited for its turn; start: of a machine that slept; boot: until its program listened and its checks passed; reach:
+    the way to it; answer: until its program's first byte. A request wakes an app that sleeps, as any other does.
+    """
+    url = _url(session, app, path)
+    headers = {"fly-force-instance-id": machine} if machine else {}
+    if not session.json:
+        output.say(f"GET {url}")
+    answers: list[Object] = []
+    try:
+        for number in _paced(count, interval):
+            answer = ask(url, headers)
+            answers.append(answer)
+            if session.json:
+                output.line({"number": number, **answer})
+            else:
+                output.say(_line(answer))
+            sys.stdout.flush()
+    finally:
+        if answers and not session.json:
+            output.say(_summary(answers))
+    if not any(answer["status"] and not answer["refused"] for answer in answers):
+        click.get_current_context().exit(1)
+
+
+def _paced(count: int, interval: float) -> Iterator[int]:
+    number = 0
+    began = time.monotonic()
+    while True:
+        number += 1
+        yield number
+        if number == count:
+            return
+        began = max(began + interval, time.monotonic() - interval)
+        time.sleep(max(0.0, began - time.monotonic()))
+
+
+def ask(url: str, headers: Mapping[str, str]) -> Object:
+    """One GET: `status` (0 without an answer, then `error` says why), `ms` up to its last byte, `phases` in ms,
+    `refused` what the proxy itself said."""
+    from http.client import HTTPConnection, HTTPException
+
+    began = time.perf_counter()
+    try:
+        sock, host = _connected(url)
+    except OSError as error:
+        return {"status": 0, "ms": _ms(began), "phases": {}, "refused": "", "error": error.strerror or str(error)}
+    connect_ms = _ms(began)
+    connection = HTTPConnection(host, timeout=ANSWER_S)
+    connection.sock = sock
+    try:
+        target = url.split("://", 1)[1].partition("/")[2]
+        fields = {"user-agent": "hawker-ping", "hawker-timing": "1", "connection": "close", **headers}
+        connection.request("GET", f"/{target}", headers=fields)
+        answer = connection.getresponse()
+        body = answer.read(BODY_MOST)
+    except (OSError, HTTPException) as error:
+        why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+        return {"status": 0, "ms": _ms(began), "phases": {"connect": connect_ms}, "refused": "", "error": why}
+    finally:
+        connection.close()
+    own = answer.getheader("proxy-status", "").startswith("hawker")
+    return {
+        "status": answer.status,
+        "ms": _ms(began),
+        "phases": {"connect": connect_ms, **phases(answer.headers.get_all("server-timing") or [])},
+        "refused": body[:200].decode(errors="replace").strip() if own else "",
+        "error": "",
+    }
+
+
+def _connected(url: str) -> tuple[Any, str]:
+    """A connection to the URL's host, and what the request calls it. Raises `OSError`."""
+    import socket
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    host, secure = parts.hostname or "", parts.scheme == "https"
+    local = host == "localhost" or host.endswith(".localhost")  # RFC 6761, as browsers and curl have it
+    address = ("127.0.0.1" if local else host, parts.port or (443 if secure else 80))
+    sock: socket.socket = socket.create_connection(address, timeout=ANSWER_S)
+    if secure:
+        import ssl
+
+        try:
+            sock = ssl.create_default_context().wrap_socket(sock, server_hostname=host)
+        except BaseException:
+            sock.close()
+            raise
+    return sock, parts.netloc
+
+
+def phases(fields: list[str]) -> dict[str, float]:
+    """Milliseconds by phase, from what the proxy at the edge and that of the machine's worker say (`server-timing`).
+    They may be one: then the edge's are all."""
+    told: dict[str, float] = {}
+    for part in ",".join(fields).split(","):
+        name, _, ms = part.strip().partition(";dur=")
+        if ms:
+            told[name] = float(ms)
+    at = "worker" if any(name.startswith("worker-") for name in told) else "edge"
+
+    def of(where: str, name: str) -> float:
+        return told.get(f"{where}-{name}", 0.0)
+
+    if f"{at}-first-byte" not in told:
+        return {}
+    obtain, start, boot = of(at, "obtain"), of(at, "start"), of(at, "ready")
+    connect = of(at, "connect")
+    found = {
+        "look-up": max(0.0, obtain - start - boot),
+        "start": start,
+        "boot": boot,
+        "reach": connect,
+        "answer": max(0.0, of(at, "first-byte") - obtain - connect),
+    }
+    if at == "worker":
+        found["look-up"] += of("edge", "obtain")
+        found["reach"] += of("edge", "connect")
+    return {name: round(ms, 3) for name, ms in found.items()}
+
+
+def _line(answer: Object) -> str:
+    if not answer["status"]:
+        return f"  no answer after {answer['ms']:.1f} ms: {answer['error']}"
+    told = ", ".join(f"{name} {ms:.1f}" for name, ms in answer["phases"].items() if ms >= 0.05)
+    refused = f"; {answer['refused']}" if answer["refused"] else ""
+    return f"  {answer['status']} in {answer['ms']:.1f} ms: {told}{refused}"
+
+
+def _summary(answers: list[Object]) -> str:
+    from collections import Counter
+
+    times = [answer["ms"] for answer in answers if answer["status"]]
+    count = f"{len(answers)} request" + ("s" if len(answers) > 1 else "")
+    if not times:
+        return f"{count}, no answer"
+    statuses = Counter(answer["status"] for answer in answers if answer["status"])
+    told = ", ".join(f"{n} times {status}" for status, n in statuses.items())
+    silent = len(answers) - len(times)
+    lost = f", {silent} without an answer" if silent else ""
+    return f"{count}: {told}{lost}; min/avg/max {min(times):.1f}/{sum(times) / len(times):.1f}/{max(times):.1f} ms"
+
+
+def _ms(began: float) -> float:
+    return round((time.perf_counter() - began) * 1000, 3)
