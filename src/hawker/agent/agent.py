@@ -209,6 +209,7 @@ class Agent:
             settings.region,
             directory,
             self.reading,
+            settings.urls(),
         )
         stack.push_async_callback(broker.close)
         front.open(broker.app(self._tokens, node.routes() if node else None))
