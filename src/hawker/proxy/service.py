@@ -25,7 +25,7 @@ from hawker.proxy.claims import Claims
 from hawker.proxy.directory import Directory
 from hawker.proxy.embedded.engine import Engine
 from hawker.proxy.embedded.settings import Settings as Embedded
-from hawker.proxy.gauges import Gauges
+from hawker.proxy.health import Gauges, Health
 from hawker.proxy.haproxy.plane import HaproxyEngine
 from hawker.proxy.idling import Idling
 from hawker.proxy.lending import SiteLender
@@ -34,25 +34,6 @@ from hawker.proxy.router import ProxyRouter
 from hawker.proxy.settings import ProxySettings, address
 from hawker.proxy.sites import Sites
 from hawker.proxy.standby import Standbys
-
-
-class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a proxy should get traffic: `reason` why not, "" when it should. `skipped` counts rows of the catalog
-    that made no sense; `apps` and `doors` are those in memory; `closed` are ports that apps claim and that could not be
-    opened, with the reason; `certificates` are those that cannot be used or end soon."""
-
-    reason: str = ""
-    skipped: int = 0
-    bad: dict[str, str] = {}
-    apps: int = 0
-    doors: int = 0
-    opening: int = 0
-    closed: dict[int, str] = {}
-    certificates: dict[str, str] = {}
-
-    @property
-    def ok(self) -> bool:
-        return not self.reason
 
 
 class Proxy:

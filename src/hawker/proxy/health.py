@@ -1,16 +1,32 @@
-"""What a proxy holds, as metrics beside the counters of its data plane."""
+"""How a proxy is, for whoever sends it requests, and as metrics beside the counters of its data plane."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
+import msgspec
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-if TYPE_CHECKING:
-    from hawker.proxy.service import Health
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a proxy should get traffic: `reason` why not, "" when it should. `skipped` counts rows of the catalog
+    that made no sense; `apps` and `doors` are those in memory; `closed` are ports that apps claim and that could not be
+    opened, with the reason; `certificates` are those that cannot be used or end soon."""
+
+    reason: str = ""
+    skipped: int = 0
+    bad: dict[str, str] = {}
+    apps: int = 0
+    doors: int = 0
+    opening: int = 0
+    closed: dict[int, str] = {}
+    certificates: dict[str, str] = {}
+
+    @property
+    def ok(self) -> bool:
+        return not self.reason
 
 
 class Gauges(Collector):
