@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.kit.raw_http import Visit, head, saying
 from tests.kit.routers import FakeMachine, FakeRoute
-from tests.kit.waiting import until
+from tests.kit.waiting import at_rest, until
 from tests.proxy.conftest import Stage
 
 from hawker.proxy.base import ServicePort
@@ -144,6 +144,39 @@ async def test_much_passes_both_ways_at_once(stage: Stage) -> None:
     got = await user.bytes(len(data))
     await sending
     assert hashlib.sha256(got).digest() == hashlib.sha256(data.upper()).digest()
+
+
+async def test_a_plain_service_that_reads_slowly_slows_its_user_down(stage: Stage) -> None:
+    go = asyncio.Event()
+    got = 0
+
+    async def reluctant(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal got
+        await go.wait()
+        while data := await reader.read(1 << 20):
+            got += len(data)
+        writer.close()
+
+    machine, _ = await plain_machine(stage)
+    server = await asyncio.start_server(reluctant, "127.0.0.1", 0)
+    stage.servers.append(server)
+    machine.address = server.sockets[0].getsockname()
+    user = await stage.user("tcp")
+    sent = 0
+
+    async def flood() -> None:
+        nonlocal sent
+        for _ in range(32):
+            await user.send(bytes(1 << 20))
+            sent += 1
+        user.end()
+
+    flooding = asyncio.create_task(flood())
+    assert await at_rest(lambda: sent) < 24
+    go.set()
+    await flooding
+    assert await user.ended() == "closed"
+    assert got == 32 << 20
 
 
 async def test_a_plain_connection_is_held_until_a_machine_is_awake(stage: Stage) -> None:
