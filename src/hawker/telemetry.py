@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import structlog
@@ -135,6 +137,17 @@ def set_up_logs(*, level: str = "info", json: bool = True) -> None:
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )
+
+
+@contextmanager
+def without_logs() -> Iterator[None]:
+    """For a command that tells people itself what the parts it uses would log."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 def get_logger(**fields: Any) -> structlog.typing.FilteringBoundLogger:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.cli.programs import hawker
 
 from hawker.cli.main import run
 
@@ -38,6 +39,13 @@ def test_as_json_it_is_a_list_of_findings(tmp_path: Path, capsys: pytest.Capture
     assert run(["doctor", "--config", config(tmp_path), "--json"]) == 0
     findings = json.loads(capsys.readouterr().out)
     assert {"what", "state", "found", "remedy", "needed"} == set(findings[0])
+
+
+def test_what_is_missing_is_found_and_not_logged(tmp_path: Path) -> None:
+    ended = hawker("doctor", "--json", env={"PATH": str(tmp_path)})
+    states = {finding["what"]: finding["state"] for finding in ended.json()}
+    assert (states["driver container"], states["driver microvm"]) == ("missing", "missing")
+    assert ended.err == ""
 
 
 def test_an_agent_that_could_not_listen_is_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,11 +26,12 @@ def doctor_command(ctx: click.Context, config: Path | None, as_json: bool) -> No
     from hawker.doctor.drivers import drivers, network
     from hawker.doctor.facts import gather
     from hawker.doctor.findings import can_work, findings
+    from hawker.telemetry import without_logs
 
     if isinstance(ctx.obj, output.Form):
         ctx.obj.json = as_json
     settings = read_settings(config) if config else None
-    with output.working("looking at this host"):
+    with output.working("looking at this host"), without_logs():  # what drivers would log is what is found here
         facts = gather(settings.directory if settings else DIRECTORY, settings.listens if settings else [])
         found = [*findings(facts), network(), *asyncio.run(drivers(settings))]
     if as_json:
