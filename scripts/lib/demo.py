@@ -19,7 +19,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,6 +63,7 @@ class Demo:
         client = json.loads((home / "client.json").read_text())
         self._endpoint: str = client["endpoint"]
         self._api = Api(client["endpoint"], client["token"])
+        self._served: dict[str, tuple[str, str, str]] = {}  # machine, URL and how it rests, by app
 
     def run(self) -> None:
         self._say("The market: three regions, two workers each, every agent a process of its own")
@@ -77,7 +77,7 @@ class Demo:
         self._catalog()
         self._refuse()
         self._measure()
-        self._isolate()
+        self._serve_and_sleep()
         self._kill_a_daemon(servers)
         self._print_times()
 
@@ -143,8 +143,16 @@ class Demo:
         self._time("order to running program", statistics.median(running), f"median of {ORDERS_TIMED}")
         self._time("refusal of the impossible", statistics.median(refused), f"median of {ORDERS_TIMED}")
 
+    def _serve_and_sleep(self) -> None:
+        self._say("Behind the proxy: an app has a name that users come to, wherever its machines are")
+        port = free_port()
+        program = [sys.executable, "-u", "-m", "http.server", str(port), "--bind", "127.0.0.1"]
+        self._serve("process", "stop", "--port", f"80:{port}", "host", "--", *program)
+        self._isolate()
+        self._sleep()
+
     def _isolate(self) -> None:
-        """The same app as a container and as a microVM, from an image that is made here: where the host can."""
+        """The same as a container and as a microVM, from an image that is made here: where the host can."""
         found = json.loads(self._output("doctor", "--json"))
         works = {f["what"].removeprefix("driver "): f for f in found if f["what"].startswith("driver ")}
         lacks = {name: works[name]["remedy"] for name in ("container", "microvm") if works[name]["state"] == "missing"}
@@ -156,31 +164,71 @@ class Demo:
         root = self._home / "site"
         (root / "bin").mkdir(parents=True)
         shutil.copy(busybox, root / "bin" / "busybox")
-        for applet in ("sh", "httpd", "ps", "hostname"):
+        for applet in ("sh", "httpd", "ps", "uname"):
             (root / "bin" / applet).symlink_to("busybox")
         (root / "www").mkdir()
         (root / "www" / "index.html").write_text("hello\n")
         serve = [f"--cmd={word}" for word in ("httpd", "-f", "-p", "8080", "-h", "/www")]
         self._hawker("image", "build-from", "--region", "mad", str(root), "site:1", *serve)
-        for runtime in ("container", "microvm"):
+        for runtime, rest in (("container", "stop"), ("microvm", "suspend")):
             if why := lacks.get(runtime):
                 print(f"  no {runtime} here: {why}\n")
                 continue
-            name = f"site-{runtime}"
-            order = ("--region", "mad", "--runtime", runtime, "--port", "8080", "--name", name)
             began = time.perf_counter()
-            self._hawker("machine", "run", "--app", "hello", *order, "site:1")
-            _, machines, _ = self._api.call("GET", "/apps/hello/machines?region=mad")
-            (machine,) = [m for m in machines if m["name"] == name]
-            (port,) = machine["hawker"]["ports"]
-            url = f"http://127.0.0.1:{port['host_port']}/"
-            until(lambda url=url: fetch(url) == 200, 60, f"the {runtime} answers")  # type: ignore[misc]
+            machine = self._serve(runtime, rest, "--runtime", runtime, "--port", "80:8080", "site:1")
             self._time(
                 f"ordered, then {runtime} answers", (time.perf_counter() - began) * 1000, "with the command line"
             )
-            print(f"  GET {url} -> 200\n")
-            self._hawker("machine", "exec", machine["id"], "--", "ps")
-            self._hawker("machine", "destroy", "--force", machine["id"])
+            shown = {"container": ("ps",), "microvm": ("uname", "-a")}[runtime]  # its own processes, its own kernel
+            self._hawker("machine", "exec", machine, "--", *shown)
+
+    def _serve(self, runtime: str, rest: str, *order: str) -> str:
+        """An app of one web server behind the proxy, which answers. Its machine."""
+        app = f"site-{runtime}"
+        self._hawker("apps", "create", app)
+        self._hawker("machine", "run", "--app", app, "--region", "mad", "--name", app, "--autostop", rest, *order)
+        _, (machine,), _ = self._api.call("GET", f"/apps/{app}/machines")
+        _, shown, _ = self._api.call("GET", f"/apps/{app}")
+        url = shown["urls"]["80"]
+        until(lambda: fetch(url) == 200, 60, f"the {runtime} answers")
+        print(f"  GET {url} -> 200, through the proxy\n")
+        self._served[app] = (machine["id"], url, rest)
+        return str(machine["id"])
+
+    def _sleep(self) -> None:
+        """Everything is put to rest, and one request to each wakes it."""
+        self._say("Asleep, as the proxy puts each after five idle minutes by itself: nothing of it runs")
+        for app, (_, _, rest) in self._served.items():
+            self._hawker("machine", rest, app)
+        self._say("Awake: one request to each. It is held while the machine starts, and answered by it")
+        for app, (machine, url, _) in self._served.items():
+            ms = self._curl(url)
+            _, woken, _ = self._api.call("GET", f"/apps/{app}/machines/{machine}")
+            check(woken["state"] == "started", f"{app} runs")
+            self._time(f"asleep, then {app.removeprefix('site-')} answers", ms, "one request, which woke it")
+        print()
+        self._hawker("machine", "stop", "site-process")
+        self._hawker("ping", "--app", "site-process", "-c", "3", "-i", "0.1")
+        self._hawker("logs", "--app", "site-process", "--tail", "4")
+        for app in self._served:
+            self._api.call("DELETE", f"/apps/{app}?force=true")
+
+    def _curl(self, url: str) -> float:
+        """One request, shown as it is made. Milliseconds up to its answer."""
+        print(f"$ curl -s -o /dev/null -w '%{{http_code}}' {url}", flush=True)
+        curl = shutil.which("curl")
+        began = time.perf_counter()
+        if curl:
+            host, _, port = url.removeprefix("http://").partition(":")
+            known = ("--resolve", f"{host}:{port}:127.0.0.1")  # for a curl that does not know that localhost is here
+            argv = [curl, "-s", "-o", os.devnull, "-w", "%{http_code}", *known, url]
+            status = int(subprocess.run(argv, stdout=subprocess.PIPE, timeout=90, text=True).stdout)
+        else:
+            status = fetch(url, timeout=90)
+        ms = (time.perf_counter() - began) * 1000
+        check(status == 200, f"the first request to {url} is answered: {status}")
+        print(f"{status}, after {ms:.0f} ms", flush=True)
+        return ms
 
     def _output(self, *arguments: str) -> str:
         environ = {**os.environ, "HAWKER_HOME": str(self._home)}
@@ -274,7 +322,7 @@ class Demo:
     def _print_times(self) -> None:
         self._say("Times, measured on this machine just now")
         for what, ms, note in self._times:
-            print(f"  {what:<28} {ms:>8.1f} ms   {note}")
+            print(f"  {what:<32} {ms:>8.1f} ms   {note}")
         print()
 
 
@@ -283,7 +331,7 @@ def market(home: Path, *, keep: bool) -> Iterator[subprocess.Popen[bytes]]:
     """`hawker dev` in the background, ended with everything it started unless `keep`."""
     began = time.perf_counter()
     output = open(home / "dev.out", "wb")  # noqa: SIM115  # handed to the child
-    argv = [sys.executable, "-m", "hawker", "dev", "--dir", str(home), "--port", "0"]
+    argv = [sys.executable, "-m", "hawker", "dev", "--dir", str(home), "--port", "0", "--http", "0"]
     process = subprocess.Popen(argv, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True)
     output.close()
     up = False
@@ -305,14 +353,19 @@ def free_port() -> int:
         return port
 
 
-def fetch(url: str) -> int:
-    """The status of a GET; 0 while nobody answers."""
+def fetch(url: str, timeout: float = 5) -> int:
+    """The status of a GET; 0 while nobody answers. Names below localhost are this host, whatever its resolver says."""
+    host = url.removeprefix("http://").partition("/")[0]
+    name, _, port = host.partition(":")
+    at = "127.0.0.1" if name.endswith(".localhost") else name
+    connection = http.client.HTTPConnection(at, int(port), timeout=timeout)
     try:
-        with urllib.request.urlopen(url, timeout=5) as reply:
-            status: int = reply.status
-            return status
-    except OSError:
+        connection.request("GET", "/", headers={"host": host})
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
         return 0
+    finally:
+        connection.close()
 
 
 def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
