@@ -229,6 +229,7 @@ class Agent:
             worker=settings.name if own else "",
             own=own.waking if own else None,
             unfit=self.reading.unfit if self.reading else _fit,
+            directory=settings.directory,
         )
         stack.push_async_callback(self.proxy.close)
         for collector in self.proxy.collectors():

@@ -115,10 +115,14 @@ class Certificates(Collector):
 
     def find(self, name: str) -> Certificate | None:
         """The one for this name, itself or as `*.` of its parent; else the default one."""
-        found = self._by_name.get(name)
-        if found is None:
-            found = self._by_name.get("*." + name.partition(".")[2])
-        return found or self._by_name.get("")
+        return self._exactly(name) or self._by_name.get("")
+
+    def covers(self, name: str) -> bool:
+        """Whether there is one for this name, beside the default one."""
+        return self._exactly(name) is not None
+
+    def _exactly(self, name: str) -> Certificate | None:
+        return self._by_name.get(name) or self._by_name.get("*." + name.partition(".")[2])
 
     @property
     def problems(self) -> dict[str, str]:

@@ -16,8 +16,10 @@ import msgspec
 from prometheus_client.registry import Collector
 
 from hawker.catalog.view import RowView
+from hawker.core.rendezvous import ranked
 from hawker.errors import Invalid
 from hawker.host import Host
+from hawker.proxy.acme import Issuer
 from hawker.proxy.base import Address
 from hawker.proxy.calls import Calls, Workers
 from hawker.proxy.certificates import Certificates
@@ -25,13 +27,13 @@ from hawker.proxy.claims import Claims
 from hawker.proxy.directory import Directory
 from hawker.proxy.embedded.engine import Engine
 from hawker.proxy.embedded.settings import Settings as Embedded
-from hawker.proxy.health import Gauges, Health
 from hawker.proxy.haproxy.plane import HaproxyEngine
+from hawker.proxy.health import Gauges, Health
 from hawker.proxy.idling import Idling
 from hawker.proxy.lending import SiteLender
 from hawker.proxy.ports import OpenPorts
 from hawker.proxy.router import ProxyRouter
-from hawker.proxy.settings import ProxySettings, address
+from hawker.proxy.settings import AcmeSettings, ProxySettings, address
 from hawker.proxy.sites import Sites
 from hawker.proxy.standby import Standbys
 
@@ -44,6 +46,7 @@ class Proxy:
         self.listening: dict[int, Address] = {}
         self.backhaul: Address | None = None
         self.ports: OpenPorts | None = None
+        self.issuer: Issuer | None = None
         self._unfit = unfit
         self._stack = AsyncExitStack()
 
@@ -62,9 +65,10 @@ class Proxy:
         directory: Path | None = None,
     ) -> Proxy:
         """`worker` is whose machines' door this is, "" for none; `own` are its calls where it is in this process.
-        `unfit` says why this node should get no traffic, "" when it may (`hawker.catalog.api`). `directory` is where
-        HAProxy's files are, if it is wanted and `settings` say nothing of that. Raises `HawkerError` when an address is
-        taken, `Invalid` where there is no HAProxy, `StoreError` when the catalog cannot be read."""
+        `unfit` says why this node should get no traffic, "" when it may (`hawker.catalog.api`). `directory` is the
+        agent's, below which certificates by ACME are kept, and HAProxy's files if `settings` say nothing of that.
+        Raises `HawkerError` when an address is taken, `Invalid` where there is no HAProxy, `StoreError` when the
+        catalog cannot be read."""
         proxy = cls(settings, unfit)
         async with AsyncExitStack() as stack:
             await proxy._open(stack, view, host, region, token, settings.worker or worker, own, directory)
@@ -77,7 +81,8 @@ class Proxy:
 
     def collectors(self) -> tuple[Collector, ...]:
         """Its metrics."""
-        return self.engine.counters, Gauges(self.health)
+        of_certificates = () if self.certificates is None else (self.certificates,)
+        return self.engine.counters, Gauges(self.health), *of_certificates
 
     def health(self) -> Health:
         """A proxy that is behind in the catalog says so: whoever sends it traffic should send it elsewhere."""
@@ -89,9 +94,13 @@ class Proxy:
             apps=directory.loaded,
             doors=len(sites.doors),
             opening=sum(door.opening for door in sites.doors.values()),
-            certificates=self.certificates.problems if self.certificates else {},
+            certificates=self._certificate_problems(),
             closed=dict(self.ports.missing) if self.ports else {},
         )
+
+    def _certificate_problems(self) -> dict[str, str]:
+        found = dict(self.certificates.problems) if self.certificates else {}
+        return found | self.issuer.problems if self.issuer else found
 
     async def _open(
         self,
@@ -128,10 +137,12 @@ class Proxy:
             self.idling.begin()
             stack.push_async_callback(self.idling.close)
         options: dict[str, Any] = {"region": region, "token": token}
-        self.certificates = certificates = await self._certificates(stack, host)
+        self.certificates = certificates = await self._certificates(stack, host, files)
         embedded = msgspec.structs.replace(settings.embedded, **options)
         self.engine = engine = self._engine(embedded, host, certificates, files)
         stack.push_async_callback(engine.close)
+        if settings.acme is not None and files is not None and certificates is not None:
+            await self._issuer(stack, settings.acme, host, certificates, token, worker, files)
         for port, at in shared.items():
             self.listening[port] = await engine.listen(*at, public=port)
         if settings.tcp:
@@ -146,21 +157,45 @@ class Proxy:
         settings = self.settings
         if settings.engine == "embedded":
             return Engine(self.router, embedded, host, certificates)
-        at = Path(settings.haproxy.directory) if settings.haproxy.directory else files
-        if at is None:
+        if not settings.haproxy.directory and files is None:
             raise Invalid("proxy.haproxy.directory", "", "say where HAProxy's files are to be")
+        at = Path(settings.haproxy.directory) if files is None or settings.haproxy.directory else files / "haproxy"
         return HaproxyEngine(
             self.router, SiteLender(self.sites), embedded, settings.haproxy, at.absolute(), host, certificates
         )
 
-    async def _certificates(self, stack: AsyncExitStack, host: Host) -> Certificates | None:
+    async def _certificates(self, stack: AsyncExitStack, host: Host, files: Path | None) -> Certificates | None:
         settings = self.settings
-        if not settings.certificates:
+        directories = [Path(settings.certificates)] if settings.certificates else []
+        if settings.acme is not None and files is not None:
+            directories.append(files / "acme" / "live")
+        if not directories:
             return None
-        found = Certificates((Path(settings.certificates),), host, default=settings.default_certificate)
+        found = Certificates(directories, host, default=settings.default_certificate)
         await found.open()
         stack.push_async_callback(found.close)
         return found
+
+    async def _issuer(
+        self,
+        stack: AsyncExitStack,
+        settings: AcmeSettings,
+        host: Host,
+        certificates: Certificates,
+        token: str,
+        worker: str,
+        files: Path,
+    ) -> None:
+        def turn(name: str) -> int:
+            """How many proxies come before this one for something that each does about this name."""
+            others = (each.name for each in self.directory.workers.values() if each.proxy_port)
+            return ranked(name, {worker, *others}).index(worker)
+
+        domain = self.settings.domain
+        self.issuer = Issuer(settings, files / "acme", host, certificates, token=token, domain=domain, turn=turn)
+        await self.issuer.open()
+        stack.push_async_callback(self.issuer.close)
+        self.engine.issue, self.engine.challenged = self.issuer.want, self.issuer.answer
 
     def _claimed(self, port: int) -> str:
         return self.claims.ports.get(port, "")

@@ -9,6 +9,13 @@ certificates = "/etc/hawker/certificates"   # for TLS: NAME.crt and NAME.key, or
 default_certificate = ""      # which of them clients get that ask for a name of none
 tcp = "0.0.0.0"               # where ports that apps have to themselves are opened; without it none are
 
+engine = "embedded"           # or "haproxy": see hawker.proxy.haproxy.settings
+
+[proxy.acme]                  # certificates from an ACME server such as Let's Encrypt; needs port 80
+directory = "https://acme-v02.api.letsencrypt.org/directory"
+contact = "admin@example"
+agree_terms = true            # see hawker.proxy.acme for the rest
+
 [proxy.routing]
 idle_s = 300.0                # see RouterSettings
 
@@ -19,11 +26,18 @@ wait_s = 60.0                 # see hawker.proxy.embedded.settings
 
 from __future__ import annotations
 
+import importlib.util
+import re
+
 import msgspec
 
 from hawker.errors import Invalid
 from hawker.proxy.base import Address
 from hawker.proxy.embedded.settings import Settings as Embedded
+from hawker.proxy.haproxy.settings import HaproxySettings
+
+NAME = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9])?\.)+[a-z0-9-]{2,63}")
+"""Of a server, with a dot at least."""
 
 
 class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,6 +73,32 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """After how long without any sign of a worker its machines' standbys are started."""
 
 
+class AcmeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[proxy.acme]`. `directory` is the server's URL, `ca` a file with authorities, for a server of one's
+    own. `names` get certificates in any case; with `automatic`, so does `<app>.<domain>` of any app that a user asks
+    for over TLS and whose service speaks it."""
+
+    directory: str
+    contact: str = ""
+    agree_terms: bool = False
+    names: tuple[str, ...] = ()
+    automatic: bool = True
+    ca: str = ""
+    orders_per_hour: int = 50
+
+    def check(self) -> None:
+        """Raises `Invalid`."""
+        if not self.directory.startswith("https://"):
+            raise Invalid("proxy.acme.directory", self.directory, "write the URL of an ACME server, https://...")
+        if not self.agree_terms:
+            raise Invalid("proxy.acme.agree_terms", self.agree_terms, "read the server's terms, and say true")
+        for name in self.names:
+            if NAME.fullmatch(name) is None:
+                raise Invalid("proxy.acme.names", name, "write names in lower case; `*` is only to be had by DNS-01")
+        if importlib.util.find_spec("acme") is None:
+            raise Invalid("proxy.acme", self.directory, "its libraries are missing: pip install 'hawker[acme]'")
+
+
 class ProxySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The table `[proxy]`. `listen` are addresses by public port: there apps are told apart by their names, any other
     port belongs to the oldest app that claims it. `worker` is whose machines' door this is, by default that of the same
@@ -70,10 +110,12 @@ class ProxySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tcp: str = ""
     certificates: str = ""
     default_certificate: str = ""
+    acme: AcmeSettings | None = None
     worker: str = ""
     engine: str = "embedded"
     routing: RouterSettings = RouterSettings()
     embedded: Embedded = Embedded()
+    haproxy: HaproxySettings = HaproxySettings()
 
     def shared_ports(self) -> dict[int, Address]:
         """Raises `Invalid`."""
@@ -82,8 +124,12 @@ class ProxySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def check(self) -> None:
         """Raises `Invalid`."""
         self.shared_ports()
+        if self.engine not in ("embedded", "haproxy"):
+            raise Invalid("proxy.engine", self.engine, "write embedded or haproxy")
         if self.backhaul:
             address("proxy.backhaul", self.backhaul)
+        if self.acme is not None:
+            self.acme.check()
         if self.default_certificate and not self.certificates:
             raise Invalid(
                 "proxy.default_certificate",

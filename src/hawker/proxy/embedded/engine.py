@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import itertools
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
 from hawker.core.forwarding import Answer
@@ -63,6 +63,10 @@ class Engine:
         self.router = router
         self.settings = settings
         self.certificates = certificates
+        self.issue: Callable[[str], Awaitable[None]] | None = None
+        """Sees to it that a name has a certificate, and returns when that is tried."""
+        self.challenged: Callable[[str, bytes], bytes | None] | None = None
+        """What a host's target is answered that asks whether the name is ours; None: it asks for something else."""
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time
         self.counters = Counters(self)

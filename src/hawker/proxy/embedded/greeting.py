@@ -143,7 +143,7 @@ class Greeter(asyncio.Protocol):
         if self._postgres and "pg_tls" not in port.handlers:
             self._alert(ACCESS_DENIED)
             return
-        certificate = engine.certificates.find(hello.name) if engine.certificates else None
+        certificate = await self._certificate(hello.name, route)
         if certificate is None:
             engine.counters.handshakes_failed += 1
             self._alert(UNRECOGNIZED_NAME)
@@ -165,6 +165,16 @@ class Greeter(asyncio.Protocol):
         else:
             carrier = engine.http1(self._port, secure=True)
         self._become(carrier, transport, landing.data)
+
+    async def _certificate(self, name: str, route: Route | None) -> Certificate | None:
+        """One may be had while the client waits, for an app that speaks TLS here."""
+        engine = self._engine
+        if engine.certificates is None:
+            return None
+        wanted = route is not None and not {"tls", "pg_tls"}.isdisjoint(route.port.handlers)
+        if wanted and engine.issue is not None and not engine.certificates.covers(name):
+            await engine.issue(name)
+        return engine.certificates.find(name)
 
     async def _handshake(self, certificate: Certificate, port: ServicePort) -> asyncio.Transport | None:
         loop, settings = self._engine.loop, self._engine.settings

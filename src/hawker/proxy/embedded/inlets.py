@@ -79,6 +79,14 @@ class Inlet(Protocol):
         ...
 
 
+class _Told(Refused):
+    """It is this proxy itself that has the answer."""
+
+    def __init__(self, told: bytes) -> None:
+        super().__init__(200, "", "")
+        self.told = told
+
+
 class Public:
     """A user's connection to a public port."""
 
@@ -101,6 +109,10 @@ class Public:
     def find(self, request: RequestHead) -> Route | None:
         if request.method == b"CONNECT":
             raise Refused(405, "PH01", "this proxy makes no tunnels")
+        if request.target[:13] == b"/.well-known/" and self._engine.challenged is not None and not self.secure:
+            answer = self._engine.challenged(request.host, request.target)
+            if answer is not None:
+                raise _Told(answer)
         return self._engine.router.find(self._port, request.host)
 
     async def load(self, request: RequestHead) -> Route:
@@ -160,6 +172,9 @@ class Public:
         return passed[1] + request_id + passed[2]
 
     def refusal(self, refusal: Refused, request_id: bytes) -> tuple[int, list[Header], bytes]:
+        if isinstance(refusal, _Told):
+            length = b"%d" % len(refusal.told)
+            return 200, [(b"content-type", b"application/octet-stream"), (b"content-length", length)], refusal.told
         fields, body = refusals.answer(refusal, self._engine.settings.name, request_id)
         return refusal.status, fields, body
 
