@@ -7,16 +7,18 @@ there.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from time import monotonic
 
 import msgspec
 import pytest
 import pytest_asyncio
 from bench import faults
 from bench.faults import SHORT, served
-from tests.kit.edges import Region, region, region_of_hosts
+from tests.kit.edges import SERVER, Region, region, region_of_hosts
 from tests.kit.load import Report
 from tests.kit.namespaces import missing_for_namespaces
 from tests.kit.waiting import until
@@ -79,6 +81,25 @@ async def test_workers_and_their_proxies_die_apart_and_no_request_fails(tmp_path
         worker = await faults.agent_killed(it, load, SHORT, "worker-1")
         nothing_failed(worker)
         assert worker.cut == 0, str(worker)
+
+
+async def test_an_app_whose_only_worker_dies_is_answered_when_that_is_back(tmp_path: Path) -> None:
+    """Also while its machine is on the way up: it is started once, by whoever asked first."""
+    async with region(tmp_path, workers=1, edges=2) as it:
+        machine = await it.machine("only", program=f"import time; time.sleep(1.5)\n{SERVER}")
+        await it.known([machine], "stopped")
+        asked = [asyncio.ensure_future(it.get("only", f"edge-{n % 2 + 1}")) for n in range(40)]
+        await until(lambda: it.starts(machine) == 1 and it.state(machine) == "started")
+        for _ in range(2):
+            await it.kill("worker-1")
+            it.start("worker-1")
+            await it.up("worker-1")
+            began = monotonic()
+            assert {status for status, _ in await asyncio.gather(*asked)} == {200}
+            assert monotonic() - began < 5.0
+            asked = [asyncio.ensure_future(it.get("only", f"edge-{n % 2 + 1}")) for n in range(40)]
+        assert it.starts(machine) == 1
+        await asyncio.gather(*asked)
 
 
 async def test_a_machine_that_stands_by_starts_once_when_the_worker_is_gone_and_three_proxies_see_it(

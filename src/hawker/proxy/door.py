@@ -25,6 +25,7 @@ from hawker.proxy.calls import Calls, Declined
 from hawker.proxy.directory import Machine
 from hawker.proxy.places import Place
 from hawker.proxy.settings import RouterSettings
+from hawker.proxy.trouble import Trouble
 from hawker.proxy.waking import Looking
 from hawker.telemetry import get_logger
 
@@ -39,7 +40,6 @@ ASK_AGAIN_S = 1.0
 STARTS_MOST = 3
 """Of a program that ends before it listens, for one batch of requests."""
 START_AGAIN_MOST_S = 60.0
-TROUBLE_MOST_S = 30.0
 
 
 class NotOpened(Refused):
@@ -80,7 +80,7 @@ class Door:
         self._seen = asyncio.Event()  # another row
         self._waits_for = ""
         self._failed_starts = 0
-        self._troubles = 0
+        self._trouble = Trouble(settings.trouble_s)
         self.row(machine)
 
     # --- what is known -----------------------------------------------------------------------------------------------
@@ -146,12 +146,10 @@ class Door:
         if how in ("refused", "reset") and self.state == RUNNING:
             self.open()
             return
-        seconds = min(self._settings.trouble_s * 2**self._troubles, TROUBLE_MOST_S)
-        self._troubles = min(self._troubles + 1, 10)
-        place.pool.rest(place.seat, loop.time() + seconds)
+        place.pool.rest(place.seat, self._trouble.failed(loop.time()))
 
     def answered(self, place: Place) -> None:
-        self._troubles = 0
+        self._trouble.over()
         self.used_at = asyncio.get_running_loop().time()
 
     def heard(self, place: Place, load: bytes) -> None:
@@ -199,7 +197,8 @@ class Door:
         else:
             self.used_at = loop.time()
             self.phases = {"start": started - began, "ready": self.used_at - started}
-            self._failed_starts = self._troubles = 0
+            self._failed_starts = 0
+            self._trouble.over()
             self._believe(RUNNING)
         finally:
             self._opening = None

@@ -86,7 +86,7 @@ class ProxyRouter:
         tasks = [*self._tasks, *(door.open() for door in self.sites.doors.values() if door.opening)]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *(far.close() for far in self.sites.fars.values()), return_exceptions=True)
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 

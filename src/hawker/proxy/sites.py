@@ -234,7 +234,7 @@ class Sites:
         if machine.worker != self.worker and worker.proxy_port:
             far = self.fars.get(worker.name)
             if far is None:
-                far = self.fars[worker.name] = Far(worker.name, self.settings)
+                far = self.fars[worker.name] = Far(worker.name, self.settings, self.looking)
             return None, far, worker
         door = self.doors.get(machine.id)
         calls = self.workers.of(worker)
