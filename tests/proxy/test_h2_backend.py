@@ -14,6 +14,9 @@ from tests.kit.routers import FakeMachine
 from tests.kit.waiting import until
 from tests.proxy.conftest import Stage
 
+# HAProxy's own HTTP/2 and TLS are not ours to test; where it hands on, it is to this plane.
+pytestmark = pytest.mark.parametrize("stage", ["embedded"], indirect=True)
+
 GRPC = "POST /hawker.Test/Say | content-type: application/grpc | te: trailers"
 Add = Callable[..., Awaitable[Upstream2]]
 

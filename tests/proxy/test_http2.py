@@ -16,6 +16,9 @@ from tests.kit.raw_http import Broken, Visit, chunked, echo, saying, silent
 from tests.kit.waiting import until
 from tests.proxy.conftest import Stage
 
+# HAProxy's own HTTP/2 and TLS are not ours to test; where it hands on, it is to this plane.
+pytestmark = pytest.mark.parametrize("stage", ["embedded"], indirect=True)
+
 Connect = Callable[..., Awaitable[User2]]
 
 

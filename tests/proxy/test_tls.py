@@ -18,6 +18,9 @@ from tests.proxy.test_tunnels import plain_machine
 
 from hawker.proxy.embedded.greeting import Greeter
 
+# HAProxy's own HTTP/2 and TLS are not ours to test; where it hands on, it is to this plane.
+pytestmark = pytest.mark.parametrize("stage", ["embedded"], indirect=True)
+
 AUTHORITY = Authority()
 TLS_HTTP = ("tls", "http")
 
