@@ -403,3 +403,60 @@ async def test_a_machine_hands_a_request_on_only_within_its_organization(here: H
         with pytest.raises(Refused) as refused:
             await here.router.other(route, app)
         assert refused.value.code == code
+
+
+async def test_a_request_that_must_wait_for_one_machine_is_in_nobodys_way(here: Here) -> None:
+    here.machine("m1")
+    here.machine("m2")
+    here.fleet.check("m2", "web", status="critical", service=f"tcp/{here.port}")
+    route = await here.route()
+    await until(lambda: bool(route.site.app.machines["m2"].failing))
+    late = asyncio.get_running_loop().time() + 5
+    waits = asyncio.ensure_future(route.obtain(Wishes(force_machine="m2"), deadline=late))
+    await asyncio.sleep(0)
+    lease = (await here.route()).take()
+    assert lease is not None
+    assert lease.machine == "m1"
+    lease.release()
+    here.fleet.check("m2", "web", status="passing", service=f"tcp/{here.port}")
+    (await waits).release()
+
+
+async def test_room_that_is_no_use_to_the_first_is_the_next_ones(here: Here) -> None:
+    here.machine("m1", soft=1, hard=1)
+    here.machine("m2", soft=1, hard=1)
+    first, second = await here.obtain(), await here.obtain()
+    at_1, at_2 = sorted((first, second), key=lambda lease: lease.machine)
+    route = await here.route()
+    late = asyncio.get_running_loop().time() + 5
+    picky = asyncio.ensure_future(route.obtain(Wishes(not_machine="m1"), deadline=late))
+    await asyncio.sleep(0)
+    anyone = asyncio.ensure_future(route.obtain(deadline=late))
+    await asyncio.sleep(0)
+    at_1.release()
+    async with asyncio.timeout(LOOK_AGAIN_S * 0.6):
+        lease = await anyone
+    assert (lease.machine, picky.done()) == ("m1", False)
+    at_2.release()
+    async with asyncio.timeout(LOOK_AGAIN_S * 0.6):
+        (await picky).release()
+    lease.release()
+
+
+async def test_who_looks_again_in_between_keeps_its_place(here: Here) -> None:
+    here.machine("m1", soft=1, hard=1)
+    first = await here.obtain()
+    order: list[int] = []
+
+    async def one(number: int) -> None:
+        lease = await here.obtain()
+        order.append(number)
+        lease.release()
+
+    waiting = [asyncio.ensure_future(one(0))]
+    await asyncio.sleep(LOOK_AGAIN_S * 0.8)
+    waiting.append(asyncio.ensure_future(one(1)))
+    await asyncio.sleep(LOOK_AGAIN_S * 0.5)  # the first has looked, the second has not
+    first.release()
+    await asyncio.gather(*waiting)
+    assert order == [0, 1]

@@ -85,11 +85,13 @@ class SiteLender:
             return None
         group, service = found
         machines: dict[str, Lent] = {}
-        if not group.room.waiting:  # they were there before those to come
+        if not group.room.before(""):  # they were there before those to come
             for machine, seat in group.pool.seats.items():
                 place: Place = seat.data
                 places = _places(seat)
-                if places > 0 and isinstance(place.keeper, Door) and not place.keeper.closing:
+                if places <= 0 or group.room.before(machine):
+                    continue
+                if isinstance(place.keeper, Door) and not place.keeper.closing:
                     machines[machine] = Lent(place.address, places)
         return Offer(service, machines)
 
@@ -102,7 +104,7 @@ class SiteLender:
         if (places, now) != (seat.lent, before):
             group.pool.lend(seat, places, now)
             for _ in range(before - now):
-                group.room.one()
+                group.room.one(machine)
         if (moved or now) and isinstance(seat.data.keeper, Door):
             seat.data.keeper.used_at = asyncio.get_running_loop().time()
 

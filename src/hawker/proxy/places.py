@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from hawker.core.routing import Pool, Seat
 from hawker.proxy.base import Address, Failure, Header
-
-if TYPE_CHECKING:
-    from asyncio import Future
+from hawker.proxy.rooms import Room
 
 
 class Keeper(Protocol):
@@ -27,30 +24,6 @@ class Keeper(Protocol):
         ...
 
     def heard(self, place: Place, load: bytes) -> None: ...
-
-
-class Room:
-    """Requests that wait for room at any machine of a group, in the order in which they came."""
-
-    __slots__ = ("waiting",)
-
-    def __init__(self) -> None:
-        self.waiting: deque[Future[None]] = deque()
-
-    def one(self) -> None:
-        """There is room for one more."""
-        while self.waiting:
-            waiter = self.waiting.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
-
-    def all(self) -> None:
-        """Something is different: each may look again."""
-        waiting, self.waiting = self.waiting, deque()
-        for waiter in waiting:
-            if not waiter.done():
-                waiter.set_result(None)
 
 
 class Place:
@@ -85,8 +58,8 @@ class Place:
     def leave(self) -> None:
         """A request has gone, or has given up: there may be room for another."""
         self.pool.leave(self.seat)
-        if self.room.waiting:
-            self.room.one()
+        if self.room.queues:
+            self.room.one(self.machine)
 
 
 class PlaceLease:

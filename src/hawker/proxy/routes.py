@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from hawker.core.routing import ANY, FULL, GONE, NOT_HERE, TRIED, Nothing, Start, Take, Wishes
+from hawker.core.seats import is_open
 from hawker.model.regions import expand
 from hawker.proxy.abroad import RegionLease, wished
 from hawker.proxy.base import Header, Lease, Refused, ServicePort
 from hawker.proxy.door import Door, NotOpened
 from hawker.proxy.places import Place, PlaceLease
+from hawker.proxy.rooms import Turn
 from hawker.proxy.sites import Group, Site
 
 if TYPE_CHECKING:
@@ -58,12 +60,12 @@ class ProxyRoute:
         if found is None:
             return None
         group = found[0]
-        if group.room.waiting:
-            return None  # they were there before
         if self._machine or wishes is not ANY:
             if not self._within and (wishes.force_regions or wishes.prefer_regions):
                 return None
             wishes = self._forced(wishes)
+        if group.room.queues and group.room.before(wishes.force_machine):
+            return None
         seat = group.pool.take(self._now(), wishes, tried)
         if seat is None:
             return None
@@ -117,44 +119,55 @@ class ProxyRoute:
         abroad = bool(wishes.force_regions or wishes.prefer_regions) and not self._here_first(wishes)
         if abroad and (lease := self._away(wishes, out)):
             return lease
-        group = self._group()
-        if group.room.waiting:
-            await self._room(group, deadline)
-        while True:
-            group = self._group()
-            decision = group.pool.decide(loop.time(), wishes, out)
-            if isinstance(decision, Take):
-                if decision.starting is not None:
-                    self._router.start_beside(decision.starting, self.app, request)
-                place: Place = decision.seat.data
-                if not place.keeper.closing:
-                    place.enter()
-                    return PlaceLease(place, self._header, {"wait": loop.time() - began})
-            elif isinstance(decision, Start):
-                place = decision.seat.data
-            else:
-                lease = self._away(wishes, out) if decision is not TRIED or not self._coming(group, out) else None
-                if lease is not None:
-                    return lease
-                if failed is not None and not failed.again and decision is not FULL:
-                    raise failed
-                if decision is TRIED:
-                    coming = self._coming(group, out)
-                    if coming is None:
-                        await self._pause(group, deadline)
-                        out.clear()
-                        continue
-                    place = coming
-                elif decision.wait:
-                    await self._room(group, deadline)
-                    continue
+        turn: Turn | None = None
+        try:
+            if self._group().room.before(wishes.force_machine):
+                turn = self._turn(None, wishes)
+                await self._room(turn, deadline)
+            while True:
+                group = self._group()
+                decision = group.pool.decide(loop.time(), wishes, out)
+                if isinstance(decision, Take):
+                    if decision.starting is not None:
+                        self._router.start_beside(decision.starting, self.app, request)
+                    place: Place = decision.seat.data
+                    if not place.keeper.closing:
+                        place.enter()
+                        if turn is not None:
+                            turn.called = ""
+                        return PlaceLease(place, self._header, {"wait": loop.time() - began})
+                elif isinstance(decision, Start):
+                    place = decision.seat.data
                 else:
-                    return self._nothing(decision, failed)
-            try:
-                return await self._started(place, began, deadline, request)
-            except NotOpened as error:
-                out.add(place.machine)
-                failed = error
+                    lease = self._away(wishes, out) if decision is not TRIED or not self._coming(group, out) else None
+                    if lease is not None:
+                        return lease
+                    if failed is not None and not failed.again and decision is not FULL:
+                        raise failed
+                    if decision is TRIED:
+                        coming = self._coming(group, out)
+                        if coming is None:
+                            await self._pause(group, deadline)
+                            out.clear()
+                            continue
+                        place = coming
+                    elif decision.wait:
+                        turn = self._turn(turn, wishes)
+                        await self._room(turn, deadline)
+                        continue
+                    else:
+                        return self._nothing(decision, failed)
+                if turn is not None:
+                    turn.leave()
+                    turn = None
+                try:
+                    return await self._started(place, began, deadline, request)
+                except NotOpened as error:
+                    out.add(place.machine)
+                    failed = error
+        finally:
+            if turn is not None:
+                turn.leave()
 
     async def _started(self, place: Place, began: float, deadline: float, request: str) -> Lease:
         """A lease of a machine that is started for it. Far away, its own proxy holds the request meanwhile."""
@@ -185,25 +198,24 @@ class ProxyRoute:
             raise Refused(503, "PR02", f"app {self.app} serves port {self.number} no more")
         return found[0]
 
-    async def _room(self, group: Group, deadline: float) -> None:
+    def _turn(self, turn: Turn | None, wishes: Wishes) -> Turn:
+        """The request's place among those that wait. Room that is no use to it is told to those behind it."""
+        group = self._group()
+        if turn is not None and turn.room is group.room:
+            seat = group.pool.seats.get(turn.called)
+            if seat is not None and is_open(seat):
+                group.room.one(turn.called, turn.number)
+            return turn
+        if turn is not None:
+            turn.leave()
+        return group.room.join(wishes.force_machine)
+
+    async def _room(self, turn: Turn, deadline: float) -> None:
         """Until there may be room, first come, first served. Raises `TimeoutError`."""
         loop = asyncio.get_running_loop()
-        if loop.time() >= deadline:
-            raise TimeoutError
-        waiter: asyncio.Future[None] = loop.create_future()
-        group.room.waiting.append(waiter)
-        look_s = LOOK_AGAIN_S * (1 + len(group.room.waiting) // HELD_A_LOOK)
-        timer = loop.call_at(min(deadline, loop.time() + look_s), _wake, waiter)
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():
-                group.room.one()  # its turn had come: it is the next one's
-            raise
-        finally:
-            timer.cancel()
-            if waiter in group.room.waiting:
-                group.room.waiting.remove(waiter)
+        if loop.time() < deadline:
+            look_s = LOOK_AGAIN_S * (1 + turn.room.count // HELD_A_LOOK)
+            await turn.wait(min(deadline, loop.time() + look_s))
         if loop.time() >= deadline:
             raise TimeoutError
 
@@ -255,8 +267,3 @@ class ProxyRoute:
             f"app {self.app}: {decision.message}",
             retry_after_s=self._router.settings.retry_after_s,
         )
-
-
-def _wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)

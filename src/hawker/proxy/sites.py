@@ -14,8 +14,9 @@ from hawker.proxy.calls import Workers
 from hawker.proxy.directory import App, Directory, Machine, Worker
 from hawker.proxy.door import Door
 from hawker.proxy.far import Far
-from hawker.proxy.places import Place, Room
+from hawker.proxy.places import Place
 from hawker.proxy.published import Served, service_port
+from hawker.proxy.rooms import Room
 from hawker.proxy.settings import RouterSettings
 from hawker.proxy.waking import Looking
 
