@@ -16,7 +16,8 @@ from tests.cli.programs import ENDS_S, PROGRAM, Ended, environment, hawker, on_t
 from tests.kit.markets import Market, free_port, running_market
 from tests.kit.waiting import wait_until
 
-from hawker.cli.visiting import phases, url_of
+from hawker.cli.services import url_of
+from hawker.cli.visiting import phases
 from hawker.errors import HawkerError
 
 APP = "visited"
@@ -114,6 +115,7 @@ def test_where_an_app_is_served_is_shown_and_opened(site: Site) -> None:
     shown = dict(line.split(maxsplit=1) for line in site("apps", "show", APP).out.splitlines())
     assert (shown["app"], shown["machines"], shown["url"]) == (APP, "1 started in ord", url.rstrip("/"))
     assert site("apps", "show", APP, "--json").json()["url"] == url.rstrip("/")
+    assert site("open", "--app", "nope", status=1).err == "error: app not found: nope\n  try: hawker apps list\n"
     assert f"no app is called {site.web}" in site("apps", "show", site.web, status=1).err
     opened = on_terminal("open", "--app", APP, env={**site.env, "BROWSER": "echo opened %s"})
     assert f"opened {url}" in opened.out
@@ -132,7 +134,7 @@ def test_ping_wakes_an_app_and_shows_what_that_took(site: Site) -> None:
     shown = site("ping", "--app", APP, "-c", "2", "-i", "0").out.splitlines()
     assert shown[0] == "GET " + site("open", "--app", APP).out.strip()
     assert all(line.startswith("  200 in ") for line in shown[1:3])
-    assert shown[3].startswith("2 requests: 2 times 200; min/avg/max ")
+    assert shown[3].startswith("2 requests: 2 answered 200; min/avg/max ")
 
 
 @pytest.mark.slow

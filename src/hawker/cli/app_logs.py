@@ -18,7 +18,7 @@ import click
 
 from hawker.cli import output
 from hawker.cli.params import app_option, region_option
-from hawker.cli.session import Object, Session, app_of, market_command
+from hawker.cli.session import Object, Session, about_app, app_of, market_command
 from hawker.errors import HawkerError, NotFound
 
 LOOK_S = 1.0
@@ -57,7 +57,8 @@ def logs(session: Session, app: str, region: str | None, follow: bool, tail: int
     Lines are led by their time, the machine's region and its id, and by ! where they are of standard error. With --json
     an object a line.
     """
-    found, silent = session.machines(app, region=region)
+    with about_app():
+        found, silent = session.machines(app, region=region)
     if silent:
         output.note(f"these workers did not answer, their machines are not followed: {', '.join(silent)}")
     if not found and not follow:

@@ -7,7 +7,8 @@ import click
 from hawker.cli import output
 from hawker.cli.groups import Ordered
 from hawker.cli.params import app_argument
-from hawker.cli.session import Object, Session, confirmed, market_command
+from hawker.cli.services import url_of
+from hawker.cli.session import Object, Session, about_app, confirmed, market_command
 from hawker.errors import HawkerError, NotFound
 
 NOT_FOUND, CONFLICT = 404, 409
@@ -63,13 +64,13 @@ def show(session: Session, app: str) -> None:
     """Show an app: where it is served, where its machines are, and how they are."""
     from collections import Counter
 
-    from hawker.cli.visiting import url_of
     from hawker.model.values import is_machine_id, rfc3339
 
     if is_machine_id(app):  # the API would show the machine
         raise NotFound(f"no app is called {app}: that is a machine's id", hint=f"hawker machine status {app}")
-    found = session.client.app(app)
-    machines, silent = session.machines(app)
+    with about_app():
+        found = session.client.app(app)
+        machines, silent = session.machines(app)
     url = url_of(found, machines)
     if session.json:
         output.data({**found, "url": url if isinstance(url, str) else ""})

@@ -20,7 +20,7 @@ import click
 
 from hawker.cli import output
 from hawker.cli.params import app_option, region_option
-from hawker.cli.session import Object, Session, app_of, label, market_command
+from hawker.cli.session import Object, Session, about_app, app_of, label, market_command
 from hawker.errors import HawkerError, NotFound, PreconditionFailed, Refused, Unreachable
 
 if TYPE_CHECKING:
@@ -104,7 +104,8 @@ class Chosen:
             return self.machine
 
     def _running(self) -> Object:
-        found, silent = self._session.machines(self._app, region=self._region)
+        with about_app():
+            found, silent = self._session.machines(self._app, region=self._region)
         running = [m for m in found if m["state"] == "started"]
         if running:
             return min(running, key=lambda m: (m["cordoned"], m["region"], m["id"]))

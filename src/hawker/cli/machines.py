@@ -14,6 +14,7 @@ from hawker.cli import output
 from hawker.cli.groups import Ordered
 from hawker.cli.orders import clone, create, port_text, run, update
 from hawker.cli.params import app_option, machine_argument, region_option, timeout_option
+from hawker.cli.services import service_text
 from hawker.cli.session import (
     LONGEST_STOP_S,
     Object,
@@ -114,6 +115,7 @@ def status(session: Session, machine: str, app: str | None) -> None:
             ("image", config["image"]),
             *([("digest", digest)] if (digest := found["image_ref"].get("digest")) else []),
             ("runtime", placed["driver"]),
+            *[("service", service_text(service)) for service in config.get("services") or []],
             *[("port", port_text(port)) for port in placed.get("ports", [])],
             *([("checks", _checks(found))] if found["checks"] else []),
             ("command", _command(config)),

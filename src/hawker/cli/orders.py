@@ -7,14 +7,14 @@ What is right and wrong in it is the market's to say.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import click
 
 from hawker.cli import output
 from hawker.cli.params import app_option, machine_argument, pairs, region_option
-from hawker.cli.services import add_services, service_options
+from hawker.cli.services import add_services, http_ports, service_options, url_of
 from hawker.cli.session import LONGEST_STOP_S, Object, Session, app_of, failure_of, label, market_command
 from hawker.errors import HawkerError, Invalid
 
@@ -211,6 +211,7 @@ def _place(session: Session, app: str, body: Object, *, key: str | None = None) 
                 ("worker", machine["hawker"]["worker"]),
                 ("state", machine["state"]),
                 *[("port", port_text(port)) for port in machine["hawker"].get("ports", [])],
+                *([("url", url)] if (url := _url(session, app, machine)) else []),
                 ("times", times or "none: an order with this key was filled before, and this is its machine"),
             ]
         )
@@ -225,6 +226,16 @@ def _place(session: Session, app: str, body: Object, *, key: str | None = None) 
             f"{label(machine)} did not start{why and ': ' + why}",
             hint=f"hawker machine update {machine['id']} -- COMMAND\nhawker machine destroy {machine['id']}",
         )
+
+
+def _url(session: Session, app: str, machine: Object) -> str:
+    """Where users come to it, "" when nowhere."""
+    if not http_ports([machine]):
+        return ""
+    with suppress(HawkerError):  # it is ordered, whatever becomes of this question
+        found = url_of(session.client.app(app), [machine])
+        return found if isinstance(found, str) else ""
+    return ""
 
 
 @contextmanager

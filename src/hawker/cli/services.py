@@ -11,13 +11,14 @@ from typing import Any, TypeVar
 import click
 
 from hawker.cli.session import Object
-from hawker.errors import Invalid, Refused
+from hawker.errors import HawkerError, Invalid, NotFound, Refused
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 HANDLERS = ("http", "tls", "pg_tls", "proxy_proto")  # those of `model/services.py`, not imported for help
 USUAL = {80: ["http"], 443: ["tls", "http"]}
 """What a port is that names no handler: browsers come here. Any other takes bytes as they are."""
+PREFERRED = (443, 80)
 _WANT = "write 8080, 80:8080, 443:8080/tcp:tls:http or 53/udp"
 
 
@@ -51,10 +52,16 @@ def service_options(function: F) -> F:
                 help="What the limits count. Default: connections.",
             ),
             click.option(
-                "--soft-limit", type=click.IntRange(min=1), metavar="COUNT", help="Above it others are preferred: 20."
+                "--soft-limit",
+                type=click.IntRange(min=1),
+                metavar="COUNT",
+                help="From then on other machines are preferred, or started. Default: 20.",
             ),
             click.option(
-                "--hard-limit", type=click.IntRange(min=1), metavar="COUNT", help="No more than that at once."
+                "--hard-limit",
+                type=click.IntRange(min=1),
+                metavar="COUNT",
+                help="No more than that at once. Default: none.",
             ),
             click.option(
                 "--check",
@@ -63,9 +70,11 @@ def service_options(function: F) -> F:
                 metavar="PATH|tcp",
                 help="No requests before GET PATH gives 2xx, or its port takes connections. Repeatable.",
             ),
-            click.option("--check-interval", metavar="DURATION", help="From one look to the next, such as 15s."),
-            click.option("--check-timeout", metavar="DURATION", help="Such as 2s."),
-            click.option("--check-grace", metavar="DURATION", help="After a start failures do not count so long: 1s."),
+            click.option("--check-interval", metavar="DURATION", help="From one look to the next. Default: 15s."),
+            click.option("--check-timeout", metavar="DURATION", help="For one look. Default: 2s."),
+            click.option(
+                "--check-grace", metavar="DURATION", help="Failures so soon after a start do not count. Default: 1s."
+            ),
         )
     ):
         function = option(function)
@@ -160,6 +169,22 @@ def service_of(text: str) -> Object:
     return {"protocol": protocol, "internal_port": int(inside), "ports": [port]}
 
 
+def service_text(service: Object) -> str:
+    """A service as people read it."""
+    ports = []
+    for port in service.get("ports") or []:
+        number = port.get("port") or f"{port.get('start_port')}-{port.get('end_port')}"
+        handlers = "+".join(port.get("handlers") or [])
+        ports.append(f"{number} {handlers}".strip())
+    limits = service.get("concurrency") or {}
+    told = [f"{', '.join(ports) or 'no port'} to {service['internal_port']}/{service.get('protocol') or 'tcp'}"]
+    told += [f"autostop {service['autostop']}"] if service.get("autostop") not in (None, "", "off", False) else []
+    told += ["no autostart"] if service.get("autostart") is False else []
+    told += [f"{service['min_machines_running']} stay"] if service.get("min_machines_running") else []
+    told += [f"{name} limit {limits[f'{name}_limit']}" for name in ("soft", "hard") if limits.get(f"{name}_limit")]
+    return "; ".join(told)
+
+
 def http_ports(machines: list[Object]) -> dict[int, bool]:
     """The public ports at which machines speak HTTP, and whether by TLS; the first of ranges."""
     found: dict[int, bool] = {}
@@ -171,3 +196,26 @@ def http_ports(machines: list[Object]) -> dict[int, bool]:
                 if "http" in handlers and number:
                     found[number] = "tls" in handlers
     return found
+
+
+def url_of(app: Object, machines: list[Object]) -> str | HawkerError:
+    """Where an app is served, or why that cannot be told."""
+    name, urls = app["name"], app.get("urls") or {}
+    if not machines:
+        return NotFound(f"app {name} has no machines", hint=f"hawker machine run --app {name} --port 80:8080 ...")
+    speaking = http_ports(machines)
+    if not speaking:
+        return Refused(
+            f"no machine of app {name} has a service that speaks HTTP",
+            hint=f"hawker machine update {machines[0]['id']} --port 80:8080\n"
+            f"hawker proxy 8080 --app {name} leads to any port without one",
+        )
+    if not urls:
+        return Refused(
+            "the market does not say where apps are served", hint="whoever runs the broker sets [broker] urls"
+        )
+    for port in [*(port for port in PREFERRED if port in speaking), *sorted(speaking)]:
+        if url := urls.get(str(port)):
+            return str(url)
+    ports, taken = ", ".join(map(str, sorted(speaking))), ", ".join(urls)
+    return Refused(f"app {name} speaks HTTP on port {ports}, and the proxy takes users on {taken}")

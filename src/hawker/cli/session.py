@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self
 import click
 
 from hawker.cli import output
-from hawker.errors import NotFound, Refused, Unreachable
+from hawker.errors import HawkerError, NotFound, Refused, Unreachable
 
 if TYPE_CHECKING:
     from hawker.client.api import Client
@@ -144,6 +145,17 @@ def market_command(function: Callable[Concatenate[Session, P], None]) -> Callabl
             function(session, *args, **options)
 
     return run
+
+
+@contextmanager
+def about_app() -> Iterator[None]:
+    """For commands that only make sense of an app that is there: the API's hint is for orders."""
+    try:
+        yield
+    except HawkerError as error:
+        if getattr(error, "status_code", 0) == 404:
+            error.hint = "hawker apps list"
+        raise
 
 
 def app_of(machine: Object) -> str:

@@ -12,44 +12,21 @@ import click
 
 from hawker.cli import output
 from hawker.cli.params import app_option
-from hawker.cli.services import http_ports
-from hawker.cli.session import Object, Session, market_command
-from hawker.errors import HawkerError, Invalid, NotFound, Refused
+from hawker.cli.services import url_of
+from hawker.cli.session import Object, Session, about_app, market_command
+from hawker.errors import HawkerError, Invalid
 
 PINGS = 5
 ANSWER_S = 75.0
 """A request may be held for a minute while a machine starts."""
 BODY_MOST = 64 << 20
-PREFERRED = (443, 80)
-
-
-def url_of(app: Object, machines: list[Object]) -> str | HawkerError:
-    """Where an app is served, or why that cannot be told."""
-    name, urls = app["name"], app.get("urls") or {}
-    if not machines:
-        return NotFound(f"app {name} has no machines", hint=f"hawker machine run --app {name} --port 80:8080 ...")
-    speaking = http_ports(machines)
-    if not speaking:
-        return Refused(
-            f"no machine of app {name} has a service that speaks HTTP",
-            hint=f"hawker machine update {machines[0]['id']} --port 80:8080\n"
-            f"hawker proxy 8080 --app {name} leads to any port without one",
-        )
-    if not urls:
-        return Refused(
-            "the market does not say where apps are served", hint="whoever runs the broker sets [broker] urls"
-        )
-    for port in [*(port for port in PREFERRED if port in speaking), *sorted(speaking)]:
-        if url := urls.get(str(port)):
-            return str(url)
-    ports, taken = ", ".join(map(str, sorted(speaking))), ", ".join(urls)
-    return Refused(f"app {name} speaks HTTP on port {ports}, and the proxy takes users on {taken}")
 
 
 def _url(session: Session, app: str, path: str) -> str:
     if not path.startswith("/"):
         raise Invalid("--path", path, "begin it with a slash")
-    found = url_of(session.client.app(app), session.machines(app)[0])
+    with about_app():
+        found = url_of(session.client.app(app), session.machines(app)[0])
     if isinstance(found, HawkerError):
         raise found
     return found.rstrip("/") + path
@@ -114,6 +91,10 @@ def ping(session: Session, app: str, count: int, interval: float, path: str, mac
             else:
                 output.say(_line(answer))
             sys.stdout.flush()
+    except KeyboardInterrupt:
+        if sys.stdout.isatty():
+            output.say("")  # the terminal shows ^C at the beginning of the line
+        raise
     finally:
         if answers and not session.json:
             output.say(_summary(answers))
@@ -234,7 +215,7 @@ def _summary(answers: list[Object]) -> str:
     if not times:
         return f"{count}, no answer"
     statuses = Counter(answer["status"] for answer in answers if answer["status"])
-    told = ", ".join(f"{n} times {status}" for status, n in statuses.items())
+    told = ", ".join(f"{n} answered {status}" for status, n in statuses.items())
     silent = len(answers) - len(times)
     lost = f", {silent} without an answer" if silent else ""
     return f"{count}: {told}{lost}; min/avg/max {min(times):.1f}/{sum(times) / len(times):.1f}/{max(times):.1f} ms"
