@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -145,7 +146,7 @@ class TestMarket:
         def shown() -> dict[str, list[str]]:
             header, *rows = user("members").out.splitlines()
             assert header.split() == ["member", "region", "roles", "status", "heard", "behind"]
-            return {row.split()[0]: row.split() for row in rows}
+            return {(cells := re.split(r"\s{2,}", row))[0]: cells for row in rows}
 
         def fresh() -> bool:
             found = shown()
@@ -155,8 +156,8 @@ class TestMarket:
         wait_until(fresh, "each worker's rows are confirmed")
         found = shown()
         assert [found[name][1:4] for name in ("ord-1", "mad-1")] == [
-            ["ord", "worker", "alive"],
-            ["mad", "worker", "remote"],
+            ["ord", "worker, proxy", "alive"],
+            ["mad", "worker, proxy", "remote"],
         ]
         members = user("members", "--json").json()
         assert [m["name"] for m in members if m["here"]] == [members[0]["name"]]
