@@ -224,6 +224,21 @@ def test_a_machine_that_failed_rests_until_its_time_or_until_its_row_changes() -
     assert taken(pool, now=6.0) == "m1"
 
 
+def test_a_spare_one_takes_what_no_other_can_and_no_more_than_its_hard_limit() -> None:
+    pool = pool_of(candidate("m1"), candidate("m2"), candidate("m3", state="stopped"))
+    pool.rest(pool.seats["m1"], 5.0, spare=True)
+    assert decided(pool) == ("take", "m2")
+    load(pool, m2=3)
+    assert decided(pool) == ("start", "m3")
+    assert decided(pool, tried=["m3"]) == ("take", "m1")
+    assert decided(pool, Wishes(force_machine="m1")) == ("take", "m1")
+    load(pool, m1=3)
+    assert decided(pool, tried=["m3"]) is FULL
+    pool.put(candidate("m1", healthy=False))
+    pool.rest(pool.seats["m1"], 5.0, spare=True)
+    assert decided(pool, tried=["m2", "m3"]) is UNWELL
+
+
 def test_each_rest_ends_at_its_own_time() -> None:
     pool = pool_of(candidate("m1"), candidate("m2"))
     pool.rest(pool.seats["m1"], 1.0)

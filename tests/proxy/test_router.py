@@ -13,7 +13,7 @@ from tests.kit.waiting import until
 from hawker.core.routing import Wishes
 from hawker.model import door as words
 from hawker.model.machine import State
-from hawker.proxy.base import Lease, Refused
+from hawker.proxy.base import Failure, Lease, Refused
 from hawker.proxy.calls import Declined, Workers
 from hawker.proxy.directory import Directory
 from hawker.proxy.router import ProxyRouter
@@ -460,3 +460,20 @@ async def test_who_looks_again_in_between_keeps_its_place(here: Here) -> None:
     first.release()
     await asyncio.gather(*waiting)
     assert order == [0, 1]
+
+
+@pytest.mark.parametrize("how", ["timeout", "unhealthy"])
+async def test_the_only_machine_is_not_left_alone_for_one_answer_that_is_none(here: Here, how: Failure) -> None:
+    """Who can ask for a page that breaks would take the whole app away from everybody else."""
+    here.machine("m1")
+    (await here.obtain()).failed(how)
+    route = await here.route()
+    lease = route.take()
+    assert lease is not None
+    here.machine("m2")
+    await until(lambda: "m2" in route.site.app.machines)
+    lease.failed(how)
+    leases = [await here.obtain() for _ in range(8)]
+    assert {lease.machine for lease in leases} == {"m2"}
+    for lease in leases:
+        lease.release()

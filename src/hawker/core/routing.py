@@ -27,7 +27,7 @@ import msgspec
 
 from hawker.core.rendezvous import weight
 from hawker.core.seats import Candidate as Candidate
-from hawker.core.seats import Region, has_room, is_coming, is_open, less_loaded, list_of, to_start
+from hawker.core.seats import Region, has_room, is_coming, is_open, is_spare, less_loaded, list_of, to_start
 from hawker.core.seats import Seat as Seat
 from hawker.model.regions import expand
 
@@ -175,9 +175,10 @@ class Pool:
         seat.limit()
         self._place(seat)
 
-    def rest(self, seat: Seat, until: float) -> None:
-        """It failed, or its row is wrong: it is neither chosen nor started before then, unless its row changes."""
-        seat.rests_until = until
+    def rest(self, seat: Seat, until: float, *, spare: bool = False) -> None:
+        """It failed, or its row is wrong: it is neither chosen nor started before then, unless its row changes.
+        `spare`: it is chosen all the same where no other can take the request, and none can be started."""
+        seat.rests_until, seat.spare = until, spare
         self._place(seat)
         self._watch(seat, until)
 
@@ -243,7 +244,14 @@ class Pool:
             waited = waited or start
             if seat is not None:
                 return Take(seat, None if waited is None or is_coming(waited) else waited)
-        return Start(waited, is_coming(waited)) if waited else self._why(regions, out)
+        if waited is not None:
+            return Start(waited, is_coming(waited))
+        for name in regions:
+            home = self._regions.get(name)
+            spare = self._draw(filter(is_spare, home.unwell), out) if home is not None else None
+            if spare is not None:
+                return Take(spare)
+        return self._why(regions, out)
 
     def _forced(self, wishes: Wishes, regions: Sequence[str], tried: Collection[str]) -> Decision:
         seat = self.seats.get(wishes.force_machine)
@@ -253,7 +261,7 @@ class Pool:
             return TRIED
         home = seat.home
         assert home is not None  # every seat of `seats` has one
-        if is_open(seat) or (seat.list is home.leaving and not seat.full):
+        if is_open(seat) or is_spare(seat) or (seat.list is home.leaving and not seat.full):
             return Take(seat)
         if seat.list is home.coming or seat.list is home.asleep:
             return FULL if seat.full else Start(seat, is_coming(seat))

@@ -34,7 +34,7 @@ class Seat:
 
     __slots__ = (
         *("closing", "data", "hard", "home", "in_flight", "lent", "list", "machine", "others", "own", "place"),
-        *("region", "rests_until", "row", "soft", "told_until", "waking", "weight"),
+        *("region", "rests_until", "row", "soft", "spare", "told_until", "waking", "weight"),
     )
 
     def __init__(self, row: Candidate, of: tuple[bytes, str]) -> None:
@@ -52,6 +52,8 @@ class Seat:
         self.waking = False
         self.closing = False
         self.rests_until = 0.0
+        self.spare = False
+        """While it rests it takes what no other can."""
         self.told_until = inf
         self.data: Any = None
         self.weight = of
@@ -129,6 +131,12 @@ def is_open(seat: Seat) -> bool:
     """Whether it takes requests below its hard limit."""
     home = seat.home
     return home is not None and (seat.list is home.free or seat.list is home.busy)
+
+
+def is_spare(seat: Seat) -> bool:
+    """Whether it rests, and takes what no other can below its hard limit."""
+    up = seat.row.state == RUNNING and seat.row.healthy and not (seat.row.cordoned or seat.waking or seat.closing)
+    return seat.spare and seat.rests_until > 0 and up and not seat.full
 
 
 def is_coming(seat: Seat) -> bool:

@@ -146,7 +146,7 @@ class Door:
         if how in ("refused", "reset") and self.state == RUNNING:
             self.open()
             return
-        place.pool.rest(place.seat, self._trouble.failed(loop.time()))
+        place.pool.rest(place.seat, self._trouble.failed(loop.time()), spare=True)
 
     def answered(self, place: Place) -> None:
         self._trouble.over()

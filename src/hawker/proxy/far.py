@@ -36,7 +36,7 @@ class Far:
         if how == "elsewhere":
             place.pool.rest(place.seat, now + self._settings.stale_s)
             return
-        place.pool.rest(place.seat, self._trouble.failed(now))
+        place.pool.rest(place.seat, self._trouble.failed(now), spare=how != "refused")
         if how == "refused":
             self._away[place] = None
             if self._look is None:
