@@ -12,6 +12,8 @@ many protocols it is the server who speaks first.
 from __future__ import annotations
 
 import asyncio
+import ssl
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -182,20 +184,23 @@ class Greeter(asyncio.Protocol):
         context = certificate.context(() if "pg_tls" in port.handlers else alpn, port.tls_versions)
         hello, self._held = self._held, b""
         self._landing = landing = _Landing(self)
-        # The hello was read already. `start_tls` puts its own protocol in and begins in the loop's next round; the
-        # hello goes to it in the one after, before anything that comes from the socket.
-        loop.call_soon(loop.call_soon, _feed, self._transport, hello)
+        shaken: asyncio.Future[None] = loop.create_future()
+        tls = _Tls(
+            loop,
+            landing,
+            context,
+            shaken,
+            server_side=True,
+            ssl_handshake_timeout=settings.handshake_timeout_s,
+            ssl_shutdown_timeout=settings.linger_s,
+        )
+        self._transport.set_protocol(tls)
+        tls.connection_made(self._transport)
+        self._transport.resume_reading()
+        tls.feed(hello)
         try:
-            async with asyncio.timeout(settings.handshake_timeout_s):
-                transport = await loop.start_tls(
-                    self._transport,
-                    landing,
-                    context,
-                    server_side=True,
-                    ssl_handshake_timeout=settings.handshake_timeout_s,
-                    ssl_shutdown_timeout=settings.linger_s,
-                )
-        except (OSError, TimeoutError):  # of ssl, too
+            await shaken
+        except OSError:  # of ssl, too
             self._engine.counters.handshakes_failed += 1
             self._over()
             return None
@@ -203,7 +208,7 @@ class Greeter(asyncio.Protocol):
             self._over()
             raise
         self._engine.counters.handshakes += 1
-        return transport
+        return landing.transport
 
     async def _route(self, host: str) -> Route | None:
         """None: nobody serves this name here. Over HTTP that is said with more words."""
@@ -236,13 +241,51 @@ class Greeter(asyncio.Protocol):
         self._engine.left(self)
 
 
+class _Tls(SSLProtocol):
+    """As `loop.start_tls` makes one, but for a client whose hello was read already, and that may be idle for long: the
+    buffer for what comes is 256 KiB otherwise, of which all is in memory."""
+
+    max_size = 32 << 10
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        landing: _Landing,
+        context: ssl.SSLContext,
+        shaken: asyncio.Future[None],
+        **more: Any,
+    ) -> None:
+        super().__init__(loop, landing, context, shaken, **more)
+        self._shaken = shaken
+
+    def feed(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            buffer = memoryview(self.get_buffer(len(rest)))
+            count = min(len(buffer), len(rest))
+            buffer[:count] = rest[:count]
+            self.buffer_updated(count)
+            rest = rest[count:]
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        if not self._shaken.done():
+            self._shaken.set_exception(ConnectionResetError("the client went away"))
+
+
 class _Landing(asyncio.Protocol):
     """Takes what comes out of a new connection of TLS in the moment before it is known who carries it."""
+
+    transport: asyncio.Transport
 
     def __init__(self, greeter: Greeter) -> None:
         self._greeter = greeter
         self.data = b""
         self.lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
 
     def data_received(self, data: bytes) -> None:
         self.data += data
@@ -255,16 +298,3 @@ class _Landing(asyncio.Protocol):
 def _carries_bytes(port: ServicePort) -> bool:
     """Whether nothing of it is for this proxy to read: a shared port then passes on even what TLS hides."""
     return not {"http", "tls", "pg_tls"}.intersection(port.handlers)
-
-
-def _feed(transport: asyncio.Transport, data: bytes) -> None:
-    protocol = transport.get_protocol()
-    if not isinstance(protocol, asyncio.BufferedProtocol):
-        return  # it has ended meanwhile
-    rest = memoryview(data)
-    while rest:
-        buffer = memoryview(protocol.get_buffer(len(rest)))
-        count = min(len(buffer), len(rest))
-        buffer[:count] = rest[:count]
-        protocol.buffer_updated(count)
-        rest = rest[count:]
