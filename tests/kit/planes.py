@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from tests.kit.routers import FakeLender, FakeRouter
+
 import hawker.host
-from hawker.proxy.base import Address, Router
+from hawker.host import Host
+from hawker.proxy.base import Address
 from hawker.proxy.certificates import Certificates
 from hawker.proxy.embedded.engine import Engine
 from hawker.proxy.embedded.settings import Settings
+from hawker.proxy.haproxy.plane import HaproxyEngine
+from hawker.proxy.haproxy.settings import HaproxySettings
 
 
 class Plane(Protocol):
     """`http` is public port 80, `backhaul` for other proxies, `tcp` public port 5432 for bytes alone, `own` the same
     for whatever the service of the app says that has it to itself. `settings` are those of the embedded plane, and
-    `certificates`, a directory."""
+    `certificates`, a directory. `keeps`: programs that keep connections to machines."""
 
     http: Address
     backhaul: Address
     tcp: Address
     own: Address
+    keeps: int
 
-    async def open(self, router: Router, settings: dict[str, Any]) -> None: ...
+    async def open(self, router: FakeRouter, settings: dict[str, Any]) -> None: ...
 
     async def close(self) -> None:
         """Let finish what is in flight."""
@@ -36,22 +44,79 @@ class Embedded:
     tcp: Address
     own: Address
     engine: Engine
+    keeps = 1
 
-    async def open(self, router: Router, settings: dict[str, Any]) -> None:
+    async def open(self, router: FakeRouter, settings: dict[str, Any]) -> None:
         settings = dict(settings)
         directory: Path | None = settings.pop("certificates", None)
         host = hawker.host.live()
         certificates = None if directory is None else Certificates((directory,), host)
         if certificates is not None:
             await certificates.look()
-        self.engine = Engine(router, Settings(**settings), host, certificates)
+        self.engine = self.made(router, Settings(**settings), host, certificates)
         self.http = await self.engine.listen("127.0.0.1", 0, public=80)
         self.backhaul = await self.engine.listen_backhaul("127.0.0.1", 0)
         self.tcp = await self.engine.listen_plain("127.0.0.1", 0, public=5432)
         self.own = await self.engine.listen_own("127.0.0.1", 0, public=5432)
 
+    def made(self, router: FakeRouter, settings: Settings, host: Host, certificates: Certificates | None) -> Engine:
+        return Engine(router, settings, host, certificates)
+
     async def close(self) -> None:
         await self.engine.close()
 
 
-PLANES: dict[str, Callable[[], Plane]] = {"embedded": Embedded}
+class Haproxy(Embedded):
+    """`directory` is HAProxy's."""
+
+    keeps = 2
+
+    def __init__(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="haproxy-"))
+
+    def made(self, router: FakeRouter, settings: Settings, host: Host, certificates: Certificates | None) -> Engine:
+        haproxy = HaproxySettings(look_s=0.02, backends=4)
+        lender = FakeLender(router)
+        return HaproxyEngine(router, lender, settings, haproxy, self.directory / "h", host, certificates)
+
+    async def close(self) -> None:
+        await super().close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+PLANES: dict[str, Callable[[], Plane]] = {"embedded": Embedded, "haproxy": Haproxy}
+NEEDS = {"haproxy": "haproxy"}
+"""Programs that planes need."""
+
+_ALONE = "what does not pass HAProxy is the embedded plane's alone, and tested there"
+_READING = "HAProxy reads it first, and repairs what is clear to it: test_haproxy_smuggling"
+_CUT = "the machine closes while the user still writes: HAProxy resets what it could not read"
+_REST = "HAProxy reads what is left of a body that was answered early, and keeps the connection"
+APART: dict[str, dict[str, str]] = {
+    "haproxy": {
+        "test_tls": _ALONE,
+        "test_backhaul": _ALONE,
+        "test_embedded": _ALONE,
+        "test_http2": _ALONE,
+        "test_h2_backend": _ALONE,
+        "test_compressing": _ALONE,
+        "test_smuggling": _READING,
+        "test_a_user_who_says_no_more_gets_its_answer": "to HAProxy a user who says no more has left",
+        "test_a_kept_connection_that_breaks_in_the_very_moment_is_replaced_by_another_to_the_same_machine": (
+            "an app with one machine: HAProxy would have to keep every request, which costs a seventh of all"
+        ),
+        "test_an_answer_without_a_length_that_is_reset_is_cut_also_for_http_1_0": (
+            "HAProxy ends an answer to HTTP/1.0 that was cut like one that has ended"
+        ),
+        "test_a_connection_may_be_limited_to_some_requests": "HAProxy 2.6 has no such limit",
+        "test_a_tunnel_that_breaks_on_one_side_breaks_on_the_other": "HAProxy ends what breaks as what ends",
+        "test_what_comes_back_is_what_comes_without_a_proxy[limits]": _CUT,
+        "test_what_comes_back_is_what_comes_without_a_proxy[reserved opcodes]": _CUT,
+        "test_a_body_that_stops_coming_is_408_and_lets_the_machine_go": _REST,
+        "test_a_machine_may_refuse_a_body_before_it_is_sent": _REST,
+        "test_a_machine_that_refuses_a_large_body_at_once_is_heard": f"{_REST}: test_haproxy",
+        "test_closing_finishes_what_is_under_way": "a user who has said nothing yet has time to: test_haproxy",
+        "test_a_connection_that_is_not_used_is_closed": "HAProxy has one such time for all users",
+    }
+}
+"""Modules, tests, or tests with a parameter, that a plane does not take part in, and why."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 
 from hawker.proxy.base import ANY, Address, Failure, Header, Refused, Route, ServicePort, Wishes
+from hawker.proxy.lending import Lent, Offer
 
 HTTP = ServicePort(handlers=("http",))
 
@@ -59,7 +60,8 @@ class FakeMachine:
         self.awake = asyncio.Event()
         if awake:
             self.awake.set()
-        self.waiting = 0
+        self.waiting = self.carried = 0
+        self.refuses = False
         self.in_flight = self.most = self.taken = 0
         self.failures: list[Failure] = []
         self.heard: list[bytes] = []
@@ -147,3 +149,35 @@ class FakeRouter:
         if route is None or (machine and all(each.name != machine for each in route.machines)):
             raise Refused(421, "elsewhere", f"{machine} is not here")
         return FakeRoute(app, [each for each in route.machines if machine in ("", each.name)], route.port)
+
+
+class FakeLender:
+    """Lends of each route the machine that is taken first, as long as it refuses no connection."""
+
+    def __init__(self, router: FakeRouter) -> None:
+        self._router = router
+        self.changed: Callable[[str], None] = lambda app: None
+        self.withdraw: Callable[[str], Awaitable[bool]] | None = None
+        self.places = 20
+
+    def offer(self, app: str, port: int) -> Offer | None:
+        route = self._router.routes.get(f"{app}.example")
+        if route is None:
+            return None
+        first = next((each for each in route.machines if each.awake.is_set()), None)
+        if first is None or first.refuses or first.headers:
+            return Offer(route.port, {})
+        return Offer(route.port, {first.name: Lent(first.address, self.places)})
+
+    def filled(self, app: str, port: int, machine: str, places: int, now: int, moved: bool) -> None:
+        for each in self._machines(app, machine):
+            each.carried = now
+
+    def refused(self, app: str, port: int, machine: str) -> None:
+        for each in self._machines(app, machine):
+            each.refuses = True
+            each.failures.append("refused")
+
+    def _machines(self, app: str, machine: str) -> list[FakeMachine]:
+        route = self._router.routes.get(f"{app}.example")
+        return [each for each in route.machines if each.name == machine] if route else []

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import ssl
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
 import pytest
-from tests.kit.planes import PLANES, Plane
+from tests.kit.planes import APART, NEEDS, PLANES, Plane
 from tests.kit.raw_http import Answer, Behaviour, Upstream, User, hello
 from tests.kit.routers import HTTP, FakeMachine, FakeRoute, FakeRouter
 
@@ -92,10 +93,30 @@ class Stage:
             assert not upstream.errors, upstream.errors
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Takes tests out that a plane has no part in."""
+    out = [item for item in items if isinstance(item, pytest.Function) and _apart(item)]
+    if out:
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if item not in out]
+
+
+def _apart(item: pytest.Function) -> bool:
+    callspec = getattr(item, "callspec", None)
+    if callspec is None:
+        return False
+    plane = callspec.params.get("stage", "")
+    one = f"{item.originalname}[{callspec.id.removeprefix(f'{plane}-')}]"
+    module = item.module.__name__.rpartition(".")[2]
+    return not {module, item.originalname, one}.isdisjoint(APART.get(plane, {}))
+
+
 @pytest.fixture(params=sorted(PLANES))
 async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
     """On every data plane. When the test is over, nothing may be in flight, nothing that was sent to a machine
     may have been invalid, and no callback may have failed."""
+    if (needed := NEEDS.get(request.param)) and shutil.which(needed) is None:
+        pytest.skip(f"the program {needed} is not installed")
     stage = Stage(PLANES[request.param])
     failures: list[str] = []
     loop = asyncio.get_running_loop()

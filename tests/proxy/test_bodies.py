@@ -69,7 +69,7 @@ async def test_an_answer_may_come_in_any_pieces(stage: Stage, step: int) -> None
     for _ in range(2):
         answer = await user.ask("GET /")
         assert (answer.reason, answer.body) == (b"Fine", b"a\r\n\r\nbc")
-    assert machine.connections == 1
+    assert machine.connections <= stage.plane.keeps
 
 
 async def test_trailers_pass_both_ways_without_those_that_would_harm(stage: Stage) -> None:
@@ -97,7 +97,7 @@ async def test_answers_without_a_body_have_none(stage: Stage, status: str) -> No
     for _ in range(2):
         answer = await user.ask("GET /")
         assert (answer.body, answer["etag"], answer.all("transfer-encoding")) == (b"", "x", [])
-    assert machine.connections == 1
+    assert machine.connections <= stage.plane.keeps
 
 
 @pytest.mark.parametrize("framing", ["Content-Length: 99", "Transfer-Encoding: chunked", "X-None: 1"])
@@ -108,7 +108,7 @@ async def test_an_answer_to_head_has_the_length_but_no_body(stage: Stage, framin
         answer = await user.ask("HEAD /")
         assert answer.body == b""
         assert answer.all("content-length") == (["99"] if "99" in framing else [])
-    assert machine.connections == 1
+    assert machine.connections <= stage.plane.keeps
 
 
 async def test_events_come_as_they_are_sent(stage: Stage) -> None:

@@ -99,7 +99,8 @@ async def test_connections_to_machines_are_used_again(stage: Stage) -> None:
     machine = await stage.machine()
     for _ in range(5):
         await stage.ask("GET /")
-    assert (len(machine.visits), machine.connections) == (5, 1)
+    assert len(machine.visits) == 5
+    assert machine.connections <= stage.plane.keeps
 
 
 async def test_a_connection_a_machine_wants_closed_is_not_used_again(stage: Stage) -> None:

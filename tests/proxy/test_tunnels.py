@@ -14,9 +14,10 @@ from tests.proxy.conftest import Stage
 
 from hawker.proxy.base import ServicePort
 
-ASKED = "GET /chat | Connection: keep-alive, Upgrade | Upgrade: websocket | Sec-WebSocket-Key: x"
+ASKED = "GET /chat | Connection: keep-alive, Upgrade | Upgrade: websocket | Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
 SWITCHED = (
-    b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: y\r\n\r\n"
+    b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n"
 )
 
 
@@ -39,7 +40,7 @@ async def test_an_upgrade_passes_and_bytes_after_it(stage: Stage) -> None:
     await user.send(head(ASKED) + b"early ")
     answer = await user.head(upgrade=True)
     assert (answer.status, answer["connection"], answer["upgrade"]) == (101, "upgrade", "websocket")
-    assert answer["sec-websocket-accept"] == "y"
+    assert answer["sec-websocket-accept"] == "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
     assert await user.bytes(12) in (b"first EARLY ", b"EARLY first ")
     await user.send(b"hello")
     assert await user.bytes(5) == b"HELLO"

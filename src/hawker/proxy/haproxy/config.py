@@ -153,6 +153,8 @@ def _base(config: Config) -> str:
         f"timeout tunnel {_time(times.wait_s + times.idle_timeout_s + 10)}",
         "option abortonclose",
         "option redispatch 1",
+        "option http-ignore-probes",
+        "option http-no-delay",
         "http-reuse always",
         *(f"errorfile {status} {config.directory}/errors/{status}.http" for status in ERRORS),
     ]

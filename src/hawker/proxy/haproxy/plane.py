@@ -66,7 +66,7 @@ class HaproxyEngine(Engine):
         self._stirred = asyncio.Event()
         self._lock = asyncio.Lock()
         self._runner: asyncio.Task[None] | None = None
-        self._closing = False
+        self._ends = asyncio.Event()
 
     # --- listeners ---------------------------------------------------------------------------------------------------
 
@@ -86,12 +86,12 @@ class HaproxyEngine(Engine):
 
     async def close(self) -> None:
         """Raises nothing of HAProxy's."""
-        self._closing = True
+        self._ends.set()
         if self._runner is not None:
             self._lender.withdraw = None
             self._lender.changed = _nobody
-            self._runner.cancel()
-            await asyncio.gather(self._runner, return_exceptions=True)
+            self._stirred.set()
+            await self._runner  # a reload is not cut off: what is said to HAProxy in the middle of one is lost
             self._runner = None
             if self._haproxy.stays:
                 self._process.leave()
@@ -247,6 +247,8 @@ class HaproxyEngine(Engine):
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._haproxy.look_s * (1 if self._busy else 5)):
                     await self._stirred.wait()
+            if self._ends.is_set():
+                return
             self._stirred.clear()
             try:
                 async with self._lock:
@@ -256,10 +258,15 @@ class HaproxyEngine(Engine):
                     await self._follow()
             except HawkerError as error:
                 _logger.warning("haproxy.not_followed", error=error.message, cause="HAProxy")
-                await asyncio.sleep(AGAIN_S)
+                await self._pause()
             except Exception:  # the loop goes on: without it machines that run are never stopped
                 _logger.exception("haproxy.fault", cause="a fault of ours")
-                await asyncio.sleep(AGAIN_S)
+                await self._pause()
+
+    async def _pause(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(AGAIN_S):
+                await self._ends.wait()
 
     async def _look(self) -> None:
         """At what is in flight."""

@@ -138,8 +138,8 @@ class Process:
     async def serve(self, config: Config, hosts: dict[int, dict[str, str]]) -> None:
         """With this configuration from now on; `hosts` are the maps by public port. Raises `NotStarted`."""
         self._write(config, hosts)
-        await self._check()
         if self._master and self.config is not None:
+            await self._check()
             await self._reload()
         else:
             await self._begin()
