@@ -119,6 +119,22 @@ async def test_trailers_of_the_request_and_its_answer_pass(stage: Stage, machine
     assert upstream.visits[0].trailers == [(b"grade", b"a")]
 
 
+async def test_grpc_passes_between_proxies(stage: Stage, machine: Add, user: User2) -> None:
+    async def say(visit: Visit2) -> None:
+        await visit.head(200, (b"content-type", b"application/grpc"))
+        await visit.send(await visit.read())
+        await visit.end((b"grpc-status", b"0"))
+
+    upstream = await machine(say)
+    stage.app("back").machines = stage.web.machines
+    stage.router.routes["back.example"].port = stage.web.port
+    headers = ((b"hawker-backhaul", b"secret"), (b"hawker-app", b"back"), (b"hawker-port", b"80"))
+    stage.web.machines = [FakeMachine("far", stage.plane.backhaul, headers=(*headers, (b"hawker-machine", b"m1")))]
+    answer = await user.ask(GRPC, b"message")
+    assert (answer.body, answer.trailers) == (b"message", [(b"grpc-status", b"0")])
+    assert upstream.visits[0]["te"] == "trailers"
+
+
 async def test_many_requests_share_a_connection_up_to_what_the_machine_takes(machine: Add, user: User2) -> None:
     go = asyncio.Event()
 

@@ -507,6 +507,20 @@ async def test_cancelling_a_part_of_many_requests_is_no_flood(stage: Stage, conn
     assert (await user.ask("GET /")).status == 200
 
 
+async def test_a_client_may_measure_the_way_while_data_flows(stage: Stage, connect: Connect) -> None:
+    """As gRPC's do, with a ping after each frame."""
+    stage.settings |= {"h2_strikes": 5, "h2_strikes_per_s": 0}
+    await stage.machine(echo)
+    user = await connect()
+    stream = await user.begin("POST /", ended=False)
+    for _ in range(50):
+        await user.body(stream, b"some", ended=False)
+        user.h2.ping(b"12345678")
+        await user.send()
+    await user.body(stream, b"end")
+    assert (await user.answer(stream)).body == b"some" * 50 + b"end"
+
+
 async def test_a_head_without_an_end_ends_the_connection(stage: Stage, connect: Connect) -> None:
     await stage.machine()
     user = await connect()

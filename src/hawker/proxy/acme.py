@@ -107,6 +107,7 @@ class Issuer:
 
     async def close(self) -> None:
         tasks = [*self._orders.values(), *([self._task] if self._task else [])]
+        self._task = None
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -126,9 +127,9 @@ class Issuer:
 
     async def want(self, name: str) -> None:
         """A user asks for it, and there is no certificate. Returns once its order is over, one way or another."""
-        if not self.manages(name) or self._covered(name):
+        if self._task is None or not self.manages(name) or self._covered(name):
             return
-        self._names.setdefault(name, 0)
+        self._names[name] = 0
         order = self._orders.get(name) or self._begin(name)
         if order is not None:
             await asyncio.wait((order,))
@@ -258,7 +259,7 @@ def thumbprint(key: ec.EllipticCurvePrivateKey) -> bytes:
 async def _run_order(task: Task) -> Done:
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "hawker.proxy.acme_order"), stdin=pipe, stdout=pipe, stderr=pipe
+        *(sys.executable, "-P", "-m", "hawker.proxy.acme_order"), stdin=pipe, stdout=pipe, stderr=pipe
     )
     try:
         async with asyncio.timeout(ORDER_S):

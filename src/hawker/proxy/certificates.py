@@ -98,6 +98,7 @@ class Certificates(Collector):
         self._bad: dict[str, str] = {}
         self._by_name: dict[str, Certificate] = {}
         self._warned: dict[str, float] = {}
+        self._looking = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -137,6 +138,10 @@ class Certificates(Collector):
 
     async def look(self) -> None:
         """See what has changed, now."""
+        async with self._looking:
+            await self._look()
+
+    async def _look(self) -> None:
         known, bad = await asyncio.to_thread(_read, self._directories, self._known, self._bad)
         for name, why in bad.items():
             if self._bad.get(name) != why:
