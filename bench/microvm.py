@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -170,9 +172,18 @@ class Bare:
         await agent.close()
 
     def spawn(self, vm: Vm) -> None:
-        for name in ("qmp", "agent"):
-            (self.directory / name).unlink(missing_ok=True)
-        self._child = subprocess.Popen(qemu.command(vm), cwd=self.directory, stdin=subprocess.DEVNULL)
+        with contextlib.ExitStack() as stack:
+            given = {}
+            for name in ("qmp", "agent"):
+                (self.directory / name).unlink(missing_ok=True)
+                listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+                listener.bind(str(self.directory / name))
+                listener.listen()
+                given[name] = listener.fileno()
+            argv = [word.format(**given) if word.startswith("socket,") else word for word in qemu.command(vm)]
+            self._child = subprocess.Popen(
+                argv, cwd=self.directory, stdin=subprocess.DEVNULL, pass_fds=tuple(given.values())
+            )
 
     async def load(self, state: Path, *, memory: bool) -> None:
         qmp = await Qmp.connect(self.directory / "qmp")
