@@ -70,6 +70,21 @@ async def test_a_name_that_nobody_has_a_certificate_for_is_refused_as_tls_says(s
         await secure.user(tls=AUTHORITY.client(), name="web.elsewhere")
 
 
+@pytest.mark.parametrize("some", [True, False])
+async def test_a_service_may_be_content_with_a_certificate_of_no_worth(secure: Stage, some: bool) -> None:
+    if not some:
+        secure.settings["certificates"] = None
+    secure.serves(self_signed=True)
+    secure.router.routes["other.example"] = secure.web
+    await secure.machine()
+    context = AUTHORITY.client()
+    with pytest.raises(ssl.SSLCertVerificationError):
+        await secure.user(tls=context, name="other.example")
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    user = await secure.user(tls=context, name="other.example")
+    assert (await user.ask("GET / | Host: other.example")).status == 200
+
+
 async def test_a_hello_that_makes_no_sense_is_refused(secure: Stage) -> None:
     user = await secure.user()
     await user.send(b"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x00")

@@ -11,6 +11,9 @@ import sys
 
 import msgspec
 
+TRIES = 3
+"""Servers may refuse a good nonce (RFC 8555, 6.5). The library asks once more by itself, and no more than once."""
+
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """`directory` is the server's URL, `ca` a file with the authorities that it is trusted by, "" for the system's.
@@ -66,11 +69,14 @@ def ordered(task: Task) -> str:
 
 def main() -> None:
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
-    try:
-        done = Done(chain=ordered(task))
-    except Exception as error:  # each is told of where the order came from
-        text = _explained(error)
-        done = Done(error=text, limited="rateLimited" in text)
+    for _ in range(TRIES):
+        try:
+            done = Done(chain=ordered(task))
+        except Exception as error:  # each is told of where the order came from
+            text = _explained(error)
+            done = Done(error=text, limited="rateLimited" in text)
+        if "badNonce" not in done.error:
+            break
     sys.stdout.buffer.write(msgspec.json.encode(done))
 
 

@@ -102,6 +102,7 @@ class ServicePort(msgspec.Struct, frozen=True, kw_only=True):
     removed_headers: frozenset[bytes] = frozenset()
     alpn: tuple[str, ...] = ALPN
     tls_versions: tuple[str, ...] = TLS_VERSIONS
+    self_signed: bool = False
     replay_cache: tuple[ReplayCache, ...] = ()
 
 

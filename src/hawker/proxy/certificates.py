@@ -15,12 +15,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import os
 import ssl
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -35,6 +39,7 @@ LOOK_S = 10.0
 WARN_DAYS = 21
 """How long before its end a certificate is warned of: those of Let's Encrypt are renewed with 30 days left."""
 WARN_AGAIN_S = 86_400.0
+SELF_SIGNED_KEPT = 1024
 TLS12_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """With forward secrecy and authenticated encryption; for TLS 1.3 there are no others (RFC 9325, 4.2)."""
 
@@ -193,6 +198,41 @@ class Certificates(Collector):
                 await self.look()
             except OSError as error:
                 _logger.warning("certificates.not_read", error=str(error), cause="a look at the directory")
+
+
+class SelfSigned:
+    """Certificates that nobody has to trust, for services that say `default_self_signed`: made when they are asked for,
+    and forgotten with this process."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._made: dict[str, Certificate] = {}
+
+    def find(self, name: str) -> Certificate:
+        known = self._made.get(name)
+        if known is None or known.ends_ms < self._host.now_ms() + _DAY_MS:
+            if len(self._made) >= SELF_SIGNED_KEPT:
+                del self._made[next(iter(self._made))]
+            known = self._made[name] = self._make(name or "hawker.invalid")
+        return known
+
+    def _make(self, name: str) -> Certificate:
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+        now = datetime.datetime.fromtimestamp(self._host.now_ms() / 1000, datetime.UTC)
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(subject)
+            .public_key(key.public_key())
+            .serial_number(self._host.rng.getrandbits(127) + 1)
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=30))
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        return Certificate(name, certificate.public_bytes(Encoding.PEM), private)
 
 
 class _Held:

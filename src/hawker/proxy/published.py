@@ -86,6 +86,7 @@ def service_port(port: PublicPort) -> ServicePort:
         removed_headers=frozenset(name.encode("latin-1") for name in http.removed_headers),
         alpn=port.tls.alpn,
         tls_versions=port.tls.versions,
+        self_signed=port.tls.default_self_signed,
         replay_cache=http.replay_cache,
         **{name: float(seconds) for name, seconds in times.items() if seconds},
     )

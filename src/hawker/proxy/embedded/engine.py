@@ -19,7 +19,7 @@ from hawker.core.forwarding import Answer
 from hawker.core.replay_cache import Cache
 from hawker.host import Host
 from hawker.proxy.base import Address, Route, Router, ServicePort
-from hawker.proxy.certificates import Certificates
+from hawker.proxy.certificates import Certificates, SelfSigned
 from hawker.proxy.embedded.access import AccessLog
 from hawker.proxy.embedded.client import ClientConnection
 from hawker.proxy.embedded.counters import Counters
@@ -59,10 +59,11 @@ class Engine:
     def __init__(
         self, router: Router, settings: Settings, host: Host, certificates: Certificates | None = None
     ) -> None:
-        """Without `certificates` no TLS is spoken."""
+        """Without `certificates` TLS is spoken for services alone that are content with certificates of no worth."""
         self.router = router
         self.settings = settings
         self.certificates = certificates
+        self.self_signed = SelfSigned(host)
         self.issue: Callable[[str], Awaitable[None]] | None = None
         """Sees to it that a name has a certificate, and returns when that is tried."""
         self.challenged: Callable[[str, bytes], bytes | None] | None = None

@@ -171,12 +171,15 @@ class Greeter(asyncio.Protocol):
     async def _certificate(self, name: str, route: Route | None) -> Certificate | None:
         """One may be had while the client waits, for an app that speaks TLS here."""
         engine = self._engine
-        if engine.certificates is None:
-            return None
         wanted = route is not None and not {"tls", "pg_tls"}.isdisjoint(route.port.handlers)
-        if wanted and engine.issue is not None and not engine.certificates.covers(name):
-            await engine.issue(name)
-        return engine.certificates.find(name)
+        found = None
+        if engine.certificates is not None:
+            if wanted and engine.issue is not None and not engine.certificates.covers(name):
+                await engine.issue(name)
+            found = engine.certificates.find(name)
+        if found is None and wanted and route is not None and route.port.self_signed:
+            found = engine.self_signed.find(name)
+        return found
 
     async def _handshake(self, certificate: Certificate, port: ServicePort) -> asyncio.Transport | None:
         loop, settings = self._engine.loop, self._engine.settings
