@@ -290,7 +290,9 @@ class ClientConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _late(self) -> None:
-        if self._choked or self._ended or self._left == _LINGER:
+        if self._choked or self._left == _CLOSED:
+            reset(self._transport)  # nor shall the system keep what it does not take
+        elif self._ended or self._left == _LINGER:
             self._transport.abort()
         elif self._left == _AWAITED:
             if self._held:
@@ -303,6 +305,8 @@ class ClientConnection(asyncio.Protocol):
     def _close(self) -> None:
         self._left = _CLOSED
         self._transport.close()
+        if self._transport.get_write_buffer_size():
+            self._deadline.within(self._idle_s)  # a client that takes no more of it may stay for ever
 
     # --- the exchange's front ----------------------------------------------------------------------------------------
 
@@ -365,6 +369,8 @@ class ClientConnection(asyncio.Protocol):
                 self._idle_s = port.idle_timeout_s
             self._left = _AWAITED
             self._deadline.within(self._idle_s)
+            if self._stopped and not self._reading:
+                self._go_on()  # the machine has answered without taking all of the request
             if self._held and not self._reading and not self._choked:
                 self._read(b"")
         elif self._left == _BUSY and not self._held:

@@ -329,6 +329,9 @@ class H2Pool:
                 return stream
             if link.ended:
                 raise ConnectionResetError("it closed the connection at once")
+            if link.closing or not link.streams:
+                link.close()
+                raise ConnectionResetError("it takes no requests on its connections")
 
     def forget(self, link: MachineLink) -> None:
         """It takes no more requests."""

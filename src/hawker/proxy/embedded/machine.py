@@ -20,6 +20,7 @@ from hawker.proxy.embedded.bodies import Chunks, chunk, last_chunk
 from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.heads import ABSENT, CHUNKED, UNTIL_CLOSE, AnswerHead, BadHead, never_a_head, read_answer
 from hawker.proxy.embedded.settings import Settings
+from hawker.proxy.embedded.tunnel import reset
 
 GUARDED_BYTES = 16 << 10
 """A request of this size is taken by a machine's kernel at once, whatever the machine does."""
@@ -358,6 +359,7 @@ class MachineConnection(asyncio.Protocol):
             self._idle.put(self)
         else:
             self.transport.close() if not asker.sending else self.transport.abort()
+            self.deadline.within(self._idle_s)  # for what it never takes of the request
         asker.ended(trailers)
 
     def _last_words(self) -> None:
@@ -398,3 +400,5 @@ class MachineConnection(asyncio.Protocol):
                 self.deadline.within(self._idle_s)  # it waits for its request: the client's time-out is the one
                 return
             self._break("timeout", f"nothing came from it for {self._idle_s:g} s")
+        else:
+            reset(self.transport)

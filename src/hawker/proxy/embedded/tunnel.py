@@ -7,6 +7,7 @@ import math
 import socket
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from hawker.proxy.embedded.deadline import Deadline
@@ -130,11 +131,26 @@ class _End(asyncio.Protocol):
         self._tunnel.lost()
 
 
+def keep_watch(transport: asyncio.Transport, gone_s: float) -> None:
+    """Of a connection that may be silent for hours: the system looks whether its peer's host is there, and ends it so
+    long after the last sign of it."""
+    its = transport.get_extra_info("socket")
+    if its is None:  # a stream of HTTP/2
+        return
+    for option, value in (
+        (socket.TCP_KEEPIDLE, max(int(gone_s / 2), 1)),
+        (socket.TCP_KEEPINTVL, max(int(gone_s / 10), 1)),
+        (socket.TCP_KEEPCNT, 5),
+    ):
+        its.setsockopt(socket.IPPROTO_TCP, option, value)
+    its.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
 def reset(transport: asyncio.Transport) -> None:
     """Close with a reset, which is no clean end: what was sent must not look complete."""
-    if not transport.is_closing():
-        its = transport.get_extra_info("socket")
-        if its is not None:  # a stream of HTTP/2 has its own way to say so
+    its = transport.get_extra_info("socket")
+    if its is not None:  # a stream of HTTP/2 has its own way to say so
+        with suppress(OSError):  # it is closed already
             its.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
     transport.abort()
 
