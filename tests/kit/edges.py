@@ -98,7 +98,7 @@ class Region:
         agent = Agent(name, address, port, self.home / f"{name}.toml", host=name if self.network else "")
         if "listen" in proxy:
             agent.http = address, free_port()
-            proxy = {**proxy, "listen": {"80": f"{address}:{agent.http[1]}"}}
+            proxy = {**proxy, "listen": {"80": f"{address}:{agent.http[1]}"}, "tcp": address}
         if "backhaul" in proxy and not proxy["backhaul"]:
             proxy = {**proxy, "backhaul": f"{address}:{free_port()}"}
         kind = "worker" if "capacity" in role else "broker"

@@ -20,8 +20,9 @@ from bench import faults
 from bench.faults import SHORT, served
 from tests.kit.edges import SERVER, Region, region, region_of_hosts
 from tests.kit.load import Report
+from tests.kit.markets import free_port
 from tests.kit.namespaces import missing_for_namespaces
-from tests.kit.waiting import until
+from tests.kit.waiting import eventually, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 MISSING = missing_for_namespaces()
@@ -32,7 +33,7 @@ IMPATIENT = {"ports": [{"port": 80, "handlers": ["http"], "http_options": {"idle
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Region]:
-    async with region(tmp_path_factory.mktemp("region")) as it:
+    async with region(tmp_path_factory.mktemp("region"), edges=2, routing={"gone_s": 1.5}) as it:
         yield it
 
 
@@ -83,40 +84,68 @@ async def test_workers_and_their_proxies_die_apart_and_no_request_fails(tmp_path
         assert worker.cut == 0, str(worker)
 
 
-async def test_an_app_whose_only_worker_dies_is_answered_when_that_is_back(tmp_path: Path) -> None:
+async def test_an_app_whose_only_worker_dies_is_answered_when_that_is_back(shared: Region) -> None:
     """Also while its machine is on the way up: it is started once, by whoever asked first."""
-    async with region(tmp_path, workers=1, edges=2) as it:
-        machine = await it.machine("only", program=f"import time; time.sleep(1.5)\n{SERVER}")
-        await it.known([machine], "stopped")
-        asked = [asyncio.ensure_future(it.get("only", f"edge-{n % 2 + 1}")) for n in range(40)]
-        await until(lambda: it.starts(machine) == 1 and it.state(machine) == "started")
-        for _ in range(2):
-            await it.kill("worker-1")
-            it.start("worker-1")
-            await it.up("worker-1")
-            began = monotonic()
-            assert {status for status, _ in await asyncio.gather(*asked)} == {200}
-            assert monotonic() - began < 5.0
-            asked = [asyncio.ensure_future(it.get("only", f"edge-{n % 2 + 1}")) for n in range(40)]
-        assert it.starts(machine) == 1
-        await asyncio.gather(*asked)
+    machine = await shared.machine("only", worker="worker-1", program=f"import time; time.sleep(1.5)\n{SERVER}")
+    await shared.known([machine], "stopped")
+    for _ in range(2):
+        asked = [asyncio.ensure_future(shared.get("only", f"edge-{n % 2 + 1}")) for n in range(40)]
+        await until(lambda: shared.starts(machine) == 1 and shared.state(machine) == "started")
+        await shared.kill("worker-1")
+        shared.start("worker-1")
+        await shared.up("worker-1")
+        began = monotonic()
+        assert {status for status, _ in await asyncio.gather(*asked)} == {200}
+        assert monotonic() - began < 5.0
+    assert shared.starts(machine) == 1
 
 
 async def test_a_machine_that_stands_by_starts_once_when_the_worker_is_gone_and_three_proxies_see_it(
-    tmp_path: Path,
+    shared: Region,
 ) -> None:
-    async with region(tmp_path, edges=2, routing={"gone_s": 1.5}) as it:
-        took = await faults.standby_started(it, partial(it.kill, "worker-2"))
-        assert took < 12.0
+    took = await faults.standby_started(shared, partial(shared.kill, "worker-2"))
+    assert took < 12.0
+    shared.start("worker-2")
+    await shared.up("worker-2")
 
 
 @pytest.mark.root
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
-async def test_a_worker_that_is_cut_off_and_an_edge_without_a_catalog_fail_no_request(tmp_path: Path) -> None:
-    async with region_of_hosts(tmp_path, edges=2) as it, served(it, SHORT, env=BUSY) as load:
-        sizes = msgspec.structs.replace(SHORT, hold_s=5.0)
-        mark = load.now()
-        report = await faults.worker_cut_off(it, load, sizes)
-        nothing_failed(report)
-        assert load.slowest(mark, "GET") < 5.0, "those under way went elsewhere, before the network came back"
-        nothing_failed(await faults.catalog_stopped(it, load, SHORT))
+async def test_hosts_that_are_cut_off_and_an_edge_without_a_catalog_fail_no_request(tmp_path: Path) -> None:
+    async with region_of_hosts(tmp_path, edges=2, embedded={"gone_s": 2.0}) as it:
+        async with served(it, SHORT, env=BUSY) as load:
+            mark = load.now()
+            nothing_failed(await faults.worker_cut_off(it, load, msgspec.structs.replace(SHORT, hold_s=5.0)))
+            assert load.slowest(mark, "GET") < 5.0, "those under way went elsewhere, before the network came back"
+            nothing_failed(await faults.catalog_stopped(it, load, SHORT))
+        await silent_connection_ends(it)
+
+
+async def silent_connection_ends(it: Region) -> None:
+    """One of a plain TCP service, where no answer is overdue, when its machine's host is cut off."""
+    public = free_port()
+    machine = await it.machine("plain", worker="worker-1", started=True, service={"ports": [{"port": public}]})
+    await it.known([machine], "started")
+    edge = it.agents["edge-1"].address, public
+
+    async def listens() -> bool:
+        try:
+            _, writer = await asyncio.open_connection(*edge)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+    await eventually(listens, "the edge has opened the app's port")
+    reader, writer = await asyncio.open_connection(*edge)
+    writer.write(b"GET / HTTP/1.1\r\n\r\n")
+    await reader.readuntil(machine.encode())
+    assert it.network is not None
+    it.network.cut("of-worker-1")
+    try:
+        with pytest.raises(ConnectionResetError):
+            async with asyncio.timeout(10.0):
+                await reader.readuntil(b"never")
+    finally:
+        writer.close()
+        it.network.mend("of-worker-1")

@@ -21,7 +21,7 @@ from hawker.proxy.embedded.h2_machine import MachineStream
 from hawker.proxy.embedded.heads import CHUNKED, AnswerHead, RequestHead
 from hawker.proxy.embedded.inlets import Inlet
 from hawker.proxy.embedded.machine import MachineConnection
-from hawker.proxy.embedded.tunnel import Tunnel
+from hawker.proxy.embedded.tunnel import Tunnel, keep_watch
 
 if TYPE_CHECKING:
     from hawker.proxy.embedded.engine import Engine
@@ -278,7 +278,10 @@ class Exchange(Errand):
     def _tunnel(self, client: tuple[asyncio.Transport, bytes], machine: asyncio.Transport, first: bytes) -> None:
         transport, early = client
         assert self._route is not None
-        idle_s = self._route.port.idle_timeout_s if "http" in self._route.port.handlers else math.inf
+        idle_s = self._route.port.idle_timeout_s
+        if "http" not in self._route.port.handlers:
+            idle_s = math.inf
+            keep_watch(machine, self._engine.settings.gone_s)
         Tunnel(transport, machine, idle_s, self._tunnelled, self._engine).start(early, first)
 
     def _heed(self, head: AnswerHead) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import socket
 import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
@@ -17,6 +16,7 @@ from hawker.proxy.base import ANY, Header, Lease, Refused, Route, ServicePort, W
 from hawker.proxy.embedded.exchange import Exchange
 from hawker.proxy.embedded.heads import AnswerHead, RequestHead
 from hawker.proxy.embedded.inlets import HOPS, peer_of
+from hawker.proxy.embedded.tunnel import keep_watch
 
 if TYPE_CHECKING:
     from hawker.proxy.embedded.engine import Engine
@@ -49,7 +49,7 @@ class PlainConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        keep_alive(transport)
+        keep_watch(transport, self._engine.settings.gone_s)
         transport.pause_reading()
         self._engine.connections.add(self)
         target = b"service:%d" % self._port
@@ -146,11 +146,6 @@ class PlainInlet:
 
     def refusal(self, refusal: Refused, request_id: bytes) -> tuple[int, list[Header], bytes]:
         return refusal.status, [], b""
-
-
-def keep_alive(transport: asyncio.Transport) -> None:
-    """A connection that may be silent for hours: the system finds out when the peer has gone."""
-    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def proxy_header(version: Literal["", "v1", "v2"], client: asyncio.Transport) -> bytes:

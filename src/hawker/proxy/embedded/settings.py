@@ -30,6 +30,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """For a handshake of TLS, as HAProxy's `timeout client-hs` and Go's server advise."""
     idle_timeout_s: float = 60.0
     """Without a request, or without a byte in either direction of one."""
+    gone_s: float = 120.0
+    """Without a sign of the peer's host, on a connection of a plain TCP service, which may be silent for hours."""
     linger_s: float = 2.0
     """How long what a client still sends is read and dropped after its last answer, so that the answer arrives."""
     half_closed_s: float = 5.0
