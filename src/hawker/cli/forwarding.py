@@ -13,7 +13,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 import click
@@ -34,6 +34,7 @@ GONE = (404, 412)
 SLOW_DOWN = 429
 QUIET_S = 5.0
 """How long the same trouble is not told again."""
+AGAIN_S = 0.1
 END_S = 3.0
 _AT_ONCE = struct.pack("ii", 1, 0)
 
@@ -60,6 +61,7 @@ def proxy(session: Session, ports: str, app: str | None, machine: str | None, re
             f"{label(chosen.machine)} is a process, so that its port {remote} is this host's own",
             hint=f"connect to port {remote} itself, or give another one such as 0:{remote}",
         )
+    _many_descriptors()
     with listener(bind, local) as sock, ended_in_order():
         at = sock.getsockname()
         shown = f"[{at[0]}]:{at[1]}" if ":" in at[0] else f"{at[0]}:{at[1]}"
@@ -134,7 +136,12 @@ class Forwarding:
     def go_on(self) -> None:
         try:
             while True:
-                sock, _ = self._listener.accept()
+                try:
+                    sock, _ = self._listener.accept()
+                except OSError as error:  # no descriptor is left for another one, or it has gone again
+                    self._note(HawkerError(f"it was not taken: {os.strerror(error.errno or 0)}"))
+                    sleep(AGAIN_S)
+                    continue
                 connection = _Connection(sock, self._port, self._chosen, self._client, self._ended)
                 self._threads[connection] = None
                 connection.start()
@@ -148,8 +155,10 @@ class Forwarding:
 
     def _ended(self, connection: _Connection, trouble: HawkerError | None) -> None:
         self._threads.pop(connection, None)
-        if trouble is None:
-            return
+        if trouble is not None:
+            self._note(trouble)
+
+    def _note(self, trouble: HawkerError) -> None:
         now = monotonic()
         if now - self._told.get(trouble.message, -QUIET_S) >= QUIET_S:
             self._told[trouble.message] = now
@@ -178,6 +187,7 @@ class _Connection(threading.Thread):
         self._trouble: HawkerError | None = None
         self._complete = False
         self._broken = False
+        self._pieces: Pieces | None = None
 
     def run(self) -> None:
         try:
@@ -201,11 +211,16 @@ class _Connection(threading.Thread):
         with contextlib.suppress(OSError):
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
             self._sock.shutdown(socket.SHUT_RD)
+        if self._pieces is not None:
+            self._pieces.wake()
 
     def _pass(self, client: Client) -> None:
         names = self._connect(client)
         try:
             with client.read_session(*names) as pieces:
+                self._pieces = pieces
+                if self._broken:
+                    return
                 back = threading.Thread(target=self._pass_back, args=(pieces,), name="connection, back", daemon=True)
                 back.start()
                 try:
@@ -299,6 +314,14 @@ def ports_of(given: str) -> tuple[int, int]:
             f"{given!r}: write a port, or two such as 8080:80, of which the first may be 0 for any."
         )
     return int(local), int(remote)
+
+
+def _many_descriptors() -> None:
+    """As many as we may: a connection takes three."""
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def listener(address: str, port: int) -> socket.socket:
