@@ -145,3 +145,33 @@ def test_disks_are_shared_out_as_the_operator_says(tmp_path: Path) -> None:
 def test_a_field_that_a_worker_does_not_have_is_refused(field: str, tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="unknown field"):
         of_worker(tmp_path, field)
+
+
+@pytest.mark.parametrize(
+    ("proxy", "urls", "told"),
+    [
+        ("", "", {}),
+        ('listen = { "80" = "0.0.0.0:80", "443" = "0.0.0.0:443" }\ndomain = "apps.example"', "",
+         {"80": "http://{app}.apps.example", "443": "https://{app}.apps.example"}),
+        ('listen = { "80" = "127.0.0.1:8080" }', "", {"80": "http://{app}.localhost:8080"}),
+        ('listen = { "80" = "127.0.0.1:8080" }', 'urls = { "443" = "https://{app}.example" }',
+         {"443": "https://{app}.example"}),
+    ],
+)  # fmt: skip
+def test_a_broker_tells_where_apps_are_as_its_proxy_serves_them_or_its_operator_says(
+    proxy: str, urls: str, told: dict[str, str], tmp_path: Path
+) -> None:
+    assert read_settings(with_proxy(tmp_path, proxy, urls)).urls() == told
+
+
+@pytest.mark.parametrize("urls", ['{ "web" = "http://{app}.a" }', '{ "80" = "{app}.a" }', '{ "80" = "http://a" }'])
+def test_where_no_app_can_be_is_refused_by_name(urls: str, tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match=r"broker\.urls: "):
+        read_settings(with_proxy(tmp_path, "", f"urls = {urls}"))
+
+
+def with_proxy(path: Path, proxy: str, urls: str) -> Path:
+    file = written(path)
+    text = file.read_text().replace("[broker]\n", f"[broker]\n{urls}\n")
+    file.write_text(text + (f"[proxy]\n{proxy}\n" if proxy else ""))
+    return file

@@ -157,7 +157,7 @@ class TestMarket:
         found = shown()
         assert [found[name][1:4] for name in ("ord-1", "mad-1")] == [
             ["ord", "worker, proxy", "alive"],
-            ["mad", "worker, proxy", "remote"],
+            ["mad", "worker", "remote"],
         ]
         members = user("members", "--json").json()
         assert [m["name"] for m in members if m["here"]] == [members[0]["name"]]

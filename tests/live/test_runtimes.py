@@ -22,6 +22,9 @@ from tests.kit.registry import DockerRegistry, put, registry
 from tests.kit.vms import missing
 from tests.kit.waiting import eventually
 
+from hawker.client.api import Client
+from hawker.model.inside_api import KIND_END, KIND_STDOUT, frames
+
 __all__ = ["registry"]  # a fixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(240)]
@@ -67,6 +70,7 @@ async def test_one_word_makes_an_app_a_process_a_container_or_a_microvm(
             assert (published["internal_port"] == published["host_port"]) == (runtime == "process")
             said[runtime] = await page(published["host_port"])
             assert await inside(market, own, "cat", "page") == (0, said[runtime] + "\n")
+            assert await asyncio.to_thread(forwarded, market, "one-word", own, int(port)) == said[runtime]
         await client.ok("DELETE", f"{path}?force=true")
     apart = f"{own} on {own}"
     assert said == {"process": f"{own} on {os.uname().nodename}", "container": apart, "microvm": apart}
@@ -124,6 +128,27 @@ async def inside(market: Market, machine: str, *command: str) -> tuple[int, str]
     arguments = ("machine", "exec", machine, "--", *command)
     ended = await asyncio.to_thread(hawker, *arguments, env={"HAWKER_HOME": str(market.home)})
     return ended.status, ended.out
+
+
+def forwarded(market: Market, app: str, machine: str, port: int) -> str:
+    """The same page by a connection through the API."""
+    held, answer = bytearray(), b""
+    with Client(market.endpoint, market.token) as client:
+        session = client.connect(app, machine, port)
+        client.write_session(app, machine, session, b"GET /page HTTP/1.0\r\n\r\n")
+        with client.read_session(app, machine, session) as pieces:
+            for piece in pieces:
+                held += piece
+                for kind, data in frames(held):
+                    answer += data
+                    if kind == KIND_STDOUT and not data:  # it has sent all
+                        client.write_session(app, machine, session, b"", end=True)
+                    elif kind == KIND_END:
+                        assert data == b'{"exit_code":0,"exit_signal":0}'
+                        head, _, body = answer.removesuffix(data).partition(b"\r\n\r\n")
+                        assert b"200 OK" in head
+                        return body.decode().strip()
+    raise AssertionError(f"it broke off: {answer!r}")
 
 
 async def page(port: int) -> str:
