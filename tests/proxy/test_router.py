@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.kit.fleets import Fleet
 from tests.kit.waiting import until
 
@@ -477,3 +478,39 @@ async def test_the_only_machine_is_not_left_alone_for_one_answer_that_is_none(he
     assert {lease.machine for lease in leases} == {"m2"}
     for lease in leases:
         lease.release()
+
+
+async def test_apps_that_nobody_asks_for_are_dropped_from_memory(here: Here) -> None:
+    """But those with requests under way, and those with machines of this worker, which only their doors know of."""
+    here.machine("m1")
+    here.sites.settings = replace(here.sites.settings, apps=4)
+    for number in range(20):
+        here.fleet.app(f"app-{number}")
+        here.fleet.machine(f"of-{number}", f"app-{number}", worker="ord-2")
+        here.fleet.service(f"of-{number}", f"app-{number}", worker="ord-2")
+
+    async def route(app: str) -> ProxyRoute:
+        host = f"{app}.apps.example"
+        return here.router.find(80, host) or await here.router.load(80, host)
+
+    await here.route()
+    door = here.sites.doors["m1"]
+    first = await route("app-0")
+    lease = first.take()
+    assert lease is not None
+    forgotten = await route("app-1")
+    for number in range(2, 20):
+        await route(f"app-{number}")
+    assert here.directory.loaded <= 5
+    assert here.sites.doors["m1"] is door
+    assert (await route("app-0")).site is first.site
+    assert forgotten.site.dropped
+    assert forgotten.take() is None
+    again = await forgotten.obtain(deadline=asyncio.get_running_loop().time() + 1)
+    assert again.machine == "of-1"
+    again.release()
+    lease.release()
+    for number in range(1, 20):
+        await route(f"app-{number}")
+    assert first.site.dropped
+    assert len(here.sites.doors) == 1

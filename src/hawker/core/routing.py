@@ -100,6 +100,11 @@ class Pool:
         self._due = inf
         self._looked = -inf
 
+    @property
+    def busy(self) -> bool:
+        """Whether any machine has requests in flight, or places that are lent."""
+        return bool(self._parted) or any(seat.own or seat.lent for seat in self.seats.values())
+
     # --- what rows say ---
 
     def put(self, row: Candidate) -> Seat:

@@ -56,11 +56,14 @@ class ProxyRouter:
         return self._route(site, port) if site else None
 
     async def load(self, port: int, host: str) -> ProxyRoute:
-        name = self._app_of(port, host)
-        site = self._site(name, load=True)
+        return self._route(self.site(self._app_of(port, host)), port)
+
+    def site(self, app: str) -> Site:
+        """Raises `Refused`."""
+        site = self._site(app, load=True)
         if site is None:
-            raise Refused(404, "PR01", f"no app is called {name}")
-        return self._route(site, port)
+            raise Refused(404, "PR01", f"no app is called {app}")
+        return site
 
     async def other(self, route: Route, app: str) -> ProxyRoute:
         assert isinstance(route, ProxyRoute)  # it came from here

@@ -59,6 +59,7 @@ class ProxyRoute:
         found = self.site.at(self.number)
         if found is None:
             return None
+        self.site.used = True
         group = found[0]
         if self._machine or wishes is not ANY:
             if not self._within and (wishes.force_regions or wishes.prefer_regions):
@@ -78,7 +79,7 @@ class ProxyRoute:
     async def obtain(
         self, wishes: Wishes = ANY, tried: Collection[str] = (), *, deadline: float, request: str = ""
     ) -> Lease:
-        found = self.site.at(self.number)
+        found = self._kept().at(self.number)
         if found is None:
             return self._away(wishes, tried) or self._nothing(NOT_HERE, None)
         group, settings = found[0], self._router.settings
@@ -191,9 +192,16 @@ class ProxyRoute:
                 return place
         return None
 
+    def _kept(self) -> Site:
+        """The app as it is now: it may have been dropped while this request had no machine. Raises `Refused`."""
+        if self.site.dropped:
+            self.site = self._router.site(self.app)
+            self._version = self.site.version
+        return self.site
+
     def _group(self) -> Group:
         """As it is now: it may have been made anew while the request waited. Raises `Refused`."""
-        found = self.site.at(self.number)
+        found = self._kept().at(self.number)
         if found is None or self.site.app.gone:
             raise Refused(503, "PR02", f"app {self.app} serves port {self.number} no more")
         return found[0]

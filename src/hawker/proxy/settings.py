@@ -46,6 +46,9 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     regions: tuple[str, ...] = ()
     """Other regions, the nearest first. Those that are not named come after them, as they lie on the map."""
 
+    apps: int = 10_000
+    """Apps that are kept in memory, beside those with machines of this worker and those with requests under way: an
+    app with one machine takes about 6 KiB. The others are read again when they are asked for."""
     queue: int = 4096
     """Requests of one service that are held at a time. A request and its connection take about 10 KiB here."""
     retry_after_s: int = 1

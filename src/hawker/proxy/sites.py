@@ -6,6 +6,7 @@ during a deploy that moves it to another port inside: services belong to one gro
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from hawker.core.routing import Candidate, Pool
@@ -22,6 +23,9 @@ from hawker.proxy.waking import Looking
 
 Shape = frozenset[tuple[int, frozenset[tuple[int, int]]]]
 """Ports inside with their ranges of public ports: what the groups of an app follow from."""
+
+LOOKED_AT_MOST = 64
+"""Apps, whether they may be dropped, for each one that is loaded."""
 
 
 class Group:
@@ -43,6 +47,8 @@ class Site:
         self.places: dict[tuple[str, int], Place] = {}  # by machine and port inside
         self.shape: Shape = frozenset()
         self.version = 0  # of what public ports lead to
+        self.used = True  # since it was looked at last as one to be dropped
+        self.dropped = False
         self._ports: dict[int, tuple[Group, ServicePort] | None] = {}
 
     def at(self, port: int) -> tuple[Group, ServicePort] | None:
@@ -54,6 +60,12 @@ class Site:
     def services_changed(self) -> None:
         self.version += 1
         self._ports.clear()
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests are in flight at its machines, wait for them, or are carried past this proxy."""
+        groups = self.groups.values()
+        return any(group.held or group.room.count or group.pool.busy for group in groups)
 
     def _look(self, port: int) -> tuple[Group, ServicePort] | None:
         for _, machine in sorted(self.app.machines.items(), reverse=True):
@@ -90,7 +102,7 @@ class Sites:
         self.on_door: list[Callable[[Door], None]] = []
         self._token = (b"hawker-backhaul", token.encode())
         self._random = random
-        self._sites: dict[str, Site] = {}
+        self._sites: OrderedDict[str, Site] = OrderedDict()
         directory.on_machine.append(self._machine)
         directory.on_app.append(self._app)
         directory.on_worker.append(self._worker)
@@ -110,7 +122,42 @@ class Sites:
         if site is None or site.app is not app:
             site = self._sites[app.name] = Site(app)
             self._regroup(site)
+            if len(self._sites) > self.settings.apps:
+                self._drop_some(site)
+        site.used = True
         return site
+
+    # --- what is not needed ------------------------------------------------------------------------------------------
+
+    def _drop_some(self, new: Site) -> None:
+        """Apps that nobody has asked for in a while, for what it costs to look at a few. Those that stay are looked at
+        again after all others (the second chance of a page: Corbató 1968)."""
+        for _ in range(min(LOOKED_AT_MOST, len(self._sites) - 1)):
+            if len(self._sites) <= self.settings.apps:
+                return
+            name, site = next(iter(self._sites.items()))
+            if site is not new and not site.used and not site.busy and not self._is_door_of(site):
+                self._drop(name, site)
+            else:
+                site.used = site is new
+                self._sites.move_to_end(name)
+
+    def _is_door_of(self, site: Site) -> bool:
+        """When a machine was last used, and how it does, only its door knows."""
+        if any(machine.worker == self.worker for machine in site.app.machines.values()):
+            return True
+        doors = [place.keeper for place in site.places.values() if isinstance(place.keeper, Door)]
+        return any(door.opening or door.closing for door in doors)
+
+    def _drop(self, name: str, site: Site) -> None:
+        del self._sites[name]
+        self.directory.forget(name)
+        site.dropped = True
+        site.groups = {}
+        site.services_changed()
+        places, site.places = site.places, {}
+        for place in places.values():
+            self._unseat(place)
 
     # --- what changes ------------------------------------------------------------------------------------------------
 
