@@ -514,3 +514,40 @@ async def test_apps_that_nobody_asks_for_are_dropped_from_memory(here: Here) -> 
         await route(f"app-{number}")
     assert first.site.dropped
     assert len(here.sites.doors) == 1
+
+
+@pytest.mark.parametrize("change", ["services", "worker"])
+async def test_a_stop_under_way_is_not_forgotten_when_rows_change(here: Here, change: str) -> None:
+    here.machine("m1")
+    await here.route()
+    door = here.sites.doors["m1"]
+    here.worker.go.clear()
+    resting = asyncio.ensure_future(door.rest("stop"))
+    await until(lambda: here.worker.rested == ["m1"])
+    if change == "services":
+        here.fleet.service("m1", "web", internal=here.port, ports=((80, 81, ("http",)),))
+    else:
+        here.fleet.worker("ord-1", port=4299)
+    here.directory.settle()
+    route = await here.route()
+    assert route.take() is None
+    obtaining = asyncio.ensure_future(route.obtain(deadline=asyncio.get_running_loop().time() + 5))
+    await asyncio.sleep(0)
+    assert not obtaining.done()
+    here.worker.go.set()
+    assert await resting
+    (await obtaining).release()
+    assert here.worker.woken == ["m1"]
+
+
+async def test_a_start_under_way_is_not_forgotten_when_rows_change(here: Here) -> None:
+    here.machine("m1", state="stopped")
+    obtaining = asyncio.ensure_future(here.obtain())
+    here.worker.go.clear()
+    await until(lambda: here.worker.woken == ["m1"])
+    here.fleet.machine("m1", "web", state="started")
+    here.fleet.service("m1", "web", internal=here.port, ports=((80, 81, ("http",)),))
+    here.directory.settle()
+    assert (await here.route()).take() is None, "it runs, and does not listen yet"
+    here.worker.go.set()
+    (await obtaining).release()

@@ -263,7 +263,10 @@ class Sites:
             seat.data = place
             place.seat = seat
             site.places[key] = place
-            if far is not None and seat.waking and machine.state == "started":
+            if door is not None:  # it may be a seat that knows nothing of a start or a stop under way
+                group.pool.waking(seat, door.opening)
+                group.pool.closing(seat, seat.closing or door.closing)
+            elif seat.waking and machine.state == "started":
                 group.pool.waking(seat, False)
 
     def _unseat(self, place: Place) -> None:
