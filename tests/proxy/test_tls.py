@@ -315,3 +315,23 @@ async def test_machines_that_end_a_connection_end_it_for_the_user_too(secure: St
     assert (await user.ask("GET / | Connection: close")).body == b"all"
     assert await user.ended() == "closed"
     assert not [each for each in secure.plane.engine.connections if isinstance(each, Greeter)]  # type: ignore[attr-defined]
+
+
+async def test_a_user_who_reads_slowly_gets_all_of_the_last_answer(secure: Stage) -> None:
+    """Of which much is still in the proxy when it closes the connection."""
+    large = b"x" * (16 << 20)
+    secure.settings |= {"linger_s": 0.1, "window_bytes": 2 * len(large)}
+
+    async def answering(visit: Visit) -> None:
+        await visit.answer(large)
+
+    await secure.machine(answering)
+    user = await secure.user(tls=AUTHORITY.client())
+    user.writer.transport.pause_reading()  # type: ignore[attr-defined]  # the stream's own transport can
+    await user.send(head("GET / | Connection: close"))
+    (machine,) = secure.web.machines
+    await until(lambda: bool(machine.taken and not machine.in_flight))
+    late = asyncio.get_running_loop().time() + 0.3
+    await until(lambda: asyncio.get_running_loop().time() >= late)
+    user.writer.transport.resume_reading()  # type: ignore[attr-defined]
+    assert (await user.answer()).body == large

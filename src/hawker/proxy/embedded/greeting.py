@@ -195,7 +195,7 @@ class Greeter(asyncio.Protocol):
             shaken,
             server_side=True,
             ssl_handshake_timeout=settings.handshake_timeout_s,
-            ssl_shutdown_timeout=settings.linger_s,
+            ssl_shutdown_timeout=settings.idle_timeout_s,  # for what the client has not taken yet, too
         )
         self._transport.set_protocol(tls)
         tls.connection_made(self._transport)
