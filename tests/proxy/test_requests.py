@@ -248,6 +248,15 @@ async def test_clients_of_http_1_0_are_served_as_they_expect(stage: Stage) -> No
     assert machine.visits[0]["via"] == "1.0 hawker"
 
 
+async def test_a_request_of_http_1_0_that_names_no_host_gets_its_apps_name(stage: Stage) -> None:
+    machine = await stage.machine()
+    stage.router.by_port[5432] = stage.web
+    user = await stage.user("own")
+    await user.send(b"GET / HTTP/1.0\r\n\r\n")
+    assert (await user.answer()).body == b"hello"
+    assert machine.visits[0]["host"] == "web"
+
+
 async def test_a_client_of_http_1_0_may_keep_its_connection(stage: Stage) -> None:
     await stage.machine()
     user = await stage.user()

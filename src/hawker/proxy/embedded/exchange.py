@@ -252,6 +252,10 @@ class Exchange(Errand):
         request = self._request
         wishes = ANY if self._search is None else self._search.wishes
         fields = self._inlet.forward(request, self.request_id, lease, wishes, request.upgrade)
+        if not (
+            request.host or request.minor
+        ):  # HTTP/1.0 on a port that is one app's; the machine is spoken to in HTTP/1.1
+            fields.insert(0, (b"host", self.app.encode()))
         if self._search is not None:
             fields += self._search.added
         return fields
