@@ -9,21 +9,26 @@ from hawker.proxy.base import Address, Failure
 from hawker.proxy.places import Place
 from hawker.proxy.settings import RouterSettings
 from hawker.proxy.trouble import Trouble
-from hawker.proxy.waking import Looking, connects
+from hawker.proxy.waking import Looking
 
 LOOK_MOST_S = 120.0
-"""Later it is found by the requests themselves."""
+"""Then requests try it again, whatever looks have found."""
+LOOK_S = 0.25
+ANSWER_S = 2.0
+"""A proxy that is only busy answers within that."""
 
 
 class Far:
-    """A worker's proxy, as the keeper of places there. One where nobody listens is looked at until somebody does."""
+    """A worker's proxy, as the keeper of places there. One that refuses connections, or takes them and says nothing, is
+    looked at until it answers."""
 
     def __init__(self, worker: str, settings: RouterSettings, looking: Looking) -> None:
         self.worker = worker
         self._settings = settings
         self._looking = looking
         self._look: asyncio.Task[None] | None = None
-        self._away: dict[Place, None] = {}
+        self._failed: dict[Place, None] = {}  # since it is looked at
+        self._away = False
         self._trouble = Trouble(settings.trouble_s)
 
     @property
@@ -31,18 +36,22 @@ class Far:
         return False  # its own proxy sees to that
 
     def failed(self, place: Place, how: Failure) -> None:
-        """A row that is wrong is not believed for a while; a silent proxy is left alone, for longer each time."""
+        """A row that is wrong is not believed for a while. What broke or was silent is left alone, for longer each
+        time; if it is the proxy that is silent, until it answers again."""
         now = asyncio.get_running_loop().time()
         if how == "elsewhere":
             place.pool.rest(place.seat, now + self._settings.stale_s)
             return
-        place.pool.rest(place.seat, self._trouble.failed(now), spare=how != "refused")
-        if how == "refused":
-            self._away[place] = None
+        until = self._trouble.failed(now)
+        if how in ("refused", "timeout"):
+            self._failed[place] = None
             if self._look is None:
                 self._look = asyncio.get_running_loop().create_task(
                     self._until_back(place.address), name=f"look at {self.worker}"
                 )
+            elif self._away:
+                until = now + LOOK_MOST_S
+        place.pool.rest(place.seat, until)
 
     async def close(self) -> None:
         if self._look is not None:
@@ -50,19 +59,25 @@ class Far:
             await asyncio.gather(self._look, return_exceptions=True)
 
     async def _until_back(self, address: Address) -> None:
-        """What it keeps is not left alone any longer than it is away. If it is there, who refused was a machine."""
+        """If it is there, what failed was a machine. If not, no user's request should be what finds out."""
         try:
-            if not await connects(address):
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_MOST_S):
-                        await self._looking.until_listening((address,))
-                        self._trouble.over()
-                        for place in self._away:
-                            place.pool.rest(place.seat, 0.0)
-                            place.room.all()
+            if await answers(address):
+                return
+            self._away = True
+            now = asyncio.get_running_loop().time()
+            for place in self._failed:
+                place.pool.rest(place.seat, now + LOOK_MOST_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_MOST_S):
+                    await self._looking.until_listening((address,))
+                    while not await answers(address):  # noqa: ASYNC110  # it is not in this process
+                        await asyncio.sleep(LOOK_S)
+            self._trouble.over()
+            for place in self._failed:
+                place.pool.rest(place.seat, 0.0)
+                place.room.all()
         finally:
-            self._away = {}
-            self._look = None
+            self._away, self._failed, self._look = False, {}, None
 
     def answered(self, place: Place) -> None:
         self._trouble.over()
@@ -72,3 +87,16 @@ class Far:
         count = load.partition(b"/")[0]
         if count.isdigit() and len(count) < 10:
             place.pool.told(place.seat, int(count), asyncio.get_running_loop().time())
+
+
+async def answers(address: Address) -> bool:
+    """Whether a proxy says anything on its backhaul, if only that the caller is a stranger."""
+    with suppress(OSError, EOFError, TimeoutError):
+        async with asyncio.timeout(ANSWER_S):
+            reader, writer = await asyncio.open_connection(*address)
+            try:
+                writer.write(b"GET / HTTP/1.1\r\nhost: backhaul\r\nconnection: close\r\n\r\n")
+                return bool(await reader.read(1))
+            finally:
+                writer.close()
+    return False
