@@ -70,14 +70,16 @@ class Haproxy(Embedded):
     """`directory` is HAProxy's."""
 
     keeps = 2
+    lender: FakeLender
 
-    def __init__(self) -> None:
+    def __init__(self, haproxy: HaproxySettings | None = None) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="haproxy-"))
+        self._haproxy = haproxy or HaproxySettings(look_s=0.02, backends=4)
 
     def made(self, router: FakeRouter, settings: Settings, host: Host, certificates: Certificates | None) -> Engine:
-        haproxy = HaproxySettings(look_s=0.02, backends=4)
-        lender = FakeLender(router)
-        return HaproxyEngine(router, lender, settings, haproxy, self.directory / "h", host, certificates)
+        self.lender = FakeLender(router)
+        at = self.directory / "h"
+        return HaproxyEngine(router, self.lender, settings, self._haproxy, at, host, certificates)
 
     async def close(self) -> None:
         await super().close()

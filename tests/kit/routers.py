@@ -165,7 +165,7 @@ class FakeLender:
         if route is None:
             return None
         first = next((each for each in route.machines if each.awake.is_set()), None)
-        if first is None or first.refuses or first.headers:
+        if first is None or first.refuses or first.headers or not self.places:
             return Offer(route.port, {})
         return Offer(route.port, {first.name: Lent(first.address, self.places)})
 

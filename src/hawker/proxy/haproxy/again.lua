@@ -61,6 +61,7 @@ core.register_action("again", { "http-res" }, function(txn, address)
       if body ~= nil then
         reply:set_body(body)
       elseif SAFE[method] then
+        core.msleep(200)  -- until HAProxy was told that the app's requests are no longer its
         reply = txn:reply({ status = 307, reason = "Temporary Redirect", headers = { location = { url } } })
       else
         reply = txn:reply({ status = 502, reason = "Bad Gateway" })

@@ -71,6 +71,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     kinds: tuple[Kind, ...]
     servers: dict[str, tuple[Server, ...]]
     times: Settings
+    sockets: dict[int, int]
+    """The activator's by public port: their numbers in HAProxy's master. No part of the text."""
 
     def inside(self, path: str) -> str:
         """A path in the directory as HAProxy sees it once it serves."""

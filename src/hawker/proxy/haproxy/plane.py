@@ -21,16 +21,17 @@ from hawker.proxy.embedded.engine import BACKLOG, Engine
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.haproxy.activator import Behind
 from hawker.proxy.haproxy.carried import HOSTS_MOST, Carried, Key, Table, fits, forgetting, naming
-from hawker.proxy.haproxy.config import PLAIN, Config, Frontend, Server, carries, map_of, socket_of, text
+from hawker.proxy.haproxy.config import PLAIN, Config, Frontend, Server, carries, map_of, text
 from hawker.proxy.haproxy.process import Process, Reserved, connections_most
-from hawker.proxy.haproxy.runtime import Usage, adding, closing, opening
+from hawker.proxy.haproxy.runtime import Usage, Workers, adding, closing, opening
 from hawker.proxy.haproxy.settings import HaproxySettings
 from hawker.proxy.lending import Lender
 from hawker.telemetry import get_logger
 
 EMPTY_S = 60.0
 """How long an app without machines keeps its backend: it is likely to be asked for again."""
-WITHDRAW_S = 1.0
+WITHDRAW_S = 0.25
+"""How long a machine is waited for to come to rest, when it is wished back."""
 ALL_S = 5.0
 """How often all that is carried is looked at, whatever is said to have changed."""
 AGAIN_S = 1.0
@@ -84,6 +85,15 @@ class HaproxyEngine(Engine):
             self._runner = self.loop.create_task(self._run(), name="haproxy")
         return address
 
+    @property
+    def carried(self) -> frozenset[Key]:
+        """Apps and public ports whose requests HAProxy passes on by itself."""
+        return frozenset(each.key for each in self._table.carried.values() if each.hosts and each.open)
+
+    async def workers(self) -> Workers:
+        """HAProxy's processes. Raises `Unreachable`."""
+        return await self._runtime.refresh()
+
     async def close(self) -> None:
         """Raises nothing of HAProxy's."""
         self._ends.set()
@@ -105,7 +115,7 @@ class HaproxyEngine(Engine):
     async def _find(self) -> None:
         """Whether HAProxy serves already, since before this process."""
         self._process.prepare()
-        config = await self._process.find()
+        config = await self._process.find(self._haproxy.plain)
         if config is None:
             return
         _logger.info("haproxy.found", directory=config.directory, cause="the proxy is opened")
@@ -131,13 +141,11 @@ class HaproxyEngine(Engine):
         return route.app, port
 
     async def _listen_behind(self, public: int) -> None:
-        path = self._process.directory / socket_of(public)
-        path.unlink(missing_ok=True)
+        sock = self._process.sockets[public]
         server = await self.loop.create_unix_server(
-            lambda: ClientConnection(self, lambda _: Behind(self, public, self._answered)), path, backlog=BACKLOG
+            lambda: ClientConnection(self, lambda _: Behind(self, public, self._answered)), sock=sock, backlog=BACKLOG
         )
         self._servers.append(server)
-        self._process.admit(path, 0o660)
 
     async def _front(self, host: str, port: int, public: int) -> Address:
         """Have HAProxy listen. Raises `OSError`, `NotStarted`."""
@@ -184,6 +192,7 @@ class HaproxyEngine(Engine):
             kinds=tuple(self._table.kinds),
             servers=self._table.servers(),
             times=self.settings,
+            sockets=process.numbers,
         )
 
     async def _serve(self) -> None:

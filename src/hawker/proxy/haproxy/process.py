@@ -12,7 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
@@ -21,9 +21,10 @@ import msgspec
 
 from hawker.errors import HawkerError, Invalid, Unreachable
 from hawker.proxy.base import Address
-from hawker.proxy.haproxy.config import ERRORS, Config, error_file, map_of, text
+from hawker.proxy.haproxy.config import ERRORS, Config, error_file, map_of, socket_of, text
 from hawker.proxy.haproxy.runtime import Runtime, Workers, ask
 from hawker.proxy.haproxy.settings import HaproxySettings
+from hawker.proxy.haproxy.sockets import bound, copied
 from hawker.telemetry import get_logger
 
 BEGIN_S = 10.0
@@ -92,6 +93,8 @@ class Process:
         self._program = program(settings)
         self._name = name
         self._ended = ended
+        self.sockets: dict[int, socket.socket] = {}  # the activator's, by public port
+        self._numbers: dict[int, int] = {}
         self._child: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._master = 0
@@ -124,16 +127,30 @@ class Process:
         if self.root:
             os.chown(path, 0, self._group)
 
-    async def find(self) -> Config | None:
-        """One that runs already, and what it was given; None: none does."""
-        try:
+    async def find(self, ports: Iterable[int]) -> Config | None:
+        """One that runs already, and what it was given; None: none does. Opens the activator's sockets."""
+        config = None
+        with suppress(Unreachable, OSError, msgspec.MsgspecError):
             workers = await self.runtime.refresh()
             config = msgspec.json.decode((self.directory / "state.json").read_bytes(), type=Config)
-        except (Unreachable, OSError, msgspec.MsgspecError):
-            return None
-        self._watch(workers.master)
+            self._watch(workers.master)
         self.config = config
+        for port in ports:
+            path = self.directory / socket_of(port)
+            number = config.sockets.get(port, -1) if config else -1
+            found = copied(self._pidfd, number, path) if number >= 0 else None
+            if found is None:
+                found = bound(path)
+                self.admit(path, 0o660)
+            else:
+                self._numbers[port] = number
+            self.sockets[port] = found
         return config
+
+    @property
+    def numbers(self) -> dict[int, int]:
+        """Of the activator's sockets in HAProxy's master, or as it will get them."""
+        return self._numbers if self._master else {port: sock.fileno() for port, sock in self.sockets.items()}
 
     async def serve(self, config: Config, hosts: dict[int, dict[str, str]]) -> None:
         """With this configuration from now on; `hosts` are the maps by public port. Raises `NotStarted`."""
@@ -222,6 +239,7 @@ class Process:
         self._watch(workers.master)
 
     def _spawned(self) -> subprocess.Popen[bytes]:
+        self._numbers = self.numbers
         with (self.directory / "log").open("wb") as log:
             return subprocess.Popen(
                 [
@@ -232,6 +250,7 @@ class Process:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                pass_fds=[sock.fileno() for sock in self.sockets.values()],
             )
 
     async def _reload(self) -> None:

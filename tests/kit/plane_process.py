@@ -1,0 +1,38 @@
+"""A data plane on HAProxy in a process of its own, to be killed: `python -m tests.kit.plane_process DIRECTORY MACHINE`.
+
+It serves the app `web`, which has the machine at this port of 127.0.0.1, and says on its output at which port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from tests.kit.routers import FakeLender, FakeMachine, FakeRoute, FakeRouter
+
+import hawker.host
+from hawker.proxy.embedded.settings import Settings
+from hawker.proxy.haproxy.plane import HaproxyEngine
+from hawker.proxy.haproxy.settings import HaproxySettings
+
+
+async def main(directory: str, machine: str) -> None:
+    said = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # where the log goes
+    router = FakeRouter(FakeRoute("web", [FakeMachine("m1", ("127.0.0.1", int(machine)))]))
+    haproxy = HaproxySettings(look_s=0.02, backends=4)
+    settings = Settings(region="ams", token="secret")
+    engine = HaproxyEngine(router, FakeLender(router), settings, haproxy, Path(directory), hawker.host.live())
+    _, port = await engine.listen("127.0.0.1", 0, public=80)
+    print(port, file=said, flush=True)
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := await reader.readline():
+        print(*sorted(app for app, _ in engine.carried), line.decode().strip(), file=said, flush=True)
+    await engine.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

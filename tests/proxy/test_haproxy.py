@@ -1,0 +1,369 @@
+"""What HAProxy does by itself, and what it brings to the activator."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from tests.kit.planes import Haproxy
+from tests.kit.raw_http import Answer, Visit, echo, head, hello, saying
+from tests.kit.routers import FakeLender
+from tests.kit.waiting import eventually, until
+from tests.proxy.conftest import Stage
+from tests.proxy.test_replays import handing, handing_json
+
+from hawker.errors import Unreachable
+from hawker.proxy.haproxy.plane import HaproxyEngine
+from hawker.proxy.haproxy.settings import HaproxySettings
+
+WEB = ("web", 80)
+
+
+class Hot(Stage):
+    """A stage on HAProxy."""
+
+    def __init__(self, backends: int) -> None:
+        super().__init__(self._made)
+        self._backends = backends
+
+    def _made(self) -> Haproxy:
+        return Haproxy(HaproxySettings(look_s=0.02, backends=self._backends))
+
+    @property
+    def engine(self) -> HaproxyEngine:
+        assert isinstance(self.plane, Haproxy)
+        assert isinstance(self.plane.engine, HaproxyEngine)
+        return self.plane.engine
+
+    @property
+    def lender(self) -> FakeLender:
+        assert isinstance(self.plane, Haproxy)
+        return self.plane.lender
+
+    @property
+    def decided(self) -> int:
+        """Requests that the activator has answered."""
+        return sum(self.engine.counters.statuses.values())
+
+    async def warm(self, app: str = "web") -> Answer:
+        """Have HAProxy carry the app. Returns the answer to the request that brought this about."""
+        answer = await self.ask(f"GET / | Host: {app}.example")
+        await until(lambda: (app, 80) in self.engine.carried)
+        return answer
+
+
+@asynccontextmanager
+async def hot(backends: int = 4) -> AsyncIterator[Hot]:
+    stage = Hot(backends)
+    try:
+        yield stage
+    finally:
+        await stage.close()
+
+
+async def test_an_app_that_was_served_once_needs_no_decision_any_more() -> None:
+    async with hot() as stage:
+        machine = await stage.machine()
+        await stage.warm()
+        user = await stage.user()
+        for _ in range(5):
+            assert (await user.ask("GET /")).body == b"hello"
+        assert (len(machine.visits), stage.decided) == (6, 1)
+
+
+async def test_both_ways_look_the_same_to_machine_and_user() -> None:
+    async with hot() as stage:
+        stage.serves(set_headers=((b"x-frame-options", b"DENY"),), removed_headers=frozenset({b"x-powered-by"}))
+        fields = b"X-Powered-By: PHP\r\nServer: it\r\nVia: 1.1 other\r\nHawker-Load: 1\r\nKeep-Alive: timeout=5\r\n"
+        machine = await stage.machine(saying(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n" + fields + b"\r\nhi"))
+        answers = [await stage.warm(), await stage.ask("GET /")]
+        assert stage.decided == 1
+        for each in answers:
+            each.fields.sort()
+        ids = [answer["fly-request-id"] for answer in answers]
+        assert ids == [visit["fly-request-id"] for visit in machine.visits]
+        assert ids[0] != ids[1]
+        assert all(each.endswith("-ams") for each in ids)
+        one, two = ([field for field in answer.fields if field[0] != b"fly-request-id"] for answer in answers)
+        assert one == two
+        one, two = (
+            sorted(field for field in visit.fields if field[0] != b"fly-request-id") for visit in machine.visits
+        )
+        assert one == two
+        assert machine.visits[1]["x-forwarded-for"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(("pristine", "left"), [(False, {"server", "via", "fly-request-id"}), (True, set[str]())])
+async def test_a_pristine_answer_has_nothing_of_ours(pristine: bool, left: set[str]) -> None:
+    async with hot() as stage:
+        stage.serves(pristine=pristine)
+        await stage.machine(saying(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nServer: it\r\n\r\n"))
+        await stage.warm()
+        answer = await stage.ask("GET /")
+        assert {name.decode() for name, _ in answer.fields} == {"content-length", *left}
+        assert stage.decided == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GET / | Fly-Force-Instance-Id: m1",
+        "GET / | Fly-Prefer-Region: ams",
+        "GET / | Fly-Replay-Src: x",
+        "GET / | Fly-Request-Id: mine",
+        "GET / | Hawker-Timing: 1",
+        "GET / | Hawker-Client: 192.0.2.1",
+        "GET / | X-Forwarded-For: 192.0.2.1",
+        "GET / | X_Own: 1",
+        "GET / | Via: 1.1 x",
+        "GET / | Connection: x-own | X-Own: 1",
+        "GET / | Connection: upgrade | Upgrade: x",
+        "GET / | Proxy-Authorization: x",
+        "POST / | Content-Length: 0",
+        "PATCH /",
+        "GET http://web.example/ | Host: web.example",
+    ],
+)
+async def test_what_is_not_plain_is_decided_by_the_activator(text: str) -> None:
+    async with hot() as stage:
+        machine = await stage.machine(echo)
+        await stage.warm()
+        assert (await stage.ask(text)).status == 200
+        assert stage.decided == 2
+        assert machine.visits[1]["fly-client-ip"] == "127.0.0.1"
+        assert machine.visits[1].all("hawker-client") == []
+
+
+@pytest.mark.parametrize("kind", ["field", "json"])
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+async def test_the_first_request_that_is_handed_on_is_answered_as_it_should(kind: str, method: str) -> None:
+    async with hot() as stage:
+        first = await stage.machine()
+        second = await stage.machine(saying(b"HTTP/1.1 201 Made\r\nX-Own: 2\r\nContent-Length: 5\r\n\r\nthere"))
+        await stage.warm()
+        first.behaviour = handing("instance=m2") if kind == "field" else handing_json(instance="m2")
+        user = await stage.user()
+        for number in range(3):
+            answer = await user.ask(f"{method} /a?b | X-Mine: 1")
+            assert (answer.status, answer.body, answer["x-own"]) == (201, b"there", "2")
+            assert answer.all("fly-replay") == []
+            visit = second.visits[number]
+            assert (visit.method, visit.target, visit["x-mine"]) == (method, "/a?b", "1")
+            assert visit["fly-request-id"] == answer["fly-request-id"]
+            await until(lambda: WEB not in stage.engine.carried)
+        assert len(first.visits) == 1 + 2 + 2, "once by HAProxy, and by the activator each time"
+
+
+async def test_an_answer_too_large_for_that_is_asked_for_again_by_the_user() -> None:
+    async with hot() as stage:
+        first = await stage.machine()
+        await stage.machine(saying(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"x" * 100_000))
+        await stage.warm()
+        first.behaviour = handing("instance=m2")
+        user = await stage.user()
+        answer = await user.ask("GET /a?b")
+        assert (answer.status, answer["location"]) == (307, "/a?b")
+        assert len((await user.ask("GET /a?b")).body) == 100_000
+
+
+async def test_a_machine_that_refuses_connections_is_given_up_and_the_activator_finds_another() -> None:
+    async with hot() as stage:
+        first = await stage.machine()
+        await stage.machine(echo)
+        await stage.warm()
+        await first.close()
+        assert (await stage.ask("GET /")).status == 200
+        assert "refused" in stage.web.machines[0].failures
+        assert stage.decided == 2
+
+
+async def test_what_is_over_the_soft_limit_is_decided_one_by_one() -> None:
+    go = asyncio.Event()
+
+    async def waiting(visit: Visit) -> None:
+        if visit.target == "/slow":
+            await go.wait()
+        await hello(visit)
+
+    async with hot() as stage:
+        machine = await stage.machine(waiting)
+        await stage.open()
+        stage.lender.places = 2
+        await stage.warm()
+        users = [await stage.user() for _ in range(2)]
+        for user in users:
+            await user.send(head("GET /slow"))
+        await until(lambda: len(machine.visits) == 3)
+        assert (await stage.ask("GET /")).status == 200
+        assert stage.decided == 2
+        await until(lambda: stage.web.machines[0].carried == 2)
+        go.set()
+        for user in users:
+            assert (await user.answer()).body == b"hello"
+        assert (await stage.ask("GET /")).status == 200
+        assert stage.decided == 2
+        await until(lambda: stage.web.machines[0].carried == 0)
+
+
+async def test_a_machine_is_given_back_only_when_nothing_is_in_flight_there() -> None:
+    go = asyncio.Event()
+
+    async def waiting(visit: Visit) -> None:
+        if visit.target == "/slow":
+            await go.wait()
+        await hello(visit)
+
+    async with hot() as stage:
+        machine = await stage.machine(waiting)
+        await stage.warm()
+        withdraw = stage.lender.withdraw
+        assert withdraw is not None
+        user = await stage.user()
+        await user.send(head("GET /slow"))
+        await until(lambda: len(machine.visits) == 2)
+        giving_back = asyncio.ensure_future(withdraw("m1"))
+        await until(lambda: stage.web.machines[0].carried == 1)
+        stage.lender.places = 0
+        assert not await giving_back
+        assert (await stage.ask("GET /")).status == 200
+        assert stage.decided == 2, "it gets no more"
+        go.set()
+        assert (await user.answer()).body == b"hello"
+        assert await withdraw("m1")
+
+
+@pytest.mark.parametrize("which", ["master", "worker"])
+async def test_haproxy_is_started_again_when_it_ends(which: str) -> None:
+    async with hot() as stage:
+        await stage.machine()
+        await stage.warm()
+        workers = await stage.engine.workers()
+        os.kill(workers.master if which == "master" else workers.serving, signal.SIGKILL)
+
+        async def another() -> bool:
+            try:
+                return (await stage.engine.workers()).master != workers.master
+            except Unreachable:
+                return False
+
+        await eventually(another, "another HAProxy")
+        assert WEB in stage.engine.carried
+        assert (await stage.ask("GET /")).body == b"hello"
+        assert stage.decided == 1
+
+
+async def test_a_reload_makes_room_for_more_apps_and_no_request_fails() -> None:
+    go = asyncio.Event()
+
+    async def waiting(visit: Visit) -> None:
+        if visit.target == "/slow":
+            await go.wait()
+        await hello(visit)
+
+    async with hot(backends=1) as stage:
+        machine = await stage.machine(waiting)
+        await stage.machine(route=stage.app("other"))
+        await stage.machine(route=stage.app("third"))
+        await stage.warm()
+        slow = await stage.user()
+        await slow.send(head("GET /slow"))
+        await until(lambda: len(machine.visits) == 2)
+        over = False
+        statuses: set[int] = set()
+
+        async def load() -> None:
+            while not over:
+                user = await stage.user()
+                for _ in range(20):
+                    answer = await user.ask("GET /")
+                    statuses.add(answer.status)
+                    if answer.all("connection"):
+                        break
+                await user.close()
+
+        loading = [asyncio.create_task(load()) for _ in range(4)]
+        before = await stage.engine.workers()
+        await stage.warm("other")
+        await stage.warm("third")
+        now = await stage.engine.workers()
+        over = True
+        await asyncio.gather(*loading)
+        assert statuses == {200}
+        assert now.serving != before.serving
+        assert before.serving in now.old, "it finishes what it has"
+        assert stage.engine.carried == {WEB, ("other", 80), ("third", 80)}
+        await until(lambda: stage.web.machines[0].carried == 1)
+        withdraw = stage.lender.withdraw
+        assert withdraw is not None
+        assert not await withdraw("m1"), "a request is in flight there, from before the reload"
+        go.set()
+        assert (await slow.answer()).body == b"hello"
+        await until(lambda: stage.web.machines[0].carried == 0)
+
+
+async def test_a_service_that_changes_is_served_as_it_says_now() -> None:
+    async with hot() as stage:
+        await stage.machine()
+        await stage.warm()
+        stage.serves(set_headers=((b"x-own", b"new"),))
+        stage.lender.changed("web")
+        await until(lambda: WEB not in stage.engine.carried)
+        assert (await stage.warm())["x-own"] == "new"
+        assert (await stage.ask("GET /"))["x-own"] == "new"
+        stage.serves(force_https=True)
+        stage.lender.changed("web")
+        await until(lambda: WEB not in stage.engine.carried)
+        assert (await stage.ask("GET /")).status == 301
+
+
+async def test_closing_finishes_what_haproxy_has_under_way() -> None:
+    go = asyncio.Event()
+
+    async def waiting(visit: Visit) -> None:
+        if visit.target == "/slow":
+            await go.wait()
+        await hello(visit)
+
+    async with hot() as stage:
+        machine = await stage.machine(waiting)
+        await stage.warm()
+        user = await stage.user()
+        await user.send(head("GET /slow"))
+        await until(lambda: len(machine.visits) == 2)
+        closing = asyncio.create_task(stage.plane.close())
+
+        async def refused() -> bool:
+            try:
+                (await stage.user()).reset()
+            except ConnectionRefusedError:
+                return True
+            return False
+
+        await eventually(refused, "no connection is taken any more")
+        go.set()
+        answer = await user.answer()
+        assert (answer.body, answer["connection"]) == (b"hello", "close")
+        await closing
+
+
+@pytest.mark.parametrize("end", ["close", "stay"])
+async def test_a_machine_that_refuses_a_large_body_at_once_is_heard(end: str) -> None:
+    async def refusing(visit: Visit) -> None:
+        await visit.answer(b"too large", "413 Content Too Large", *(["Connection: close"] if end == "close" else []))
+        if end == "close":
+            visit.close()
+        else:
+            await visit.reader.read(1 << 20)
+
+    async with hot() as stage:
+        await stage.machine(refusing)
+        user = await stage.user()
+        sending = asyncio.create_task(user.send(head(f"POST / | Content-Length: {8 << 20}") + bytes(8 << 20)))
+        answer = await user.answer()
+        assert (answer.status, answer.body) == (413, b"too large")
+        user.reset()
+        await asyncio.gather(sending, return_exceptions=True)

@@ -1,0 +1,163 @@
+"""HAProxy goes on while the process that leads it is away."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from tests.kit.raw_http import Broken, Upstream, User, head, hello
+from tests.kit.waiting import eventually
+
+from hawker.proxy.haproxy.runtime import workers
+
+pytestmark = pytest.mark.skipif(shutil.which("haproxy") is None, reason="the program haproxy is not installed")
+
+
+class Leader:
+    """The process that leads HAProxy. `kill -9` is its usual end here."""
+
+    def __init__(self, directory: Path, machine: int) -> None:
+        self._argv = [sys.executable, "-m", "tests.kit.plane_process", str(directory), str(machine)]
+        self.process: asyncio.subprocess.Process
+        self.port = 0
+
+    async def start(self) -> None:
+        pipe = asyncio.subprocess.PIPE
+        self.process = await asyncio.create_subprocess_exec(*self._argv, stdin=pipe, stdout=pipe)
+        assert self.process.stdout is not None
+        self.port = int(await asyncio.wait_for(self.process.stdout.readline(), 15))
+
+    async def kill(self) -> None:
+        self.process.kill()
+        await self.process.wait()
+
+    async def carried(self) -> list[bytes]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(b".\n")
+        return (await asyncio.wait_for(self.process.stdout.readline(), 15)).split()[:-1]
+
+    async def end(self) -> None:
+        """In order: HAProxy ends with it."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        assert await asyncio.wait_for(self.process.wait(), 40) == 0
+
+
+@asynccontextmanager
+async def led() -> AsyncIterator[tuple[Leader, Upstream, Path]]:
+    directory = Path(tempfile.mkdtemp(prefix="haproxy-"))
+    machine = Upstream(hello)
+    await machine.open()
+    leader = Leader(directory / "h", machine.address[1])
+    await leader.start()
+    try:
+        yield leader, machine, directory / "h"
+    finally:
+        await leader.end()
+        await machine.close()
+        shutil.rmtree(directory)
+
+
+async def test_no_request_fails_while_its_leader_is_killed_and_comes_back() -> None:
+    async with led() as (leader, machine, directory):
+        user = await User.at(("127.0.0.1", leader.port))
+        assert (await user.ask("GET /")).body == b"hello"
+
+        async def carried() -> bool:
+            return await leader.carried() == [b"web"]
+
+        await eventually(carried, "HAProxy carries the app")
+        before = await workers(f"{directory}/master.sock")
+        over = False
+        statuses: dict[int, int] = {}
+
+        async def load(text: str) -> None:
+            each = await User.at(("127.0.0.1", leader.port))
+            while not over:
+                answer = await each.ask(text)
+                statuses[answer.status] = statuses.get(answer.status, 0) + 1
+            await each.close()
+
+        # Of these the second kind needs a decision, and is held while there is nobody to make it.
+        loading = [asyncio.create_task(load(text)) for text in ("GET /", "GET /", "GET / | X-Forwarded-For: 192.0.2.1")]
+        for _ in range(2):
+            await leader.kill()
+            seen = len(machine.visits)
+
+            async def served(seen: int = seen) -> bool:
+                return len(machine.visits) > seen + 100
+
+            await eventually(served, "requests pass while the leader is away")
+            await leader.start()
+            await eventually(carried, "it knows what HAProxy carries")
+        over = True
+        await asyncio.gather(*loading)
+        assert set(statuses) == {200}
+        assert await workers(f"{directory}/master.sock") == before, "nothing was started anew"
+        assert (await user.ask("GET /")).body == b"hello", "a connection from before"
+        await user.close()
+
+
+async def test_it_is_led_by_what_is_found_and_not_by_what_was() -> None:
+    """A machine that is gone when the leader comes back gets no more requests."""
+    async with led() as (leader, machine, directory):
+        user = await User.at(("127.0.0.1", leader.port))
+        await user.ask("GET /")
+
+        async def carried() -> bool:
+            return await leader.carried() == [b"web"]
+
+        await eventually(carried, "HAProxy carries the app")
+        await leader.kill()
+        other = Upstream(hello)
+        await other.open()
+        again = Leader(directory, other.address[1])
+        await again.start()
+        leader.process = again.process
+
+        async def moved() -> bool:
+            await user.ask("GET /")
+            return len(other.visits) > 0
+
+        await eventually(moved, "requests go to where the machine is now")
+        seen = len(machine.visits)
+        assert (await user.ask("GET /")).status == 200
+        assert len(machine.visits) == seen
+        await user.close()
+        await other.close()
+
+
+async def test_a_request_that_is_under_way_in_the_leader_when_it_dies_is_made_again_if_it_may_be() -> None:
+    async with led() as (leader, machine, _):
+        go = asyncio.Event()
+
+        async def waiting(visit: object) -> None:
+            await go.wait()
+            await hello(visit)  # type: ignore[arg-type]  # a visit
+
+        machine.behaviour = waiting
+        users = [await User.at(("127.0.0.1", leader.port)) for _ in range(2)]
+        await users[0].send(head("GET / | X-Forwarded-For: 192.0.2.1"))
+        await users[1].send(head("POST / | Content-Length: 0"))
+
+        async def there() -> bool:
+            return len(machine.visits) == 2
+
+        await eventually(there, "both are at the machine")
+        await leader.kill()
+        go.set()
+        await leader.start()
+        assert (await users[0].answer()).body == b"hello"
+        try:
+            assert (await users[1].answer()).status == 502
+        except Broken:
+            pytest.fail("a request is answered, whatever happens")
+        for user in users:
+            await user.close()
