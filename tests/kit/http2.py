@@ -60,7 +60,14 @@ class User2:
         self.reader = reader
         self.writer = writer
         self.eager = eager
-        self.h2 = H2Connection(H2Configuration(client_side=True, header_encoding=None, validate_outbound_headers=False))
+        self.h2 = H2Connection(
+            H2Configuration(
+                client_side=True,
+                header_encoding=None,
+                validate_outbound_headers=False,
+                normalize_outbound_headers=False,
+            )
+        )
         self.h2.state_machine = _Patient()
         self.answers: dict[int, Answer2] = defaultdict(Answer2)
         self.goodbye: ConnectionTerminated | None = None

@@ -423,6 +423,12 @@ async def test_the_many_fields_of_a_head_are_too_many(stage: Stage, connect: Con
         [*head2("GET /"), (b"a", b"b\r\nc: d")],
         [*head2("GET /"), (b"a", b"b\x00")],
         [*head2("GET /"), (b":path", b"/again")],
+        [*head2("GET /"), (b"a", b"b"), (b":other", b"c")],
+        [*head2("GET /"), (b":status", b"200")],
+        [*head2("GET /"), (b":protocol", b"websocket")],
+        [*head2("GET /"), (b"a", b" b")],
+        [*head2("GET /"), (b"host", b"web.example"), (b"host", b"web.example")],
+        [*head2("CONNECT x")],
         [*head2("GET /"), (b"host", b"other.example")],
         [(b"a", b"b"), *head2("GET /")],
         [field for field in head2("GET /") if field[0] != b":path"],
@@ -430,17 +436,29 @@ async def test_the_many_fields_of_a_head_are_too_many(stage: Stage, connect: Con
         [*head2("GET / | :path: ")],
     ],
 )
-async def test_what_the_rules_of_http2_forbid_ends_the_connection(
+async def test_what_the_rules_of_http2_forbid_ends_its_stream_alone(
     stage: Stage, connect: Connect, fields: list[tuple[bytes, bytes]]
 ) -> None:
     machine = await stage.machine()
     user = await connect()
-    block = user.h2.encoder.encode(fields)
-    await user.send(HeadersFrame(1, block, flags=["END_HEADERS", "END_STREAM"]).serialize())
-    await user.until(lambda: user.closed)
-    assert user.goodbye is not None
-    assert user.goodbye.error_code == ErrorCodes.PROTOCOL_ERROR
-    assert not machine.visits
+    stream = await user.begin("POST /", ended=False)
+    await until(lambda: stage.web.machines[0].in_flight == 1)
+    bad = user.h2.get_next_available_stream_id()
+    user.h2.send_headers(bad, fields, end_stream=True)
+    await user.send()
+    await user.until(lambda: user.answers[bad].reset == ErrorCodes.PROTOCOL_ERROR)
+    await user.body(stream, b"other")
+    assert (await user.answer(stream)).status == 200
+    assert len(machine.visits) == 1
+
+
+async def test_trailers_that_the_rules_forbid_end_their_stream(stage: Stage, connect: Connect) -> None:
+    await stage.machine(echo)
+    user = await connect()
+    stream = await user.begin("POST /", ended=False)
+    await user.body(stream, b"body", trailers=[(b":path", b"/other")])
+    await user.until(lambda: user.answers[stream].reset == ErrorCodes.PROTOCOL_ERROR)
+    await until(lambda: stage.web.machines[0].in_flight == 0)
 
 
 @pytest.mark.parametrize("said", [3, 10])

@@ -13,7 +13,7 @@ from hawker.proxy.base import Header, Refused, ServicePort
 from hawker.proxy.embedded import refusals
 from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.exchange import Exchange
-from hawker.proxy.embedded.h2_heads import read_request
+from hawker.proxy.embedded.h2_heads import Malformed, malformed_trailers, read_request
 from hawker.proxy.embedded.h2_transport import StreamTransport
 from hawker.proxy.embedded.h2_wire import Stream, Wire
 from hawker.proxy.embedded.heads import AnswerHead, BadHead, read_trailers
@@ -96,7 +96,17 @@ class H2Connection(Wire):
     def _trailers(self, event: TrailersReceived) -> None:
         stream = self.streams.get(event.stream_id)
         if isinstance(stream, H2Request):
-            stream.trailers = read_trailers(event.headers)
+            if malformed_trailers(event.headers):
+                self.refuse(stream)
+            else:
+                stream.trailers = read_trailers(event.headers)
+
+    def refuse(self, stream: H2Request) -> None:
+        """What came on it breaks the rules of HTTP/2."""
+        self.engine.counters.unread(400)
+        self.reset(stream, ErrorCodes.PROTOCOL_ERROR)
+        stream.gone(None)
+        self.strike()
 
     # --- and what follows --------------------------------------------------------------------------------------------
 
@@ -173,6 +183,9 @@ class H2Request(Stream):
         self._complete = ended
         try:
             head = read_request(fields, ended=ended, fields_max=engine.settings.fields)
+        except Malformed:
+            self._connection.refuse(self)
+            return
         except BadHead as bad:
             engine.counters.unread(bad.status)
             status, headers, body = self._connection.inlet.refusal(refusals.of_head(bad.problem, bad.status), b"")

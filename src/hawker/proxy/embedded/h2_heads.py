@@ -1,8 +1,8 @@
 """Requests and answers of HTTP/2 as heads (RFC 9113, 8.2 and 8.3). Pure.
 
-The library has looked at what RFC 9113 says of any field already: pseudo fields, names in lower case, no fields of a
-connection, values without line ends, one authority, cookies put together. What is left is that nothing may be read in
-two ways by a server of HTTP/1.1 behind.
+Of requests everything is looked at here. The library could do that too, but would end the whole connection for one that
+is malformed, and with it the requests of others that share it. Beyond the rules of HTTP/2, nothing may be read in two
+ways by a server of HTTP/1.1 behind. Answers the library has looked at before.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from hawker.proxy.embedded.heads import (
     RequestHead,
     field_name,
     host_of,
+    known_names,
     length_of,
 )
 
@@ -29,27 +30,49 @@ VERSION_2 = 2
 _METHOD = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,32}")
 _TARGET = re.compile(rb"/[\x21\x22\x24-\x7e]*")
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_LINE_END = re.compile(rb"[\r\n\x00]")
+_BLANK = (b" ", b"\t")
 _WITH_BODY = frozenset((b"POST", b"PUT", b"PATCH"))
+_PSEUDO = frozenset((b":method", b":scheme", b":authority", b":path", b":protocol"))
+_OF_REQUESTS = frozenset((b":method", b":scheme", b":path"))
+_OF_CONNECT = frozenset((b":method",))
+_NOT_HERE = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"te"))
+
+
+class Malformed(Exception):
+    """A request whose stream is to be reset (RFC 9113, 8.1.1)."""
 
 
 def read_request(fields: Iterable[Header], *, ended: bool, fields_max: int) -> RequestHead:
     """`ended`: there is no body. A request for WebSocket (RFC 8441) becomes one for an upgrade, as it is in HTTP/1.1,
-    without its key. Raises `BadHead`."""
+    without its key. Raises `Malformed`, `BadHead`."""
     pseudo: dict[bytes, bytes] = {}
     headers: list[Header] = []
     length = ABSENT if ended else CHUNKED
-    host = declared = b""
+    host: bytes | None = None
+    declared = b""
     expects = wishes = False
     for raw, value in fields:
-        if raw[0] == 0x3A:
-            pseudo[bytes(raw)] = value
+        if raw[:1] == b":":
+            if headers or raw in pseudo or raw not in _PSEUDO:
+                raise Malformed
+            pseudo[raw] = value
             continue
-        name = field_name(raw)
+        name = known_names.get(raw) or field_name(raw)
+        if name != raw:
+            raise Malformed
         if _CONTROL.search(value):
+            if _LINE_END.search(value):
+                raise Malformed
             raise BadHead("a field has control characters")
+        if name in _NOT_HERE and not (name == b"te" and value == b"trailers"):
+            raise Malformed
+        if value[:1] in _BLANK or value[-1:] in _BLANK:
+            raise Malformed
         if name == b"host":
+            if host is not None:
+                raise Malformed
             host = value
-            continue
         if name == b"content-length":
             if declared:
                 raise BadHead("Content-Length is given twice")
@@ -65,8 +88,9 @@ def read_request(fields: Iterable[Header], *, ended: bool, fields_max: int) -> R
         headers.append((name, value))
     if len(headers) > fields_max:
         raise BadHead(f"the head has more than {fields_max} fields", 431)
-    host = pseudo.get(b":authority", host)
+    host = _whose(pseudo, host)
     method, target = pseudo[b":method"], pseudo.get(b":path", host)
+    headers = [field for field in headers if field[0] != b"host"]
     if _METHOD.fullmatch(method) is None:
         raise BadHead("the method is not a token")
     if method == b"CONNECT" and b":protocol" in pseudo:
@@ -83,6 +107,23 @@ def read_request(fields: Iterable[Header], *, ended: bool, fields_max: int) -> R
     head.host = host_of(host)
     head.length, head.expects, head.wishes = length, expects, wishes
     return head
+
+
+def _whose(pseudo: dict[bytes, bytes], host: bytes | None) -> bytes:
+    """RFC 9113, 8.3.1, and 8441, 4. Raises `Malformed`."""
+    needed = _OF_CONNECT if pseudo.get(b":method") == b"CONNECT" and b":protocol" not in pseudo else _OF_REQUESTS
+    authority = pseudo.get(b":authority", host)
+    if not needed <= pseudo.keys() or authority is None or (host is not None and host != authority):
+        raise Malformed
+    if needed is _OF_CONNECT and (b":path" in pseudo or b":scheme" in pseudo):
+        raise Malformed
+    if pseudo.get(b":path") == b"" or (b":protocol" in pseudo and pseudo[b":method"] != b"CONNECT"):
+        raise Malformed
+    return authority
+
+
+def malformed_trailers(fields: Iterable[Header]) -> bool:
+    return any(name[:1] == b":" or name != name.lower() or _LINE_END.search(value) for name, value in fields)
 
 
 def _upgrade(protocol: bytes, target: bytes, host: bytes, headers: list[Header], wishes: bool) -> RequestHead:

@@ -56,6 +56,7 @@ class Wire(asyncio.Protocol):
             H2Configuration(
                 client_side=client_side,
                 header_encoding=None,
+                validate_inbound_headers=client_side,
                 validate_outbound_headers=False,  # they were read strictly, or are our own
                 normalize_outbound_headers=False,
             )

@@ -32,7 +32,7 @@ _KNOWN_MAX = 4096
 _MANAGED = (b"content-length", b"transfer-encoding", b"connection", b"host")
 _MANAGED_PREFIXES = (b"fly-", b"hawker-", b"x-forwarded-")
 
-_known: dict[bytes, bytes] = {}
+known_names: dict[bytes, bytes] = {}
 """Valid names as they came -> in lower case. A look-up here takes the place of checking a name again."""
 
 
@@ -276,7 +276,7 @@ def _fields(lines: list[bytes], wanted: frozenset[bytes]) -> tuple[list[Header],
     """All fields, and those of the wanted names."""
     headers = []
     noted = []
-    known = _known
+    known = known_names
     for line in lines:
         raw, colon, value = line.partition(b":")
         if not colon:
@@ -298,8 +298,8 @@ def field_name(raw: bytes) -> bytes:
         plain = name.replace(b"_", b"-")
         if plain in _MANAGED or plain.startswith(_MANAGED_PREFIXES):
             raise BadHead(f"the header field {name.decode()} can be taken for {plain.decode()}")
-    if len(_known) < _KNOWN_MAX and len(raw) <= 64:
-        _known[raw] = name
+    if len(known_names) < _KNOWN_MAX and len(raw) <= 64:
+        known_names[raw] = name
     return name
 
 
