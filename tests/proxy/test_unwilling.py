@@ -12,6 +12,7 @@ from tests.kit.routers import FakeMachine
 from tests.kit.waiting import until
 from tests.proxy.conftest import Stage
 
+from hawker.proxy.base import ServicePort
 from hawker.proxy.embedded.client import ClientConnection
 
 # HAProxy has time-outs of its own for this.
@@ -112,3 +113,22 @@ async def test_a_machine_of_http2_that_takes_no_requests_is_not_asked_for_ever(s
     assert (await stage.ask("GET /")).status == 502
     assert connections == 1
     await until(lambda: not open_now)
+
+
+async def test_a_user_who_stays_when_a_plain_service_has_ended_takes_no_place(stage: Stage) -> None:
+    stage.settings["idle_timeout_s"] = 0.2
+
+    async def bye(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"bye")
+        writer.close()
+
+    server = await asyncio.start_server(bye, "127.0.0.1", 0)
+    stage.servers.append(server)
+    route = stage.router.by_port[5432] = stage.app("db")
+    route.port = ServicePort()
+    machine = FakeMachine("d1", server.sockets[0].getsockname())
+    route.machines.append(machine)
+    user = await stage.user("tcp")
+    user.writer.transport.pause_reading()  # type: ignore[attr-defined]  # the stream's own transport can
+    await until(lambda: machine.taken == 1)
+    await until(lambda: machine.in_flight == 0)

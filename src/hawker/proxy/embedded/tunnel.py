@@ -11,12 +11,14 @@ from contextlib import suppress
 from typing import Protocol
 
 from hawker.proxy.embedded.deadline import Deadline
+from hawker.proxy.embedded.settings import Settings
 
 
 class Tunnels(Protocol):
     """Who can end tunnels that would go on for ever."""
 
     tunnels: set[Tunnel]
+    settings: Settings
 
     def left(self, which: Tunnel) -> None: ...
 
@@ -26,8 +28,8 @@ class Tunnels(Protocol):
 
 class Tunnel:
     """`client` and `machine` are open transports, which are the tunnel's from here on. It ends when nothing moves for
-    `idle_s`. `done(sent, received)` is called
-    once, with the bytes to the client and from it, when both are closed."""
+    `idle_s`, and when the machine has said its last for the settings' `idle_timeout_s`: a client could stay for ever.
+    `done(sent, received)` is called once, with the bytes to the client and from it, when both are closed."""
 
     def __init__(
         self,
@@ -74,9 +76,19 @@ class Tunnel:
         if self._idle_s < math.inf:
             self._deadline.within(self._idle_s)
 
+    def ended(self, end: _End) -> None:
+        if end is self._machine:
+            self._ending()
+
+    def _ending(self) -> None:
+        self._idle_s = min(self._idle_s, self._owner.settings.idle_timeout_s)
+        self.moved()
+
     def lost(self) -> None:
         self._open -= 1
-        if not self._open:
+        if self._open:
+            self._ending()
+        else:
             self._deadline.close()
             self._owner.left(self)
             self._done(self._machine.bytes, self._client.bytes)
@@ -103,6 +115,7 @@ class _End(asyncio.Protocol):
     def eof_received(self) -> bool:
         """Half closed: the other direction may go on, but over TLS, which asyncio does not half close."""
         self.ended = True
+        self._tunnel.ended(self)
         if not self.transport.can_write_eof():
             self.other.transport.close()
             return False
