@@ -20,7 +20,7 @@ ANSWER_S = 2.0
 
 class Far:
     """A worker's proxy, as the keeper of places there. One that refuses connections, or takes them and says nothing, is
-    looked at until it answers."""
+    looked at until it answers; it is `away` so long."""
 
     def __init__(self, worker: str, settings: RouterSettings, looking: Looking) -> None:
         self.worker = worker
@@ -28,7 +28,7 @@ class Far:
         self._looking = looking
         self._look: asyncio.Task[None] | None = None
         self._failed: dict[Place, None] = {}  # since it is looked at
-        self._away = False
+        self.away = False
         self._trouble = Trouble(settings.trouble_s)
 
     @property
@@ -49,7 +49,7 @@ class Far:
                 self._look = asyncio.get_running_loop().create_task(
                     self._until_back(place.address), name=f"look at {self.worker}"
                 )
-            elif self._away:
+            elif self.away:
                 until = now + LOOK_MOST_S
         place.pool.rest(place.seat, until)
 
@@ -63,7 +63,7 @@ class Far:
         try:
             if await answers(address):
                 return
-            self._away = True
+            self.away = True
             now = asyncio.get_running_loop().time()
             for place in self._failed:
                 place.pool.rest(place.seat, now + LOOK_MOST_S)
@@ -77,7 +77,7 @@ class Far:
                 place.pool.rest(place.seat, 0.0)
                 place.room.all()
         finally:
-            self._away, self._failed, self._look = False, {}, None
+            self.away, self._failed, self._look = False, {}, None
 
     def answered(self, place: Place) -> None:
         self._trouble.over()
