@@ -157,6 +157,7 @@ def _base(config: Config) -> str:
         "option redispatch 1",
         "option http-ignore-probes",
         "option http-no-delay",
+        "option idle-close-on-response",
         "http-reuse always",
         *(f"errorfile {status} {config.directory}/errors/{status}.http" for status in ERRORS),
     ]

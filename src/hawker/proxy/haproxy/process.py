@@ -168,22 +168,23 @@ class Process:
         if not self._master:
             return
         loop = asyncio.get_running_loop()
-        master, self._master = self._master, 0
+        self._master = 0
         pidfd, self._pidfd = self._pidfd, -1
         loop.remove_reader(pidfd)
         gone = asyncio.Event()
         loop.add_reader(pidfd, gone.set)
         try:
-            for which, seconds in ((signal.SIGUSR1, within_s + 1), (signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
-                try:
-                    signal.pidfd_send_signal(pidfd, which)
-                    async with asyncio.timeout(seconds):
-                        await gone.wait()
-                    break
-                except ProcessLookupError:
-                    break
-                except TimeoutError:
-                    _logger.warning("haproxy.slow_end", pid=master, signal=which.name, cause="the proxy is closed")
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGUSR1)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(within_s + 1):
+                        await self._finished(gone)
+                for which in (signal.SIGTERM, signal.SIGKILL):
+                    if not gone.is_set():
+                        signal.pidfd_send_signal(pidfd, which)
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(5.0):
+                            await gone.wait()
         finally:
             loop.remove_reader(pidfd)
             os.close(pidfd)
@@ -198,6 +199,14 @@ class Process:
         self._master, self._pidfd = 0, -1
 
     # --- helpers -----------------------------------------------------------------------------------------------------
+
+    async def _finished(self, gone: asyncio.Event) -> None:
+        """Until it has no request under way. Users' connections without one would keep it waiting."""
+        while not gone.is_set():
+            with suppress(Unreachable):
+                if not await self.runtime.requests():
+                    return
+            await asyncio.sleep(LOOK_S)
 
     def _write(self, config: Config, hosts: dict[int, dict[str, str]]) -> None:
         for frontend in config.frontends:

@@ -96,6 +96,16 @@ class Runtime:
         self.old = found.old
         return found
 
+    async def requests(self) -> int:
+        """Under way, in all workers. Raises `Unreachable`."""
+        found = await self.refresh()
+        count = 0
+        for pid in (found.serving, *found.old):
+            if pid:
+                said = await ask(self.master, [f"@!{pid} show sess"])
+                count += sum(" fe=p" in line for line in said.splitlines())
+        return count
+
     async def busy(self) -> dict[str, tuple[int, int, int]]:
         """Of each backend: requests now, all there ever were, machines that take some; of the worker that serves."""
         return {
