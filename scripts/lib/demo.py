@@ -203,8 +203,7 @@ class Demo:
         self._say("Awake: one request to each. It is held while the machine starts, and answered by it")
         for app, (machine, url, _) in self._served.items():
             ms = self._curl(url)
-            _, woken, _ = self._api.call("GET", f"/apps/{app}/machines/{machine}")
-            check(woken["state"] == "started", f"{app} runs")
+            until(lambda at=f"/apps/{app}/machines/{machine}": self._state(at) == "started", 10, f"{app} runs")  # type: ignore[misc]
             self._time(f"asleep, then {app.removeprefix('site-')} answers", ms, "one request, which woke it")
         print()
         self._hawker("machine", "stop", "site-process")
@@ -212,6 +211,11 @@ class Demo:
         self._hawker("logs", "--app", "site-process", "--tail", "4")
         for app in self._served:
             self._api.call("DELETE", f"/apps/{app}?force=true")
+
+    def _state(self, path: str) -> str:
+        _, machine, _ = self._api.call("GET", path)
+        state: str = machine["state"]
+        return state
 
     def _curl(self, url: str) -> float:
         """One request, shown as it is made. Milliseconds up to its answer."""
