@@ -74,6 +74,19 @@ async def test_no_request_meets_a_machine_that_is_being_stopped(tmp_path: Path) 
         assert it.story(machine).count("stop stopped") == stopped
 
 
+async def test_a_machine_that_others_put_to_rest_is_known_to_rest_however_lately_it_was_woken(tmp_path: Path) -> None:
+    """The catalog tells of its start before it listens, and has nothing more to say of that."""
+    async with house(tmp_path) as it:
+        machine = await it.machine("web", env={"BEFORE_S": "0.2"})
+        assert (await it.get("web"))[0] == 200
+        door = it.proxy.sites.doors[machine]
+        await it.in_state(machine, "started")
+        await it.worker.waking.rest(words.Rest(app="web", machine=machine, how="suspend", why="a user"))
+        await it.in_state(machine, "suspended")
+        await until(lambda: door.machine.state == "suspended")
+        assert door.state == "suspended"
+
+
 async def test_who_cannot_be_started_is_told_why_at_once(tmp_path: Path) -> None:
     async with house(tmp_path) as it:
         machine = await it.machine("web", init={"exec": ["/no/such/program"]})

@@ -42,6 +42,13 @@ STARTS_MOST = 3
 START_AGAIN_MOST_S = 60.0
 
 
+_TOWARDS_RUNNING = {
+    **dict.fromkeys(("stopping", "suspending"), 1),
+    **dict.fromkeys(("stopped", "suspended", "created"), 2),
+    **dict.fromkeys(("starting", "restarting", "updating"), 3),
+}
+
+
 class NotOpened(Refused):
     """The machine did not come to take requests. `again`: it may, a little later."""
 
@@ -78,6 +85,7 @@ class Door:
         self._resting: asyncio.Future[Any] | None = None
         self._believed: tuple[str, float] | None = None  # a state, and until when it counts
         self._seen = asyncio.Event()  # another row
+        self._shown = False  # whether a row has told of a start since one was asked for last
         self._waits_for = ""
         self._failed_starts = 0
         self._trouble = Trouble(settings.trouble_s)
@@ -109,15 +117,21 @@ class Door:
         before, self.machine = self.machine, machine
         if self._believed is not None and machine.state != before.state:
             believed = self._believed[0]
-            if machine.state == believed or not _on_the_way(machine.state, believed):
+            if machine.state == believed or not _on_the_way(before.state, machine.state, believed):
                 self._believed = None
         if machine.state == RUNNING and before.state != RUNNING:
             self.used_at = asyncio.get_running_loop().time()
+            self._shown = True
         self._seen.set()
 
     def candidate(self, row: Candidate) -> Candidate:
         """The row as the door knows better."""
         return row if row.state == self.state else replace(row, state=self.state)
+
+    def _trust_rows(self) -> None:
+        if self._believed is not None:
+            self._believed = None
+            self._put()
 
     def _believe(self, state: str) -> None:
         loop = asyncio.get_running_loop()
@@ -138,13 +152,16 @@ class Door:
 
     def failed(self, place: Place, how: Failure) -> None:
         """A machine that refuses connections, or breaks them before an answer, is looked at until it takes some; one
-        that is silent is left alone for a while."""
+        that runs and is silent is left alone for a while."""
         loop = asyncio.get_running_loop()
         self.used_at = loop.time()
         if self._opening is not None:
             return
-        if how in ("refused", "reset") and self.state == RUNNING:
-            self.open()
+        if self.state == RUNNING:
+            if how in ("refused", "reset") or self.machine.state != RUNNING:  # the row says that it sleeps: it may
+                self.open()
+                return
+        elif how == "timeout":  # it was put to sleep while it was asked, which is no failure
             return
         place.pool.rest(place.seat, self._trouble.failed(loop.time()), spare=True)
 
@@ -199,7 +216,10 @@ class Door:
             self.phases = {"start": started - began, "ready": self.used_at - started}
             self._failed_starts = 0
             self._trouble.over()
-            self._believe(RUNNING)
+            if self.machine.state == RUNNING and (self._shown or awake.before == RUNNING):
+                self._trust_rows()  # they have caught up, and tell at once of a stop that is not this proxy's
+            else:
+                self._believe(RUNNING)
         finally:
             self._opening = None
             self._show_waking()
@@ -238,6 +258,7 @@ class Door:
     async def _start(self, request: str, why: str) -> words.Awake:
         wish = words.Wake(app=self.machine.app, machine=self.machine.id, request=request, why=why)
         self._waits_for = "its worker does not start it"
+        self._shown = False  # what is told of a start from here on is told of this one, or a later one
         while True:
             try:
                 return await self.calls.wake(wish)
@@ -293,14 +314,12 @@ class Door:
             self._changed(self)
 
 
-def _on_the_way(state: str, to: str) -> bool:
-    """Whether rows that come in order may show this state before the other one."""
-    ways = {
-        RUNNING: {"stopping", "suspending", "stopped", "suspended", "created", "starting", "restarting", "updating"},
-        "stopping": {RUNNING},
-        "suspending": {RUNNING},
-    }
-    return state in ways.get(to, ())
+def _on_the_way(before: str, state: str, to: str) -> bool:
+    """Whether a row of this state, after one of the state `before`, may come ahead of the row that tells what is
+    believed. Rows come in order, though not each is seen: one that leads back tells of something later."""
+    if to == RUNNING:
+        return _TOWARDS_RUNNING.get(before, 0) < _TOWARDS_RUNNING.get(state, 0)
+    return state == RUNNING
 
 
 def _declined(error: HawkerError, retry_after_s: int) -> NotOpened:
