@@ -7,9 +7,9 @@ import socket
 
 import pytest
 from tests.kit.planes import Embedded
-from tests.kit.raw_http import Upstream, User, Visit, head
+from tests.kit.raw_http import Upstream, User, Visit, echo, head
 from tests.kit.routers import FakeMachine
-from tests.kit.waiting import until
+from tests.kit.waiting import at_rest, until
 from tests.proxy.conftest import Stage
 
 from hawker.proxy.base import ServicePort
@@ -132,3 +132,21 @@ async def test_a_user_who_stays_when_a_plain_service_has_ended_takes_no_place(st
     user.writer.transport.pause_reading()  # type: ignore[attr-defined]  # the stream's own transport can
     await until(lambda: machine.taken == 1)
     await until(lambda: machine.in_flight == 0)
+
+
+async def test_what_is_kept_of_bodies_is_bounded_for_all_requests_together(stage: Stage) -> None:
+    users, most, size = 6, 1 << 20, LARGE // 2
+    stage.settings |= {"replay_bytes": LARGE, "replay_bytes_of_all": most}
+    await stage.machine(echo, awake=False)
+    (machine,) = stage.web.machines
+    sending = []
+    for _ in range(users):
+        user = await stage.user()
+        sending.append(asyncio.ensure_future(user.ask(f"POST / | Content-Length: {size}", b"x" * size)))
+    assert isinstance(stage.plane, Embedded)
+    engine = stage.plane.engine
+    await until(lambda: machine.waiting == users)
+    assert most < await at_rest(lambda: engine.kept_bytes) < most + users * (512 << 10)
+    machine.awake.set()
+    assert {len(answer.body) for answer in await asyncio.gather(*sending)} == {size}
+    assert engine.kept_bytes == 0

@@ -75,6 +75,8 @@ class Engine:
         self.replays = Cache()
         self.remembers = False
         """Whether an app has ever asked that the way of its requests be remembered: most never do."""
+        self.kept_bytes = 0
+        """Of requests' bodies, to be sent once more."""
         self.pool = Pool(settings, self.loop)
         self.h2_pool = H2Pool(settings, self.loop)
         self.connections: set[Connection] = set()

@@ -86,12 +86,13 @@ class Exchange(Errand):
         if self._whole:
             self._kept.append(data)
             self._kept_bytes += len(data)
-            if self._kept_bytes > self._engine.settings.replay_bytes:
+            self._engine.kept_bytes += len(data)
+            if self._keeps_too_much:
                 if connection is None:
                     self._front.hold(True)
                 else:
                     self._whole = False
-                    self._kept = []
+                    self._forget_kept()
         if connection is not None:
             connection.body(data)
 
@@ -142,7 +143,7 @@ class Exchange(Errand):
         self._answered = True
         self._whole = False
         if self._kept_bytes:
-            self._kept = []
+            self._forget_kept()
         self.status = head.status
         route = self._route
         assert route is not None
@@ -242,10 +243,21 @@ class Exchange(Errand):
         stream.ask(self, request.method, request.target, self._fields(lease), kept, trailers, idle_s)
 
     def _sending_kept(self) -> None:
-        if self._kept_bytes > self._engine.settings.replay_bytes:
+        if self._keeps_too_much:
             self._whole = False
-            self._kept = []
+            self._forget_kept()
         self._front.hold(False)
+
+    @property
+    def _keeps_too_much(self) -> bool:
+        engine = self._engine
+        limits = engine.settings
+        return self._kept_bytes > limits.replay_bytes or engine.kept_bytes > limits.replay_bytes_of_all
+
+    def _forget_kept(self) -> None:
+        self._engine.kept_bytes -= self._kept_bytes
+        self._kept_bytes = 0
+        self._kept = []
 
     def _fields(self, lease: Lease) -> list[Header]:
         """As they go to the machine."""
@@ -349,6 +361,8 @@ class Exchange(Errand):
 
     def _finish(self) -> None:
         self.over = True
+        if self._kept_bytes:
+            self._forget_kept()
         lease, self._lease = self._lease, None
         if lease is not None:
             lease.release()

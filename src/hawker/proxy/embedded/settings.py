@@ -66,6 +66,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     replay_bytes: int = 1 << 20
     """Of a request's body kept until its answer comes, so that it can be sent again."""
+    replay_bytes_of_all: int = 256 << 20
+    """The same of all requests. Over it, what has a machine is kept no more, and what waits for one is not read on."""
     replays: int = 10
     """`fly-replay` answers followed for one request."""
     hops: int = 2
