@@ -31,6 +31,13 @@ async def test_a_port_takes_connections_once_somebody_listens(host: str) -> None
         assert await connects(address)
 
 
+async def test_a_host_may_be_known_by_its_name(listener: socket.socket) -> None:
+    with closing(listener):
+        listener.listen()
+        assert await connects(("localhost", listener.getsockname()[1]), 5.0)
+    assert not await connects(("no-such-host.invalid", 80))
+
+
 async def test_nobody_waits_long_for_a_host_that_says_nothing(listener: socket.socket) -> None:
     """The kernel answers no more connections than are to be taken."""
     with closing(listener):

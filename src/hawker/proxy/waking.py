@@ -59,6 +59,8 @@ class Looking:
 async def connects(address: Address, within_s: float = TRY_S) -> bool:
     """Whether a connection is taken now. On this host that is known within the call, and no task is switched."""
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    if not _numeric(family, address[0]):  # a host may be known by its name; to ask for that takes its time
+        return await _name_connects(address, within_s)
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         sock.setblocking(False)
         code = sock.connect_ex(address)
@@ -73,3 +75,20 @@ async def connects(address: Address, within_s: float = TRY_S) -> bool:
                 await asyncio.get_running_loop().sock_connect(sock, address)
                 return True
         return False
+
+
+async def _name_connects(name: Address, within_s: float) -> bool:
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(within_s):
+            for *_, found in await asyncio.get_running_loop().getaddrinfo(*name, type=socket.SOCK_STREAM):
+                if await connects((str(found[0]), name[1]), within_s):
+                    return True
+    return False
+
+
+def _numeric(family: int, host: str) -> bool:
+    try:
+        socket.inet_pton(family, host.partition("%")[0])
+    except OSError:
+        return False
+    return True
