@@ -179,6 +179,17 @@ def wishes_of(fields: Iterable[Field]) -> Wishes:
     return Wishes(**found) if found else ANY  # type: ignore[arg-type]  # each of the type of its attribute
 
 
+def without_overruled(fields: Iterable[Field], wishes: Wishes) -> list[Field]:
+    """A request's fields as another proxy gets them that chooses by `wishes`: without those that name other machines,
+    as those of a user do after a replay."""
+    passed = []
+    for field in fields:
+        asked = _WISHES.get(field[0], "")
+        if not asked.endswith("machine") or field[1].decode("latin-1").strip().lower() == getattr(wishes, asked):
+            passed.append(field)
+    return passed
+
+
 def regions_of(text: str) -> tuple[str, ...]:
     """The regions of a comma list, which may be in quotes."""
     return tuple(dict.fromkeys(code for part in text.strip().strip('"').split(",") if (code := part.strip().lower())))

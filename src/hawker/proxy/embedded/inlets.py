@@ -17,6 +17,7 @@ from hawker.core.forwarding import (
     inner_request,
     unavailable,
     wishes_of,
+    without_overruled,
 )
 from hawker.proxy.base import ANY, Header, Lease, Refused, Route, ServicePort, Wishes
 from hawker.proxy.embedded import refusals
@@ -138,6 +139,8 @@ class Public:
         if wishes is not ANY:
             fields += unavailable(wishes, lease.machine)
         if lease.headers:
+            if wishes is not ANY:
+                fields = without_overruled(fields, wishes)
             fields += lease.headers
             fields.append((HOPS, b"1"))
             fields += [field for field in request.headers if field[0] == TIMING]
