@@ -28,6 +28,7 @@ from hawker.model.guest import Resources
 from hawker.model.market import Order
 from hawker.model.rows import AppRow, EventRow, MachineRow
 from hawker.proxy.calls import Calls
+from hawker.proxy.haproxy.settings import HaproxySettings
 from hawker.proxy.router import ProxyRouter
 from hawker.proxy.service import Proxy
 from hawker.proxy.settings import ProxySettings, RouterSettings
@@ -213,9 +214,10 @@ async def house(
     in_process: bool = True,
     name: str = "ord-1",
     join: House | None = None,
+    haproxy: HaproxySettings | None = None,
 ) -> AsyncIterator[House]:
     """At the end all machines are stopped. `in_process`: the proxy calls its worker without a wire between. `join`: one
-    whose fleet it becomes a member of."""
+    whose fleet it becomes a member of. `haproxy`: that carries what needs no decision."""
     backhaul = free_port()
     settings = AgentSettings(
         name=name,
@@ -238,7 +240,7 @@ async def house(
         worker = agent.worker
         assert worker is not None
         own = worker.waking if in_process else None
-        proxy = await opened(agent, routing, backhaul=f"127.0.0.1:{backhaul}", worker=name, own=own)
+        proxy = await opened(agent, routing, backhaul=f"127.0.0.1:{backhaul}", worker=name, own=own, haproxy=haproxy)
         try:
             yield House(agent, proxy)
         finally:
@@ -264,9 +266,15 @@ async def opened(
     backhaul: str = "",
     worker: str = "",
     own: Calls | None = None,
+    haproxy: HaproxySettings | None = None,
 ) -> Proxy:
     assert agent.node is not None
     settings = ProxySettings(
-        tcp="127.0.0.1", listen={str(PORT): "127.0.0.1:0"}, backhaul=backhaul, routing=routing or RouterSettings()
+        tcp="127.0.0.1",
+        listen={str(PORT): "127.0.0.1:0"},
+        backhaul=backhaul,
+        engine="haproxy" if haproxy else "embedded",
+        routing=routing or RouterSettings(),
+        haproxy=haproxy or HaproxySettings(),
     )
     return await Proxy.open(settings, agent.node.replica, live(), region="ord", token=TOKEN, worker=worker, own=own)

@@ -28,6 +28,8 @@ ODD = (
 )
 """Names of fields that make a request one that needs a decision: it passes unchanged to the activator. All others pass
 to a machine as they are, so that nothing has to be taken off them."""
+DIRTY = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\r[^\n]"
+"""What HAProxy lets pass in a field's value, and the activator refuses."""
 OURS = r"(^|\ )(fly-|hawker-|proxy-|(via|te|upgrade|connection|keep-alive)(\ |$))"
 """Names of fields of an answer that are not for users, or that are changed."""
 
@@ -173,11 +175,12 @@ def _frontend(config: Config, frontend: Frontend) -> str:
         f"bind {host}:{frontend.port} backlog 4096",
         f'unique-id-format "{config.prefix}-%{{+X}}pid-%{{+X}}rt{suffix}"',
         rf"acl odd req.hdr_names(\ ) -m reg -i {ODD}",
+        f"acl dirty req.hdrs -m reg '{DIRTY}'",
         "acl plain url_beg /",
         "acl plain_version req.ver 1.1",
         f"acl repeatable method {IDEMPOTENT}",
         f"http-request set-var(txn.to) req.hdr(host),field(1,:),lower,map_str({map_of(config.directory, public)}) "
-        "if !odd plain plain_version repeatable",
+        "if !odd plain plain_version repeatable !dirty",
         "use_backend %[var(txn.to)] if { var(txn.to) -m found }",
         f"default_backend a{public}",
     ]

@@ -1,0 +1,76 @@
+"""Places that somebody fills without asking, and those that are given here, are together below the hard limit."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hawker.core.routing import Candidate, Pool, Seat, Take, lendable
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.just(0)),
+        st.tuples(st.just("end"), st.just(0)),
+        st.tuples(st.just("fill"), st.integers(0, 30)),
+        st.tuples(st.just("tell"), st.just(0)),
+        st.tuples(st.just("take back"), st.just(0)),
+        st.tuples(st.just("lend"), st.just(0)),
+    ),
+    max_size=80,
+)
+
+
+def pool(soft: int, hard: int) -> tuple[Pool, Seat]:
+    made = Pool("web", "ams", random=lambda: 0.5)
+    return made, made.put(Candidate(machine="m1", region="ams", state="started", soft=soft, hard=hard))
+
+
+@given(soft=st.integers(1, 12), hard=st.integers(1, 14), steps=STEPS)
+def test_the_hard_limit_holds_whatever_is_lent(soft: int, hard: int, steps: list[tuple[str, int]]) -> None:
+    made, seat = pool(soft, hard)
+    lent = filled = own = 0
+    for step, number in steps:
+        if step == "ask":
+            if made.take(0.0) is not None:
+                own += 1
+            elif isinstance(decision := made.decide(0.0), Take):
+                made.enter(decision.seat)
+                own += 1
+        elif step == "end" and own:
+            made.leave(seat)
+            own -= 1
+        elif step == "fill":
+            filled = min(number, lent) if lent else min(filled, number)
+        elif step == "tell":
+            made.lend(seat, lent, filled)
+        elif step == "take back":
+            lent = 0
+            made.lend(seat, lent, filled)
+        elif step == "lend":
+            lent = max(0, min(lendable(soft, hard), hard - own))
+            made.lend(seat, lent, filled)
+        assert own + filled <= hard
+        assert seat.own == own
+
+
+@given(soft=st.integers(1, 30), hard=st.integers(0, 30))
+def test_something_is_left_that_is_decided_here(soft: int, hard: int) -> None:
+    places = lendable(soft, hard)
+    assert 0 <= places <= soft
+    assert not hard or places < hard
+
+
+def test_what_is_filled_counts_to_the_soft_limit() -> None:
+    made, seat = pool(2, 0)
+    made.lend(seat, 2, 2)
+    assert made.take(0.0) is None
+    made.lend(seat, 2, 1)
+    assert made.take(0.0) is seat
+
+
+def test_what_is_filled_does_not_lapse() -> None:
+    made, seat = pool(2, 4)
+    made.lend(seat, 2, 2)
+    made.rest(seat, 1.0)
+    made.decide(1e6)
+    assert seat.in_flight == 2
