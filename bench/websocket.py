@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 
 from tests.kit.planes import PLANES
 from tests.kit.routers import FakeMachine, FakeRoute, FakeRouter
@@ -24,7 +25,8 @@ async def main() -> None:
             direct = await told(address, "web.example", case)
             good[case.category, "server"] += direct.code == case.code
             for name, plane in planes.items():
-                good[case.category, name] += await told(plane.http, "web.example", case) == direct
+                with suppress(ConnectionError):  # the connection's end came before what was said
+                    good[case.category, name] += await told(plane.http, "web.example", case) == direct
         for plane in planes.values():
             await plane.close()
     for category, count in total.items():
