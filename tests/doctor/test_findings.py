@@ -36,6 +36,7 @@ GOOD = Facts(
     cgroups="v2",
     controllers=frozenset({"cpu", "memory", "pids", "io"}),
     compiler="/usr/bin/cc",
+    haproxy="/usr/sbin/haproxy",
     subordinate_ids=True,
     clock_synchronised=True,
     addresses=(Address(text="127.0.0.1:4281", problem=""),),
@@ -66,6 +67,7 @@ def test_a_host_with_everything_is_told_so() -> None:
         ({"root": False, "subordinate_ids": False}, "namespaces", "limited", "uidmap"),
         ({"filesystems": frozenset({"ext4"})}, "overlayfs", "missing", "modprobe overlay"),
         ({"compiler": ""}, "c compiler", "missing", "gcc"),
+        ({"haproxy": ""}, "haproxy", "missing", "engine"),
         ({"open_files": 1024}, "open files", "limited", "LimitNOFILE"),
         ({"clock_synchronised": False}, "clock", "limited", "chrony"),
         ({"clock_synchronised": None}, "clock", "limited", "NTP"),
@@ -102,6 +104,7 @@ def test_an_ordinary_user_on_a_bare_host_can_run_an_agent() -> None:
         GOOD,
         root=False,
         compiler="",
+        haproxy="",
         cgroups="none",
         controllers=frozenset(),
         filesystems=frozenset({"ext4"}),
@@ -120,6 +123,7 @@ def test_an_ordinary_user_on_a_bare_host_can_run_an_agent() -> None:
     controllers=st.frozensets(st.sampled_from(["cpu", "memory", "pids", "io"])),
     filesystems=st.frozensets(st.sampled_from(["ext4", "overlay"])),
     compiler=st.sampled_from(["", "/usr/bin/cc"]),
+    haproxy=st.sampled_from(["", "/usr/sbin/haproxy"]),
 )
 def test_whatever_is_short_has_a_remedy_and_whatever_is_not_has_none(**changes: Any) -> None:
     for finding in found(**changes).values():

@@ -64,6 +64,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     cgroups: str
     controllers: frozenset[str]
     compiler: str
+    haproxy: str
     subordinate_ids: bool
     clock_synchronised: bool | None
     addresses: tuple[Address, ...]
@@ -88,6 +89,7 @@ def gather(directory: Path, addresses: Sequence[str]) -> Facts:
         cgroups=kind,
         controllers=controllers,
         compiler=shutil.which("cc") or shutil.which("gcc") or "",
+        haproxy=shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin") or "",
         subordinate_ids=all(shutil.which(tool) and subids.ranges(file) for tool, file in subids.TOOLS),
         clock_synchronised=_clock_synchronised(),
         addresses=tuple(Address(text=text, problem=_why_not_bound(text)) for text in addresses),

@@ -44,6 +44,7 @@ def findings(facts: Facts) -> list[Finding]:
         _namespaces(facts),
         _overlay(facts),
         _compiler(facts),
+        _haproxy(facts),
         _open_files(facts),
         _clock(facts),
         _disk(facts),
@@ -135,6 +136,13 @@ def _compiler(facts: Facts) -> Finding:
         return Finding(what="c compiler", state="ok", found=facts.compiler)
     remedy = "apt install gcc libc6-dev: what is process 1 in a machine is compiled once"
     return Finding(what="c compiler", state="missing", found="no cc in PATH", remedy=remedy)
+
+
+def _haproxy(facts: Facts) -> Finding:
+    if facts.haproxy:
+        return Finding(what="haproxy", state="ok", found=facts.haproxy)
+    remedy = "apt install haproxy, if a proxy of this host is to have it as its engine"
+    return Finding(what="haproxy", state="missing", found="no haproxy in PATH", remedy=remedy)
 
 
 def _open_files(facts: Facts) -> Finding:

@@ -6,6 +6,7 @@ had no machine for a while, or hands requests on.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from hawker.proxy.base import Address, ServicePort
@@ -13,6 +14,8 @@ from hawker.proxy.haproxy.config import Config, Kind, Server, backends, carries,
 from hawker.proxy.haproxy.runtime import Usage
 from hawker.proxy.lending import Lent
 
+_WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_IP = re.compile(r"[0-9A-Fa-f.:]{2,45}")
 HOSTS_MOST = 64
 """Names of one app that HAProxy knows. A port that is an app's alone takes any, and the others pass the activator."""
 
@@ -54,6 +57,8 @@ class Carried:
         """Machines to be given requests, or in another way, and those to be given none."""
         wanted: list[Server] = []
         for name, one in lent.items():
+            if not (_WORD.fullmatch(name) and _IP.fullmatch(one.address[0])):
+                continue  # of a row that makes no sense: it would be read as another command
             known = self.machines.get(name)
             if known is None:
                 known = self.machines[name] = Machine(one.address, one.places, open=False)
