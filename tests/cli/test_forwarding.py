@@ -206,17 +206,46 @@ def test_a_connection_that_breaks_on_one_side_breaks_on_the_other(site: Site, pr
     wait_until(lambda: "broken" in site.hawker("machine", "logs", site.machine).out, "the machine has seen it break")
 
 
-def test_a_port_where_nothing_listens_is_told_and_the_next_connection_is_tried_anew(site: Site) -> None:
-    nothing = free_port()
-    with proxying(site, f"0:{nothing}", "--machine", site.machine) as proxy:
+def test_a_port_where_the_machine_does_not_listen_is_told_even_if_others_of_the_host_do(site: Site) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as others:
+        port = others.getsockname()[1]
+        with proxying(site, f"0:{port}", "--machine", site.machine) as proxy:
+            with proxy.connect() as sock, pytest.raises(ConnectionResetError):
+                sock.recv(1)
+            why = "takes no connection: none of its programs listens there"
+            assert proxy.said() == f"a connection failed: port {port} of machine {site.machine} {why}"
+            others.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                others.accept()
+
+
+def test_a_connection_that_failed_keeps_none_of_the_next_ones(site: Site) -> None:
+    late = free_port()
+    with proxying(site, f"0:{late}", "--machine", site.machine) as proxy:
         with proxy.connect() as sock, pytest.raises(ConnectionResetError):
             sock.recv(1)
-        told = f"a connection failed: port {nothing} of machine {site.machine} takes no connection: connection refused"
-        assert proxy.said() == told
-        with socket.create_server(("127.0.0.1", nothing)) as server, proxy.connect(b"now") as sock:
-            taken, _ = server.accept()
-            with taken:
-                assert taken.recv(3) == b"now"
+        with listening_late(site, late), proxy.connect(b"now") as sock:
+            assert sock.recv(3) == b"now"
+
+
+@contextmanager
+def listening_late(site: Site, port: int) -> Iterator[None]:
+    """One more program of the machine, which says back what it hears on `port`."""
+    text = (
+        "import socket\n"
+        f"with socket.create_server(('127.0.0.1', {port})) as server:\n"
+        "    print('listens', flush=True)\n"
+        "    sock, _ = server.accept()\n"
+        "    sock.sendall(sock.recv(3))\n"
+    )
+    command = [*PROGRAM, "machine", "exec", site.machine, "--", sys.executable, "-c", text]
+    with subprocess.Popen(command, env=environment(site.env), stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().strip() == "listens"
+            yield
+        finally:
+            process.terminate()
 
 
 def test_ctrl_c_ends_it_with_what_it_carries(site: Site) -> None:

@@ -8,6 +8,7 @@ stops, leases or cordons is put back before the next one. Nothing that was gener
 from __future__ import annotations
 
 import io
+import sys
 import tarfile
 import threading
 import zlib
@@ -15,11 +16,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from tests.clients.api import SLEEP, Api
+from tests.kit.waiting import wait_until
 
 APP = "fuzzed"
 KEY = "team"  # of the machine's metadata
 UPLOADS = "/v1/hawker/images/uploads"
 NONCE = "fly-machine-lease-nonce"
+LISTEN = (sys.executable, "-ISc", "import socket, time; s = socket.create_server(('127.0.0.1', 0)); time.sleep(1000)")
 
 
 class World:
@@ -31,6 +34,7 @@ class World:
         threading.Thread(target=self._registry.serve_forever, name="registry", daemon=True).start()
         self._workers = [worker["name"] for worker in api.get("/v1/hawker/workers").expect(200)]
         self._machine = ""
+        self._port = 0  # where it listens
         self._begun: list[str] = []  # uploads
         self._sessions: list[str] = []
 
@@ -45,7 +49,8 @@ class World:
             self._api.create_app(APP)
         if not self._machine_is_well():
             config = {"metadata": {KEY: "blue"}}
-            self._machine = self._api.create_machine(APP, *SLEEP, config=config)["id"]
+            self._machine = self._api.create_machine(APP, *LISTEN, config=config)["id"]
+            wait_until(self._listens, "the machine's program listens")
 
     def guide(self, case: Any) -> None:
         """Replace names and values of a generated `schemathesis.Case` by ones that lead somewhere."""
@@ -110,6 +115,13 @@ class World:
         if machine["state"] == "started" and not machine["cordoned"] and KEY in machine["config"].get("metadata", {}):
             return True
         self._api.delete(f"{self._path}?force=true").expect(200)
+        return False
+
+    def _listens(self) -> bool:
+        for process in self._api.get(f"{self._path}/ps").expect(200):
+            for each in process["listen_sockets"]:
+                self._port = int(each["address"].rpartition(":")[2])
+                return True
         return False
 
     def _guide_path(self, operation: str, case: Any, drawn: int) -> None:
@@ -186,7 +198,7 @@ class World:
             case "Platform_placements":
                 body["region"] = "any"
             case "Machines_connect":
-                body["port"] = self._registry.server_address[1]
+                body["port"] = self._port
             case "Machines_set_memory" if drawn % 3:
                 body |= {"limit_mb": (256, 512)[drawn % 2], "cpus": None}
             case "Hawker_sql":

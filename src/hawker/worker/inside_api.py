@@ -22,6 +22,7 @@ from hawker.worker.drivers.several import Runtimes
 from hawker.worker.machine_log import get_machine
 from hawker.worker.machines import Machines
 from hawker.worker.probing import Address
+from hawker.worker.reaching import own_ways
 from hawker.worker.request import request_of
 from hawker.worker.requests import Parked
 from hawker.worker.sessions import Session, Sessions
@@ -130,7 +131,10 @@ class InsideApi:
     async def connect(self, call: Call) -> Any:
         port = call.read(inside_api.Connect).port
         row = self._running(call)
-        ways = self._ways(row, port)
+        if row.driver == PROCESS:
+            ways = await self._own_ways(row, port)
+        else:
+            ways = self._ways(row, port)
         if not ways:
             known = ", ".join(str(each.internal_port) for each in row.ports if each.protocol == "tcp") or "none"
             raise NotConnected(
@@ -143,6 +147,16 @@ class InsideApi:
             hint = "" if row.driver == PROCESS else "its program must listen on all addresses, 0.0.0.0 or [::]"
             raise NotConnected(f"port {port} of machine {row.id} takes no connection: {why}", hint=hint) from None
         return inside_api.Session(id=session_id)
+
+    async def _own_ways(self, row: MachineRow, port: int) -> Sequence[Address]:
+        """The host has ports of its own, of this worker and of other machines. Raises `PreconditionFailed`."""
+        try:
+            processes = await self._driver.of(row.driver).processes(row.instance)
+        except UnknownInstance:
+            raise PreconditionFailed(f"failed_precondition: machine {row.id} has just ended") from None
+        if ways := own_ways(processes, port):
+            return ways
+        raise NotConnected(f"port {port} of machine {row.id} takes no connection: none of its programs listens there")
 
     async def read_session(self, call: Call) -> Any:
         session = self._session(call)
