@@ -452,11 +452,27 @@ async def test_what_the_rules_of_http2_forbid_ends_its_stream_alone(
     assert len(machine.visits) == 1
 
 
-async def test_trailers_that_the_rules_forbid_end_their_stream(stage: Stage, connect: Connect) -> None:
+@pytest.mark.parametrize(
+    "trailer",
+    [
+        (b":path", b"/other"),
+        (b"a: b\r\n\r\nget /", b"/ HTTP/1.1"),  # to a machine of HTTP/1.1 that would be the next request
+        (b"a\nb", b"c"),
+        (b"a b", b"c"),
+        (b"a:b", b"c"),
+        (b"", b"c"),
+        (b"transfer_encoding", b"chunked"),
+        (b"a", b"b\r\nc: d"),
+        (b"a", b"b\x01"),
+    ],
+)
+async def test_trailers_that_the_rules_forbid_end_their_stream(
+    stage: Stage, connect: Connect, trailer: tuple[bytes, bytes]
+) -> None:
     await stage.machine(echo)
     user = await connect()
     stream = await user.begin("POST /", ended=False)
-    await user.body(stream, b"body", trailers=[(b":path", b"/other")])
+    await user.body(stream, b"body", trailers=[trailer])
     await user.until(lambda: user.answers[stream].reset == ErrorCodes.PROTOCOL_ERROR)
     await until(lambda: stage.web.machines[0].in_flight == 0)
 

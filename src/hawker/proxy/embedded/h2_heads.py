@@ -123,7 +123,14 @@ def _whose(pseudo: dict[bytes, bytes], host: bytes | None) -> bytes:
 
 
 def malformed_trailers(fields: Iterable[Header]) -> bool:
-    return any(name[:1] == b":" or name != name.lower() or _LINE_END.search(value) for name, value in fields)
+    """As strict as of a head: to HTTP/1.1 they go as lines, of which a name or value must not make two."""
+    for name, value in fields:
+        try:
+            if name[:1] == b":" or (known_names.get(name) or field_name(name)) != name or _CONTROL.search(value):
+                return True
+        except BadHead:
+            return True
+    return False
 
 
 def _upgrade(protocol: bytes, target: bytes, host: bytes, headers: list[Header], wishes: bool) -> RequestHead:
