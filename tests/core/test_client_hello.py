@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawker.core.client_hello import BadHello, ClientHello, read_hello
+from hawker.core.client_hello import RECORDS_MOST, BadHello, ClientHello, read_hello
 
 
 def hello(
@@ -47,9 +47,17 @@ def test_as_long_as_it_is_not_complete_more_is_waited_for() -> None:
     assert [read_hello(HELLO[:cut]) for cut in range(len(HELLO))] == [None] * len(HELLO)
 
 
-@given(size=st.integers(1, 600), more=st.binary(max_size=20))
+@given(size=st.integers(len(HELLO) // 31, 600), more=st.binary(max_size=20))
 def test_it_may_come_in_any_records_with_anything_behind_it(size: int, more: bytes) -> None:
     assert read_hello(in_records(HELLO, size) + more) == READ
+
+
+def test_a_hello_in_tiny_records_is_refused_before_they_are_many() -> None:
+    """Each byte of it could come alone, and make all of what came before be read again."""
+    records = in_records(HELLO, 1)
+    assert read_hello(records[: 6 * RECORDS_MOST]) is None
+    with pytest.raises(BadHello, match="more than 32 records"):
+        read_hello(records[: 6 * (RECORDS_MOST + 1)])
 
 
 @given(at=st.integers(0, len(HELLO) - 1), value=st.integers(0, 255))

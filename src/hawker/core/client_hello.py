@@ -14,6 +14,9 @@ HANDSHAKE = 0x16
 """The type of the record that a connection of TLS begins with."""
 MOST = 16 << 10
 """Bytes of a hello; the largest of common clients, with keys for quantum computers to come, have two thousand."""
+RECORDS_MOST = 32
+"""Records of a hello. Clients send one, or two where it is long. All are read again whenever one more byte comes, so
+that thousands of tiny ones, each in a packet of its own, would keep a processor busy for minutes."""
 
 _NAME = re.compile(rb"[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?")
 _SERVER_NAME, _ALPN, _SUPPORTED_VERSIONS = 0, 16, 43
@@ -70,7 +73,7 @@ def read_hello(data: bytes) -> ClientHello | None:
 def _joined(data: bytes) -> bytes | None:
     """The hello's body, put together from its records."""
     joined = b""
-    start = 0
+    start = records = 0
     while True:
         if len(joined) >= 4:
             if joined[0] != 1:
@@ -88,6 +91,9 @@ def _joined(data: bytes) -> bytes | None:
         size = int.from_bytes(header[3:5], "big")
         if not 0 < size <= 1 << 14:
             raise BadHello("a record has no bytes, or too many")
+        records += 1
+        if records > RECORDS_MOST:
+            raise BadHello(f"it comes in more than {RECORDS_MOST} records")
         joined += data[start + 5 : start + 5 + size]
         if len(data) < start + 5 + size and len(joined) < 4:
             return None
