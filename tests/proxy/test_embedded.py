@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -229,3 +231,46 @@ def test_every_code_of_the_proxy_is_explained() -> None:
         for code in re.findall(r'"(P[A-Z]\d\d)"', file.read_text())
     }
     assert said - explained == set()
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_no_connection_is_used_from_before_a_machine_was_put_to_rest(stage: Stage, method: str) -> None:
+    machine = await stage.machine(hello)
+    plane = await stage.open()
+    assert isinstance(plane, Embedded)
+    assert (await stage.ask("GET /")).status == 200
+    plane.engine.let_go(machine.address)
+    assert (await stage.ask(f"{method} / | Content-Length: 0")).status == 200
+    assert [visit.connection for visit in machine.visits] == [1, 2]
+    assert stage.web.machines[0].failures == []
+
+
+@pytest.mark.parametrize("h2_backend", [False, True], ids=["h1", "h2"])
+async def test_who_connects_to_a_machine_that_is_put_to_rest_does_not_wait_for_it(
+    stage: Stage, h2_backend: bool
+) -> None:
+    """It answers no packet any more, and nothing at its address says so."""
+    stage.serves(h2_backend=h2_backend)
+    stage.settings["connect_timeout_s"] = 60.0
+    with closing(socket.socket()) as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        waiting = [socket.socket() for _ in range(2)]
+        for sock in waiting:
+            sock.setblocking(False)
+            sock.connect_ex(full.getsockname())
+        await stage.machine()
+        machine = stage.web.machines[0]
+        machine.address = full.getsockname()
+        plane = await stage.open()
+        assert isinstance(plane, Embedded)
+        asked = asyncio.ensure_future(stage.ask("GET /"))
+        await until(lambda: bool(machine.in_flight))
+        async with asyncio.timeout(10):
+            while not asked.done():
+                plane.engine.let_go(machine.address)
+                await asyncio.wait((asked,), timeout=0.01)
+        assert machine.failures == ["timeout"]
+        assert (await asked).status in (502, 503, 504)
+        for sock in waiting:
+            sock.close()

@@ -11,6 +11,7 @@ from tests.kit.doors import house
 from tests.kit.waiting import until
 
 from hawker.model import door as words
+from hawker.proxy.base import Address
 from hawker.proxy.settings import RouterSettings
 from hawker.worker.leases import acquire
 from hawker.worker.machine_log import get_machine
@@ -85,6 +86,32 @@ async def test_a_machine_that_others_put_to_rest_is_known_to_rest_however_lately
         await it.in_state(machine, "suspended")
         await until(lambda: door.machine.state == "suspended")
         assert door.state == "suspended"
+
+
+async def test_kept_connections_are_let_go_before_a_machine_is_put_to_rest(tmp_path: Path) -> None:
+    """A virtual machine that is suspended hears nothing any more."""
+    async with house(tmp_path) as it:
+        machine = await it.machine("web", started=True)
+        assert (await it.get("web"))[0] == 200
+        door = it.proxy.sites.doors[machine]
+        at_once: list[tuple[Address, str]] = []
+        it.proxy.sites.on_let_go.append(lambda address: at_once.append((address, it.row(machine).state)))
+        assert await it.rest(machine, "suspend")
+        (place,) = door.places.values()
+        assert at_once[0] == (place.address, "started")
+
+
+async def test_connections_are_let_go_when_others_put_a_machine_to_rest(tmp_path: Path) -> None:
+    async with house(tmp_path) as it:
+        machine = await it.machine("web", started=True)
+        assert (await it.get("web"))[0] == 200
+        door = it.proxy.sites.doors[machine]
+        (place,) = door.places.values()
+        gone: list[Address] = []
+        it.proxy.sites.on_let_go.append(gone.append)
+        await it.worker.waking.rest(words.Rest(app="web", machine=machine, how="stop", why="a user"))
+        await until(lambda: place.address in gone)
+        assert door.state != "started"
 
 
 async def test_who_cannot_be_started_is_told_why_at_once(tmp_path: Path) -> None:

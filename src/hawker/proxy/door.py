@@ -68,9 +68,11 @@ class Door:
         looking: Looking,
         changed: Callable[[Door], None],
         withdraw: Callable[[str], Awaitable[bool]],
+        hang_up: Callable[[Place], None],
     ) -> None:
         """`changed` is called when a start has succeeded or failed: requests that wait for room may look again.
-        `withdraw` takes the machine from whoever carries requests past this proxy; False: some are still under way."""
+        `withdraw` takes the machine from whoever carries requests past this proxy; False: some are still under way.
+        `hang_up` ends connections to it that carry nothing."""
         self.machine = machine
         self.calls = calls
         self.places: dict[int, Place] = {}  # by internal port
@@ -81,6 +83,7 @@ class Door:
         self._looking = looking
         self._changed = changed
         self._withdraw = withdraw
+        self._hang_up = hang_up
         self._opening: asyncio.Task[None] | None = None
         self._resting: asyncio.Future[Any] | None = None
         self._believed: tuple[str, float] | None = None  # a state, and until when it counts
@@ -122,11 +125,17 @@ class Door:
         if machine.state == RUNNING and before.state != RUNNING:
             self.used_at = asyncio.get_running_loop().time()
             self._shown = True
+        if machine.state not in (RUNNING, before.state):
+            self._no_connections()
         self._seen.set()
 
     def candidate(self, row: Candidate) -> Candidate:
         """The row as the door knows better."""
         return row if row.state == self.state else replace(row, state=self.state)
+
+    def _no_connections(self) -> None:
+        for place in self.places.values():
+            self._hang_up(place)
 
     def _trust_rows(self) -> None:
         if self._believed is not None:
@@ -298,6 +307,7 @@ class Door:
         try:
             if not await self._withdraw(self.machine.id) or self.in_flight:
                 return False
+            self._no_connections()
             resting = await self.calls.rest(wish)
         except HawkerError as error:
             _logger.info("door.not_rested", machine=wish.machine, error=error.message, cause=words.AUTOSTOP)

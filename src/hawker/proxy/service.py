@@ -141,6 +141,7 @@ class Proxy:
         embedded = msgspec.structs.replace(settings.embedded, **options)
         self.engine = engine = self._engine(embedded, host, certificates, files)
         stack.push_async_callback(engine.close)
+        sites.on_let_go.append(engine.let_go)
         if settings.acme is not None and files is not None and certificates is not None:
             await self._issuer(stack, settings.acme, host, certificates, token, worker, files)
         for port, at in shared.items():

@@ -100,6 +100,8 @@ class Sites:
         self.looking = Looking()
         self.withdraw: Callable[[str], Awaitable[bool]] | None = None  # of `hawker.proxy.lending`
         self.on_door: list[Callable[[Door], None]] = []
+        self.on_let_go: list[Callable[[Address], None]] = []
+        """Told of addresses of machines that are put to rest, or are there no more."""
         self._token = (b"hawker-backhaul", token.encode())
         self._random = random
         self._sites: OrderedDict[str, Site] = OrderedDict()
@@ -273,6 +275,7 @@ class Sites:
         place.pool.remove(place.machine)
         door = self.doors.get(place.machine)
         if door is not None and place.keeper is door:
+            self._hang_up(place)
             for port in [port for port, its in door.places.items() if its is place]:
                 del door.places[port]
             if not door.places and not door.opening and not door.closing:
@@ -291,7 +294,7 @@ class Sites:
         calls = self.workers.of(worker)
         if door is None:
             door = self.doors[machine.id] = Door(
-                machine, calls, self.settings, self.looking, self._door_changed, self._withdraw
+                machine, calls, self.settings, self.looking, self._door_changed, self._withdraw, self._hang_up
             )
         door.calls = calls
         return door, None, worker
@@ -318,6 +321,11 @@ class Sites:
             place.room.all()
         for told in self.on_door:
             told(door)
+
+    def _hang_up(self, place: Place) -> None:
+        for address in place.addresses:
+            for told in self.on_let_go:
+                told(address)
 
     async def _withdraw(self, machine: str) -> bool:
         return self.withdraw is None or await self.withdraw(machine)

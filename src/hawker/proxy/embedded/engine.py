@@ -196,6 +196,11 @@ class Engine:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def let_go(self, address: Address) -> None:
+        """The machine at this address is put to rest: keep no connection to it."""
+        self.pool.let_go(address)
+        self.h2_pool.let_go(address)
+
     def handed_on(self, route: Route) -> None:
         """A machine has handed a request of this route on."""
 

@@ -28,6 +28,7 @@ from hawker.proxy.embedded.h2_heads import read_answer, request_fields
 from hawker.proxy.embedded.h2_wire import Stream, Wire
 from hawker.proxy.embedded.heads import BadHead, read_trailers
 from hawker.proxy.embedded.machine import Asker
+from hawker.proxy.embedded.pool import Attempts
 from hawker.proxy.embedded.settings import Settings
 
 _LAST_STREAM = 1 << 30
@@ -305,6 +306,7 @@ class H2Pool:
         self._settings = settings
         self._loop = loop
         self._links: dict[Address, list[MachineLink]] = {}
+        self._attempts = Attempts(settings, loop)
         self._opening: dict[Address, asyncio.Task[MachineLink]] = {}
         self._closed = False
         self.opened = 0
@@ -341,6 +343,12 @@ class H2Pool:
             if not links:
                 del self._links[link.address]
 
+    def let_go(self, address: Address) -> None:
+        """The machine there is put to rest: connections are closed once nothing is under way on them."""
+        self._attempts.end(address)
+        for link in list(self._links.get(address, ())):
+            link.close()
+
     def close(self) -> None:
         self._closed = True
         for links in list(self._links.values()):
@@ -349,7 +357,7 @@ class H2Pool:
 
     async def _open(self, address: Address) -> MachineLink:
         try:
-            async with asyncio.timeout(self._settings.connect_timeout_s):
+            async with self._attempts.one(address):
                 _, link = await self._loop.create_connection(
                     lambda: MachineLink(address, self, self._settings, self._loop), *address
                 )

@@ -3,10 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from hawker.proxy.base import Address
 from hawker.proxy.embedded.machine import MachineConnection
 from hawker.proxy.embedded.settings import Settings
+
+
+class Attempts:
+    """Those to connect that are under way. Nobody answers at the address of a machine that is put to rest, and the
+    kernel goes on trying."""
+
+    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
+        self._seconds = settings.connect_timeout_s
+        self._loop = loop
+        self._under_way: dict[Address, set[asyncio.Timeout]] = {}
+
+    @asynccontextmanager
+    async def one(self, address: Address) -> AsyncIterator[None]:
+        """Raises `TimeoutError`."""
+        async with asyncio.timeout(self._seconds) as attempt:
+            attempts = self._under_way.setdefault(address, set())
+            attempts.add(attempt)
+            try:
+                yield
+            finally:
+                attempts.discard(attempt)
+                if not attempts and self._under_way.get(address) is attempts:
+                    del self._under_way[address]
+
+    def end(self, address: Address) -> None:
+        """As if their time were over."""
+        for attempt in self._under_way.pop(address, ()):
+            if not attempt.expired():
+                attempt.reschedule(self._loop.time())
 
 
 class Pool:
@@ -15,6 +46,7 @@ class Pool:
     def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
         self._settings = settings
         self._loop = loop
+        self._attempts = Attempts(settings, loop)
         self._idle: dict[Address, list[MachineConnection]] = {}
         self._closed = False
         self.opened = 0
@@ -32,7 +64,7 @@ class Pool:
 
     async def connect(self, address: Address) -> MachineConnection:
         """A new one. Raises `OSError`, `TimeoutError` when it takes too long."""
-        async with asyncio.timeout(self._settings.connect_timeout_s):
+        async with self._attempts.one(address):
             _, connection = await self._loop.create_connection(
                 lambda: MachineConnection(address, self._settings, self, self._loop), *address
             )
@@ -58,6 +90,13 @@ class Pool:
                 idle.remove(connection)
             if not idle:
                 del self._idle[connection.address]
+
+    def let_go(self, address: Address) -> None:
+        """The machine there is put to rest. What waits is closed while it can still hear of it: a virtual machine would
+        not know when it goes on, nor would its next run of a connection to the one before."""
+        self._attempts.end(address)
+        for connection in self._idle.pop(address, ()):
+            connection.close()
 
     def close(self) -> None:
         self._closed = True
