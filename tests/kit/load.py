@@ -65,8 +65,8 @@ class Sent(msgspec.Struct):
 
 class Report(msgspec.Struct, frozen=True):
     """What became of requests. `failed` are idempotent ones that were accepted and got no 200, `recovered_s` the time
-    from the mark to the last request that was not answered well and at once, `slowest_s` of those that were answered.
-    """
+    from the mark to the last request that was not answered well and at once, `slowest_s` of those that were answered,
+    `slowest_twice_s` of those that may be made twice."""
 
     sent: int
     fine: int
@@ -77,13 +77,15 @@ class Report(msgspec.Struct, frozen=True):
     lost: int
     statuses: dict[int, int]
     slowest_s: float
+    slowest_twice_s: float
     slow: int
     recovered_s: float
 
     def __str__(self) -> str:
         others = ", ".join(f"{count} x {status}" for status, count in sorted(self.statuses.items()) if status != 200)
         return (
-            f"{self.sent} sent, {self.fine} fine, {self.slow} slow (most {self.slowest_s:.2f} s), {self.cut} cut, "
+            f"{self.sent} sent, {self.fine} fine, {self.slow} slow (most {self.slowest_s:.2f} s, of "
+            f"idempotent ones {self.slowest_twice_s:.2f} s), {self.cut} cut, "
             f"{self.stale} stale, {self.refused} refused, {self.lost} lost, idempotent failed {self.failed}"
             f"{', ' + others if others else ''}; well after {self.recovered_s:.2f} s"
         )
@@ -148,6 +150,7 @@ class Load:
             lost=outcomes["lost"],
             statuses=dict(Counter(one.status for one in answered)),
             slowest_s=max((one.seconds for one in answered), default=0.0),
+            slowest_twice_s=max((one.seconds for one in answered if one.method in IDEMPOTENT), default=0.0),
             slow=sum(one.seconds >= SLOW_S for one in answered),
             recovered_s=max((max(one.at, mark) - mark for one in bad), default=0.0),
         )
