@@ -551,3 +551,39 @@ async def test_a_start_under_way_is_not_forgotten_when_rows_change(here: Here) -
     assert (await here.route()).take() is None, "it runs, and does not listen yet"
     here.worker.go.set()
     (await obtaining).release()
+
+
+async def test_requests_in_flight_are_still_counted_after_any_changes_of_rows(here: Here) -> None:
+    here.machine("m1", soft=1, hard=2)
+    first = await here.obtain()
+    for number, change in enumerate(("worker", "services", "worker", "services")):
+        if change == "worker":
+            here.fleet.worker("ord-1", port=4300 + number)
+        else:
+            here.fleet.service("m1", "web", internal=here.port, soft=1, hard=2, ports=((80, 81 + number, ("http",)),))
+        here.directory.settle()
+    assert here.sites.doors["m1"].in_flight == 1
+    second = await here.obtain()
+    assert second.load == b"2/1/2"
+    first.release()
+    second.release()
+    third = await here.obtain()
+    assert third.load == b"1/1/2"
+    third.release()
+    assert here.sites.doors["m1"].in_flight == 0
+
+
+async def test_no_more_wait_for_a_machine_that_comes_up_again_than_it_takes(here: Here) -> None:
+    here.machine("m1", soft=1, hard=2)
+    here.worker.go.clear()
+    (await here.obtain()).failed("refused")
+    waiting = [asyncio.ensure_future(here.obtain(tried=("m1",))) for _ in range(4)]
+    await until(lambda: here.worker.woken == ["m1"])
+    assert here.sites.doors["m1"].in_flight == 2
+    here.worker.go.set()
+    for _ in range(4):
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        assert here.sites.doors["m1"].in_flight <= 2
+        one = done.pop()
+        waiting.remove(one)
+        one.result().release()

@@ -52,6 +52,12 @@ class Place:
         self.machine = seat.machine
         self.region = seat.region
 
+    def reach(self, keeper: Keeper, addresses: tuple[Address, ...], headers: tuple[Header, ...]) -> None:
+        """From now on it is reached like this."""
+        self.keeper, self.headers = keeper, headers
+        if addresses != self.addresses:
+            self.addresses, self.address = addresses, addresses[0]
+
     def enter(self) -> None:
         self.pool.enter(self.seat)
 

@@ -184,10 +184,10 @@ class ProxyRoute:
         return PlaceLease(place, self._header, {"wait": asyncio.get_running_loop().time() - began, **keeper.phases})
 
     def _coming(self, group: Group, out: Collection[str]) -> Place | None:
-        """A machine that has failed this request and is on its way up again."""
+        """A machine that has failed this request, is on its way up again, and has room for it then."""
         for machine in sorted(out):
             seat = group.pool.seats.get(machine)
-            if seat is not None and isinstance(seat.data.keeper, Door) and seat.data.keeper.opening:
+            if seat is not None and isinstance(seat.data.keeper, Door) and seat.data.keeper.opening and not seat.full:
                 place: Place = seat.data
                 return place
         return None

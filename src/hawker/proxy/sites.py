@@ -175,9 +175,7 @@ class Sites:
             machine = now or before
             assert machine is not None  # something has changed
             if moved or shape_of(app.machines.values()) == site.shape:
-                self._reseat(site, machine.id, now if not moved else None)
-                if moved:
-                    self._reseat(site, machine.id, now)
+                self._reseat(site, machine.id, now)
             else:
                 self._regroup(site)
         elif now is not None:
@@ -200,7 +198,6 @@ class Sites:
         name = (now or before).name  # type: ignore[union-attr]
         for site in self._sites.values():
             for machine in [machine for machine in site.app.machines.values() if machine.worker == name]:
-                self._reseat(site, machine.id, None)
                 self._reseat(site, machine.id, machine)
 
     # --- groups and places -------------------------------------------------------------------------------------------
@@ -250,18 +247,28 @@ class Sites:
             row = _candidate(machine, service)
             seat = group.pool.put(door.candidate(row) if door else row)
             place = old.pop(key, None)
+            if place is None and seat.data is not None and seat.data.pool is group.pool:
+                place = seat.data  # of another port inside, or of a machine that was gone meanwhile
+                for its in [its for its, other in old.items() if other is place]:
+                    del old[its]
+            keeper = door or far
+            assert keeper is not None  # one of them
+            addresses = self._addresses(machine, service, worker) if door else ((worker.host, worker.proxy_port),)
+            headers = () if door else self.backhaul(site.app.name, machine.id)
             if place is None:
-                keeper = door or far
-                assert keeper is not None  # one of them
-                addresses = self._addresses(machine, service, worker) if door else ((worker.host, worker.proxy_port),)
-                headers = () if door else self.backhaul(site.app.name, machine.id)
                 place = Place(group.pool, seat, group.room, keeper, addresses, headers)
-                if door is not None:
-                    door.places[service.internal_port] = place
-            elif place.pool is not group.pool:
-                for _ in range(place.seat.own):
-                    group.pool.enter(seat)
-                place.pool, place.room = group.pool, group.room
+            else:  # what is in flight there stays counted, by the same place
+                if place.pool is not group.pool:
+                    for _ in range(place.seat.own):
+                        group.pool.enter(seat)
+                    place.pool, place.room = group.pool, group.room
+                before = place.keeper
+                place.reach(keeper, addresses, headers)
+                if isinstance(before, Door):
+                    self._take_from(before, place)
+            if door is not None:
+                self.doors[machine.id] = door
+                door.places[service.internal_port] = place
             seat.data = place
             place.seat = seat
             site.places[key] = place
@@ -276,10 +283,14 @@ class Sites:
         door = self.doors.get(place.machine)
         if door is not None and place.keeper is door:
             self._hang_up(place)
-            for port in [port for port, its in door.places.items() if its is place]:
-                del door.places[port]
-            if not door.places and not door.opening and not door.closing:
-                del self.doors[place.machine]
+            self._take_from(door, place)
+
+    def _take_from(self, door: Door, place: Place) -> None:
+        """A door goes with its last place."""
+        for port in [port for port, its in door.places.items() if its is place]:
+            del door.places[port]
+        if not door.places and not door.opening and not door.closing and self.doors.get(place.machine) is door:
+            del self.doors[place.machine]
 
     def _reached(self, machine: Machine) -> tuple[Door | None, Far | None, Worker] | None:
         worker = self.directory.workers.get(machine.worker)
