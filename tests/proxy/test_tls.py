@@ -9,8 +9,10 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.kit.authority import Authority
+from tests.kit.http2 import User2
 from tests.kit.raw_http import Visit, echo, head
 from tests.kit.waiting import until
 from tests.proxy.conftest import Stage
@@ -262,6 +264,44 @@ async def test_a_port_of_its_own_may_speak_http(secure: Stage, handlers: tuple[s
     secure.router.by_port[5432] = secure.web
     user = await secure.user("own", tls=AUTHORITY.client() if "tls" in handlers else None)
     assert (await user.ask("GET /")).status == 200
+
+
+async def test_at_a_port_of_its_own_an_app_has_no_certificate_but_its_own(secure: Stage) -> None:
+    """It would be the other one to that one's users, whose browsers send cookies whatever the port is."""
+    await plain_machine(secure, handlers=("tls",))
+    await secure.machine()
+    plane = await secure.open()
+    asked = []
+
+    async def issue(name: str) -> None:
+        asked.append(name)
+
+    plane.engine.issue = issue  # type: ignore[attr-defined]  # the embedded plane's
+    for name in ("web.example", "made-up.example"):
+        with pytest.raises(ssl.SSLError, match="UNRECOGNIZED_NAME"):
+            await secure.user("own", tls=AUTHORITY.client(), name=name)
+    assert asked == [], "nor is one ordered for whatever name a user makes up"
+    user = await secure.user("own", tls=AUTHORITY.client(), name="db.example")
+    await user.send(b"mine")
+    assert await user.bytes(4) == b"MINE"
+
+
+@pytest.mark.parametrize("version", ["h2", "http/1.1"])
+async def test_a_connection_that_was_made_for_one_app_serves_no_other(secure: Stage, version: str) -> None:
+    await secure.machine()
+    other = secure.app("db")
+    other.port = msgspec.structs.replace(secure.web.port, tls_versions=("TLSv1.3",))
+    machine = await secure.machine(route=other)
+    context = AUTHORITY.client(version, newest=ssl.TLSVersion.TLSv1_2)  # which the other app does not speak
+    if version == "h2":
+        user2 = await User2.at((await secure.open()).http, context, "web.example")
+        answers = [await user2.ask(f"GET / | :authority: {host}") for host in ("db.example", "web.example")]
+        await user2.close()
+        assert [answer.status for answer in answers] == [421, 200]
+    else:
+        user = await secure.user(tls=context)
+        assert [(await user.ask(f"GET / | Host: {h}")).status for h in ("db.example", "web.example")] == [421, 200]
+    assert machine.visits == []
 
 
 # --- PostgreSQL ------------------------------------------------------------------------------------------------------

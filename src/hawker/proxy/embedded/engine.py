@@ -113,13 +113,13 @@ class Engine:
 
         return await self._listen(lambda: ClientConnection(self, inlet), host, port)
 
-    def http1(self, public: int, *, secure: bool) -> ClientConnection:
-        """For a connection that speaks HTTP/1.1."""
-        return ClientConnection(self, lambda transport: Public(self, public, peer_of(transport), secure))
+    def http1(self, public: int, *, secure: bool, app: str = "") -> ClientConnection:
+        """For a connection that speaks HTTP/1.1; over TLS, made for `app`."""
+        return ClientConnection(self, lambda transport: Public(self, public, peer_of(transport), secure, app))
 
-    def http2(self, public: int, *, secure: bool) -> H2Connection:
+    def http2(self, public: int, *, secure: bool, app: str = "") -> H2Connection:
         """For one that speaks HTTP/2."""
-        return H2Connection(self, public, secure)
+        return H2Connection(self, public, secure, app)
 
     async def _listen(self, made: Callable[[], asyncio.Protocol], host: str, port: int) -> Address:
         server = await self.loop.create_server(made, host, port, backlog=BACKLOG, reuse_address=True)

@@ -145,7 +145,9 @@ class Greeter(asyncio.Protocol):
         if self._postgres and "pg_tls" not in port.handlers:
             self._alert(ACCESS_DENIED)
             return
-        certificate = await self._certificate(hello.name, route)
+        certificate = None
+        if not self._own or await self._is_of(hello.name, route):
+            certificate = await self._certificate(hello.name, route)
         if certificate is None:
             engine.counters.handshakes_failed += 1
             self._alert(UNRECOGNIZED_NAME)
@@ -163,10 +165,18 @@ class Greeter(asyncio.Protocol):
             carrier = PlainConnection(engine, self._port, host, early=landing.data)
             landing.data = b""
         elif transport.get_extra_info("ssl_object").selected_alpn_protocol() == "h2":
-            carrier = engine.http2(self._port, secure=True)
+            carrier = engine.http2(self._port, secure=True, app="" if route is None else route.app)
         else:
-            carrier = engine.http1(self._port, secure=True)
+            carrier = engine.http1(self._port, secure=True, app="" if route is None else route.app)
         self._become(carrier, transport, landing.data)
+
+    async def _is_of(self, name: str, route: Route | None) -> bool:
+        """Whether a name may be said at a port that one app has to itself. With another app's certificate it would be
+        that app to its users, and get their cookies; and one would be ordered for whatever name anybody makes up."""
+        if not name or route is None:
+            return True
+        named = await self._route(name)
+        return named is not None and named.app == route.app
 
     async def _certificate(self, name: str, route: Route | None) -> Certificate | None:
         """One may be had while the client waits, for an app that speaks TLS here."""

@@ -35,12 +35,13 @@ class H2Connection(Wire):
         TrailersReceived: "_trailers",
     }
 
-    def __init__(self, engine: Engine, port: int, secure: bool) -> None:
+    def __init__(self, engine: Engine, port: int, secure: bool, app: str = "") -> None:
         super().__init__(engine.settings, engine.now, client_side=False)
         self.engine = engine
         self.inlet: Over2
         self._port = port
         self._secure = secure
+        self._app = app
         self._draining = False
         self._idle_s = engine.settings.idle_timeout_s
         self._deadline = Deadline(engine.loop, self._late)
@@ -64,7 +65,7 @@ class H2Connection(Wire):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.engine.connections.add(self)
-        self.inlet = Over2(self.engine, self._port, peer_of(transport), self._secure)
+        self.inlet = Over2(self.engine, self._port, peer_of(transport), self._secure, self._app)
         self._deadline.within(self._settings.head_timeout_s)
         super().connection_made(transport)
 
@@ -144,8 +145,8 @@ class Over2(Public):
 
     __slots__ = ()
 
-    def __init__(self, engine: Engine, port: int, client: bytes, secure: bool) -> None:
-        super().__init__(engine, port, client, secure, b"2")
+    def __init__(self, engine: Engine, port: int, client: bytes, secure: bool, app: str) -> None:
+        super().__init__(engine, port, client, secure, app, b"2")
 
     def answer_lines(self, head: AnswerHead, port: ServicePort, request_id: bytes) -> bytes | None:
         return None

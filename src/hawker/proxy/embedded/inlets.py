@@ -89,12 +89,16 @@ class _Told(Refused):
 
 
 class Public:
-    """A user's connection to a public port."""
+    """A user's connection to a public port. `app` is whose certificate it was made by, "" for none: what is asked of
+    another one over it goes past that app's own choice of TLS, and past whoever looks at names on the way."""
 
-    __slots__ = ("_edge", "_engine", "_of_old", "_port", "client", "edge", "secure")
+    __slots__ = ("_app", "_edge", "_engine", "_of_old", "_port", "client", "edge", "secure")
 
-    def __init__(self, engine: Engine, port: int, client: bytes, secure: bool, version: bytes = b"1.1") -> None:
+    def __init__(
+        self, engine: Engine, port: int, client: bytes, secure: bool, app: str = "", version: bytes = b"1.1"
+    ) -> None:
         self.client = client
+        self._app = app
         self.secure = secure
         self.edge = True
         self._engine = engine
@@ -114,10 +118,17 @@ class Public:
             answer = self._engine.challenged(request.host, request.target)
             if answer is not None:
                 raise _Told(answer)
-        return self._engine.router.find(self._port, request.host)
+        route = self._engine.router.find(self._port, request.host)
+        return route if route is None else self._same(route)
 
     async def load(self, request: RequestHead) -> Route:
-        return await self._engine.router.load(self._port, request.host)
+        return self._same(await self._engine.router.load(self._port, request.host))
+
+    def _same(self, route: Route) -> Route:
+        if self._app and route.app != self._app:
+            why = "this connection of TLS was made for another app; make one for the name that is asked for"
+            raise Refused(421, "PH05", why)  # RFC 9110, 15.5.20: clients do so by themselves
+        return route
 
     def redirects(self, port: ServicePort) -> bool:
         if "http" not in port.handlers:

@@ -25,6 +25,7 @@ _ERRORS = {
     "PR01": "destination_unavailable",
     "PR02": "destination_not_found",
     "PH04": "http_request_error",
+    "PH05": "http_request_denied",
     "PR03": "destination_unavailable",
     "PR04": "connection_limit_reached",
     "PM01": "destination_unavailable",
