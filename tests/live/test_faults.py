@@ -115,7 +115,7 @@ async def test_hosts_that_are_cut_off_and_an_edge_without_a_catalog_fail_no_requ
     async with region_of_hosts(tmp_path, edges=2, embedded={"gone_s": 2.0}) as it:
         async with served(it, SHORT, env=BUSY) as load:
             mark = load.now()
-            nothing_failed(await faults.worker_cut_off(it, load, msgspec.structs.replace(SHORT, hold_s=5.0)))
+            nothing_failed(await faults.worker_cut_off(it, load, msgspec.structs.replace(SHORT, hold_s=4.0)))
             assert load.slowest(mark, "GET") < 5.0, "those under way went elsewhere, before the network came back"
             nothing_failed(await faults.catalog_stopped(it, load, SHORT))
         await silent_connection_ends(it)
