@@ -120,6 +120,7 @@ async def test_a_pristine_answer_has_nothing_of_ours(pristine: bool, left: set[s
         "GET / | X-Forwarded-For: 192.0.2.1",
         "GET / | X_Own: 1",
         "GET / | Via: 1.1 x",
+        "GET / | Accept: text/event-stream",
         "GET / | Connection: x-own | X-Own: 1",
         "GET / | Connection: upgrade | Upgrade: x",
         "GET / | Proxy-Authorization: x",
