@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 from tests.kit.waiting import at_rest, until
 
-from hawker.worker.connecting import LOST, PIECE_BYTES, Connection, connect
+from hawker.worker.connecting import LOST, PIECE_BYTES, SILENT_S, Connection, connect
 
 
 class Machine:
@@ -109,6 +109,18 @@ async def test_a_machine_that_does_not_read_makes_the_writer_wait() -> None:
         await machine.reader.readexactly(held)
         await until(lambda: written > held)
         writing.cancel()
+
+
+async def test_a_machine_that_vanishes_is_not_waited_for_without_an_end() -> None:
+    """It would take a network that loses everything, and a minute: so it is looked at what the kernel was told."""
+    async with connected() as (connection, _):
+        sock = connection._writer.get_extra_info("socket")
+        tcp = socket.IPPROTO_TCP
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        idle_s, interval_s, tries = (sock.getsockopt(tcp, option) for option in options)
+        assert idle_s + interval_s * tries == SILENT_S
+        assert not sock.getsockopt(tcp, socket.TCP_USER_TIMEOUT), "a program may be slow to read"
 
 
 async def test_the_next_address_is_taken_where_one_takes_no_connection() -> None:

@@ -17,6 +17,8 @@ from hawker.worker.probing import Address
 
 CONNECT_S = 5.0
 """At each address."""
+SILENT_S = 60
+"""So long the machine's kernel may give no sign. A microVM that is killed says no farewell."""
 PIECE_BYTES = 128 << 10
 LOST = 1
 """The exit code of a connection that was broken; 0: both sides ended it."""
@@ -35,7 +37,19 @@ async def connect(addresses: Sequence[Address]) -> Connection:
 
 async def _connect(address: Address) -> Connection:
     async with asyncio.timeout(CONNECT_S):
-        return Connection(*await asyncio.open_connection(*address, limit=PIECE_BYTES))
+        reader, writer = await asyncio.open_connection(*address, limit=PIECE_BYTES)
+    _keep_watch(writer.get_extra_info("socket"))
+    return Connection(reader, writer)
+
+
+def _keep_watch(sock: socket.socket) -> None:
+    """Break it when the other side is no more. TCP_USER_TIMEOUT is not set: it would break a connection to a program
+    that does not read for a while, too."""
+    tries = 3
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_S // 2)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENT_S // 2 // tries)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, tries)
 
 
 class Connection:
