@@ -175,7 +175,7 @@ def phases(fields: list[str]) -> dict[str, float]:
     told: dict[str, float] = {}
     for part in ",".join(fields).split(","):
         name, _, ms = part.strip().partition(";dur=")
-        if ms:
+        if ms and name.startswith(("edge-", "worker-")):  # else it is of the machine's program, in any form
             told[name] = float(ms)
     at = "worker" if any(name.startswith("worker-") for name in told) else "edge"
 
