@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tests.kit.processes import alive
 from tests.kit.raw_http import Broken, Upstream, User, head, hello
 from tests.kit.waiting import eventually
 
@@ -161,3 +162,21 @@ async def test_a_request_that_is_under_way_in_the_leader_when_it_dies_is_made_ag
             pytest.fail("a request is answered, whatever happens")
         for user in users:
             await user.close()
+
+
+async def test_one_that_was_begun_by_another_hawker_is_replaced() -> None:
+    async with led() as (leader, _, directory):
+        before = await workers(f"{directory}/master.sock")
+        await leader.kill()
+        (directory / "state.json").write_text('{"of": "another version"}')
+        await leader.start()
+        assert (await workers(f"{directory}/master.sock")).master != before.master
+        for _ in range(20):
+            user = await User.at(("127.0.0.1", leader.port))
+            assert (await user.ask("GET /")).body == b"hello"
+            await user.close()
+
+        async def gone() -> bool:
+            return not alive(before.master)
+
+        await eventually(gone, "the one from before has ended")

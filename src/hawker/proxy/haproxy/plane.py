@@ -58,6 +58,7 @@ class HaproxyEngine(Engine):
         self._process = Process(haproxy, directory, settings.name, self._haproxy_ended)
         self._runtime = self._process.runtime
         self._table = Table()
+        self._sought = False
         self._frontends: dict[int, Frontend] = {}
         self._wished: dict[Key, tuple[ServicePort, set[str]]] = {}
         self._replaying: set[str] = set()  # apps
@@ -75,7 +76,8 @@ class HaproxyEngine(Engine):
         if public not in self._haproxy.plain:
             return await super().listen(host, port, public=public)
         async with self._lock:
-            if not self._frontends:
+            if not self._sought:
+                self._sought = True
                 await self._find()
             await self._listen_behind(public)
             address = await self._front(host, port, public)
@@ -120,6 +122,7 @@ class HaproxyEngine(Engine):
             return
         _logger.info("haproxy.found", directory=config.directory, cause="the proxy is opened")
         self._table.restore(config.kinds)
+        self._frontends = {each.public: each for each in config.frontends if each.public in self._haproxy.plain}
         addresses = await self._runtime.addresses()
         usage = await self._runtime.usage(addresses)
         for frontend in config.frontends:

@@ -129,12 +129,7 @@ class Process:
 
     async def find(self, ports: Iterable[int]) -> Config | None:
         """One that runs already, and what it was given; None: none does. Opens the activator's sockets."""
-        config = None
-        with suppress(Unreachable, OSError, msgspec.MsgspecError):
-            workers = await self.runtime.refresh()
-            config = msgspec.json.decode((self.directory / "state.json").read_bytes(), type=Config)
-            self._watch(workers.master)
-        self.config = config
+        config = self.config = await self._found()
         for port in ports:
             path = self.directory / socket_of(port)
             number = config.sockets.get(port, -1) if config else -1
@@ -145,6 +140,22 @@ class Process:
             else:
                 self._numbers[port] = number
             self.sockets[port] = found
+        return config
+
+    async def _found(self) -> Config | None:
+        try:
+            workers = await self.runtime.refresh()
+        except Unreachable:
+            return None
+        try:
+            config = msgspec.json.decode((self.directory / "state.json").read_bytes(), type=Config)
+        except (OSError, msgspec.MsgspecError) as error:
+            # Of another Hawker: it takes nothing new, and ends with what it has.
+            _logger.warning("haproxy.not_led", pid=workers.master, error=str(error), cause="the proxy is opened")
+            with suppress(ProcessLookupError):
+                os.kill(workers.master, signal.SIGUSR1)
+            return None
+        self._watch(workers.master)
         return config
 
     @property
