@@ -95,7 +95,7 @@ async def test_kept_connections_are_let_go_before_a_machine_is_put_to_rest(tmp_p
         assert (await it.get("web"))[0] == 200
         door = it.proxy.sites.doors[machine]
         at_once: list[tuple[Address, str]] = []
-        it.proxy.sites.on_let_go.append(lambda address: at_once.append((address, it.row(machine).state)))
+        it.proxy.sites.on_let_go.append(lambda address, asleep: at_once.append((address, it.row(machine).state)))
         assert await it.rest(machine, "suspend")
         (place,) = door.places.values()
         assert at_once[0] == (place.address, "started")
@@ -108,10 +108,21 @@ async def test_connections_are_let_go_when_others_put_a_machine_to_rest(tmp_path
         door = it.proxy.sites.doors[machine]
         (place,) = door.places.values()
         gone: list[Address] = []
-        it.proxy.sites.on_let_go.append(gone.append)
+        it.proxy.sites.on_let_go.append(lambda address, asleep: gone.append(address))
         await it.worker.waking.rest(words.Rest(app="web", machine=machine, how="stop", why="a user"))
         await until(lambda: place.address in gone)
         assert door.state != "started"
+
+
+async def test_a_request_in_flight_at_a_machine_that_others_suspend_wakes_it(tmp_path: Path) -> None:
+    """Its kernel, or nobody, has the request: no connection tells that nothing comes any more."""
+    async with house(tmp_path) as it:
+        machine = await it.machine("web", env={"ANSWER_S": "0.5"}, started=True)
+        asked = asyncio.ensure_future(it.get("web"))
+        await until(lambda: machine in it.proxy.sites.doors and bool(it.proxy.sites.doors[machine].in_flight))
+        await it.worker.waking.rest(words.Rest(app="web", machine=machine, how="suspend", why="a user"))
+        assert await asked == (200, b"ok")
+        assert it.story(machine).count("start started") == 2
 
 
 async def test_who_cannot_be_started_is_told_why_at_once(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from hawker.proxy.waking import Looking
 from hawker.telemetry import get_logger
 
 RUNNING = State.started.value
+ASLEEP = frozenset((State.stopped.value, State.suspended.value, State.failed.value))
 BELIEVED_S = 5.0
 """So long what a worker answered counts more than its rows: they come within milliseconds, or within seconds when the
 catalog is in trouble."""
@@ -68,11 +69,11 @@ class Door:
         looking: Looking,
         changed: Callable[[Door], None],
         withdraw: Callable[[str], Awaitable[bool]],
-        hang_up: Callable[[Place], None],
+        hang_up: Callable[[Place, bool], None],
     ) -> None:
         """`changed` is called when a start has succeeded or failed: requests that wait for room may look again.
         `withdraw` takes the machine from whoever carries requests past this proxy; False: some are still under way.
-        `hang_up` ends connections to it that carry nothing."""
+        `hang_up` ends connections to it that carry nothing; when it rests, also those that have no answer yet."""
         self.machine = machine
         self.calls = calls
         self.places: dict[int, Place] = {}  # by internal port
@@ -126,16 +127,16 @@ class Door:
             self.used_at = asyncio.get_running_loop().time()
             self._shown = True
         if machine.state not in (RUNNING, before.state):
-            self._no_connections()
+            self._no_connections(asleep=machine.state in ASLEEP)
         self._seen.set()
 
     def candidate(self, row: Candidate) -> Candidate:
         """The row as the door knows better."""
         return row if row.state == self.state else replace(row, state=self.state)
 
-    def _no_connections(self) -> None:
+    def _no_connections(self, *, asleep: bool = False) -> None:
         for place in self.places.values():
-            self._hang_up(place)
+            self._hang_up(place, asleep)
 
     def _trust_rows(self) -> None:
         if self._believed is not None:

@@ -100,8 +100,8 @@ class Sites:
         self.looking = Looking()
         self.withdraw: Callable[[str], Awaitable[bool]] | None = None  # of `hawker.proxy.lending`
         self.on_door: list[Callable[[Door], None]] = []
-        self.on_let_go: list[Callable[[Address], None]] = []
-        """Told of addresses of machines that are put to rest, or are there no more."""
+        self.on_let_go: list[Callable[[Address, bool], None]] = []
+        """Told of addresses of machines that are put to rest, or are there no more, and whether they rest already."""
         self._token = (b"hawker-backhaul", token.encode())
         self._random = random
         self._sites: OrderedDict[str, Site] = OrderedDict()
@@ -282,7 +282,7 @@ class Sites:
         place.pool.remove(place.machine)
         door = self.doors.get(place.machine)
         if door is not None and place.keeper is door:
-            self._hang_up(place)
+            self._hang_up(place, False)
             self._take_from(door, place)
 
     def _take_from(self, door: Door, place: Place) -> None:
@@ -333,10 +333,10 @@ class Sites:
         for told in self.on_door:
             told(door)
 
-    def _hang_up(self, place: Place) -> None:
+    def _hang_up(self, place: Place, asleep: bool) -> None:
         for address in place.addresses:
             for told in self.on_let_go:
-                told(address)
+                told(address, asleep)
 
     async def _withdraw(self, machine: str) -> bool:
         return self.withdraw is None or await self.withdraw(machine)

@@ -196,9 +196,9 @@ class Engine:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def let_go(self, address: Address) -> None:
-        """The machine at this address is put to rest: keep no connection to it."""
-        self.pool.let_go(address)
+    def let_go(self, address: Address, asleep: bool) -> None:
+        """The machine at this address is put to rest: keep no connection to it. `asleep`: it answers nothing more."""
+        self.pool.let_go(address, asleep)
         self.h2_pool.let_go(address)
 
     def handed_on(self, route: Route) -> None:

@@ -74,6 +74,7 @@ class MachineConnection(asyncio.Protocol):
     """Whether the machine has told that it did nothing with the request, which only HTTP/2 can say."""
 
     __slots__ = (
+        "__weakref__",
         "_asker",
         "_chunked",
         "_chunks",
@@ -133,13 +134,20 @@ class MachineConnection(asyncio.Protocol):
 
     def quiet(self) -> bool:
         """Whether nothing has come that this loop has not seen yet, such as the machine's end. Asks the system."""
-        descriptor = self.transport.get_extra_info("socket").fileno()
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        if poll.poll(0):
+        if self._has_come():
             self.transport.abort()
             return False
         return True
+
+    def _has_come(self) -> bool:
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+
+    def asleep(self) -> None:
+        """The machine was put to rest, and answers no more what it has not begun to."""
+        if self._asker is not None and not self._heard and self.usable and not self._has_come():
+            self._break("timeout", "it was put to rest before it answered")
 
     @property
     def heard(self) -> bool:

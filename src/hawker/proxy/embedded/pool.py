@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -48,6 +49,7 @@ class Pool:
         self._loop = loop
         self._attempts = Attempts(settings, loop)
         self._idle: dict[Address, list[MachineConnection]] = {}
+        self._every: weakref.WeakSet[MachineConnection] = weakref.WeakSet()
         self._closed = False
         self.opened = 0
 
@@ -69,6 +71,7 @@ class Pool:
                 lambda: MachineConnection(address, self._settings, self, self._loop), *address
             )
         self.opened += 1
+        self._every.add(connection)
         return connection
 
     def put(self, connection: MachineConnection) -> None:
@@ -91,12 +94,16 @@ class Pool:
             if not idle:
                 del self._idle[connection.address]
 
-    def let_go(self, address: Address) -> None:
+    def let_go(self, address: Address, asleep: bool) -> None:
         """The machine there is put to rest. What waits is closed while it can still hear of it: a virtual machine would
-        not know when it goes on, nor would its next run of a connection to the one before."""
+        not know when it goes on, nor would its next run of a connection to the one before. `asleep`: it rests, and what
+        waits for the first byte of an answer waits for nothing."""
         self._attempts.end(address)
         for connection in self._idle.pop(address, ()):
             connection.close()
+        if asleep:
+            for connection in [each for each in self._every if each.address == address]:
+                connection.asleep()
 
     def close(self) -> None:
         self._closed = True
