@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -15,6 +16,8 @@ from tests.kit.http2 import User2, head2
 from tests.kit.raw_http import Broken, Visit, chunked, echo, saying, silent
 from tests.kit.waiting import until
 from tests.proxy.conftest import Stage
+
+from hawker.proxy.embedded.h2_client import H2Connection
 
 # HAProxy's own HTTP/2 and TLS are not ours to test; where it hands on, it is to this plane.
 pytestmark = pytest.mark.parametrize("stage", ["embedded"], indirect=True)
@@ -663,3 +666,27 @@ async def test_a_websocket_that_the_machine_does_not_want_is_an_ordinary_answer(
     user = await connect()
     answer = await user.answer(await user.begin(ASKED, ended=False))
     assert (answer.status, answer.body) == (426, b"no")
+
+
+async def test_a_client_that_asks_on_and_on_and_takes_no_answer_is_cut_off(stage: Stage, connect: Connect) -> None:
+    """Answers without a body wait for no window: only the connection's end bounds what is kept of them."""
+    stage.settings |= {"head_bytes": 1024, "h2_streams": 64, "window_bytes": 4096}
+    user = await connect()
+    engine = stage.plane.engine  # type: ignore[attr-defined]  # the embedded plane's
+    await until(lambda: any(isinstance(each, H2Connection) for each in engine.connections))
+    (connection,) = engine.connections
+    connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    assert user._task is not None
+    user._task.cancel()
+    user.writer.transport.pause_reading()  # type: ignore[attr-defined]  # both ways are one transport
+    user.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    fields = b"\x84\x86\x02\x04HEAD\x01\x0ano.example"
+    asked = 0
+    while engine.connections:
+        assert asked < 100_000
+        for _ in range(32):
+            number = (2 * asked + 1).to_bytes(4, "big")
+            user.writer.write(len(fields).to_bytes(3, "big") + b"\x01\x05" + number + fields)
+            asked += 1
+        await until(lambda asked=asked: connection._served == asked or connection.ended)  # type: ignore[misc]
+    assert connection.problem == "it takes nothing of what it asks for"

@@ -110,6 +110,8 @@ class Wire(asyncio.Protocol):
         self._reading = False
         if not self.ended:
             self._pump()
+        if self._choked and not self.ended:
+            self._bound()
 
     def eof_received(self) -> bool:
         self._end("it closed the connection")
@@ -125,6 +127,15 @@ class Wire(asyncio.Protocol):
         self._choked = False
         if not self.ended:
             self._pump()
+
+    def _bound(self) -> None:
+        """No window holds back heads of answers: a client could ask on and on and take none. It has more of them here
+        than it may ask for at once."""
+        self.write()
+        most = self._settings.h2_streams * self._settings.head_bytes
+        if not self.h2.config.client_side and self.transport.get_write_buffer_size() > most:
+            self._end("it takes nothing of what it asks for")
+            self.transport.abort()
 
     # --- for streams -------------------------------------------------------------------------------------------------
 
