@@ -57,7 +57,7 @@ def test_phases_are_told_apart_by_who_spent_them() -> None:
     edge = "edge-obtain;dur=1.1, edge-connect;dur=2, edge-first-byte;dur=181"
     assert phases([worker, edge]) == {"look-up": 1.3, "start": 20.1, "boot": 149.9, "reach": 2.3, "answer": 6.4}
     assert phases(["edge-first-byte;dur=2.5"]) == {"look-up": 0, "start": 0, "boot": 0, "reach": 0, "answer": 2.5}
-    assert phases(["edge-first-byte;dur=2", 'db;dur=5.2;desc="x", edge;dur=y'])["answer"] == 2
+    assert phases(["edge-first-byte;dur=2", 'db;dur=5.2;desc="x", edge-a;dur=y, edge-b'])["answer"] == 2
     assert phases(["cache;dur=3, app"]) == {}, "what the machine's own program says is its own"
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -175,8 +176,9 @@ def phases(fields: list[str]) -> dict[str, float]:
     told: dict[str, float] = {}
     for part in ",".join(fields).split(","):
         name, _, ms = part.strip().partition(";dur=")
-        if ms and name.startswith(("edge-", "worker-")):  # else it is of the machine's program, in any form
-            told[name] = float(ms)
+        if name.startswith(("edge-", "worker-")):
+            with suppress(ValueError):  # the machine's program has fields of its own, in any form
+                told[name] = float(ms)
     at = "worker" if any(name.startswith("worker-") for name in told) else "edge"
 
     def of(where: str, name: str) -> float:
