@@ -34,6 +34,8 @@ ASLEEP = frozenset((State.stopped.value, State.suspended.value, State.failed.val
 BELIEVED_S = 5.0
 """So long what a worker answered counts more than its rows: they come within milliseconds, or within seconds when the
 catalog is in trouble."""
+SETTLED_S = 0.02
+"""A request has begun to connect so long after it got its place."""
 AGAIN_S = 0.25
 """After a worker did not answer."""
 ASK_AGAIN_S = 1.0
@@ -127,7 +129,10 @@ class Door:
             self.used_at = asyncio.get_running_loop().time()
             self._shown = True
         if machine.state not in (RUNNING, before.state):
-            self._no_connections(asleep=machine.state in ASLEEP)
+            asleep = machine.state in ASLEEP
+            self._no_connections(asleep=asleep)
+            if asleep:  # and those that requests with a place there had yet to begin
+                asyncio.get_running_loop().call_later(SETTLED_S, self._still_asleep)
         self._seen.set()
 
     def candidate(self, row: Candidate) -> Candidate:
@@ -137,6 +142,10 @@ class Door:
     def _no_connections(self, *, asleep: bool = False) -> None:
         for place in self.places.values():
             self._hang_up(place, asleep)
+
+    def _still_asleep(self) -> None:
+        if self._opening is None and self.state in ASLEEP:
+            self._no_connections(asleep=True)
 
     def _trust_rows(self) -> None:
         if self._believed is not None:
