@@ -4,6 +4,7 @@ ends, but a serial console and a status drive; and the agent on vsock, which the
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Sequence
@@ -70,6 +71,8 @@ class Portless:
                 out.pop()  # the option before it
             elif word.startswith("virtio-blk-device"):
                 out.append(word.partition(",serial=")[0] + ",serial=123456789")
+            elif word.startswith("socket,id="):  # that the supervisor would hand over
+                out.append(re.sub(r"fd=\{(\w+)\}", r"path=\1", word))
             elif word.startswith("microvm,"):
                 out.append(word.replace("isa-serial=off", "isa-serial=on"))
             elif "rdinit=/init" in word:

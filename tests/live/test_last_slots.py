@@ -75,7 +75,8 @@ def second_broker(market: Market) -> Iterator[str]:
     config, port = market.home / "second.toml", free_port()
     text = (market.home / "broker.toml").read_text().replace('name = "broker"', 'name = "second"')
     listen = next(line for line in text.splitlines() if line.startswith("listen"))
-    config.write_text(text.replace(listen, f'listen = "127.0.0.1:{port}"'))
+    tables = [table for table in text.split("\n[") if not table.startswith("proxy")]  # users come to the first one
+    config.write_text("\n[".join(tables).replace(listen, f'listen = "127.0.0.1:{port}"'))
     with running_agent(config, port):
         yield f"http://127.0.0.1:{port}"
 
