@@ -62,6 +62,18 @@ class Woken:
             await self._client.ok("POST", "/apps", {"app_name": f"w{number}", "org_slug": "bench"})
             self._machines.append((await self._client.ok("POST", f"/apps/w{number}/machines", body))["id"])
 
+        await self._until_known(count - 1)
+
+    async def _until_known(self, number: int) -> None:
+        """The catalog tells the proxy of so many new apps only after some seconds, in their order."""
+        while True:
+            try:
+                await self.ask(number)
+            except AssertionError:
+                await asyncio.sleep(0.05)
+            else:
+                return await self.sleep(number)
+
     async def ask(self, number: int) -> float:
         """Seconds to the first byte of the answer of an app."""
         return await first_byte(self.http, f"w{number}.localhost")
