@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -182,16 +182,22 @@ async def test_a_machine_that_refuses_connections_is_given_up_and_the_activator_
         assert stage.decided == 2
 
 
-async def test_what_is_over_the_soft_limit_is_decided_one_by_one() -> None:
-    go = asyncio.Event()
+def slow_until(go: asyncio.Event) -> Callable[[Visit], Awaitable[None]]:
+    """A machine's program that answers `/slow` only then, and anything else at once."""
 
     async def waiting(visit: Visit) -> None:
         if visit.target == "/slow":
             await go.wait()
         await hello(visit)
 
+    return waiting
+
+
+async def test_what_is_over_the_soft_limit_is_decided_one_by_one() -> None:
+    go = asyncio.Event()
+
     async with hot() as stage:
-        machine = await stage.machine(waiting)
+        machine = await stage.machine(slow_until(go))
         await stage.open()
         stage.lender.places = 2
         await stage.warm()
@@ -213,13 +219,8 @@ async def test_what_is_over_the_soft_limit_is_decided_one_by_one() -> None:
 async def test_a_machine_is_given_back_only_when_nothing_is_in_flight_there() -> None:
     go = asyncio.Event()
 
-    async def waiting(visit: Visit) -> None:
-        if visit.target == "/slow":
-            await go.wait()
-        await hello(visit)
-
     async with hot() as stage:
-        machine = await stage.machine(waiting)
+        machine = await stage.machine(slow_until(go))
         await stage.warm()
         withdraw = stage.lender.withdraw
         assert withdraw is not None
@@ -260,13 +261,8 @@ async def test_haproxy_is_started_again_when_it_ends(which: str) -> None:
 async def test_a_reload_makes_room_for_more_apps_and_no_request_fails() -> None:
     go = asyncio.Event()
 
-    async def waiting(visit: Visit) -> None:
-        if visit.target == "/slow":
-            await go.wait()
-        await hello(visit)
-
     async with hot(backends=1) as stage:
-        machine = await stage.machine(waiting)
+        machine = await stage.machine(slow_until(go))
         await stage.machine(route=stage.app("other"))
         await stage.machine(route=stage.app("third"))
         await stage.warm()
@@ -324,13 +320,8 @@ async def test_a_service_that_changes_is_served_as_it_says_now() -> None:
 async def test_closing_finishes_what_haproxy_has_under_way() -> None:
     go = asyncio.Event()
 
-    async def waiting(visit: Visit) -> None:
-        if visit.target == "/slow":
-            await go.wait()
-        await hello(visit)
-
     async with hot() as stage:
-        machine = await stage.machine(waiting)
+        machine = await stage.machine(slow_until(go))
         await stage.warm()
         user = await stage.user()
         await user.send(head("GET /slow"))

@@ -17,7 +17,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from hawker.errors import Invalid
-from hawker.model.inside import objects
+from hawker.model.inside import check_port, objects
 from hawker.model.services import Service
 from hawker.model.values import format_duration, parse_duration_s
 
@@ -144,7 +144,7 @@ def _check(raw: dict[str, Any], at: str, *, kind: Kind, service: str, port: int 
         name="",
         kind=kind,
         type=cast(Literal["http", "tcp"], found),
-        port=_port(raw.get("port") or port, f"{at}.port"),
+        port=check_port(f"{at}.port", raw.get("port") or port),
         service=service,
         interval_s=_duration(raw, "interval", INTERVAL_S, at),
         timeout_s=_duration(raw, "timeout", TIMEOUT_S, at),
@@ -210,9 +210,3 @@ def _duration(raw: dict[str, Any], field: str, default: float, at: str) -> float
 def _written(check: dict[str, Any]) -> dict[str, Any]:
     given = {field: check[field] for field in _DURATIONS if isinstance(check.get(field), int)}
     return {**check, **{field: format_duration(parse_duration_s(field, value)) for field, value in given.items()}}
-
-
-def _port(value: Any, at: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 65535:
-        raise Invalid(at, value, "give a port from 1 to 65535")
-    return value

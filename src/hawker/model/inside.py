@@ -63,6 +63,13 @@ def objects(field: str, value: Any) -> list[dict[str, Any]]:
     return value
 
 
+def check_port(field: str, value: Any) -> int:
+    """Raises `Invalid`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 65535:
+        raise Invalid(field, value, "give a port from 1 to 65535")
+    return value
+
+
 def check_path(field: str, value: Any) -> str:
     """An absolute path inside the machine, in its shortest form."""
     parts = value.split("/") if isinstance(value, str) else []

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from hawker.errors import Invalid
-from hawker.model.inside import objects
+from hawker.model.inside import check_port, objects
 
 Protocol = Literal["tcp", "udp"]
 Autostop = Literal["off", "stop", "suspend"]
@@ -191,7 +191,7 @@ def _service(raw: dict[str, Any], at: str) -> Service:
     )
     return Service(
         protocol=protocol,
-        internal_port=_port(raw.get("internal_port"), f"{at}.internal_port"),
+        internal_port=check_port(f"{at}.internal_port", raw.get("internal_port")),
         ports=ports,
         concurrency=_concurrency(raw.get("concurrency"), f"{at}.concurrency"),
         autostart=_flag(raw.get("autostart"), f"{at}.autostart", True),
@@ -223,9 +223,10 @@ def _concurrency(value: Any, at: str) -> Concurrency:
 def _public_port(raw: dict[str, Any], at: str) -> PublicPort:
     handlers = _words(raw.get("handlers"), f"{at}.handlers", HANDLERS)
     if raw.get("port"):
-        first = last = _port(raw["port"], f"{at}.port")
+        first = last = check_port(f"{at}.port", raw["port"])
     else:
-        first, last = _port(raw.get("start_port"), f"{at}.start_port"), _port(raw.get("end_port"), f"{at}.end_port")
+        first = check_port(f"{at}.start_port", raw.get("start_port"))
+        last = check_port(f"{at}.end_port", raw.get("end_port"))
     if first > last:
         raise Invalid(f"{at}.end_port", last, f"a range ends at its start or after it: {first} or more")
     force = _flag(raw.get("force_https"), f"{at}.force_https", False)
@@ -349,10 +350,4 @@ def _count(value: Any, field: str, most: int = 1 << 31) -> int:
         return 0
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
         raise Invalid(field, value, f"give a count, at most {most}")
-    return value
-
-
-def _port(value: Any, field: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 65535:
-        raise Invalid(field, value, "give a port from 1 to 65535")
     return value
