@@ -94,7 +94,9 @@ def test_rows_of_any_type_are_taken_or_put_aside_and_passed_on_as_they_came(
 
 def _plain(values: dict[str, Any] | None) -> str:
     """Comparable, NaN included: None is the same as a column that is missing."""
-    return repr(values and sorted((name, value) for name, value in values.items() if value is not None))
+    if values is None:
+        return repr(None)
+    return repr(sorted((name, value) for name, value in values.items() if value is not None))
 
 
 def nested(depth: int) -> bytes:
