@@ -1,4 +1,4 @@
-"""The outside world a part may touch: wall clock, randomness, and ids made of both.
+"""The outside world a part may touch: wall clock, randomness, ids made of both, and sockets that it was handed.
 
 Live it is `live()`. The simulator puts a virtual clock and a seeded `Random` in its place; connections and timers come
 from the running event loop, which the simulator replaces too. Nothing else in Hawker reads a clock or draws a number.
@@ -10,17 +10,25 @@ import random
 import time
 from collections.abc import Callable
 
+from hawker.listening import Listening
 from hawker.model.values import MachineId, Ulid, read_ulid, ulid
 
 
 class Host:
     """`wall_s` gives Unix seconds; `rng` is drawn from for ids, jitter and ties; `vfs` names the SQLite file system
-    that databases are kept on, None for the real one."""
+    that databases are kept on, None for the real one; `listening` are the process's sockets that others connect to."""
 
-    def __init__(self, wall_s: Callable[[], float], rng: random.Random, vfs: str | None = None) -> None:
+    def __init__(
+        self,
+        wall_s: Callable[[], float],
+        rng: random.Random,
+        vfs: str | None = None,
+        listening: Listening | None = None,
+    ) -> None:
         self._wall_s = wall_s
         self.rng = rng
         self.vfs = vfs
+        self.listening = listening or Listening()
         self._last_ulid = (0, 0)
 
     def now_ms(self) -> int:
@@ -49,6 +57,6 @@ class Host:
         return f"{self.rng.getrandbits(bits):0{bits // 4}x}"
 
 
-def live() -> Host:
+def live(listening: Listening | None = None) -> Host:
     """The real clock, and randomness from the operating system: nobody can guess an id or a token."""
-    return Host(wall_s=time.time, rng=random.SystemRandom())
+    return Host(wall_s=time.time, rng=random.SystemRandom(), listening=listening)

@@ -55,6 +55,16 @@ class Metrics:
         self.requests = Counter(
             "hawker_requests", "HTTP requests by operation and status", ["operation", "status"], registry=self.registry
         )
+        self.loop_stalls = Counter(
+            "hawker_loop_stalls",
+            "Times that the event loop stood still until the agent was begun anew, since its process began",
+            registry=self.registry,
+        )
+        self.loop_lag = Gauge(
+            "hawker_loop_lag_seconds",
+            "The longest time by which the event loop was late, within the last minute or two",
+            registry=self.registry,
+        )
         self.catalog_bytes = Counter(
             "hawker_catalog_bytes", "Datagrams' bytes: sent, received", ["direction"], registry=self.registry
         )

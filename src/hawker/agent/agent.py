@@ -56,7 +56,7 @@ class Agent:
         self.failed = asyncio.Event()
         self._host = host
         self._make_outfit = make_outfit or live_outfit
-        self._bind = bind or listen
+        self._bind = bind or self._listen
         self._network: HostNetwork | None = None
         self._remove_network: Callable[[], Awaitable[None]] | None = None
         self.worker: Worker | None = None  # from the moment its database is open
@@ -65,6 +65,7 @@ class Agent:
         self.reading: CatalogApi | None = None
         self.proxy: Proxy | None = None
         self._servers: list[Server] = []
+        self._restarting = False
         self._publisher: Publisher | None = None
         self._stack = AsyncExitStack()
         users = {token: owner for owner, token in settings.tokens.users.items()}
@@ -92,13 +93,25 @@ class Agent:
                 await self._open_broker(stack, settings.broker, fronts.pop(0))
             self._stack = stack.pop_all()
 
-    async def close(self) -> None:
-        """Answer what was asked, then end the roles, the last one opened first. May be called again."""
+    async def retire(self) -> None:
+        """Before `close`, when this agent is begun anew at once: until little is under way that cannot wait. It takes
+        all that comes meanwhile."""
+        if self.proxy:
+            await self.proxy.retire()
+
+    async def close(self, *, restarting: bool = False) -> None:
+        """Answer what was asked, then end the roles, the last one opened first. `restarting`: what runs without this
+        process runs on. May be called again."""
+        self._restarting = restarting
         if self.reading:
             await self.reading.close()  # else servers wait for streams that never end by themselves
         for server in reversed(self._servers):  # the broker's first: its orders may be with this agent's worker
             await server.close()
         await self._stack.aclose()
+
+    def _listen(self, address: str) -> socket.socket:
+        taken = self._host.listening.take(*host_port("listen", address))
+        return taken[0] if taken else listen(address)
 
     async def _front(self, stack: AsyncExitStack, address: str) -> Front:
         """Listen: what comes before the role is open waits."""
@@ -175,7 +188,7 @@ class Agent:
         assert node is not None  # every worker is a member
 
         async def close() -> None:
-            stopping = settings.stop_machines_on_exit and not worker.failed.is_set()
+            stopping = settings.stop_machines_on_exit and not worker.failed.is_set() and not self._restarting
             await worker.close(stop_machines=stopping)
             if stopping and self._remove_network:
                 await self._remove_network()

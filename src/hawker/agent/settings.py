@@ -5,6 +5,7 @@ name = "ord-1"            # also the worker's name; unique in the fleet
 region = "ord"
 directory = "/var/lib/hawker"
 stop_machines_on_exit = false   # true: machines end with the agent and are started again by the next one
+watchdog_s = 10           # so long the event loop may stand still before the agent is begun anew; 0: for ever
 
 [tokens]
 cluster = "..."           # shared by all agents; speaks for any owner
@@ -50,6 +51,7 @@ keys = ["..."]            # the first one seals, all open; by default made of to
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 import re
 import socket
@@ -143,6 +145,7 @@ class AgentSettings(msgspec.Struct, forbid_unknown_fields=True):
     catalog: CatalogSettings = msgspec.field(default_factory=CatalogSettings)
     images: ImageSettings = msgspec.field(default_factory=ImageSettings)
     stop_machines_on_exit: bool = False
+    watchdog_s: float = 10.0
     log_level: str = "info"
 
     def proxy_port(self) -> int:
@@ -222,6 +225,8 @@ def read_settings(path: Path) -> AgentSettings:
     for n, key in enumerate(settings.catalog.keys):
         if not key or key in settings.catalog.keys[:n]:
             raise Invalid("catalog.keys", key, "each key is a text of its own, and not empty")
+    if not 0 <= settings.watchdog_s < math.inf:
+        raise Invalid("watchdog_s", settings.watchdog_s, "write seconds, or 0 for no watchdog")
     settings.images.check()
     if settings.worker:
         settings.worker.check()

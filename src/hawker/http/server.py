@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from hawker.host import Host
+from hawker.listening import close_gently
 
 BACKLOG = 1024
 DRAIN_S = 3.0
@@ -59,6 +60,7 @@ class Server:
                 self._server = await loop.create_server(self._protocol, *at, backlog=BACKLOG)
             else:
                 self._server = await loop.create_server(self._protocol, sock=at, backlog=BACKLOG)
+            self._host.listening.keep(self._server)
         except BaseException:
             await self.close()
             raise
@@ -71,7 +73,7 @@ class Server:
         if self._server is None:
             return
         server, self._server = self._server, None
-        server.close()
+        await close_gently([server])
         state = self._state
         for connection in list(state.connections):
             connection.shutdown()

@@ -47,6 +47,7 @@ class Proxy:
         self.backhaul: Address | None = None
         self.ports: OpenPorts | None = None
         self.issuer: Issuer | None = None
+        self._idling: Idling | None = None
         self._unfit = unfit
         self._stack = AsyncExitStack()
 
@@ -74,6 +75,13 @@ class Proxy:
             await proxy._open(stack, view, host, region, token, settings.worker or worker, own, directory)
             proxy._stack = stack.pop_all()
         return proxy
+
+    async def retire(self) -> None:
+        """Before `close`, when another one takes over the listening sockets: until little is under way that cannot
+        wait. What comes is served."""
+        if self._idling:
+            await self._idling.close()
+        await self.engine.retire()
 
     async def close(self) -> None:
         """Take nothing new, end what is in flight, then let go. Machines run on. May be called again."""
@@ -133,7 +141,7 @@ class Proxy:
         self.standbys.begin()
         stack.push_async_callback(self.standbys.close)
         if worker:
-            self.idling = Idling(sites, view, random)
+            self.idling = self._idling = Idling(sites, view, random)
             self.idling.begin()
             stack.push_async_callback(self.idling.close)
         options: dict[str, Any] = {"region": region, "token": token}

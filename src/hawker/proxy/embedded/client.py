@@ -78,7 +78,7 @@ class ClientConnection(asyncio.Protocol):
         self._hold = False  # the machine takes no more of the body
         self._choked = False  # the client takes no more of the answer
         self._ended = False  # the client has said its last
-        self._keep = True
+        self._keep = not engine.retiring
         self._minor = 1
         self._head_s = engine.settings.head_timeout_s
         self._idle_s = engine.settings.idle_timeout_s
@@ -92,10 +92,10 @@ class ClientConnection(asyncio.Protocol):
     def busy(self) -> bool:
         return self._exchange is not None
 
-    def drain(self) -> None:
+    def drain(self, *, patiently: bool = False) -> None:
         """Answer what is under way, and close."""
         self._keep = False
-        if self._exchange is None and self._left == _AWAITED:
+        if self._exchange is None and self._left == _AWAITED and not patiently:
             self._close()
 
     def abort(self) -> None:
@@ -387,7 +387,7 @@ class ClientConnection(asyncio.Protocol):
     def switch(self, status: int, reason: bytes, headers: list[Header]) -> tuple[asyncio.Transport, bytes]:
         head = b"HTTP/1.1 %d %b\r\n" % (status, reason or _REASONS.get(status, b""))
         self._transport.write(head + b"".join([b"%b: %b\r\n" % field for field in headers]) + b"\r\n")
-        self._engine.connections.discard(self)
+        self._engine.left(self)
         self._deadline.close()
         self._exchange = None
         early, self._held = self._held, b""

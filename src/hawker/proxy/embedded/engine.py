@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import itertools
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from contextlib import suppress
 from typing import Any, Protocol
 
 from hawker.core.forwarding import Answer
 from hawker.core.replay_cache import Cache
 from hawker.host import Host
+from hawker.listening import close_gently
 from hawker.proxy.base import Address, Route, Router, ServicePort
 from hawker.proxy.certificates import Certificates, SelfSigned
 from hawker.proxy.embedded.access import AccessLog
@@ -34,6 +36,8 @@ from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.embedded.tunnel import Tunnel
 
 _ANSWERS_KEPT = 4096
+PATIENCE_S = 1.0
+"""How long a connection may be silent that is to end, so that what its client sends in this moment is answered."""
 BACKLOG = 4096
 """Connections that wait to be accepted, bounded by net.core.somaxconn: a sleeping app gets a thousand at once."""
 
@@ -46,8 +50,8 @@ class Connection(Protocol):
         """How many requests are under way."""
         ...
 
-    def drain(self) -> None:
-        """End it, as soon as what is under way is answered."""
+    def drain(self, *, patiently: bool = False) -> None:
+        """End it, as soon as what is under way is answered; `patiently`: what may just come, too."""
         ...
 
     def abort(self) -> None: ...
@@ -82,7 +86,11 @@ class Engine:
         self.connections: set[Connection] = set()
         self.tunnels: set[Tunnel] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[asyncio.AbstractServer] = []
+        self._at: dict[Address, list[asyncio.Server]] = {}
+        self.retiring: bool = False
+        """Whether another one takes its place at once: connections are not kept for further requests."""
+        self._leaving: dict[Connection | Tunnel, None] = {}
         self._answers: dict[int, tuple[ServicePort, Answer]] = {}
         self._one_left = asyncio.Event()
         self._host = host
@@ -122,33 +130,66 @@ class Engine:
         return H2Connection(self, public, secure, app)
 
     async def _listen(self, made: Callable[[], asyncio.Protocol], host: str, port: int) -> Address:
-        server = await self.loop.create_server(made, host, port, backlog=BACKLOG, reuse_address=True)
-        self._servers.append(server)
-        return _address(server)
+        servers = await self._host.listening.serve(made, host, port, backlog=BACKLOG)
+        self._servers += servers
+        address = _address(servers[0])
+        self._at[address] = servers
+        return address
 
     def stop(self, address: Address) -> None:
         """Take no more connections at this address. Those that are open stay."""
-        for server in [each for each in self._servers if each.sockets and _address(each) == address]:
+        for server in self._at.pop(address, []):
             server.close()
             self._servers.remove(server)
 
+    async def retire(self) -> None:
+        """Before `close`, when another one takes the listening sockets over: end the connections that there are within
+        the settings' `drain_s`. New ones are served meanwhile, each for one request: nobody waits for those that take
+        long."""
+        self.retiring = True
+        self._leaving = dict.fromkeys((*self.connections, *self.tunnels))
+        try:
+            for connection in list(self.connections):
+                connection.drain(patiently=True)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE_S):
+                    await self._all_left(self._leaving)
+            for left in list(self._leaving):
+                if not isinstance(left, Tunnel):
+                    left.drain()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.settings.drain_s - PATIENCE_S):
+                    await self._all_left(self._leaving)
+        except asyncio.CancelledError:
+            self.retiring = False  # there is no other one
+            raise
+
     async def close(self) -> None:
-        """Take no more connections, finish what is in flight within the settings' `drain_s`, then cut the rest."""
-        for server in self._servers:
-            server.close()
+        """Take no more connections, finish what is in flight within the settings' `drain_s`, then cut the rest. After
+        `retire` it is a matter of `pause_s`, in which new connections wait, and tunnels have had their time."""
+        await close_gently(self._servers)
+        if self.retiring:
+            for connection in list(self.connections):
+                connection.drain(patiently=True)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE_S):
+                    await self._all_left(self.connections)
         for connection in list(self.connections):
             connection.drain()
         self.pool.close()
         self.h2_pool.close()
-        try:
-            async with asyncio.timeout(self.settings.drain_s):
-                await self._all_left()
-        except TimeoutError:
-            for connection in self.connections:
-                connection.abort()
-            for tunnel in self.tunnels:
-                tunnel.abort()
-            await self._all_left()
+        with suppress(TimeoutError):
+            if self.retiring:
+                async with asyncio.timeout(self.settings.pause_s):
+                    await self._all_left(self.connections)
+            else:
+                async with asyncio.timeout(self.settings.drain_s):
+                    await self._all_left(self.connections, self.tunnels)
+        for connection in list(self.connections):
+            connection.abort()
+        for tunnel in list(self.tunnels):
+            tunnel.abort()
+        await self._all_left(self.connections, self.tunnels)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -156,8 +197,8 @@ class Engine:
             self.access.close()
             self.access = None
 
-    async def _all_left(self) -> None:
-        while self.connections or self.tunnels:
+    async def _all_left(self, *those: Collection[Any]) -> None:
+        while any(those):
             self._one_left.clear()
             await self._one_left.wait()
 
@@ -165,6 +206,7 @@ class Engine:
 
     def left(self, which: Connection | Tunnel) -> None:
         """This one is closed."""
+        self._leaving.pop(which, None)
         self.connections.discard(which)
         self.tunnels.discard(which)
         self._one_left.set()

@@ -54,9 +54,10 @@ class Greeter(asyncio.Protocol):
     def busy(self) -> bool:
         return False
 
-    def drain(self) -> None:
+    def drain(self, *, patiently: bool = False) -> None:
         """It has asked for nothing yet."""
-        self.abort()
+        if not patiently:
+            self.abort()
 
     def abort(self) -> None:
         if self._task is not None:

@@ -51,10 +51,10 @@ class H2Connection(Wire):
     def busy(self) -> int:
         return sum(isinstance(stream, H2Request) and stream.under_way for stream in self.streams.values())
 
-    def drain(self) -> None:
+    def drain(self, *, patiently: bool = False) -> None:
         """Answer what is under way, and close. The client knows which requests were not taken, and may make them
         elsewhere."""
-        if not self._draining and not self.ended:
+        if not self._draining and not self.ended and (self._served or not patiently):
             self._draining = True
             self.goodbye()
             self._one_less()

@@ -40,7 +40,7 @@ class PlainConnection(asyncio.Protocol):
     def busy(self) -> bool:
         return self._exchange is not None
 
-    def drain(self) -> None:
+    def drain(self, *, patiently: bool = False) -> None:
         """It waits for a machine: it may go on."""
 
     def abort(self) -> None:

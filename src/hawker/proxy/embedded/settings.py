@@ -75,4 +75,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     window_bytes: int = 64 << 10
     """Buffered towards a peer before what comes from the other one is no longer read."""
     drain_s: float = 30.0
-    """How long `close` waits for what is in flight."""
+    """How long what is in flight may take when the proxy ends, or is begun anew."""
+    pause_s: float = 5.0
+    """How long what has come since then may take when the proxy is begun anew: new connections wait meanwhile."""

@@ -105,7 +105,7 @@ class HaproxyEngine(Engine):
             self._stirred.set()
             await self._runner  # a reload is not cut off: what is said to HAProxy in the middle of one is lost
             self._runner = None
-            if self._haproxy.stays:
+            if self._haproxy.stays or self.retiring:
                 self._process.leave()
             else:
                 await self._process.end(self.settings.drain_s)

@@ -1,0 +1,130 @@
+"""Sees whether the event loop turns, from a thread of its own.
+
+While the loop stands still, this process takes connections and answers nothing: it looks healthy to the kernel, and is
+worse than none. After `limit_s` the stacks of all threads are noted and somebody is called who begins anew. Where not
+even this thread gets on, because C code keeps the interpreter's lock, a timer of faulthandler's, which needs none, ends
+the process after three times as long, for whoever watches over it to start it again.
+
+What is counted are looks, not time: a process that was stopped, or a host that was asleep, comes back with a late look
+of this thread, too, and that is no stall.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+from typing import NoReturn
+
+LOOKS = 10
+HARD = 3
+BEAT_S = 0.25
+LAG_S = 60.0
+STATUS = 70
+"""Of the process's end, EX_SOFTWARE: where it can not begin anew. The timer of faulthandler ends with 1."""
+
+
+class Report:
+    """A file in which an agent that ends without a word leaves the stacks of its threads for the next one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.file = path.open("ab", buffering=0)
+
+    def take(self) -> str:
+        """What the one before has left, "" for nothing; it is empty then."""
+        text = self._path.read_text(errors="replace")
+        os.truncate(self._path, 0)
+        return text
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class Watchdog:
+    """Made on the running loop; `start`, then `stop`. `stalled` is called in the watchdog's thread and does not
+    return."""
+
+    def __init__(self, limit_s: float, report: Report, stalled: Callable[[], NoReturn]) -> None:
+        """`limit_s` 0: it only measures lags."""
+        self._limit_s = limit_s
+        self._report = report
+        self._stalled = stalled
+        self._loop = asyncio.get_running_loop()
+        self._beat_s = min(BEAT_S, limit_s / LOOKS / 2) if limit_s else BEAT_S
+        self._turns = 0
+        self._lags = [0.0, 0.0]
+        self._lags_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._lags_at = self._loop.time()
+        self._timer = self._loop.call_later(self._beat_s, self._turn, self._loop.time() + self._beat_s)
+        if self._limit_s:
+            self._thread.start()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._ends.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        faulthandler.cancel_dump_traceback_later()
+
+    def lag_s(self) -> float:
+        """The longest time by which the loop was late, within the last minute or two."""
+        return max(self._lags)
+
+    def _turn(self, due: float) -> None:
+        now = self._loop.time()
+        self._turns += 1
+        if now - self._lags_at > LAG_S:
+            self._lags = [0.0, self._lags[0]]
+            self._lags_at = now
+        self._lags[0] = max(self._lags[0], now - due)
+        self._timer = self._loop.call_at(now + self._beat_s, self._turn, now + self._beat_s)
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        look_s = self._limit_s / LOOKS
+        silent, seen, looked_at = 0, -1, monotonic()
+        while True:
+            faulthandler.dump_traceback_later(self._limit_s * HARD, exit=True, file=self._report.file)
+            if self._ends.wait(look_s):
+                return
+            now = monotonic()
+            late, looked_at = now - looked_at > 2 * look_s, now
+            if self._turns != seen or _debugged():
+                silent, seen = 0, self._turns
+            elif not late:
+                silent += 1
+            if silent >= LOOKS:
+                self._begin_anew()
+
+    def _begin_anew(self) -> NoReturn:
+        try:
+            faulthandler.dump_traceback(self._report.file)
+            faulthandler.cancel_dump_traceback_later()
+            self._stalled()
+        except BaseException as error:
+            with suppress(OSError):
+                self._report.file.write(f"it cannot begin anew: {error!r}\n".encode())
+        finally:
+            os._exit(STATUS)
+
+
+def _debugged() -> bool:
+    """Whether somebody steps through the main thread."""
+    ident = threading.main_thread().ident
+    frame = sys._current_frames().get(ident) if ident is not None else None
+    return frame is not None and frame.f_trace is not None

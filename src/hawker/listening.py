@@ -1,0 +1,93 @@
+"""Listening sockets that outlive the program: those that were handed to this process, and those that it may hand on.
+
+Who waits in the queue of a listening socket while the program behind it is exchanged notices a pause and nothing else.
+Sockets come from the program that this process ran before (`hawker.agent.restart`), or from a service manager. What
+each is for is told by the address that it is bound to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from asyncio.trsock import TransportSocket
+from collections.abc import Callable, Iterable, Sequence
+
+ALL = frozenset(("0.0.0.0", "::"))
+
+
+class Listening:
+    """One for each process, as part of its `Host`."""
+
+    def __init__(self, handed: Iterable[socket.socket] = ()) -> None:
+        self._handed = list(handed)
+        self._servers: dict[asyncio.AbstractServer, None] = {}
+
+    async def serve(
+        self, made: Callable[[], asyncio.BaseProtocol], host: str, port: int, *, backlog: int
+    ) -> list[asyncio.Server]:
+        """Servers at an address, on what was handed over for it or else on new sockets. More than one where `host` is
+        a name with several addresses. Raises `OSError` when it is taken."""
+        loop = asyncio.get_running_loop()
+        servers = [await loop.create_server(made, sock=sock, backlog=backlog) for sock in self.take(host, port)]
+        if not servers:
+            servers = [await loop.create_server(made, host, port, backlog=backlog, reuse_address=True)]
+        for server in servers:
+            self.keep(server)
+        return servers
+
+    def take(self, host: str, port: int) -> list[socket.socket]:
+        """Those handed over that listen at this address; they are the caller's from now on. None: there is no such
+        one, and whatever was handed over and would be in the way of a new one is closed."""
+        if not self._handed or not port:
+            return []
+        try:
+            found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        except OSError:
+            return []  # who opens a socket there says it with more words
+        hosts = {str(each[4][0]) for each in found}
+        there = [(sock, sock.getsockname()[0]) for sock in self._handed if sock.getsockname()[1] == port]
+        taken = [sock for sock, bound in there if bound in hosts]
+        self._handed = [sock for sock in self._handed if sock not in taken]
+        if not taken:
+            for sock, bound in there:
+                if bound in ALL or not hosts.isdisjoint(ALL):
+                    self._handed.remove(sock)
+                    sock.close()
+        return taken
+
+    def keep(self, server: asyncio.AbstractServer) -> None:
+        """Its sockets are to outlive this program, if they are open when it ends."""
+        self._servers = {each: None for each in self._servers if _open(each)}
+        self._servers[server] = None
+
+    def close_rest(self) -> list[int]:
+        """Close what was handed over and nobody has taken. Returns the sockets' inodes."""
+        handed, self._handed = self._handed, []
+        inodes = [os.fstat(sock.fileno()).st_ino for sock in handed]
+        for sock in handed:
+            sock.close()
+        return inodes
+
+    def numbers(self) -> list[int]:
+        """The file descriptors of all that is to outlive this program. For any thread."""
+        return [sock.fileno() for server in list(self._servers) for sock in _open(server)]
+
+
+def _open(server: asyncio.AbstractServer) -> Sequence[TransportSocket]:
+    """None of a simulated network's."""
+    sockets = getattr(server, "sockets", ())
+    return [sock for sock in sockets if isinstance(sock, TransportSocket) and sock.fileno() >= 0]
+
+
+async def close_gently(servers: Sequence[asyncio.AbstractServer]) -> None:
+    """Close servers and lose nobody. asyncio takes connections from a listening socket one turn of the loop before it
+    makes anything of them, and drops those whose server was closed in between (CPython issue 109564)."""
+    loop = asyncio.get_running_loop()
+    for server in servers:
+        for sock in _open(server):
+            loop.remove_reader(sock.fileno())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    for server in servers:
+        server.close()
