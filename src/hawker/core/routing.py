@@ -96,7 +96,7 @@ class Pool:
         self._order = list(dict.fromkeys((region, *regions)))
         self._regions = {region: self._here}
         self._parted: dict[str, Seat] = {}  # machines whose rows are gone, with requests still in flight
-        self._timed: set[Seat] = set()
+        self._timed: dict[Seat, None] = {}
         self._due = inf
         self._looked = -inf
 
@@ -136,7 +136,7 @@ class Pool:
         if seat is None:
             return
         self._leave_home(seat)
-        self._timed.discard(seat)
+        self._timed.pop(seat, None)
         seat.waking = seat.closing = False
         if seat.own:
             self._parted[machine] = seat
@@ -332,7 +332,7 @@ class Pool:
     # --- time ---
 
     def _watch(self, seat: Seat, until: float) -> None:
-        self._timed.add(seat)
+        self._timed[seat] = None
         self._due = min(self._due, max(until, self._looked + LAPSE_S))
 
     def _lapse(self, now: float) -> None:
@@ -350,7 +350,7 @@ class Pool:
             if untils:
                 self._watch(seat, min(untils))
             else:
-                self._timed.discard(seat)
+                self._timed.pop(seat, None)
 
 
 def lendable(soft: int, hard: int) -> int:

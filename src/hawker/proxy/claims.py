@@ -61,7 +61,7 @@ class Claims:
             self._again = {"": None}
         elif "" not in self._again:
             self._again.update(dict.fromkeys(services))
-        for app in [*self._created] if apps is None else self._created.keys() & apps:
+        for app in [*self._created] if apps is None else sorted(self._created.keys() & apps):
             del self._created[app]
             self._again.setdefault(f"/{app}", None)  # no key of a service
         if self._again and self._timer is None:

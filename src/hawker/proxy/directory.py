@@ -360,7 +360,7 @@ class Directory:
                 continue
             now[name] = Worker(name=name, region=region, host=host, port=port, proxy_port=proxy_port)
         before, self.workers = self.workers, now
-        for name in before.keys() | now.keys():
+        for name in sorted(before.keys() | now.keys()):
             if before.get(name) != now.get(name):
                 for told in self.on_worker:
                     told(before.get(name), now.get(name))

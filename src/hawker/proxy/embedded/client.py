@@ -108,7 +108,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport = transport
         self._inlet = self._inlet_of(transport)
         transport.set_write_buffer_limits(self._settings.window_bytes)
-        self._engine.connections.add(self)
+        self._engine.connections[self] = None
         self._deadline.within(self._head_s)
 
     def data_received(self, data: bytes) -> None:

@@ -83,8 +83,8 @@ class Engine:
         """Of requests' bodies, to be sent once more."""
         self.pool = Pool(settings, self.loop)
         self.h2_pool = H2Pool(settings, self.loop)
-        self.connections: set[Connection] = set()
-        self.tunnels: set[Tunnel] = set()
+        self.connections: dict[Connection, None] = {}
+        self.tunnels: dict[Tunnel, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._servers: list[asyncio.AbstractServer] = []
         self._at: dict[Address, list[asyncio.Server]] = {}
@@ -207,8 +207,10 @@ class Engine:
     def left(self, which: Connection | Tunnel) -> None:
         """This one is closed."""
         self._leaving.pop(which, None)
-        self.connections.discard(which)
-        self.tunnels.discard(which)
+        if isinstance(which, Tunnel):
+            self.tunnels.pop(which, None)
+        else:
+            self.connections.pop(which, None)
         self._one_left.set()
 
     def now_us(self) -> int:

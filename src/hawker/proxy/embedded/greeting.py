@@ -69,7 +69,7 @@ class Greeter(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._engine.connections.add(self)
+        self._engine.connections[self] = None
         self._deadline.within(self._engine.settings.head_timeout_s)
         if self._own:
             self._begin(self._whose())

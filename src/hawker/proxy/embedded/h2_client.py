@@ -64,7 +64,7 @@ class H2Connection(Wire):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        self.engine.connections.add(self)
+        self.engine.connections[self] = None
         self.inlet = Over2(self.engine, self._port, peer_of(transport), self._secure, self._app)
         self._deadline.within(self._settings.head_timeout_s)
         super().connection_made(transport)

@@ -51,7 +51,7 @@ class PlainConnection(asyncio.Protocol):
         self._transport = transport
         keep_watch(transport, self._engine.settings.gone_s)
         transport.pause_reading()
-        self._engine.connections.add(self)
+        self._engine.connections[self] = None
         target = b"service:%d" % self._port
         request = RequestHead(b"CONNECT", target, 1, [(b"host", target)])
         inlet = PlainInlet(self._engine, self._port, peer_of(transport), self._host)

@@ -19,18 +19,18 @@ class Attempts:
     def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
         self._seconds = settings.connect_timeout_s
         self._loop = loop
-        self._under_way: dict[Address, set[asyncio.Timeout]] = {}
+        self._under_way: dict[Address, dict[asyncio.Timeout, None]] = {}
 
     @asynccontextmanager
     async def one(self, address: Address) -> AsyncIterator[None]:
         """Raises `TimeoutError`."""
         async with asyncio.timeout(self._seconds) as attempt:
-            attempts = self._under_way.setdefault(address, set())
-            attempts.add(attempt)
+            attempts = self._under_way.setdefault(address, {})
+            attempts[attempt] = None
             try:
                 yield
             finally:
-                attempts.discard(attempt)
+                attempts.pop(attempt, None)
                 if not attempts and self._under_way.get(address) is attempts:
                     del self._under_way[address]
 
@@ -49,7 +49,7 @@ class Pool:
         self._loop = loop
         self._attempts = Attempts(settings, loop)
         self._idle: dict[Address, list[MachineConnection]] = {}
-        self._every: weakref.WeakSet[MachineConnection] = weakref.WeakSet()
+        self._every: weakref.WeakKeyDictionary[MachineConnection, None] = weakref.WeakKeyDictionary()
         self._closed = False
         self.opened = 0
 
@@ -71,7 +71,7 @@ class Pool:
                 lambda: MachineConnection(address, self._settings, self, self._loop), *address
             )
         self.opened += 1
-        self._every.add(connection)
+        self._every[connection] = None
         return connection
 
     def put(self, connection: MachineConnection) -> None:

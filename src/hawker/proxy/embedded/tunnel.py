@@ -17,7 +17,7 @@ from hawker.proxy.embedded.settings import Settings
 class Tunnels(Protocol):
     """Who can end tunnels that would go on for ever."""
 
-    tunnels: set[Tunnel]
+    tunnels: dict[Tunnel, None]
     settings: Settings
 
     def left(self, which: Tunnel) -> None: ...
@@ -50,7 +50,7 @@ class Tunnel:
 
     def start(self, from_client: bytes, from_machine: bytes) -> None:
         """`from_client` and `from_machine` are what was read of them already."""
-        self._owner.tunnels.add(self)
+        self._owner.tunnels[self] = None
         self.moved()
         for end in (self._client, self._machine):
             end.transport.set_protocol(end)
