@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from hawker.sim.cluster import Plan, Report, simulate
+from hawker.sim.cluster import Plan, Report, plan_of, simulate
 from hawker.sim.kinds import KINDS
-from hawker.sim.paths import COMMON, NAMED
+from hawker.sim.paths import COMMON, NAMED, OF_USERS
 
 FEW, MANY = 5, 100
 """From `MANY` seeds on, every named path must have been taken; from `FEW` on, the common ones."""
@@ -31,9 +31,11 @@ class Campaign:
     fired: Counter[str] = field(default_factory=Counter)
     paths: Counter[str] = field(default_factory=Counter)
     answers: Counter[str] = field(default_factory=Counter)
+    users: bool = False  # in its runs
 
     def add(self, report: Report) -> None:
         self.runs += 1
+        self.users |= bool(report.plan.served)
         self.events += report.events
         if report.violations:
             self.failed[report.plan.seed] = report.violations
@@ -45,6 +47,8 @@ class Campaign:
         """What it must have seen and has not: paths, and kinds of faults once there were many seeds."""
         many = self.runs >= MANY
         expected = NAMED if many else COMMON if self.runs >= FEW else ()
+        if self.users:
+            expected = OF_USERS if self.runs >= FEW else ()
         paths = [path for path in expected if not self.paths[path]]
         return paths + [f"fault: {kind}" for kind in KINDS if many and not self.fired[kind]]
 
@@ -53,9 +57,9 @@ class Campaign:
         return not self.failed and not self.never()
 
 
-def run_seeds(seeds: Sequence[int], jobs: int = 1, *, seconds: float = 60.0) -> Iterator[Report]:
+def run_seeds(seeds: Sequence[int], jobs: int = 1, *, seconds: float = 60.0, users: bool = False) -> Iterator[Report]:
     """One report a seed, as they come."""
-    plans = [Plan(seed=seed, seconds=seconds) for seed in seeds]
+    plans = [plan_of(seed, seconds, users=users) for seed in seeds]
     if jobs == 1:
         yield from map(run_one, plans)
         return

@@ -38,27 +38,43 @@ def _seconds(function: Any) -> Any:
     )(function)
 
 
+def _users(function: Any) -> Any:
+    return click.option("--users", is_flag=True, help="Also users of apps, and proxies that bring their requests.")(
+        function
+    )
+
+
 @sim.command()
 @click.option("--seed", type=click.IntRange(0), required=True, help="Where all randomness comes from.")
 @_seconds
+@_users
 @click.option("--trace", is_flag=True, help="Print every event.")
 @click.option("--record", type=click.Path(path_type=Path), help="Where a failed run is written; hawker-sim-SEED.json.")
 @click.option("--mutant", metavar="NAME", default="", help="Break our own code on purpose; an unknown name lists them.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 @click.pass_context
 def run(
-    ctx: click.Context, seed: int, seconds: float, trace: bool, record: Path | None, mutant: str, as_json: bool
+    ctx: click.Context,
+    seed: int,
+    seconds: float,
+    users: bool,
+    trace: bool,
+    record: Path | None,
+    mutant: str,
+    as_json: bool,
 ) -> None:
     """Run one simulation. Ends with status 1 when a promise was broken."""
-    from hawker.sim.cluster import Plan, simulate
+    from hawker.sim.cluster import plan_of, simulate
     from hawker.sim.mutants import MUTANTS
+    from hawker.sim.proxy_mutants import PROXY_MUTANTS
 
     _form(ctx, as_json)
-    if mutant and mutant not in MUTANTS:
-        raise Invalid("mutant", mutant, f"name one of: {'; '.join(MUTANTS)}")
+    known = PROXY_MUTANTS if users else MUTANTS
+    if mutant and mutant not in known:
+        raise Invalid("mutant", mutant, f"name one of: {'; '.join(known)}")
     tell = (lambda number, line: output.say(f"{number} {line}")) if trace else None
     with output.working(f"simulating seed {seed}"):
-        report = simulate(Plan(seed=seed, seconds=seconds, mutant=mutant), tell=tell)
+        report = simulate(plan_of(seed, seconds, users=users, mutant=mutant), tell=tell)
     if as_json:
         output.data(report)
     else:
@@ -72,16 +88,19 @@ def run(
 @click.argument("record", type=click.Path(path_type=Path), required=False)
 @_seed
 @_seconds
+@_users
 @click.option("--shrink", is_flag=True, help="Leave faults out, by halves, while it still fails.")
 @click.pass_context
-def replay(ctx: click.Context, record: Path | None, seed: int | None, seconds: float, shrink: bool) -> None:
+def replay(
+    ctx: click.Context, record: Path | None, seed: int | None, seconds: float, users: bool, shrink: bool
+) -> None:
     """Run a failed simulation again and show what led to it. RECORD is the file that it left.
 
     Says whether digest and violations are the same as recorded. Ends with status 1 when they are not.
     """
     from hawker import __version__
     from hawker.sim import replay as again
-    from hawker.sim.cluster import Plan, simulate
+    from hawker.sim.cluster import plan_of, simulate
 
     if (record is None) == (seed is None):
         raise click.UsageError("Give either the record of a run or --seed.")
@@ -91,7 +110,7 @@ def replay(ctx: click.Context, record: Path | None, seed: int | None, seconds: f
             output.note(f"the record is of version {before.version}, this is {__version__}: the run may differ")
     else:
         assert seed is not None
-        before = simulate(Plan(seed=seed, seconds=seconds))
+        before = simulate(plan_of(seed, seconds, users=users))
     plan = before.plan
     if shrink:
         if not before.violations:
@@ -116,8 +135,9 @@ def replay(ctx: click.Context, record: Path | None, seed: int | None, seconds: f
 @click.option("--seeds", required=True, metavar="A..B", help="The first and the last seed.")
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes at a time.")
 @_seconds
+@_users
 @click.pass_context
-def campaign(ctx: click.Context, seeds: str, jobs: int, seconds: float) -> None:
+def campaign(ctx: click.Context, seeds: str, jobs: int, seconds: float, users: bool) -> None:
     """Run many seeds. Prints which faults fired and which rare paths were taken.
 
     Ends with status 1 when a promise was broken, or a path that must be seen was never taken.
@@ -126,7 +146,7 @@ def campaign(ctx: click.Context, seeds: str, jobs: int, seconds: float) -> None:
 
     first, last = _range(seeds)
     found = Campaign()
-    for report in run_seeds(range(first, last + 1), jobs, seconds=seconds):
+    for report in run_seeds(range(first, last + 1), jobs, seconds=seconds, users=users):
         found.add(report)
         if report.violations:
             output.note(

@@ -123,7 +123,7 @@ class Client:
 
     async def _replace(self, order: Order) -> None:
         self._book.replaced[order.machine] = inf
-        body = {"config": machine_config(order.program, order.label), "replaces": order.machine}
+        body = {"config": self._config(order), "replaces": order.machine}
         for attempt in range(3):
             began = self._now()
             answer = await self.api.ask("POST", f"/v1/apps/{order.app}/machines", body)
@@ -139,9 +139,12 @@ class Client:
                 return
             await asyncio.sleep(self._rng.uniform(0.1, 1.0) * 2**attempt)
 
+    def _config(self, order: Order, program: str = "") -> dict[str, Any]:
+        return machine_config(program or order.program, order.label)
+
     def _body(self, order: Order) -> dict[str, Any]:
         rng = random.Random(order.label)  # the same at each attempt
-        config = machine_config(order.program, order.label)
+        config = self._config(order)
         if rng.random() < 0.3:
             config["guest"] = {"cpu_kind": "shared", "cpus": 2, "memory_mb": 512}
         elif rng.random() < 0.1:
@@ -230,7 +233,7 @@ class Client:
         order = self._one()
         if order:
             program = self._rng.choices(PROGRAM_NAMES, PROGRAM_WEIGHTS)[0]
-            await self._on(order, "update", "POST", "", {"config": machine_config(program, order.label)})
+            await self._on(order, "update", "POST", "", {"config": self._config(order, program)})
 
     async def resize(self) -> None:
         if order := self._one():

@@ -13,6 +13,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
@@ -22,21 +23,24 @@ from hawker import __version__
 from hawker.agent.settings import AgentSettings, BrokerRole, CatalogSettings, TokenSettings, WorkerRole
 from hawker.model.guest import Resources
 from hawker.model.rows import ReservationRow, RunRow
-from hawker.sim import promises, watch
+from hawker.sim import kernel, promises, traffic, watch
 from hawker.sim.asking import Api
 from hawker.sim.book import Book
 from hawker.sim.clients import PROGRAMS, Client
 from hawker.sim.faults import Fault, Faults, draw
 from hawker.sim.logs import logs_into
 from hawker.sim.loop import Process, SimLoop, Stalled, run
-from hawker.sim.mutants import mutated
+from hawker.sim.mutants import MUTANTS, mutated
 from hawker.sim.net import Net
 from hawker.sim.node import DIRECTORY, MakeAgent, Node, the_agent
 from hawker.sim.operator import Operator
+from hawker.sim.owners import SERVED, WEB, Owner, Served
 from hawker.sim.paths import Paths
+from hawker.sim.proxy_mutants import PROXY_MUTANTS
 from hawker.sim.record import Record
 from hawker.sim.world import Program
 from hawker.store.db import Store
+from hawker.worker.drivers.base import InstanceSpec
 
 REGIONS = ["ord", "fra", "syd"]
 WORKERS = (("ord", 3), ("fra", 2), ("syd", 2))
@@ -63,7 +67,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     `workers` by region; `brokers` are regions that have one, `static` ones with a fixed list of workers in the place of
     the catalog. `faults` None: drawn from the seed, `only` of some kinds and so many `times` as often; `dropped` are
-    left out, by their place. `memory_mib`: of each worker. `mutant`: of `sim.mutants`.
+    left out, by their place. `memory_mib`: of each worker. `mutant`: of `sim.mutants`. `served`: apps that
+    users ask for through proxies; without any there are no proxies.
     """
 
     seed: int
@@ -78,6 +83,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     static: bool = False
     memory_mib: int = ROOM.memory_mib
     mutant: str = ""
+    served: tuple[Served, ...] = ()
 
     def names(self) -> tuple[list[str], list[str]]:
         workers = [f"{region}-{n}" for region, count in self.workers for n in range(1, count + 1)]
@@ -89,6 +95,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             faults = draw(str(self.seed), self.seconds, *self.names(), only=self.only, times=self.times)
         gone = frozenset(self.dropped)
         return [fault for number, fault in enumerate(faults) if number not in gone]
+
+
+def plan_of(seed: int, seconds: float = 60.0, *, users: bool = False, mutant: str = "") -> Plan:
+    """A plan as campaigns have it: clients of the market, or fewer of them, and users of apps through proxies."""
+    plan = Plan(seed=seed, seconds=seconds, mutant=mutant)
+    return replace(plan, clients=2, memory_mib=2 * ROOM.memory_mib, served=SERVED) if users else plan
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +144,10 @@ class Cluster:
         self.watch = watch.Watch(self)
         self.clients: list[Client] = []
         self._add_clients()
+        self.traffic = traffic.Traffic(self, self._owner()) if plan.served else None
+        if self.traffic:
+            for node in self.workers:
+                self.traffic.serving.add(node)
         self._processes: list[Process] = []
 
     # --- what it is made of ------------------------------------------------------------------------------------------
@@ -147,12 +163,17 @@ class Cluster:
             worker=WorkerRole(listen=f"0.0.0.0:{PORT}", capacity=room) if worker else None,
             broker=None if worker else BrokerRole(listen=f"0.0.0.0:{PORT}"),
         )
+        if self.plan.served:
+            # One worker in all takes users' requests itself, as on a host that is everything.
+            edge = not worker or name == self.plan.names()[0][0]
+            settings.proxy = traffic.settings(edge=edge, worker=worker)
         programs = {name: Program(**how) for name, (_, how) in PROGRAMS.items()} if worker else {}
+        programs |= {name: Program(**how) for name, how in WEB.items()} if worker else {}
         node = self.nodes[name] = Node(self.net, str(self.plan.seed), settings, programs, self._make)
         node.settings.catalog = CatalogSettings(advertise=f"{node.station.address}:{PORT}")
         node.on_event = lambda what, why: self._on_node(node, what, why)
         node.disk.note = lambda what: self.record.note("sync", name, what)
-        node.world.on_event = lambda what, spec: self.paths.on_program(node, what, spec)
+        node.world.on_event = lambda what, spec: self._on_program(node, what, spec)
         self.losses[name], self.ends[name], self.capacities[name], self.since[name] = [], [], room, (0, 0)
         return node
 
@@ -170,21 +191,24 @@ class Cluster:
                 node.settings.broker.workers = addresses
 
     def _add_clients(self) -> None:
-        brokers = {node.name: (node.station.address, PORT) for node in self.brokers}
-
-        def api(name: str) -> tuple[Api, random.Random]:
-            rng = random.Random(f"{self.plan.seed}/client/{name}")
-            return Api(brokers, TOKEN, rng, self.book), rng
-
         for number in range(self.plan.clients):
             name = f"client{number + 1}"
-            its_api, rng = api(name)
+            its_api, rng = self._api(name)
             self.net.station(name, REGIONS[number % len(REGIONS)])
             self.clients.append(Client(name, its_api, rng, APPS, REGIONS, self.loop.time))
         for client in self.clients:
             client.others = [other for other in self.clients if other is not client]
         self.net.station("operator", REGIONS[0])
-        self.operator = Operator(*api("operator"), [node.name for node in self.workers], self.loop.time)
+        self.operator = Operator(*self._api("operator"), [node.name for node in self.workers], self.loop.time)
+
+    def _api(self, name: str) -> tuple[Api, random.Random]:
+        brokers = {node.name: (node.station.address, PORT) for node in self.brokers}
+        rng = random.Random(f"{self.plan.seed}/client/{name}")
+        return Api(brokers, TOKEN, rng, self.book), rng
+
+    def _owner(self) -> Owner:
+        self.net.station("owner", REGIONS[0])
+        return Owner("owner", *self._api("owner"), self.plan.served, self.loop.time)
 
     def lost(self, node: Node, *, since_s: float) -> None:
         """A worker's database forgets what it was told since then."""
@@ -202,6 +226,11 @@ class Cluster:
             self.ends[node.name].append(self.loop.time())
         self.paths.on_node(node, what, why)
 
+    def _on_program(self, node: Node, what: str, spec: InstanceSpec) -> None:
+        self.paths.on_program(node, what, spec)
+        if self.traffic:
+            self.traffic.serving.on_program(node, what, spec)
+
     def in_process(self, station: str, coro: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         process = Process(station, self.net.stations[station])
         self._processes.append(process)
@@ -212,11 +241,15 @@ class Cluster:
     async def run(self) -> None:
         """All four parts. What was wrong is in `violations` afterwards."""
         await self.up()
+        if self.traffic:
+            await self.traffic.prepare()
         until = self.loop.time() + self.plan.seconds
+        self.faults.shift(self.loop.time() if self.traffic else 0.0)
         self.faults.schedule()
         self.watch.go_on()
         tasks = [self.in_process(client.name, client.run(until)) for client in self.clients]
         tasks.append(self.in_process("operator", self.operator.run(until)))
+        tasks += self.traffic.ask(until) if self.traffic else []
         await asyncio.sleep(self.plan.seconds)
         self.faults.end()
         for node in self.workers:
@@ -224,6 +257,9 @@ class Cluster:
         await self._drain(tasks)
         await self._rest()
         await self._converge()
+        if self.traffic:
+            await self.traffic.finale()
+            await self._rest()
         self.violations = promises.check(self)
 
     async def up(self) -> None:
@@ -241,6 +277,7 @@ class Cluster:
                 f"L2: {len(late)} clients were still waiting {DRAIN_S:g} s after the faults ended"
             )
         settling = [self.in_process(client.name, client.settle()) for client in self.clients]
+        settling += [self.in_process("owner", self.traffic.owner.settle())] if self.traffic else []
         settling += [self.in_process("operator", self.operator.open_again(node.name)) for node in self.workers]
         for task in await asyncio.gather(*settling, return_exceptions=True):
             if isinstance(task, BaseException):
@@ -305,7 +342,7 @@ class Cluster:
 
 def _steady(program: Program) -> Program:
     """For the end: a program that runs until it is stopped, or still cannot be started."""
-    return Program(fails=program.fails, stops_in_s=program.stops_in_s)
+    return Program(fails=program.fails, stops_in_s=program.stops_in_s, listens_s=program.listens_s)
 
 
 def simulate(plan: Plan, make: MakeAgent = the_agent, *, tell: Callable[[int, str], None] | None = None) -> Report:
@@ -333,12 +370,15 @@ def simulate(plan: Plan, make: MakeAgent = the_agent, *, tell: Callable[[int, st
             violations=violations,
             fired=dict(cluster.faults.fired),
             paths=dict(cluster.paths.taken()),
-            answers=dict(cluster.book.answers),
+            answers=dict(cluster.book.answers + (cluster.traffic.counts() if cluster.traffic else Counter())),
             kinds=dict(cluster.record.kinds),
             last=cluster.record.last(),
         )
 
-    with mutated(plan.mutant):
+    with ExitStack() as stack:
+        stack.enter_context(mutated((MUTANTS | PROXY_MUTANTS)[plan.mutant] if plan.mutant else None))
+        if plan.served:
+            stack.enter_context(kernel.simulated())
         return run(main)
 
 

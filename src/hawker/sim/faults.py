@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from hawker.sim.kinds import KINDS
 
@@ -81,6 +82,10 @@ class Faults:
         self.fired: Counter[str] = Counter()
         self.over = False
         self.clocks_moved: set[str] = set()
+
+    def shift(self, by_s: float) -> None:
+        """The plan's times count from then on."""
+        self.plan = [replace(fault, at_s=fault.at_s + by_s) for fault in self.plan]
 
     def schedule(self) -> None:
         for fault in self.plan:

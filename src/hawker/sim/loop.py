@@ -59,6 +59,7 @@ class Process:
         self.dead = False
         self.paused = False
         self.stopped = False  # either: what is due for it does not run
+        self.went_on_s = 0.0  # when it was paused last, until then
         self.held: list[Handled] = []
         self.tasks: list[asyncio.Task[Any]] = []  # at its death
 
@@ -149,6 +150,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def resume(self, process: Process) -> None:
         if process.paused and not process.dead:
             process.paused = process.stopped = False
+            process.went_on_s = self._now
             self._ready.extend(process.held)
             process.held = []
 

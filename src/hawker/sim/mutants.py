@@ -54,11 +54,11 @@ class Mutant(NamedTuple):
 
 
 @contextmanager
-def mutated(name: str) -> Iterator[None]:
-    """Run with a mutant; "" is none."""
+def mutated(mutant: Mutant | None) -> Iterator[None]:
+    """Run with a mutant."""
     with ExitStack() as undo:
-        for owner, attribute, value in MUTANTS[name].changes if name else ():
-            before = getattr(owner, attribute)
+        for owner, attribute, value in mutant.changes if mutant else ():
+            before = vars(owner)[attribute]
             undo.callback(setattr, owner, attribute, before)
             setattr(owner, attribute, value)
         yield

@@ -4,7 +4,8 @@ A `Station` is a host on the network; `Net.link(a, b)` is the way from one to th
 direction by itself. Datagrams are delayed, lost, doubled and reordered. Streams behave as TCP does: bytes arrive in
 order or not at all, a lost segment comes later, over a broken link nothing arrives until it heals and after a minute
 the sender gives up. A killed program's connections are closed by its system, as a real one does; those of a host that
-lost power answer nothing any more, until the host is back and resets them. The ends are in `sim.streams`.
+lost power answer nothing any more, until the host is back and resets them. The ends are in `sim.streams`. A host
+reaches itself at `LOOPBACK`, and its machines at addresses that nobody else knows.
 
 Every delivery is noted in the record. What the network itself does belongs to no process, so a paused program's
 connections are still accepted and its data are buffered.
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 DELAY_S = {0: (0.0002, 0.0006), 1: (0.015, 0.035), 2: (0.040, 0.080)}
 """One-way delay, least and most of a link, by how far its regions are apart in the list of regions (2: or more)."""
 JITTER = 0.2  # of a link's delay
+LOOPBACK = "127.0.0.1"
+LOOPBACK_S = 20e-6
 REORDERED_S = 0.05  # how much later a datagram comes that is overtaken
 SYN_RETRY_S = (1.0, 2.0, 4.0, 8.0)
 FIRST_FREE_PORT = 40_000
@@ -45,7 +48,7 @@ class Station:
         self.region = region
         self.address = address
         self.up = True
-        self.listeners: dict[int, Listener] = {}
+        self.listeners: dict[At, Listener] = {}
         self.datagrams: dict[int, Datagrams] = {}
         self.ends: dict[StreamEnd, None] = {}
         self._next_port = FIRST_FREE_PORT
@@ -53,6 +56,11 @@ class Station:
     def free_port(self) -> int:
         self._next_port += 1
         return self._next_port
+
+    def listens(self, host: str, port: int) -> bool:
+        """Whether a program of this host takes connections at one of the host's own addresses, or a machine's on it."""
+        listener = self.listeners.get(port if host in (LOOPBACK, self.address) else (host, port))
+        return listener is not None and not listener.process.dead
 
     def close_all(self, process: Process, *, silently: bool) -> None:
         """What the system does with a dead program's sockets; `silently` when the whole host is gone."""
@@ -65,6 +73,10 @@ class Station:
         for end in list(self.ends):
             if end.process is process:
                 end.orphan(silently=silently)
+
+
+At = int | tuple[str, int]
+"""A port of all addresses of a host, or one of an address inside it."""
 
 
 class Link:
@@ -97,6 +109,16 @@ class Link:
         self.loss = self.duplicates = self.reordered = self.slow_s = 0.0
 
 
+class Loop(Link):
+    """From a host to itself: nothing goes wrong with it."""
+
+    def delay_s(self) -> float:
+        return self.base_s
+
+    def loses(self) -> bool:
+        return False
+
+
 class Net:
     """`regions` in an order in which neighbours are near. Each link has a random number generator of its own, made of
     `seed` and both names. `on_stream` hears of bytes just before they reach a host; True resets their connection.
@@ -124,7 +146,9 @@ class Net:
 
     def link(self, source: Station, to: Station) -> Link:
         link = self._links.get((source, to))
-        if link is None:
+        if link is None and source is to:
+            link = self._links[source, to] = Loop(random.Random(0), LOOPBACK_S)
+        elif link is None:
             rng = random.Random(f"{self._seed}/link/{source.name}/{to.name}")
             apart = abs(self._regions.index(source.region) - self._regions.index(to.region))
             link = self._links[source, to] = Link(rng, rng.uniform(*DELAY_S[min(apart, 2)]))
@@ -155,7 +179,9 @@ class Net:
         """Raises `ConnectionRefusedError`, or `TimeoutError` when nothing answers at all."""
         process = current_process()
         assert process.station is not None  # programs run on hosts
-        source, target = process.station, self.find(host)
+        source = process.station
+        inside = (host, int(port)) in source.listeners
+        target = source if inside or host == LOOPBACK else self.find(host)
         answer: asyncio.Future[tuple[Pipe, Pipe]] = self.loop.create_future()
         client = (source.address, source.free_port())
         server = (target.address, int(port))
@@ -176,7 +202,7 @@ class Net:
             self._travel(source, target, syn)
 
         def syn() -> None:
-            listener = target.listeners.get(server[1])
+            listener = target.listeners.get((host, server[1]) if inside else server[1])
             if listener is None or listener.process.dead:
                 refused = ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
                 self._travel(target, source, fail, refused)
@@ -197,15 +223,17 @@ class Net:
         end.begin(protocol)
         return end, protocol
 
-    def listen(self, factory: Callable[[], asyncio.BaseProtocol], port: int) -> Server:
+    def listen(self, factory: Callable[[], asyncio.BaseProtocol], port: int, inside: str = "") -> Server:
+        """`inside`: only at this address of a machine on the host."""
         process = current_process()
         assert process.station is not None
         station = process.station
         port = port or station.free_port()
-        if port in station.listeners:
+        at = (inside, port) if inside else port
+        if at in station.listeners:
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-        listener = station.listeners[port] = Listener(self, process, station, factory)
-        return Server(station, port, listener)
+        listener = station.listeners[at] = Listener(self, process, station, factory)
+        return Server(station, at, listener)
 
     def _travel(self, source: Station, to: Station, call: Callable[..., object], *args: Any) -> None:
         """One packet: `call` where it arrives, if it does."""
@@ -262,15 +290,15 @@ class Net:
 class Server(asyncio.AbstractServer):
     """A listening port."""
 
-    def __init__(self, station: Station, port: int, listener: Listener) -> None:
+    def __init__(self, station: Station, at: At, listener: Listener) -> None:
         self._station = station
-        self._port = port
+        self._at = at
         self._listener = listener
-        self.sockets = (_Socket((station.address, port)),)
+        self.sockets = (_Socket((station.address, at) if isinstance(at, int) else at),)
 
     def close(self) -> None:
-        if self._station.listeners.get(self._port) is self._listener:
-            del self._station.listeners[self._port]
+        if self._station.listeners.get(self._at) is self._listener:
+            del self._station.listeners[self._at]
 
     async def wait_closed(self) -> None: ...
 
@@ -278,7 +306,7 @@ class Server(asyncio.AbstractServer):
         return self._station.net.loop
 
     def is_serving(self) -> bool:
-        return self._station.listeners.get(self._port) is self._listener
+        return self._station.listeners.get(self._at) is self._listener
 
     async def start_serving(self) -> None: ...
 

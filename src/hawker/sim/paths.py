@@ -56,6 +56,18 @@ COMMON: tuple[str, ...] = (
 """What even a few seeds must have seen."""
 
 
+OF_USERS: tuple[str, ...] = (
+    "a machine was put to rest by its proxy",
+    "a sleeping machine was started for a request",
+    "a suspended machine was resumed for a request",
+    "a request was tried again elsewhere",
+    "a held request was given up",
+    "a user left before the answer",
+    "a machine ended while it worked on a request",
+)
+"""The same of runs with users."""
+
+
 _VERSIONS = {"missing": "a hole in a log was found", "merged": "a log was brought up to date by a range"}
 
 
@@ -114,6 +126,8 @@ class Paths:
         """What an agent's catalog went through, before it is gone."""
         if node.agent is None:
             return
+        if proxy := node.agent.proxy:
+            self.take("a request was tried again elsewhere", proxy.engine.counters.retries)
         for metric in node.agent.metrics.catalog_versions.collect():
             for sample in metric.samples:
                 if sample.name.endswith("_total") and (path := _VERSIONS.get(sample.labels["outcome"])):
@@ -145,6 +159,10 @@ class Paths:
         """Paths that the workers' rows tell of."""
         for node in self._cluster.nodes.values():
             self._note_versions(node)
+        if traffic := self._cluster.traffic:
+            counts = traffic.counts()
+            self.take("a held request was given up", counts["request 503"])
+            self.take("a user left before the answer", counts["request left"])
         for node in self._cluster.workers:
             store = self._cluster.store(node)
             if store is None:

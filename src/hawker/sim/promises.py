@@ -1,8 +1,8 @@
 """What must hold of the whole system once it is at rest, measured by what clients were told and by the world.
 
 Each violation names its invariant in the design's list. Not checked here, because the parts do not exist yet: volumes
-(S15), migrations (L7), the proxy (S18, L8). Poison rows (S13), tombstones (L6) and incarnations (S14) are checked where
-they are drawn: `sim.hostile`, `sim.replication`, `sim.membership`.
+(S15), migrations (L7). The proxy's (S18, L8) are in `sim.traffic`. Poison rows (S13), tombstones (L6) and incarnations
+(S14) are checked where they are drawn: `sim.hostile`, `sim.replication`, `sim.membership`.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ def check(cluster: Cluster) -> list[str]:
         *_late(cluster),
         *_leaks(cluster),
         *_left_over(cluster),
+        *(cluster.traffic.check() if cluster.traffic else ()),
     ]
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 RTO_S = 0.2
 RTO_S_MAX = 5.0
 GIVE_UP_S = 60.0
+PROBE_S = 0.5
 HIGH_WATER = 64 << 10
 READ_BYTES_MAX = 256 << 10  # as much as asyncio reads at once
 
@@ -51,6 +52,33 @@ class Pipe:
         self._flying: deque[_Segment] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._stuck_since: float | None = None
+        self._guard_s = 0.0
+        self._guarding = False
+        self._unheard_since: float | None = None
+
+    def guard(self, seconds: float) -> None:
+        """Look whether the other host is there, and give up when there is no sign of it for so long: the time-outs that
+        a program sets for a connection (TCP_USER_TIMEOUT with SO_KEEPALIVE). 0: no more."""
+        self._guard_s = seconds
+        self._unheard_since = None
+        if seconds and not self._guarding:
+            self._guarding = True
+            self._net.later(PROBE_S, self._probe)
+
+    def _probe(self) -> None:
+        if not self._guard_s or self.broken or self.sender is None or self.sender.gone:
+            self._guarding = False
+            return
+        now = self._net.loop.time()
+        if self._to.up and not self._link.cut and not self._net.link(self._to, self._source).cut:
+            self._unheard_since = None
+        elif self._unheard_since is None:
+            self._unheard_since = now
+        elif now - self._unheard_since >= self._guard_s:
+            self._guarding = False
+            self._give_up()
+            return
+        self._net.later(PROBE_S, self._probe)
 
     def send(self, kind: bytes, call: Callable[[], None] | None = None, data: bytes = b"") -> None:
         if self.broken:
@@ -234,6 +262,18 @@ class StreamEnd(asyncio.Transport):
         if self._protocol and not already:
             self._closing = True
             self._loop.call_soon(self._protocol.connection_lost, error, context=self._context)
+
+    def guard(self, seconds: float) -> None:
+        self._out.guard(seconds)
+
+    @property
+    def has_come(self) -> bool:
+        """Whether something has arrived that the program has not read."""
+        return bool(self._buffer) or self._eof
+
+    def unread_by(self, process: Process) -> bool:
+        """Whether bytes wait here for this process."""
+        return self.process is process and bool(self._buffer)
 
     def orphan(self, *, silently: bool) -> None:
         """The program has died."""

@@ -41,7 +41,8 @@ class Program:
     """How a program behaves. It runs for `runs_s` (None: until it is ended) and ends with `code` or `signal`.
 
     `fails`: it cannot be started, and why. `stops_in_s`: how long it takes to end once signalled (None: it ignores
-    signals and must be killed). `least_mib`: the memory it needs.
+    signals and must be killed). `least_mib`: the memory it needs. `listens_s`: how long it boots before it takes
+    requests at its ports (`sim.serving`); None: it never does.
     """
 
     runs_s: float | None = None
@@ -51,6 +52,7 @@ class Program:
     fails: str = ""
     stops_in_s: float | None = 0.0
     least_mib: int = 0
+    listens_s: float | None = None
 
 
 @dataclass
@@ -82,7 +84,7 @@ class World:
     `faults` are raised by the next calls of an operation, one each, before it has an effect, `late_faults` after it;
     `delays` are seconds an operation takes, `exits_late_s` how long the end of a program takes to be told, and with
     `exits_twice` it is told again. `violations`: what must never happen and did. `on_event` hears of every start and
-    end.
+    end, `on_sign` of what a program that runs is made to do: "stop", "suspend", "resume".
     """
 
     def __init__(self, host: Host, programs: Mapping[str, Program]) -> None:
@@ -106,6 +108,7 @@ class World:
         self.violations: list[str] = []
         self.point: Callable[[str, str], None] = lambda when, effect: None
         self.on_event: Callable[[str, InstanceSpec], None] = lambda what, spec: None
+        self.on_sign: Callable[[str, Placed], None] = lambda what, placed: None
         self.listener: Callable[[Exit], None] | None = None
         self.listener_context: contextvars.Context | None = None
         self._nobody = contextvars.copy_context()
@@ -182,6 +185,8 @@ class World:
     def stop(self, key: str, signal: int, grace_s: float) -> None:
         """Signal it; it ends when it does, or is killed when the grace time is over."""
         placed = self.known(key)
+        if placed.exit is None:
+            self.on_sign("stop", placed)
         takes_s = placed.program.stops_in_s
         if placed.suspended or grace_s <= 0:
             self.end(key, signal=SIGKILL)
@@ -209,6 +214,8 @@ class World:
         placed = self.known(key)
         if placed.exit:
             raise UnknownInstance(key)
+        if placed.suspended != suspended:
+            self.on_sign("suspend" if suspended else "resume", placed)
         placed.suspended = suspended
 
     def resize(self, key: str, limits: Limits) -> None:

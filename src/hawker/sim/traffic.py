@@ -1,0 +1,209 @@
+"""Users' requests at the proxies of a simulation, from their edges to machines, and what is promised of them.
+
+The proxies are the live ones with their embedded data plane, in every worker's agent and in every broker's; what they
+ask of the kernel itself is answered by `sim.kernel`. The names go on in the list of invariants of the design:
+
+S18  Every request that an edge took has one answer, or a visible end, within its time. A machine never has more in
+     flight than its hard limit; none reaches a machine that is stopped, suspended or on its way there, or another
+     app's; none is in flight at a machine that its proxy puts to rest. What is not idempotent is delivered once at
+     most. (While it happens: `sim.serving`.)
+L8   When faults are over and load has ended, machines with autostop sleep, but for `min_machines_running`; then each
+     app answers, at all edges at once, and one machine is started for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from hawker.model.machine import State
+from hawker.model.rows import MachineRow
+from hawker.proxy.embedded.settings import Settings as Embedded
+from hawker.proxy.settings import ProxySettings, RouterSettings
+from hawker.sim.owners import Owner, Served
+from hawker.sim.serving import Serving
+from hawker.sim.users import DOMAIN, END_S, PORT, WAIT_S, Outcome, Users, Wish, wishes
+
+if TYPE_CHECKING:
+    from hawker.sim.cluster import Cluster
+    from hawker.sim.node import Node
+
+BACKHAUL = 4290
+PEAK = 4.0
+IDLE_S, LOOK_S = 6.0, 1.0
+ROUTING = RouterSettings(
+    idle_s=IDLE_S, idle_look_s=LOOK_S, drain_s=4.0, gone_s=6.0, start_again_s=1.0, ready_s=15.0, stale_s=5.0
+)
+SLEEP_S = IDLE_S + 20.0
+"""A look stops one machine of an app at most, and what was opened last counts as used then."""
+KNOWN_S = 30.0
+"""Until every edge knows the apps and their machines."""
+_RUNS = frozenset((State.started, State.starting, State.restarting, State.updating))
+
+
+def settings(*, edge: bool, worker: bool) -> ProxySettings:
+    """Of a node's proxy."""
+    return ProxySettings(
+        listen={str(PORT): f"0.0.0.0:{PORT}"} if edge else {},
+        backhaul=f"0.0.0.0:{BACKHAUL}" if worker else "",
+        domain=DOMAIN,
+        routing=ROUTING,
+        embedded=Embedded(wait_s=WAIT_S, drain_s=2.0),
+    )
+
+
+class Traffic:
+    """Owner, users and machines' programs of a cluster. `prepare` once agents serve, `ask` while there is load,
+    `finale` when all is at rest."""
+
+    def __init__(self, cluster: Cluster, owner: Owner) -> None:
+        self._cluster = cluster
+        self.owner = owner
+        self.serving = Serving(cluster)
+        self._violations: list[str] = []
+        self.edges = [node for node in cluster.nodes.values() if node.settings.proxy and node.settings.proxy.listen]
+        self.users = {
+            region: Users({node.name: (node.station.address, PORT) for node in self.edges if _in(node, region)})
+            for region in dict.fromkeys(node.settings.region for node in self.edges)
+        }
+        for region in self.users:
+            cluster.net.station(f"users-{region}", region)
+
+    # --- a run -------------------------------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        """The apps and their machines are there, and have answered at every edge."""
+        cluster = self._cluster
+        await cluster.in_process("operator", cluster.operator.make_apps(list(self.owner.served)))
+        await cluster.in_process(self.owner.name, self.owner.make())
+        await self._answers("first")
+
+    def ask(self, until_s: float) -> list[asyncio.Task[Any]]:
+        seconds = until_s - self._cluster.loop.time()
+        found: list[Wish] = []
+        for app in self.owner.served.values():
+            edges = [node.name for node in self.edges]
+            found += wishes(str(self._cluster.plan.seed), app.name, edges, seconds, PEAK)
+        return [
+            *self._send(sorted(found)),
+            self._cluster.in_process(self.owner.name, self.owner.run(until_s)),
+        ]
+
+    def _send(self, found: list[Wish]) -> list[asyncio.Task[Any]]:
+        regions = {node.name: node.settings.region for node in self.edges}
+        return [
+            self._cluster.in_process(f"users-{region}", users.run([w for w in found if regions[w.edge] == region]))
+            for region, users in self.users.items()
+        ]
+
+    async def finale(self) -> None:
+        """L8. Nothing is asked for any more, and all is at rest."""
+        await self._sleep("after the load")
+        before = self._running()
+        wakes = Counter(self.serving.wakes)
+        await self._answers("last")
+        for app in self.owner.served.values():
+            woken = {m: n - wakes[m] for m, n in self.serving.wakes.items() if n > wakes[m] and self._is_of(m, app)}
+            most = 0 if before[app.name] else 1
+            if sum(woken.values()) != most:
+                self._wrong(f"{before[app.name]} machines of app {app.name} ran, and these were started: {woken}")
+        await self._sleep("after the last requests")
+
+    # --- promises ----------------------------------------------------------------------------------------------------
+
+    def check(self) -> Iterator[str]:
+        """What was broken, in the end."""
+        yield from self._violations
+        yield from self.serving.violations
+        for users in self.users.values():
+            for outcome in users.outcomes.values():
+                yield from self._of_one(outcome)
+
+    def counts(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for users in self.users.values():
+            found.update({f"request {what}": count for what, count in users.counts().items()})
+        return found
+
+    def _of_one(self, found: Outcome) -> Iterator[str]:
+        wish = found.wish
+        where = f"S18: request {wish.id} at {wish.edge}, sent at {found.sent_s:.3f}"
+        delivered = self.serving.delivered[wish.id]
+        if not found.over and not found.left:
+            if not self._cluster.faults.troubled(wish.edge, f"users-{self._region(wish)}", found.sent_s, found.ended_s):
+                yield f"{where}: had no answer and no end within {END_S:g} s; delivered {delivered} times"
+        elif found.status == 200 and not found.cut:
+            if not found.body.startswith(f"{wish.id} "):
+                yield f"{where}: was answered {found.body!r}"
+            if not delivered:
+                yield f"{where}: was answered by nobody"
+        if found.more:
+            yield f"{where}: there is more after its answer: {found.more[:60]!r}"
+
+    async def _answers(self, which: str) -> None:
+        """Every app answers at several edges in one moment, no more requests than one machine's soft limit."""
+        for attempt in range(3):
+            found = []
+            for app in self.owner.served.values():
+                for number in range(app.soft):
+                    edge = self.edges[(number + attempt) % len(self.edges)].name
+                    found.append(Wish(0.0, f"{which}-{attempt}-{app.name}-{number}", edge, app.name, "GET", 0.2))
+            for task in self._send(found):
+                await task
+            bad = [
+                outcome
+                for users in self.users.values()
+                for id_, outcome in users.outcomes.items()
+                if id_.startswith(f"{which}-{attempt}-") and (outcome.status != 200 or outcome.cut)
+            ]
+            if which == "last" or not bad:
+                break
+            await asyncio.sleep(KNOWN_S / 3)
+        for outcome in bad:
+            self._wrong(f"request {outcome.wish.id} at {outcome.wish.edge} got {outcome.status}: {outcome.body[:200]}")
+
+    async def _sleep(self, when: str) -> None:
+        """Until no app has more machines running than it is to keep; it keeps those that it had."""
+        cluster = self._cluster
+        before = self._running()
+        until = cluster.loop.time() + SLEEP_S
+        while True:
+            running = self._running()
+            awake = {
+                app.name: running[app.name] for app in self.owner.served.values() if running[app.name] > app.minimum
+            }
+            if not awake or cluster.loop.time() > until:
+                break
+            await asyncio.sleep(LOOK_S)
+        if awake:
+            self._wrong(f"{when} machines run on for {SLEEP_S:g} s: {awake}")
+        for app in self.owner.served.values():
+            if running[app.name] < min(app.minimum, before[app.name]):
+                self._wrong(f"{when} {running[app.name]} machines of app {app.name} run, {app.minimum} are to be kept")
+
+    def _running(self) -> Counter[str]:
+        """Machines by app that run, or are on their way there, as their workers know."""
+        found: Counter[str] = Counter()
+        for row in self._rows():
+            found[row.app] += row.state in _RUNS
+        return found
+
+    def _rows(self) -> Iterator[MachineRow]:
+        for node in self._cluster.workers:
+            if store := self._cluster.store(node):
+                yield from store.read.select(MachineRow, "state <> 'destroyed' order by id")
+
+    def _is_of(self, machine: str, app: Served) -> bool:
+        return any(row.id == machine and row.app == app.name for row in self._rows())
+
+    def _region(self, wish: Wish) -> str:
+        return self._cluster.nodes[wish.edge].settings.region
+
+    def _wrong(self, what: str) -> None:
+        self._violations.append(f"L8: {self._cluster.loop.time():.3f}: {what}")
+
+
+def _in(node: Node, region: str) -> bool:
+    return node.settings.region == region

@@ -1,0 +1,74 @@
+"""Users' requests through real proxies under faults: a few seeds that hold every promise, and mutants that do not.
+
+Many more seeds run in campaigns: `hawker sim campaign --users --seeds 1..300`.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from hawker.sim.cluster import Plan, Report, plan_of, simulate
+from hawker.sim.proxy_mutants import PROXY_MUTANTS
+
+pytestmark = pytest.mark.slow
+
+SEEDS = (1, 2)
+OFTEN = 4.0  # faults that a mutant needs come so many times as often
+SMALL = (("ord", 2), ("fra", 1))
+SCRIPT = "from tests.sim.test_users import plan, simulate; print(simulate(plan(3, 4.0)).digest)"
+
+
+def plan(seed: int, seconds: float = 20.0, mutant: str = "") -> Plan:
+    found = replace(plan_of(seed, seconds, users=True, mutant=mutant), workers=SMALL, clients=0)
+    faults = PROXY_MUTANTS[mutant].faults if mutant else ()
+    return replace(found, only=faults, times=OFTEN) if faults else found
+
+
+@functools.cache
+def report(seed: int) -> Report:
+    found = simulate(plan(seed))
+    gc.collect()
+    return found
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_users_are_promised_what_they_get_whatever_goes_wrong(seed: int) -> None:
+    assert report(seed).violations == []
+
+
+def test_the_seeds_have_seen_requests_answered_and_machines_put_to_rest_and_woken() -> None:
+    answered = sum(report(seed).answers["request 200"] for seed in SEEDS)
+    asked = sum(n for seed in SEEDS for what, n in report(seed).answers.items() if what.startswith("request "))
+    assert asked > 100 * len(SEEDS)
+    assert answered > asked * 0.6
+    for seed in SEEDS:
+        assert report(seed).paths["a machine was put to rest by its proxy"] > 5
+        assert report(seed).paths["a sleeping machine was started for a request"] > 2
+
+
+@pytest.mark.parametrize("name", PROXY_MUTANTS)
+def test_a_mutant_of_the_proxy_is_noticed(name: str) -> None:
+    seen: list[str] = []
+    for seed in range(1, 6):
+        violations = simulate(plan(seed, mutant=name)).violations
+        gc.collect()
+        seen += violations
+        if PROXY_MUTANTS[name].noticed(violations):
+            return
+    pytest.fail(f"{name} survived: {seen[:5]}")
+
+
+def test_a_run_with_users_has_one_digest_whatever_the_hash_seed() -> None:
+    digest = simulate(plan(3, 4.0)).digest
+    root = Path(__file__).parents[2]
+    env = {**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": os.pathsep.join((str(root / "src"), str(root)))}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == digest, done.stderr
