@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from hawker.supervisor.confined import Confinement
+
 CONFINING = """
 import ctypes, os, sys
 from hawker.supervisor.confined import Confinement
@@ -41,3 +43,35 @@ def test_it_has_neither_the_keys_nor_the_files_of_its_supervisor(tmp_path: Path)
     argv = [sys.executable, "-c", CONFINING, program, str(tmp_path / "empty"), LOOKING]
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert (done.stderr, done.stdout.splitlines()) == ("", ["EACCES", "0 1 2"])
+
+
+GROWING = """
+import os, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+with open(sys.argv[1], "r+b", buffering=0) as disk:
+    disk.write(b"within")
+    for offset in (2**20 - 1, 2**20):
+        try:
+            print(os.pwrite(disk.fileno(), b"x", offset))
+        except OSError as error:
+            print(os.strerror(error.errno))
+"""
+
+
+@pytest.mark.root
+def test_it_cannot_make_its_disk_larger(tmp_path: Path) -> None:
+    user = 3 << 20
+    disk = tmp_path / "disk"
+    disk.touch(mode=0o600)
+    os.truncate(disk, 1 << 20)
+    os.chown(disk, user, user)
+    program = os.path.realpath(sys.executable)
+    confinement = Confinement(user=user, own=[str(disk)], scratch=str(tmp_path / "empty"))
+    argv = [program, "-S", "-c", GROWING, str(disk)]
+    read, write = os.pipe()
+    pid = confinement.spawn(program, argv, {}, cwd="/", output=(write, write), kept=[])
+    os.close(write)
+    with open(read) as said:
+        assert said.read().splitlines() == ["1", "File too large"]
+    assert os.waitpid(pid, 0)[1] == 0
+    assert disk.stat().st_size == 1 << 20

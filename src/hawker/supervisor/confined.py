@@ -14,6 +14,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import resource
 import signal
 import socket
 import stat
@@ -42,7 +43,9 @@ class Confinement:
     """`user` is the number of the user and of its group. `shown` are files and directories that it sees, under the
     names that they have here, and `own` those that it may write to, if their modes let it. `devices` become its own.
     `sockets` are names in its directory, `tap` that of a network interface, "" for none: `{name}` and `{tap}` in its
-    arguments become the numbers of their descriptors. `scratch` is a directory that is empty, and may be shared."""
+    arguments become the numbers of their descriptors. `scratch` is a directory that is empty, and may be shared. As a
+    user of its own it can make none of its `own` files larger than the largest of them is, nor any other file than
+    `most_mib`."""
 
     user: int | None = None
     shown: Sequence[str] = ()
@@ -51,6 +54,7 @@ class Confinement:
     sockets: Sequence[str] = ()
     tap: str = ""
     scratch: str = ""
+    most_mib: int = 0
 
     def open(self, directory: str) -> dict[str, int]:
         """What is handed over, by name. To be closed once the program has it. Raises OSError."""
@@ -123,6 +127,7 @@ def _become(
             os.set_inheritable(fd, True)
         os.chdir(cwd)
         if confinement.user is not None:
+            _bound_files(confinement)
             _enter_root(confinement, confinement.user, program, cwd)
             _give_up(confinement.user)
             _forget_keys()
@@ -132,6 +137,14 @@ def _become(
         os.write(tell, (str(error) or repr(error)).encode()[:4000])
     finally:
         os._exit(127)
+
+
+def _bound_files(confinement: Confinement) -> None:
+    """A guest's disk, which has a room of its own on the host only as long as nobody appends to it."""
+    sizes = [os.stat(path).st_size for path in confinement.own]
+    most = max(confinement.most_mib << 20, *sizes, 0)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _give_up(user: int) -> None:

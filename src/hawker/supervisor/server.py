@@ -143,7 +143,10 @@ class Server:
 
     def _confinement(self, ask: Ask) -> Confinement | None:
         wanted = ask.get("confined", None)
-        return Confinement(**wanted, scratch=f"{self._directory}/empty") if wanted else None
+        if not wanted:
+            return None
+        most_mib = Limits.of(ask["limits"]).memory_mib  # what it writes of its own is its state, when it is suspended
+        return Confinement(**wanted, scratch=f"{self._directory}/empty", most_mib=most_mib)
 
     def _op_make(self, ask: Ask) -> Any:
         """Make a container and hold it: its first process's pid, or the instance where it is there already."""
