@@ -3,6 +3,9 @@
 A test that cannot run here is skipped, and the end of the report lists it with its reason, in a section of its own.
 With `--forbid-skips` such a test makes the run fail: that is how `.ci/run` knows that everything ran. Quick tests come
 first. A process that outlives its tests makes the run fail too; `tests/kit/leftovers.py` says how it is found.
+
+`--secluded` says that the run is one of `scripts/lib/secluded`. `--account` writes down how the run went in few lines:
+how many tests passed and failed, then each that failed, with its reason.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +31,8 @@ hypothesis.settings.load_profile("hawker")
 
 CGROUPS = Path("/sys/fs/cgroup")
 CONTROLLERS = ("cpu", "memory", "pids")
+REASON_MOST = 400
+"""Of a failure in the account: characters."""
 
 
 def missing_for_root(euid: int, cgroups: Path = CGROUPS) -> str:
@@ -51,24 +57,32 @@ def missing_for_node() -> str:
 
 
 @functools.cache
-def _missing(marker: str) -> str:
-    return missing_for_root(os.geteuid()) if marker == "root" else missing_for_node()
+def _missing(marker: str, secluded: bool) -> str:
+    if marker == "node":
+        return missing_for_node()
+    if secluded:  # what needs control groups fails there
+        return "" if os.geteuid() == 0 else "needs root"
+    return missing_for_root(os.geteuid())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--forbid-skips", action="store_true", help="a skipped test makes the run fail")
-    parser.addoption("--beside", action="store_true", help="other tests use the host too: look for no leaks")
+    parser.addoption("--secluded", action="store_true", help="in namespaces of its own, without control groups")
+    parser.addoption("--account", type=Path, help="a file to write the counts and the failures to, a line each")
     parser.addoption("--all-cuts", action="store_true", help="cut flows off at every pair of points, not at a sample")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(SkipAccount(config.getoption("--forbid-skips")), "hawker-skips")
+    skips = SkipAccount(config.getoption("--forbid-skips"))
+    config.pluginmanager.register(skips, "hawker-skips")
+    if path := config.getoption("--account"):
+        config.pluginmanager.register(Account(path, skips), "hawker-account")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         for marker in ("root", "node"):
-            if item.get_closest_marker(marker) and (reason := _missing(marker)):
+            if item.get_closest_marker(marker) and (reason := _missing(marker, config.getoption("--secluded"))):
                 item.add_marker(pytest.mark.skip(reason=reason))
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)  # stable: otherwise the order of the files
 
@@ -101,6 +115,42 @@ class SkipAccount:
         terminalreporter.section(f"{len(self.skips)} not run" + (", which is forbidden here" * self.forbidden))
         for nodeid, reason in self.skips:
             terminalreporter.write_line(f"{nodeid}: {reason}")
+
+
+class Account:
+    """Writes the counts of a run into a file, and below them each failure with its reason."""
+
+    def __init__(self, path: Path, skips: SkipAccount) -> None:
+        self.path = path
+        self.skips = skips
+        self.counts: dict[str, int] = {}
+        self.failures: list[str] = []
+        self.began = time.monotonic()
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._count("errors", report)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._count("failed" if report.when == "call" else "errors", report)
+        elif report.passed and report.when == "call":
+            self.counts["passed"] = self.counts.get("passed", 0) + 1
+
+    def _count(self, kind: str, report: pytest.TestReport | pytest.CollectReport) -> None:
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        crash = getattr(report.longrepr, "reprcrash", None)
+        reason = crash.message if crash else report.longreprtext
+        self.failures.append(f"{report.nodeid}: {' '.join(reason.split())[:REASON_MOST]}")
+
+    def pytest_sessionfinish(self) -> None:
+        if self.skips.forbidden:
+            self.failures += [f"{nodeid}: not run: {reason}" for nodeid, reason in self.skips.skips]
+        counts = [f"{self.counts.get('passed', 0)} passed"]
+        counts += [f"{self.counts[kind]} {kind}" for kind in ("failed", "errors") if kind in self.counts]
+        counts += [f"{len(self.skips.skips)} not run"] if self.skips.skips else []
+        first = f"{', '.join(counts)} in {time.monotonic() - self.began:.0f} s"
+        self.path.write_text("\n".join((first, *self.failures, "")))
 
 
 @pytest.fixture(scope="session")
@@ -138,8 +188,7 @@ def _leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _looks_for_leaks(request: pytest.FixtureRequest) -> bool:
-    config = request.config
-    return bool(config.getoption("--forbid-skips") and not config.getoption("--beside"))
+    return bool(request.config.getoption("--forbid-skips"))
 
 
 def _outlives(request: pytest.FixtureRequest) -> bool:

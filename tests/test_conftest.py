@@ -64,6 +64,35 @@ def test_forbidden_skips_leave_a_run_without_skips_alone(tmp_path: Path) -> None
     assert "not run" not in run.stdout
 
 
+GOES_WRONG = """
+import pytest
+
+@pytest.fixture
+def broken():
+    yield
+    raise OSError("the disk\\nis gone")
+
+def test_runs(): pass
+def test_fails(): assert 1 == 2
+def test_breaks_later(broken): pass
+@pytest.mark.skip(reason="no kvm here")
+def test_cannot_run(): pass
+"""
+
+
+def test_an_account_has_the_counts_and_a_line_for_each_failure(tmp_path: Path) -> None:
+    account = tmp_path / "account"
+    run = run_pytest(tmp_path, GOES_WRONG, "--forbid-skips", f"--account={account}")
+    assert run.returncode == pytest.ExitCode.TESTS_FAILED, run.stdout
+    counts, *failures = account.read_text().splitlines()
+    assert re.fullmatch(r"2 passed, 1 failed, 1 errors, 1 not run in \d+ s", counts)
+    assert failures == [
+        "test_it.py::test_fails: assert 1 == 2",
+        "test_it.py::test_breaks_later: OSError: the disk is gone",
+        "test_it.py::test_cannot_run: not run: no kvm here",
+    ]
+
+
 def test_slow_tests_run_last_and_the_others_in_the_order_of_the_file(tmp_path: Path) -> None:
     source = "import pytest\n@pytest.mark.slow\ndef test_c(): pass\ndef test_b(): pass\ndef test_a(): pass\n"
     run = run_pytest(tmp_path, source)
