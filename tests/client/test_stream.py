@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from tests.client.servers import LIMIT_S, Call, answers, chunk, serving
-from tests.kit.waiting import until
+from tests.kit.waiting import at_rest, until
 
 from hawker.client.connection import Peer, PeerUnreachable
 from hawker.client.stream import BUFFER_BYTES_MAX
@@ -130,11 +130,7 @@ async def test_a_reader_that_falls_behind_makes_the_peer_wait_and_loses_nothing(
         async with peer.stream("GET", "/logs", timeout_s=LIMIT_S) as stream:
             received = len(await anext(stream.chunks))
             await until(lambda: sent > BUFFER_BYTES_MAX)
-            last = -1
-            while sent > last:  # until the server has stopped writing for a while
-                last = sent
-                await asyncio.sleep(0.05)
-            assert sent < total
+            assert await at_rest(lambda: sent, 0.05) < total
             async for piece in stream.chunks:
                 received += len(piece)
         assert received == total

@@ -14,6 +14,8 @@ from tests.kit.planes import APART, NEEDS, PLANES, Plane
 from tests.kit.raw_http import Answer, Behaviour, Upstream, User, hello
 from tests.kit.routers import HTTP, FakeMachine, FakeRoute, FakeRouter
 
+from hawker.sim.loop import SimLoop
+
 
 class Stage:
     """`machine` adds one to the app `web`; `open` starts the plane when the first user comes."""
@@ -91,6 +93,13 @@ class Stage:
             assert not left, f"in flight at {left}, although no request is under way"
         for upstream in self._upstreams:
             assert not upstream.errors, upstream.errors
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Tests marked `virtual_time` run on the simulator's loop, and so do their fixtures."""
+    if item.get_closest_marker("virtual_time"):
+        return {"virtual": SimLoop}
+    return {"asyncio": asyncio.new_event_loop}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,8 +1,11 @@
-"""Which machine a route gives, and who waits for what: over a catalog alone, and a worker that does as it is told."""
+"""Which machine a route gives, and who waits for what: over a catalog alone, and a worker that does as it is told.
+
+In virtual time: what a test waits for is not hurried by a machine that is busy, and takes no time."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -21,6 +24,8 @@ from hawker.proxy.router import ProxyRouter
 from hawker.proxy.routes import LOOK_AGAIN_S, ProxyRoute
 from hawker.proxy.settings import RouterSettings
 from hawker.proxy.sites import Sites
+
+pytestmark = pytest.mark.virtual_time
 
 HTTP = ("http",)
 SOON_S = 0.05
@@ -88,22 +93,18 @@ class Here:
 
 @pytest.fixture
 async def here(tmp_path: Path) -> AsyncIterator[Here]:
-    async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.close()
-
-    server = await asyncio.start_server(close, "127.0.0.1", 0)
+    listening = socket.create_server(("127.0.0.1", 0), backlog=1024)  # that is all that a look at a machine asks for
     fleet = Fleet(tmp_path / "fleet")
     fleet.worker("ord-1")
     fleet.worker("ord-2", port=4282, proxy=4290)
     fleet.app("web")
-    here = Here(fleet, server.sockets[0].getsockname()[1])
+    here = Here(fleet, listening.getsockname()[1])
     yield here
     await here.router.close()
     await here.sites.workers.close()
     here.directory.close()
     fleet.close()
-    server.close()
-    await server.wait_closed()
+    listening.close()
 
 
 async def test_a_machine_that_runs_is_given_at_once_and_counted_until_the_end(here: Here) -> None:
