@@ -102,6 +102,7 @@ APART: dict[str, dict[str, str]] = {
         "test_http2": _ALONE,
         "test_h2_backend": _ALONE,
         "test_compressing": _ALONE,
+        "test_retiring": "HAProxy goes on, whoever is behind it: tests/agent/test_running.py",
         "test_smuggling": _READING,
         "test_a_user_who_says_no_more_gets_its_answer": "to HAProxy a user who says no more has left",
         "test_a_kept_connection_that_breaks_in_the_very_moment_is_replaced_by_another_to_the_same_machine": (

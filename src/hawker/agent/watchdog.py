@@ -5,8 +5,8 @@ worse than none. After `limit_s` the stacks of all threads are noted and somebod
 even this thread gets on, because C code keeps the interpreter's lock, a timer of faulthandler's, which needs none, ends
 the process after three times as long, for whoever watches over it to start it again.
 
-What is counted are looks, not time: a process that was stopped, or a host that was asleep, comes back with a late look
-of this thread, too, and that is no stall.
+What is counted are looks, not time: to a process that was stopped, or a host that was asleep or has too much to do,
+those of this thread come late, too, and that is no stall.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic
 from typing import NoReturn
 
 LOOKS = 10
@@ -97,16 +96,14 @@ class Watchdog:
 
     def _watch(self) -> None:
         look_s = self._limit_s / LOOKS
-        silent, seen, looked_at = 0, -1, monotonic()
+        silent, seen = 0, -1
         while True:
             faulthandler.dump_traceback_later(self._limit_s * HARD, exit=True, file=self._report.file)
             if self._ends.wait(look_s):
                 return
-            now = monotonic()
-            late, looked_at = now - looked_at > 2 * look_s, now
             if self._turns != seen or _debugged():
                 silent, seen = 0, self._turns
-            elif not late:
+            else:
                 silent += 1
             if silent >= LOOKS:
                 self._begin_anew()

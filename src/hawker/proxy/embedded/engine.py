@@ -152,7 +152,7 @@ class Engine:
             for connection in list(self.connections):
                 connection.drain(patiently=True)
             with suppress(TimeoutError):
-                async with asyncio.timeout(PATIENCE_S):
+                async with asyncio.timeout(min(PATIENCE_S, self.settings.drain_s)):
                     await self._all_left(self._leaving)
             for left in list(self._leaving):
                 if not isinstance(left, Tunnel):
@@ -172,7 +172,7 @@ class Engine:
             for connection in list(self.connections):
                 connection.drain(patiently=True)
             with suppress(TimeoutError):
-                async with asyncio.timeout(PATIENCE_S):
+                async with asyncio.timeout(min(PATIENCE_S, self.settings.pause_s)):
                     await self._all_left(self.connections)
         for connection in list(self.connections):
             connection.drain()
