@@ -186,6 +186,39 @@ async def test_over_its_budget_a_node_publishes_late_and_everything(tmp_path: Pa
     await node.store.close()
 
 
+async def test_what_comes_later_waits_behind_what_is_over_budget_and_all_of_it_is_told_at_once(tmp_path: Path) -> None:
+    """Once each change that came took the budget that there was, and what had come before waited on: for seconds where
+    hundreds of apps were made."""
+    node = Node(tmp_path / "worker.db", Budget(versions_per_s=20, versions_at_once=2))
+    await node.do(node.outbox.open)
+    for n in range(4):
+        await node.take(f"m{n}")
+    assert len(node.told) == 2
+    assert node.due[-1] <= 51, "no longer than the budget takes: nobody waits for more of the same row"
+    node.now_ms += node.due[-1]
+    await node.take("m4")
+    assert len(node.told) == 2
+    await node.do(node.outbox.flush)
+    assert [change.key for change in node.told[2].changes] == ["m2", "m3", "m4"]
+    node.now_ms += 1000
+    await node.take("m5")
+    assert len(node.told) == 4, "with budget again at once"
+    await node.store.close()
+
+
+async def test_over_budget_each_log_has_its_turn(tmp_path: Path) -> None:
+    node = Node(tmp_path / "worker.db", Budget(versions_per_s=10, versions_at_once=1))
+    await node.do(node.outbox.open)
+    await node.count("web", 1)
+    node.now_ms += COALESCE_MS
+    for n in range(6):
+        await node.take(f"m{n}")
+        await node.do(node.outbox.flush)
+        node.now_ms += 100
+    assert [version.tier for version in node.told[:3]] == ["region", "global", "region"]
+    await node.store.close()
+
+
 async def test_each_opening_begins_an_epoch_and_remembers_where_the_last_one_ended(node: Node) -> None:
     await node.take("m1")
     before = node.outbox.origin(node.store.read, "region")

@@ -15,7 +15,7 @@ from tests.kit.virtual_time import virtual_host, virtual_time
 from hawker.catalog.exchange import Address, Exchange
 from hawker.catalog.packets import Sealer
 from hawker.catalog.replica import Replica
-from hawker.catalog.replication import Replication
+from hawker.catalog.replication import HOLE_S, SOON_S, Replication
 from hawker.client.wire import PeerUnreachable
 from hawker.model.catalog import Change, Position, Version
 from hawker.sim.disk import CrashDisk
@@ -83,6 +83,25 @@ async def test_every_hole_is_asked_for_not_only_the_first_one_of_a_log(tmp_path:
         owner.put("machines", **row("b"))  # what was lost comes
         owner.origin = replica.origin(owner.origin.log) or owner.origin
         assert owner.origin.head == lost + 1
+    await node.close()
+    replica.close()
+
+
+@virtual_time
+async def test_what_is_told_by_its_position_is_asked_for_sooner_than_what_may_only_be_late(tmp_path: Path) -> None:
+    replica = Replica.open(tmp_path / "catalog.db", virtual_host())
+    exchange = Asked()
+    node, owner = replication(replica, exchange), Owner(replica, "ord-2")
+    owner.put("machines", **row("a"))
+    node.told(NEIGHBOUR, [Version("ord-2", "region", 1, 9, (Change("machines", "c", row("c")["c"]),))])
+    await asyncio.sleep(HOLE_S * 0.9)
+    assert exchange.asked == []
+    node.told(NEIGHBOUR, [Version("ord-2", "region", 1, 10, ())])
+    await asyncio.sleep(HOLE_S * 0.9)
+    assert len(exchange.asked) == 1, "for both together"
+    node.told(NEIGHBOUR, [Version("ord-2", "region", 1, 11, ())])
+    await asyncio.sleep(SOON_S * 1.5)
+    assert len(exchange.asked) == 2
     await node.close()
     replica.close()
 

@@ -9,7 +9,7 @@ import pytest
 from tests.kit.virtual_time import virtual_time
 
 from hawker.catalog import spreading
-from hawker.catalog.spreading import OWN_NEWS_S, Spreading
+from hawker.catalog.spreading import OWN_NEWS_S, TICK_S, Spreading
 from hawker.core.swim.settings import LAN
 from hawker.model.catalog import Change, Version
 
@@ -27,6 +27,23 @@ async def test_a_small_region_hears_of_an_owners_news_at_once(neighbours: int) -
     await asyncio.sleep(OWN_NEWS_S * 1.5)
     assert sorted(to for to, _ in sent) == others
     assert [spreading.read(payload[1:]) for _, payload in sent] == [[VERSION]] * neighbours
+    own.close()
+
+
+@virtual_time
+async def test_more_than_the_next_packets_carry_is_told_by_its_position_at_once() -> None:
+    """Once it waited for its turn: for seconds, where an owner changed a hundred rows at a time."""
+    sent: list[bytes] = []
+    own = Spreading(LAN, Random(1), lambda: [("10.0.0.1", 1)], lambda to, payload: sent.append(payload))
+    values = {"state": "started", "image": "x" * 300}
+    for number in range(1, 101):
+        own.tell(Version("ord-1", "region", 1, number, (Change("machines", f"m{number}", values),)), ours=True)
+    await asyncio.sleep(OWN_NEWS_S + 1.5 * TICK_S)
+    told = [version for payload in sent for version in spreading.read(payload[1:])]
+    assert Version("ord-1", "region", 1, 100, ()) in told
+    whole = [version.number for version in told if version.changes]
+    assert sorted({*whole}) == [*range(1, 1 + len({*whole}))], "those that fit, in their order"
+    assert len({*whole}) > 5
     own.close()
 
 

@@ -7,7 +7,9 @@ of each key, tombstones included, is all that anybody is ever sent (`since`).
 
 A change that readers wait for goes out with its commit (urgent). Any other waits `COALESCE_MS` for more of the same
 row, and whatever is over the node's budget waits for that, in rows of its own (`DueRow`): call `flush` in a change of
-its own when `on_due` says so.
+its own when `on_due` says so. What is over budget goes out together, many rows in one version, and what comes later
+waits behind it: a node that changes much is told of in few versions, each a moment late, not in many, some of them
+seconds late.
 
 Numbers go on across epochs; each opening of the database begins a new epoch (`core.ownerlog.next_epoch`), so a database
 brought back from a backup never gives a number that others have seen with other rows.
@@ -67,6 +69,7 @@ class Outbox:
         self._bucket = ownerlog.full(self._budget, host.now_ms())
         self._staged: dict[tuple[Tier, str, str], Values] = {}  # merged rows written by the change in progress
         self._staged_by: Tx | None = None
+        self._short = False  # urgent changes wait for budget: those that come wait, too
 
     # --- the log ---
 
@@ -179,19 +182,29 @@ class Outbox:
     def flush(self, tx: Tx) -> None:
         """Publish what has waited long enough, within the budget: one version per tier. To be submitted to the store as
         a change of its own."""
-        for tier in TIERS:
-            if not self._affords(tx.now_ms):
-                break
+        left = False
+        for tier in self._longest_waiting(tx):
             waiting = tx.select(DueRow, "tier = ? order by since_ms, id limit ?", (tier, FLUSH_MOST))
             due = [row for row in waiting if ownerlog.is_due(row.since_ms, tx.now_ms)]
-            if due:
-                tx.record("catalog.published", self.owner, cause="due")
-                for row in due:
-                    tx.delete(DueRow, row.key)
-                self._write(tx, tier, [Change(row.of, row.id, row.values) for row in due], {})
+            if not due:
+                continue
+            if not self._affords(tx.now_ms):
+                left = True
+                break
+            left |= len(due) == FLUSH_MOST
+            tx.record("catalog.published", self.owner, cause="due")
+            for row in due:
+                tx.delete(DueRow, row.key)
+            self._write(tx, tier, [Change(row.of, row.id, row.values) for row in due], {})
+        self._short = left
         self._tell_due(tx)
 
     # --- helpers ---
+
+    def _longest_waiting(self, tx: Tx) -> list[Tier]:
+        """The tiers with rows that wait, that of the oldest first: with little budget each has its turn."""
+        found = dict(tx.query("select tier, min(since_ms) from due group by tier"))
+        return sorted((tier for tier in TIERS if tier in found), key=lambda tier: found[tier])
 
     def _head(self, reads: Reads, tier: Tier) -> LogHeadRow:
         head = reads.get(LogHeadRow, tier)
@@ -214,7 +227,8 @@ class Outbox:
         now: dict[Tier, list[Change]] = {}
         wait: list[DueRow] = []
         done: list[str] = []  # rows that wait, and need not any more
-        may = self._affords(tx.now_ms)
+        may = not self._short and self._affords(tx.now_ms)
+        soon = False
         for tier, change, urgent in _last(wanted):
             key = published_key(tier, change.table, change.key)
             there, due = tx.get(PublishedRow, key), tx.get(DueRow, key)
@@ -224,9 +238,12 @@ class Outbox:
             elif urgent and may:
                 now.setdefault(tier, []).append(Change(change.table, change.key, values))
                 done += [key] if due else []
-            elif due is None or due.values != values:
-                since_ms = due.since_ms if due else tx.now_ms
-                wait.append(DueRow(tier=tier, of=change.table, id=change.key, values=values, since_ms=since_ms))
+            else:
+                soon |= urgent
+                since_ms = ownerlog.due_at_once(tx.now_ms) if urgent else tx.now_ms
+                since_ms = min(since_ms, due.since_ms) if due else since_ms
+                row = DueRow(tier=tier, of=change.table, id=change.key, values=values, since_ms=since_ms)
+                wait += [row] if row != due else []
         if not (now or wait or done or merged):
             return
         tx.record("catalog.published", self.owner, cause="change")
@@ -238,8 +255,9 @@ class Outbox:
             stamped = {(table, key): values for (t, table, key), values in merged.items() if t == tier}
             if tier in now or stamped:
                 self._write(tx, tier, now.get(tier, []), stamped)
-        if wait:  # what waits for longer is due earlier, and was told of when it began to
-            wait_ms = max(ownerlog.wait_ms(self._budget, self._bucket), ownerlog.COALESCE_MS)
+        self._short |= soon
+        if wait or soon:  # what waits for longer is due earlier, and was told of when it began to
+            wait_ms = max(ownerlog.wait_ms(self._budget, self._bucket), 0 if soon else ownerlog.COALESCE_MS)
             tx.after_commit(lambda: self.on_due(wait_ms) if self.on_due else None)
 
     def _write(self, tx: Tx, tier: Tier, changes: list[Change], merged: Mapping[tuple[str, str], Values]) -> None:

@@ -152,9 +152,16 @@ class Publisher:
             self._news(Version(self.owner, tier, origin.epoch, origin.head, (), origin.floor))
 
     def _flush_in(self, ms: int) -> None:
-        if self._flushing is None and not self._closed:
-            loop = asyncio.get_running_loop()
-            self._flushing = loop.call_later(ms / 1000, self._flush)
+        """At the latest so many ms from now."""
+        if self._closed:
+            return
+        loop = asyncio.get_running_loop()
+        at = loop.time() + ms / 1000
+        if self._flushing is not None:
+            if self._flushing.when() <= at:
+                return
+            self._flushing.cancel()
+        self._flushing = loop.call_at(at, self._flush)
 
     def _flush(self) -> None:
         self._flushing = None

@@ -34,14 +34,16 @@ class Outcome(msgspec.Struct, kw_only=True):
     """What became of versions or ranges.
 
     `applied`: versions that were new here, in the order they were applied, to be passed on. `merged`: logs that a range
-    brought forward. `missing`: logs with a hole, to be asked for at whoever sent this. `ahead`: logs of which we hold
-    more than the sender does; if it is their owner it has come back from the past and must raise its epoch. `refused`:
-    versions and ranges that make no sense.
+    brought forward. `missing`: logs with a hole, to be asked for at whoever sent this. `behind`: those among them that
+    were told of by their positions, since their rows are too many: they are not late, but wait to be asked for.
+    `ahead`: logs of which we hold more than the sender does; if it is their owner it has come back from the past and
+    must raise its epoch. `refused`: versions and ranges that make no sense.
     """
 
     applied: list[Version] = []
     merged: list[LogId] = []
     missing: list[LogId] = []
+    behind: list[LogId] = []
     ahead: list[LogId] = []
     refused: int = 0
     put_aside: int = 0
@@ -139,7 +141,8 @@ class Replica(Tables):
 
         self._commit(change, outcome)
         outcome.missing = [log for log in holes if len(self._reorder.get(log, ()))]
-        outcome.missing += [log for log in behind if self.position(log) < behind[log] and log not in outcome.missing]
+        outcome.behind = [log for log in behind if self.position(log) < behind[log]]
+        outcome.missing += [log for log in outcome.behind if log not in outcome.missing]
         return outcome
 
     def merge(self, ranges: Sequence[Range]) -> Outcome:

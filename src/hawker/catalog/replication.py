@@ -25,6 +25,9 @@ DIGEST = "/v1/catalog/digest"
 FETCH = "/v1/catalog/fetch"
 HOLE_S = 0.1
 """Half a gossip tick: another neighbour may be about to tell."""
+SOON_S = 0.02
+"""Before rows are asked for that are too many to be told: what comes meanwhile is asked for with them. A few neighbours
+are told at a time, so no owner is asked by all of a region at once."""
 TAKE_S = 0.002
 TAKE_MOST = 256
 """One commit for what is told within a moment: 30,000 versions a second instead of 15,000."""
@@ -81,6 +84,7 @@ class Replication:
         self._ahead = ahead
         self._count = metrics.catalog_versions
         self._wanted: dict[Address, dict[LogId, None]] = {}  # to be asked for, by whom to ask
+        self._timers: dict[Address, asyncio.TimerHandle] = {}
         self._asking: dict[LogId, None] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._known: dict[LogId, tuple[Position, float]] = {}  # how far a log goes, and since when we have lacked it
@@ -149,7 +153,7 @@ class Replication:
             told[version.log] = max(version.position, told.get(version.log, version.position))
         for log in outcome.missing:
             self._note(log, told[log])
-            self._want(sources[log], log)
+            self._want(sources[log], log, SOON_S if log in outcome.behind else HOLE_S)
 
     def heard(self, source: Address, log: LogId, at: Position) -> None:
         """Somebody stands there in a log: ask for what we lack."""
@@ -171,15 +175,20 @@ class Replication:
     def _behind(self, log: LogId, known: Position) -> bool:
         return self._replica.position(log) < known and not self._replica.gave_up(log, known)
 
-    def _want(self, source: Address, log: LogId) -> None:
+    def _want(self, source: Address, log: LogId, within_s: float = HOLE_S) -> None:
         if log in self._asking:
             return
-        waiting = self._wanted.setdefault(source, {})
-        if not waiting:
-            asyncio.get_running_loop().call_later(HOLE_S, self._ask_for, source)
-        waiting[log] = None
+        self._wanted.setdefault(source, {})[log] = None
+        loop = asyncio.get_running_loop()
+        at = loop.time() + within_s
+        timer = self._timers.get(source)
+        if timer is None or timer.when() > at:
+            if timer is not None:
+                timer.cancel()
+            self._timers[source] = loop.call_at(at, self._ask_for, source)
 
     def _ask_for(self, source: Address) -> None:
+        self._timers.pop(source, None)
         logs = [log for log in self._wanted.pop(source, {}) if self._lacks(log) and log not in self._asking]
         if logs and not self._closed:
             self.holes += len(logs)
@@ -191,9 +200,13 @@ class Replication:
 
     async def _fetch_quietly(self, source: Address, logs: list[LogId]) -> None:
         try:
-            await self.fetch(source, logs)
+            moved = await self.fetch(source, logs)
         except (PeerUnreachable, StoreError) as error:
             _logger.info("catalog.fetch_failed", error=error.message, logs=len(logs), cause="local rule: a hole")
+        else:
+            for log in moved:
+                if self._lacks(log):  # it went on meanwhile, and what was told of that was not asked for
+                    self._want(source, log, SOON_S)
 
     async def _compare_back(self, with_: Address, tier: Tier) -> None:
         try:

@@ -1,7 +1,7 @@
 """Telling neighbours what is new: versions in data packets, a few random neighbours at each tick, least-told first.
 
-A version that does not fit into a packet, or that meets too many others that wait, is told by its position alone: a
-version without changes. Whoever lacks it asks.
+A version that does not fit into a packet, or that meets others that wait, more than the next packets carry, is told by
+its position alone: a version without changes. Whoever lacks it asks, and gets all that is new at once.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ PACKETS_MOST = 2
 """To one neighbour in a tick: at 3 neighbours and 20 ticks a second 150 KB/s."""
 ITEM_MAX = PAYLOAD_MAX - len(KIND) - 3  # the list around it
 WAITING_MOST = 4096
+UNSENT_MOST = 2 * PACKETS_MOST * ITEM_MAX
+"""Bytes that nobody was told yet: what comes after that would come later than an answer to who asks for it."""
 MUCH = 64
 OWN_NEWS_S = 0.005
 """What is ours goes out at once, but for what the next few milliseconds add to it."""
@@ -65,7 +67,8 @@ class Spreading:
     def tell(self, version: Version, *, ours: bool) -> None:
         """Take up something new."""
         key, body = f"{version.tier}/{version.owner}", _encode(version)
-        if version.changes and len(body) <= ITEM_MAX and len(self._rumours) < WAITING_MOST:
+        room = UNSENT_MOST - self._rumours.unsent
+        if version.changes and len(body) <= min(ITEM_MAX, room) and len(self._rumours) < WAITING_MOST:
             self._rumours.put(f"{key}/{version.number}", body)
         else:
             self._rumours.put(key, _encode(replace(version, changes=())))

@@ -161,6 +161,11 @@ def wait_ms(budget: Budget, bucket: Bucket) -> int:
     return 0 if affords(bucket) else int(short_s * 1000 + 1e-6) + 1  # a rounded time is not one too early
 
 
+def due_at_once(now_ms: int) -> int:
+    """Since when a change counts as waiting that readers wait for: it waits for budget alone."""
+    return now_ms - COALESCE_MS
+
+
 def is_due(since_ms: int, now_ms: int) -> bool:
     """Whether a change has waited long enough for others of its row. One from the future, before the clock went back,
     has."""

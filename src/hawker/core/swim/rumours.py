@@ -13,11 +13,13 @@ MISFITS_MAX = 8
 class Rumours:
     """Least-sent first. A newer rumour about a member takes the place of the older and starts from nothing."""
 
-    __slots__ = ("_levels", "_of")
+    __slots__ = ("_levels", "_of", "unsent")
 
     def __init__(self) -> None:
         self._levels: list[dict[str, tuple[msgspec.Raw, int]]] = []  # by how often sent; each oldest first
         self._of: dict[str, int] = {}
+        self.unsent = 0
+        """Bytes of those that were not sent yet."""
 
     def __len__(self) -> int:
         return len(self._of)
@@ -29,11 +31,13 @@ class Rumours:
         self.drop(name)
         self._level(0)[name] = (msgspec.Raw(encoded), len(encoded))
         self._of[name] = 0
+        self.unsent += len(encoded)
 
     def drop(self, name: str) -> None:
         level = self._of.pop(name, None)
         if level is not None:
-            del self._levels[level][name]
+            _, size = self._levels[level].pop(name)
+            self.unsent -= 0 if level else size
 
     def take(self, room: int, most: int, limit: int) -> list[msgspec.Raw]:
         """Rumours for one packet: at most `most`, of `room` bytes in all. What was sent `limit` times is dropped."""
@@ -54,6 +58,7 @@ class Rumours:
                 moves.append((name, level))
         for name, level in moves:
             told = self._levels[level].pop(name)
+            self.unsent -= 0 if level else told[1]
             if level + 1 >= limit:
                 del self._of[name]
             else:
