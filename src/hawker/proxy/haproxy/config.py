@@ -179,7 +179,9 @@ def _frontend(config: Config, frontend: Frontend) -> str:
         "acl plain url_beg /",
         "acl plain_version req.ver 1.1",
         f"acl repeatable method {IDEMPOTENT}",
-        f"http-request set-var(txn.to) req.hdr(host),field(1,:),lower,map_str({map_of(config.directory, public)}) "
+        # All of the field but a port: `req.hdr` would take of two names in it the last, and `field` the first.
+        "http-request set-var(txn.to) req.fhdr(host),regsub(:[0-9]*$,),lower,"
+        f"map_str({map_of(config.directory, public)}) "
         "if !odd plain plain_version repeatable !listening !dirty",
         "use_backend %[var(txn.to)] if { var(txn.to) -m found }",
         f"default_backend a{public}",
