@@ -200,6 +200,8 @@ def _activator(config: Config, public: int) -> str:
         "retry-on conn-failure empty-response",
         f"http-request disable-l7-retry unless {{ method {IDEMPOTENT} }}",
         "http-request set-header hawker-client %[src]",
+        # What could be read, and was refused, ends the user's connection, as without HAProxy.
+        "http-response set-header connection close if { res.fhdr(proxy-status) -m sub http_request_error }",
         f"server {ACTIVATOR} unix@{config.inside(socket_of(public))}",
     ]
     return _section(lines)
