@@ -191,3 +191,17 @@ async def test_health_checks_are_told_by_their_machine_and_name_and_what_decides
         assert its.rows("select status, updated_at_ms from checks where kind = 'service'") == [("passing", 9)]
         await its.delete(row())
         assert its.rows("select name from checks") == [("up",)]
+
+
+@virtual_time
+async def test_a_machine_with_services_is_told_of_at_once_as_it_begins_to_leave_so_that_it_gets_no_more_requests(
+    tmp_path: Path,
+) -> None:
+    async with told(tmp_path) as there:
+        for state in (State.stopping, State.suspending, State.restarting, State.updating, State.destroying):
+            await there.put(a_machine(ports=(WEB,)))
+            await there.put(a_machine(ports=(WEB,), state=state), wait=False)
+            assert there.rows("select state from machines") == [(state,)]
+        await there.put(a_machine())
+        await there.put(a_machine(state=State.stopping), wait=False)
+        assert there.rows("select state from machines") == [("started",)]  # nobody sends it anything

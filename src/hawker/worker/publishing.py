@@ -27,6 +27,9 @@ from hawker.store.tx import Reads
 STEPS = 16
 """Free capacity is published in sixteenths: at most 16 rows from empty to full, and a live offer says the rest."""
 
+LEAVING = frozenset((State.stopping, State.suspending, State.restarting, State.updating, State.destroying))
+"""The program is about to end, or to sleep. Proxies wait for that: what is sent to it from then on may be lost."""
+
 Read = dict[tuple[Protocol, int], Service]
 
 
@@ -103,7 +106,7 @@ class Publishing:
             "standbys": _json(row.config["standbys"]) if row.config.get("standbys") else None,
             "created_at_ms": row.created_at_ms,
         }
-        urgent = row.state in SETTLED
+        urgent = row.state in SETTLED or (row.state in LEAVING and bool(row.ports))
         return [("region", Change("machines", key, values), urgent), *self._ports(key, row, urgent)]
 
     def _ports(self, key: str, row: MachineRow | None, urgent: bool) -> list[Projected]:
