@@ -121,13 +121,16 @@ class Owner(Client):
         """Every app has a machine that may be started, and none is cordoned. For when faults are over."""
         await super().settle()
         for order in [order for order in self._mine() if order.machine and order.destroyed is None]:
+            began = self._now()
             for _ in range(SETTLE_TRIES):
                 answer = await self._on(order, "uncordon", "POST", "/uncordon")
                 if answer.definite:
                     break
                 await asyncio.sleep(1)
             shown = await self._on(order, "look", "GET", "")
-            if shown.status == 200 and shown.body["state"] == "failed":
+            if shown.status == 404:  # gone with its worker's disk
+                order.destroyed = began, self._now()
+            elif shown.status == 200 and shown.body["state"] == "failed":
                 await self._on(order, "start", "POST", "/start")
         for app in self.served.values():
             if not any(order.app == app.name and order.destroyed is None for order in self._mine() if order.machine):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from hawker.model.door import AUTOSTART, AUTOSTOP
@@ -76,13 +77,15 @@ class Server:
 
 
 class Serving:
-    """All of them, by instance. `delivered` counts by request how often it has reached a program whole."""
+    """All of them, by instance. `delivered` counts by request how often it has reached a program whole. `on_turn` is
+    told of an app one of whose machines is being stopped or resumed, or has begun, in this very moment."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.servers: dict[str, Server] = {}
         self.delivered: Counter[str] = Counter()
         self.violations: list[str] = []
+        self.on_turn: Callable[[str], None] = lambda app: None
         self.wakes = Counter[str]()  # starts and resumes by machine, whoever asked for them
 
     def add(self, node: Node) -> None:
@@ -92,19 +95,21 @@ class Serving:
         if what == "started":
             placed = node.world.instances[spec.key]
             if placed.program.listens_s is not None:
-                self.servers[spec.key] = Server(self, node, placed)
+                server = self.servers[spec.key] = Server(self, node, placed)
+                self.on_turn(server.app)
                 self.wakes[spec.machine] += 1
                 if self._by(AUTOSTART, node, spec.machine):
                     self._cluster.paths.take("a sleeping machine was started for a request")
-        elif server := self.servers.pop(spec.key, None):
-            if server.active:
+        elif ended := self.servers.pop(spec.key, None):
+            if ended.active:
                 self._cluster.paths.take("a machine ended while it worked on a request")
-            server.end(silently=what == "lost")
+            ended.end(silently=what == "lost")
 
     def _sign(self, node: Node, what: str, placed: Placed) -> None:
         server = self.servers.get(placed.spec.key)
         if server is None:
             return
+        self.on_turn(server.app)
         loop = node.net.loop
         if what == "resume":
             self._resume(server)

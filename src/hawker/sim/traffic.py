@@ -14,6 +14,7 @@ L8   When faults are over and load has ended, machines with autostop sleep, but 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from hawker.proxy.embedded.settings import Settings as Embedded
 from hawker.proxy.settings import ProxySettings, RouterSettings
 from hawker.sim.owners import Owner, Served
 from hawker.sim.serving import Serving
-from hawker.sim.users import DOMAIN, END_S, PORT, WAIT_S, Outcome, Users, Wish, wishes
+from hawker.sim.users import DOMAIN, END_S, PORT, WAIT_S, Outcome, Users, Wish, untimely, wishes
 
 if TYPE_CHECKING:
     from hawker.sim.cluster import Cluster
@@ -89,13 +90,31 @@ class Traffic:
         return [
             *self._send(sorted(found)),
             self._cluster.in_process(self.owner.name, self.owner.run(until_s)),
+            self._cluster.in_process(self.owner.name, self._untimely(until_s)),
         ]
+
+    async def _untimely(self, until_s: float) -> None:
+        """Users who ask in the moments in which machines are stopped and started, and what becomes of them."""
+        rng = random.Random(f"{self._cluster.plan.seed}/requests/untimely")
+        edges = [node.name for node in self.edges]
+        asking: list[asyncio.Task[Any]] = []
+
+        def on_turn(app: str) -> None:
+            if wish := untimely(rng, len(asking), app, edges):
+                asking.extend(self._send([wish]))
+
+        self.serving.on_turn = on_turn
+        await asyncio.sleep(until_s - self._cluster.loop.time())
+        self.serving.on_turn = lambda app: None
+        await asyncio.gather(*asking)
 
     def _send(self, found: list[Wish]) -> list[asyncio.Task[Any]]:
         regions = {node.name: node.settings.region for node in self.edges}
+        parts = {region: [wish for wish in found if regions[wish.edge] == region] for region in self.users}
         return [
-            self._cluster.in_process(f"users-{region}", users.run([w for w in found if regions[w.edge] == region]))
-            for region, users in self.users.items()
+            self._cluster.in_process(f"users-{region}", self.users[region].run(part))
+            for region, part in parts.items()
+            if part
         ]
 
     async def finale(self) -> None:

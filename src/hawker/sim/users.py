@@ -85,6 +85,20 @@ def wishes(seed: str, app: str, edges: Sequence[str], seconds: float, peak: floa
     return found
 
 
+def untimely(rng: random.Random, number: int, app: str, edges: Sequence[str]) -> Wish | None:
+    """A request that comes just when a machine of its app is being stopped or started, or a moment later."""
+    if rng.random() < 0.4:
+        return None
+    return Wish(
+        at_s=rng.choice((0.0, rng.uniform(0, 0.002), rng.uniform(0, 1.0))),
+        id=f"{app}-untimely-{number}",
+        edge=rng.choice(edges),
+        app=app,
+        method=rng.choice(("GET", "POST")),
+        work_s=rng.choice((0.0, rng.expovariate(4))),
+    )
+
+
 class Users:
     """Those on one host. `outcomes` by request, in the order in which they were made."""
 
@@ -100,10 +114,10 @@ class Users:
         for wish in wishes:
             if (wait_s := began_s + wish.at_s - loop.time()) > 0:
                 await asyncio.sleep(wait_s)
-            asking.append(loop.create_task(self._ask(wish)))
+            asking.append(loop.create_task(self.ask(wish)))
         await asyncio.gather(*asking)
 
-    async def _ask(self, wish: Wish) -> None:
+    async def ask(self, wish: Wish) -> None:
         loop = asyncio.get_running_loop()
         found = self.outcomes[wish.id] = Outcome(wish, loop.time())
         connection: _Connection | None = None
