@@ -27,6 +27,7 @@ from tests.kit.load import Load, Report, at_once, steady
 from tests.kit.markets import Client
 from tests.kit.namespaces import missing_for_namespaces
 from tests.kit.regions import read
+from tests.kit.stallable import STALLS
 from tests.kit.waiting import eventually
 
 APP = "web"
@@ -132,6 +133,20 @@ async def agent_restarted(it: Region, load: Load, sizes: Sizes, name: str) -> Re
     return load.since(mark)
 
 
+async def begun_anew(it: Region, load: Load, sizes: Sizes, name: str, *, by: signal.Signals = signal.SIGHUP) -> Report:
+    """An agent is told to begin anew in place, or is made to: by a signal after which its event loop stands still."""
+    mark = load.now()
+    before = it.times(name, "restart.done")
+    it.signal(name, by)
+
+    async def done() -> bool:
+        return it.times(name, "restart.done") > before
+
+    await eventually(done, f"{name} has begun anew", 60.0)
+    await load.flows(sizes.calm_s)
+    return load.since(mark)
+
+
 async def worker_cut_off(it: Region, load: Load, sizes: Sizes) -> Report:
     """The worker's host loses its network without a word; its rows stay."""
     assert it.network is not None
@@ -231,6 +246,9 @@ FAULTS: dict[str, Fault] = {
     "worker and its proxy killed": agent_killed,
     "worker and its proxy hung": agent_hung,
     "edge restarted": partial(agent_restarted, name="edge-1"),
+    "edge begun anew": partial(begun_anew, name="edge-1"),
+    "edge's loop stands still": partial(begun_anew, name="edge-1", by=STALLS["busy"]),
+    "worker begun anew": partial(begun_anew, name="worker-1"),
     "edge killed": partial(agent_killed, name="edge-1"),
 }
 APART: dict[str, Fault] = {

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.kit import stallable
 from tests.kit.belongings import argv
 from tests.kit.load import Address, parsed
 from tests.kit.markets import Client, free_port
@@ -131,7 +132,7 @@ class Region:
 
     def start(self, name: str) -> None:
         agent = self.agents[name]
-        argv = [sys.executable, "-m", "hawker", "agent", "--config", str(agent.config)]
+        argv = [sys.executable, stallable.PROGRAM, "hawker", "agent", "--config", str(agent.config)]
         inside = self.network.inside(name) if self.network else nullcontext()
         with agent.log.open("ab") as log, inside:
             agent.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -158,6 +159,10 @@ class Region:
         process = self.agents[name].process
         assert process is not None
         process.send_signal(number)
+
+    def times(self, name: str, event: str) -> int:
+        """How often an agent's log has an event."""
+        return self.agents[name].log.read_text(errors="replace").count(f'"event": "{event}"')
 
     async def ended(self, name: str) -> int:
         agent = self.agents[name]

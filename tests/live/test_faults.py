@@ -75,6 +75,15 @@ async def test_an_edge_that_is_restarted_answers_all_that_it_has_accepted(shared
         assert (report.failed, report.lost, report.cut) == (0, 0, 0), str(report)
 
 
+async def test_an_edge_and_a_worker_that_begin_anew_in_place_fail_and_refuse_none(shared: Region) -> None:
+    async with served(shared, SHORT, env=BUSY) as load:
+        mark = load.now()
+        await asyncio.gather(*(faults.begun_anew(shared, load, SHORT, name) for name in ("edge-1", "worker-1")))
+        report = load.since(mark)
+        nothing_failed(report)
+        assert report.cut == 0, str(report)
+
+
 async def test_workers_and_their_proxies_die_apart_and_no_request_fails(tmp_path: Path) -> None:
     """Where they are two processes. While the worker is away its proxy carries on."""
     async with region(tmp_path, doors=True) as it, served(it, SHORT, env=BUSY) as load:

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from typing import NoReturn
 
 import msgspec
@@ -35,9 +36,10 @@ TIMES_LONGER = 64
 
 class Past(msgspec.Struct, frozen=True):
     """Of the programs that this process ran before. `stalls` are those whose event loop stood still, `stalled_at` when
-    that was lately, of the monotonic clock, which goes on."""
+    that was lately, `ended_at` when the last one ended: of the monotonic clock, which goes on. 0: there was none."""
 
     pid: int
+    ended_at: float = 0.0
     sockets: tuple[int, ...] = ()
     stalls: int = 0
     stalled_at: tuple[float, ...] = ()
@@ -90,7 +92,8 @@ def execute(past: Past, sockets: Iterable[int], extra: Mapping[str, str]) -> NoR
     """Begin anew, with these sockets and with `extra` in the environment. For any thread; the others are gone then.
     Raises `OSError` when it cannot be done."""
     kept = frozenset(sockets)
-    told = msgspec.json.encode(msgspec.structs.replace(past, pid=os.getpid(), sockets=tuple(kept))).decode()
+    past = msgspec.structs.replace(past, pid=os.getpid(), sockets=tuple(kept), ended_at=monotonic())
+    told = msgspec.json.encode(past).decode()
     for name in os.listdir("/proc/self/fd"):
         number = int(name)
         if number > 2:

@@ -57,6 +57,9 @@ class _Life:
         try:
             watchdog.start()
             self._manager.ready(self._listening)
+            if self._past.ended_at:
+                seconds = round(time.monotonic() - self._past.ended_at, 3)
+                _logger.info("restart.done", seconds=seconds, cause="the program before this one")
             while await self._called() is self._restarting:
                 await self._begin_anew(watchdog)
         finally:

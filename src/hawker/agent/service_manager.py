@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Iterable, MutableMapping
+from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
 from time import monotonic_ns
 
@@ -83,8 +83,12 @@ class ServiceManager:
             self._tell(f"FDSTORE=1\nFDPOLL=0\nFDNAME={name}", [open_now[name]])
         self._stored = open_now
 
-    def _tell(self, text: str, numbers: Iterable[int] = ()) -> None:
+    def _tell(self, text: str, numbers: Sequence[int] = ()) -> None:
         if self._at:
             with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
                 sock.setblocking(False)
-                socket.send_fds(sock, [text.encode()], list(numbers), address=self._at)
+                sock.connect(self._at)
+                if numbers:
+                    socket.send_fds(sock, [text.encode()], numbers)
+                else:
+                    sock.send(text.encode())

@@ -1,0 +1,136 @@
+"""An agent as a process that is told to begin anew, or whose event loop stands still."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.kit import stallable
+from tests.kit.markets import free_port
+from tests.kit.waiting import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+
+
+class Edge:
+    """An agent with HAProxy on public port 80, and the embedded plane on 8080 and whatever is `added`."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.log = home / "log"
+        self.ports = {number: free_port() for number in ("api", "80", "8080", "8081")}
+        self.config = home / "edge.toml"
+        self.configure("80", "8080")
+        argv = [sys.executable, stallable.PROGRAM, "hawker", "agent", "--config", str(self.config)]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def configure(self, *public: str) -> None:
+        listen = ", ".join(f'"{number}" = "127.0.0.1:{self.ports[number]}"' for number in public)
+        self.config.write_text(
+            f'name = "edge"\nregion = "ord"\ndirectory = "{self.home}/edge"\nwatchdog_s = 0.8\n'
+            f'[tokens]\ncluster = "c"\n[broker]\nlisten = "127.0.0.1:{self.ports["api"]}"\n'
+            f'[proxy]\nlisten = {{ {listen} }}\nengine = "haproxy"\nembedded = {{ drain_s = 2 }}\n'
+        )
+
+    def ask(self, port: str, path: str = "/") -> str:
+        """The whole answer, on a connection of its own."""
+        with socket.create_connection(("127.0.0.1", self.ports[port]), timeout=20) as sock:
+            token = "authorization: Bearer c\r\n"
+            sock.sendall(f"GET {path} HTTP/1.1\r\nhost: a.localhost\r\n{token}connection: close\r\n\r\n".encode())
+            with sock.makefile("rb") as file:
+                return file.read().decode()
+
+    def answers(self, port: str) -> bool:
+        try:
+            return self.ask(port).startswith("HTTP/1.1 404 ")
+        except OSError:
+            return False
+
+    def haproxy(self) -> list[str]:
+        """Its processes that are children of the agent's: the master."""
+        pid = self.process.pid
+        children = [
+            each for at in Path(f"/proc/{pid}/task").iterdir() for each in (at / "children").read_text().split()
+        ]
+        return [each for each in children if Path(f"/proc/{each}/comm").read_text().strip() == "haproxy"]
+
+    @contextmanager
+    def never_away(self) -> Iterator[None]:
+        """Somebody asks again and again, and is answered each time."""
+        over = threading.Event()
+        problems: list[str] = []
+
+        def ask() -> None:
+            while not over.wait(0.01):
+                try:
+                    answer = self.ask("8080")
+                    problems.extend([] if answer.startswith("HTTP/1.1 404 ") else [answer])
+                except OSError as error:
+                    problems.append(repr(error))
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+        assert problems == []
+
+
+@pytest.fixture
+def edge(tmp_path: Path) -> Iterator[Edge]:
+    it = Edge(tmp_path)
+    try:
+        wait_until(lambda: it.answers("8080"), "the edge answers", 30)
+        yield it
+    finally:
+        it.process.kill()
+        it.process.wait()
+
+
+def test_an_agent_begins_anew_without_being_away(edge: Edge) -> None:
+    haproxy = edge.haproxy()
+    assert len(haproxy) == 1
+
+    # A configuration that is none is refused, and the agent goes on.
+    right = edge.config.read_text()
+    edge.config.write_text(right.replace('engine = "haproxy"', 'engine = "swift"'))
+    edge.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: "restart.refused" in edge.log.read_text(), "it is refused", 20)
+    assert "proxy.engine" in edge.log.read_text()
+    assert edge.answers("80")
+
+    # With another one it begins anew, over the same sockets. HAProxy does not notice.
+    edge.configure("80", "8080", "8081")
+    with edge.never_away():
+        edge.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: edge.answers("8081"), "it serves at a new port", 20)
+        assert edge.answers("80")
+        assert edge.haproxy() == haproxy
+
+        # Its loop stands still, and the watchdog begins it anew.
+        edge.process.send_signal(stallable.STALLS["busy"])
+        wait_until(lambda: "loop.stalled" in edge.log.read_text(), "it has begun anew", 20)
+    assert "in busy" in edge.log.read_text(), "the log shows where it stood"
+    assert edge.answers("80")
+    assert edge.haproxy() == haproxy
+    assert "hawker_loop_stalls_total 1.0" in edge.ask("api", "/metrics")
+
+    # Told to end while it begins anew, it ends: in order, and with HAProxy.
+    edge.process.send_signal(signal.SIGHUP)
+    edge.process.send_signal(signal.SIGTERM)
+    assert edge.process.wait(20) == 0
+    assert not Path(f"/proc/{haproxy[0]}").exists()
+    assert os.path.getsize(edge.home / "edge" / "stalled") == 0
