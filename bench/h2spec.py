@@ -1,9 +1,10 @@
-"""How the embedded data plane keeps the rules of HTTP/2: h2spec (github.com/summerwind/h2spec) against it, by chapter.
+"""How the data planes keep the rules of HTTP/2: h2spec (github.com/summerwind/h2spec) against them, by chapter.
 
     python -m bench.h2spec
 
-Takes `h2spec` from PATH, or builds it with Go. Over TLS, and in plain text with prior knowledge. In plain text one case
-cannot pass, "Sends invalid connection preface": what begins otherwise is HTTP/1.1 there, and gets its answer, 400.
+Takes `h2spec` from PATH, or builds it with Go. Over TLS, which is the embedded plane's in both, and in plain text with
+prior knowledge. In plain text one case cannot pass, "Sends invalid connection preface": what begins otherwise is
+HTTP/1.1 there, and gets its answer, 400.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.kit.authority import Authority
+from tests.kit.planes import Haproxy
 from tests.kit.raw_http import Upstream, Visit
 from tests.kit.routers import FakeMachine, FakeRoute, FakeRouter
 
@@ -83,6 +85,11 @@ async def main() -> None:
             report = await tested(h2spec, directory, at, *options)
             await engine.close()
             bad |= shown(title, report)
+        if shutil.which("haproxy"):
+            plane = Haproxy()
+            await plane.open(Anyone(FakeRoute("web", machines)), {"region": "ams"})
+            shown("plain text, before HAProxy", await tested(h2spec, directory, plane.http))
+            await plane.close()
         await upstream.close()
     sys.exit(bad)
 

@@ -1,0 +1,369 @@
+"""What becomes of odd requests: public suites for HTTP/1.1 and for request smuggling, through both data planes.
+
+    python -m bench.torture [--http11probe REPOSITORY] [--cache DIRECTORY] [--suite NAME] [--list]
+
+Each request is sent to a proxy before a machine, and all that reaches the machine is read by two strict parsers, h11
+and llhttp. They must see the same requests, as many as the user was answered, and, where a suite takes a request, those
+that it says. The plane `haproxy` comes twice: before it carries an app, and when it does.
+
+`REPOSITORY` is a clone of github.com/MDA2AV/Http11Probe, whose cases are left out without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import h11
+import httptools
+import msgspec
+from tests.kit.planes import Embedded, Haproxy
+from tests.kit.raw_http import User
+from tests.kit.routers import FakeMachine, FakeRoute, FakeRouter
+from tests.kit.waiting import until
+
+from bench.torture_suites import Asked, Case, gunicorn, llhttp, own, probe, sweep
+
+SILENCE_S = 0.15
+"""What was not answered by then waits for more of the request."""
+BUSY_S = 1.5
+"""The same for what went wrong, which is tried again: the host may be busy."""
+SETTLED_S = 0.02
+"""What did not end by then after its last answer goes on."""
+LIMIT_S = 5.0
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+
+Verdict = Literal["taken", "refused", "stricter", "laxer", "wrong"]
+"""`taken`, `refused`: as the suite says. `stricter`: refused where it takes. `laxer`: taken, with one reading,
+where the suite refuses it; also what follows in its connection. `wrong`: two readings, or not what was sent."""
+
+
+class Anyone(FakeRouter):
+    """Whatever a suite calls its server."""
+
+    def find(self, port: int, host: str) -> FakeRoute:
+        return next(iter(self.routes.values()))
+
+
+class Link:
+    """A connection to the machine, with what came on it during one case."""
+
+    def __init__(self) -> None:
+        self.raw = bytearray()
+        self.requests: list[Asked] = []
+        self.pending = False
+        self.closed = False
+        self.problem = ""
+
+
+class Machine:
+    """Takes what h11 takes, and answers it with nothing. `requests`: those of one case, as they came; `fields`: each
+    one's."""
+
+    def __init__(self) -> None:
+        self.links: list[Link] = []
+        self.requests: list[Asked] = []
+        self.fields: list[set[tuple[bytes, bytes]]] = []
+        self.address = ("127.0.0.1", 0)
+        self._server: asyncio.Server
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.address = self._server.sockets[0].getsockname()
+
+    async def close(self) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def begin(self) -> None:
+        """Forget what came until now."""
+        self.links = [link for link in self.links if not link.closed]
+        self.requests.clear()
+        self.fields.clear()
+        for link in self.links:
+            link.raw.clear()
+            link.requests.clear()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        link = Link()
+        self.links.append(link)
+        left = b""
+        try:
+            while True:
+                events = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20)
+                if left:
+                    events.receive_data(left)
+                if not await self._request(link, events, reader):
+                    break
+                writer.write(ANSWER)
+                left = events.trailing_data[0]
+        except h11.RemoteProtocolError as error:
+            if not str(error).startswith("peer closed connection without"):
+                link.problem = f"h11: {error}"
+        except (ConnectionError, asyncio.CancelledError):
+            pass  # the proxy gives a request up
+        finally:
+            self._tasks.discard(task)
+            link.closed = True
+            writer.close()
+
+    async def _request(self, link: Link, events: h11.Connection, reader: asyncio.StreamReader) -> bool:
+        head: h11.Request | None = None
+        body = b""
+        while True:
+            event = events.next_event()
+            if event is h11.NEED_DATA:
+                data = await reader.read(1 << 16)
+                link.raw += data
+                link.pending = bool(data)
+                events.receive_data(data)
+            elif isinstance(event, h11.Request):
+                head = event
+            elif isinstance(event, h11.Data):
+                body += bytes(event.data)
+            elif isinstance(event, h11.EndOfMessage):
+                assert head is not None
+                asked = Asked(head.method.decode(), head.target.decode("latin-1"), body)
+                link.requests.append(asked)
+                self.requests.append(asked)
+                self.fields.append(set(head.headers))
+                link.pending = False
+                return True
+            else:
+                return False
+
+
+class Reader:
+    """Targets and bodies of the requests that llhttp reads. `silent`: one has a method that it does not know."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.requests: list[tuple[str, bytes]] = []
+        self.problem = ""
+        self.silent = False
+        self._parser: httptools.HttpRequestParser
+        while raw:
+            self._parser = httptools.HttpRequestParser(self)
+            try:
+                self._parser.feed_data(raw)
+                break
+            except httptools.HttpParserUpgrade as end:
+                raw = raw[end.args[0] :]  # nobody has agreed to that
+            except httptools.HttpParserError as error:
+                if str(error).startswith(("Invalid method", "Expected space after method")):
+                    self.silent = True
+                else:
+                    self.problem = f"llhttp: {error}"
+                break
+
+    def on_message_begin(self) -> None:
+        self._target = self._body = b""
+
+    def on_url(self, target: bytes) -> None:
+        self._target += target
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        self.requests.append((self._target.decode("latin-1"), self._body))
+
+
+class Heard(msgspec.Struct):
+    """`statuses` but 1xx; `said`: the proxy's own words."""
+
+    statuses: list[int]
+    said: str
+    closed: bool
+
+
+class Way:
+    """To the machine through a plane."""
+
+    def __init__(self, name: str, plane: Embedded, carried: bool) -> None:
+        self.name = name
+        self._plane = plane
+        self._carried = carried
+        self._warm: set[str] = set()
+        self.machine = Machine()
+
+    async def open(self) -> None:
+        await self.machine.open()
+        router = Anyone(FakeRoute("web", [FakeMachine("m1", self.machine.address)]))
+        await self._plane.open(router, {"region": "ams", "token": "secret"})
+        if isinstance(self._plane, Haproxy) and not self._carried:
+            self._plane.lender.places = 0
+
+    async def close(self) -> None:
+        await self._plane.close()
+        await self.machine.close()
+
+    async def tried(self, case: Case) -> tuple[Verdict, str]:
+        if self._carried:
+            for host in re.findall(rb"(?im)^host: *([a-z0-9.-]{1,64})(?::\d+)?\r$", b"".join(case.parts)):
+                await self._warmed(host.decode().lower())
+        for silence_s in (SILENCE_S, BUSY_S):
+            self.machine.begin()
+            heard = await self._told(case, silence_s)
+            with suppress(TimeoutError):
+                await until(lambda: all(link.closed or not link.pending for link in self.machine.links), 1.0)
+            verdict, how = judged(case, heard, self.machine)
+            if verdict != "wrong":
+                break
+        return verdict, how
+
+    async def _warmed(self, host: str) -> None:
+        """Have HAProxy carry this host."""
+        if host in self._warm:
+            return
+        self._warm.add(host)
+        for _ in range(100):
+            decided = sum(self._plane.engine.counters.statuses.values())
+            user = await User.at(self._plane.http)
+            await user.ask(f"GET / | Host: {host}")
+            await user.close()
+            if sum(self._plane.engine.counters.statuses.values()) == decided:
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError(f"HAProxy does not carry {host}")
+
+    async def _told(self, case: Case, silence_s: float) -> Heard:
+        reader, writer = await asyncio.open_connection(*self._plane.http)
+        data = b""
+        closed = False
+        most = len(case.requests) if case.wants == "taken" and case.requests is not None else 0
+        with suppress(ConnectionError):
+            for number, part in enumerate(case.parts):
+                writer.write(part)
+                before = len(_statuses(data))
+                while not closed:
+                    answered = len(_statuses(data))
+                    if answered > before and number < len(case.parts) - 1:
+                        break
+                    silence = SETTLED_S if answered > before and answered >= most else silence_s
+                    try:
+                        more = await asyncio.wait_for(reader.read(1 << 16), silence)
+                    except TimeoutError:
+                        break
+                    except ConnectionError:
+                        more = b""
+                    closed = not more
+                    data += more
+        writer.transport.abort()
+        said = re.search(rb"(?m)^P[A-Z]\d\d: (?:this is no request that is taken: )?(.*)$", data)
+        return Heard(_statuses(data), said[1].decode() if said else "", closed)
+
+
+def _statuses(data: bytes) -> list[int]:
+    return [int(status) for status in re.findall(rb"(?:^|\n|\})HTTP/1\.[01] ([2-5]\d\d) ", data)]
+
+
+def judged(case: Case, heard: Heard, machine: Machine) -> tuple[Verdict, str]:
+    for link in machine.links:
+        other = Reader(bytes(link.raw))
+        problem = link.problem or other.problem
+        if not problem and not other.silent and other.requests != [asked[1:] for asked in link.requests]:
+            problem = f"h11 reads {link.requests}, llhttp {other.requests}"
+        if not problem and link.pending and not link.closed:
+            problem = "half a request stays with the machine"
+        if problem:
+            return "wrong", f"{problem}: {bytes(link.raw[:300])!r}"
+    seen = machine.requests
+    good = [status for status in heard.statuses if status < 300]
+    if len(good) != len(seen):
+        return "wrong", f"answered {heard.statuses}, and the machine saw {seen}"
+    refused = len(heard.statuses) > len(good) or (heard.closed and not good)
+    bad = next((status for status in heard.statuses if status >= 400), "closed" if heard.closed else "waits")
+    how = f"{bad} {heard.said}".strip()
+    if case.ends and good and not heard.closed:
+        return "laxer", "taken, and its connection goes on"
+    if case.open:
+        whole = seen == list(case.requests or ())
+        return ("refused", how) if whole else ("wrong", f"the machine saw {seen}, and then {how}")
+    if case.wants == "taken":
+        if refused:
+            early = seen == list((case.requests or ())[: len(seen)])
+            return ("stricter", how) if early else ("wrong", f"the machine saw {seen}, and then {how}")
+        if case.requests is not None and seen != list(case.requests):
+            return "wrong", f"the machine saw {seen}, not {case.requests}"
+        lost = case.fields - machine.fields[0] if machine.fields else case.fields
+        return ("wrong", f"the machine did not see {sorted(lost)}") if lost else ("taken", "")
+    if case.wants == "either":
+        return "refused" if refused or not good else "taken", how
+    if not refused and good:
+        return "laxer", f"taken as {seen}"
+    if seen != list((case.requests or ())[: len(seen)]):
+        return "laxer", f"{how}, and what follows is taken: {seen}"
+    return "refused", how
+
+
+def read(repository: str, cache: Path) -> list[Case]:
+    cases = [*gunicorn(cache), *llhttp(cache)]
+    if repository:
+        more, unread = probe(repository)
+        cases += more
+        print(f"Http11Probe: {unread} cases are not shown byte for byte, and left out")
+    return [*cases, *own(), *sweep()]
+
+
+async def main() -> None:
+    options = argparse.ArgumentParser(prog="bench.torture")
+    options.add_argument("--http11probe", default="")
+    options.add_argument("--cache", type=Path)
+    options.add_argument("--suite", default="")
+    options.add_argument("--list", action="store_true", help="every case that is not as its suite says")
+    chosen = options.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        cases = [case for case in read(chosen.http11probe, chosen.cache or Path(name)) if chosen.suite in case.suite]
+    ways = [
+        Way("embedded", Embedded(), False),
+        Way("haproxy, first", Haproxy(), False),
+        Way("haproxy, carried", Haproxy(), True),
+    ]
+    found: dict[str, list[tuple[Case, Verdict, str]]] = {}
+
+    async def go(way: Way) -> None:
+        await way.open()
+        found[way.name] = [(case, *await way.tried(case)) for case in cases]
+        await way.close()
+
+    await asyncio.gather(*map(go, ways))
+    found = {way.name: found[way.name] for way in ways}
+    shown(found, every=chosen.list)
+    sys.exit(any(verdict == "wrong" for tried in found.values() for _, verdict, _ in tried))
+
+
+VERDICTS: tuple[Verdict, ...] = ("taken", "refused", "stricter", "laxer", "wrong")
+
+
+def shown(found: dict[str, list[tuple[Case, Verdict, str]]], *, every: bool) -> None:
+    print(f"\n{'suite':<24}{'cases':>6}  {'through':<18}" + "".join(f"{verdict:>9}" for verdict in VERDICTS))
+    suites = Counter(case.suite for case, _, _ in next(iter(found.values())))
+    for suite, count in suites.items():
+        for way, tried in found.items():
+            verdicts = Counter(verdict for case, verdict, _ in tried if case.suite == suite)
+            numbers = "".join(f"{verdicts[verdict]:>9}" for verdict in VERDICTS)
+            print(f"{suite:<24}{count:>6}  {way:<18}{numbers}")
+    for way, tried in found.items():
+        reasons: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
+        for case, verdict, how in tried:
+            if verdict == "wrong" or (every and verdict in ("stricter", "laxer")):
+                reasons[verdict, case.suite, how].append(case.name)
+        for (what, suite, how), names in sorted(reasons.items()):
+            print(f"\n{way}, {suite}, {what}: {how}\n  " + "\n  ".join(names))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
