@@ -39,7 +39,7 @@ SERVED = (
     Served("single", "fra", 1, "host", "stop", soft=1, hard=1, program="slow web"),
 )
 WEB: dict[str, dict[str, Any]] = {
-    "web": {"listens_s": 0.05},
+    "web": {"listens_s": 0.05, "stops_in_s": 0.6},
     "slow web": {"listens_s": 0.4, "stops_in_s": 2.5},
 }
 """The programs of served machines (`sim.world.Program`)."""

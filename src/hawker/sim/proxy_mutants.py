@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -17,9 +16,8 @@ from hawker.proxy.embedded.exchange import Exchange
 from hawker.proxy.embedded.machine import MachineConnection
 from hawker.proxy.embedded.pool import Pool
 from hawker.proxy.idling import Idling
+from hawker.sim.loop import current_process
 from hawker.sim.mutants import Change, Mutant
-
-_turns = itertools.count()
 
 
 def _one_more(seat: Seat) -> None:
@@ -27,9 +25,9 @@ def _one_more(seat: Seat) -> None:
 
 
 def _any_that_sleeps(home: Region, out: Collection[str], **options: Any) -> Seat | None:
-    """Each time another one."""
+    """Not the same for every proxy."""
     asleep = [seat for seat in home.asleep if seat.machine not in out]
-    return asleep[next(_turns) % len(asleep)] if asleep else None
+    return asleep[len(current_process().name) % len(asleep)] if asleep else None
 
 
 def _sent_again(method: bytes, how: str, *, sent: bool, whole: bool, tries: int, sent_tries: int) -> bool:

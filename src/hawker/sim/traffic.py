@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 BACKHAUL = 4290
 PEAK = 4.0
-IDLE_S, LOOK_S = 6.0, 1.0
+IDLE_S, LOOK_S = 2.5, 0.5
 ROUTING = RouterSettings(
     idle_s=IDLE_S, idle_look_s=LOOK_S, drain_s=4.0, gone_s=6.0, start_again_s=1.0, ready_s=15.0, stale_s=5.0
 )

@@ -66,7 +66,7 @@ def wishes(seed: str, app: str, edges: Sequence[str], seconds: float, peak: floa
         if rng.random() < (up if up < 1 else 0.0):
             times.append((at_s, rng.choice(edges)))
     at_s = 0.0
-    while (at_s := at_s + rng.uniform(3, 12)) < seconds:
+    while (at_s := at_s + rng.uniform(3, 14)) < seconds:
         times += [(at_s, edge) for edge in edges for _ in range(rng.randrange(1, 4))]
     found = []
     for number, (at_s, edge) in enumerate(sorted(times)):
