@@ -340,6 +340,42 @@ def test_what_is_started_is_in_the_nearest_region() -> None:
             break
 
 
+# --- doubt ---
+
+
+def doubting(pool: Pool, *machines: str) -> Pool:
+    for machine in machines:
+        pool.doubt(pool.seats[machine], True)
+    return pool
+
+
+def test_a_machine_whose_worker_may_be_gone_takes_only_what_no_other_can() -> None:
+    pool = doubting(pool_of(candidate("m1"), candidate("m2")), "m1")
+    assert [taken(pool) for _ in range(3)] == ["m2", "m2", None]
+    assert decided(pool) == ("take", "m2")
+    load(pool, m2=1)
+    assert decided(pool) == ("take", "m1"), "the other one is full"
+    pool.leave(pool.seats["m2"])
+    pool.doubt(pool.seats["m1"], False)
+    assert taken(pool) == "m1"
+
+
+def test_one_that_sleeps_where_all_is_well_is_started_before_one_in_doubt_is_asked() -> None:
+    pool = doubting(pool_of(candidate("m1"), candidate("m2", state="stopped")), "m1")
+    assert decided(pool) == ("start", "m2")
+    assert decided(pool, tried=["m2"]) == ("take", "m1")
+    assert decided(doubting(pool, "m2")) == ("take", "m1"), "with both in doubt, the one that runs"
+    assert decided(pool, tried=["m1"]) == ("start", "m2")
+
+
+def test_one_in_doubt_that_a_request_must_have_gets_it() -> None:
+    pool = doubting(pool_of(candidate("m1"), candidate("m2")), "m1")
+    assert decided(pool, Wishes(force_machine="m1")) == ("take", "m1")
+    assert decided(pool, Wishes(prefer_machine="m1")) == ("take", "m2")
+    pool.rest(pool.seats["m1"], 5.0)
+    assert decided(pool, Wishes(force_machine="m1")) is UNWELL, "it has failed here, too"
+
+
 # --- wishes ---
 
 
@@ -469,7 +505,7 @@ class Rules(RuleBasedStateMachine):
     def remove(self, machine: str) -> None:
         self.pool.remove(machine)
 
-    @rule(machine=st.sampled_from(NAMES), what=st.sampled_from(["waking", "closing"]), on=st.booleans())
+    @rule(machine=st.sampled_from(NAMES), what=st.sampled_from(["waking", "closing", "doubt"]), on=st.booleans())
     def mark(self, machine: str, what: str, on: bool) -> None:
         if seat := self.pool.seats.get(machine):
             getattr(self.pool, what)(seat, on)
@@ -526,6 +562,10 @@ class Rules(RuleBasedStateMachine):
         if isinstance(decision, Nothing):
             assert not able
             return
+        if not decision.seat.doubtful:
+            able = [seat for seat in able if not seat.doubtful]
+        elif seats and not wishes.force_machine:
+            assert all(seat.doubtful for seat in able), "one without doubts can take it"
         seat = decision.seat
         assert seat in seats
         assert not seat.full
@@ -550,7 +590,7 @@ class Rules(RuleBasedStateMachine):
         beside = [other for other in able if other.region == seat.region]
         if seat.closing:
             assert not beside
-        elif seat.in_flight >= seat.soft:
+        elif seat.in_flight >= seat.soft and not seat.doubtful:
             assert all(other.in_flight >= other.soft for other in beside), "over soft only if all are"
 
     @invariant()

@@ -6,7 +6,6 @@ import asyncio
 from contextlib import closing
 from random import Random
 
-import pytest
 from tests.kit.doors import free_port
 from tests.kit.waiting import until
 
@@ -25,7 +24,7 @@ class Worker:
         self.address = "127.0.0.1", free_port()
         self.silent = False
         self.pool = Pool("web", "ord", random=Random(1).random)
-        self.far = Far("ord-1", RouterSettings(trouble_s=0.05), Looking())
+        self.far = Far("ord-1", RouterSettings(trouble_s=0.05, hung_s=0.25), Looking())
         seat = self.pool.put(Candidate(machine="m1", region="ord", state="started"))
         self.place = Place(self.pool, seat, Room(), self.far, (self.address,))
 
@@ -65,7 +64,6 @@ async def test_one_that_answers_itself_is_left_alone_only_as_its_machine_is() ->
     await it.far.close()
 
 
-@pytest.mark.slow
 async def test_one_that_takes_connections_and_says_nothing_is_not_chosen_before_it_does() -> None:
     it = Worker()
     it.silent = True
@@ -74,5 +72,5 @@ async def test_one_that_takes_connections_and_says_nothing_is_not_chosen_before_
         await until(lambda: it.far.away)
         assert not it.chosen()
         it.silent = False
-        await until(it.chosen, 5.0)
+        await until(it.chosen, 2.0)
     await it.far.close()

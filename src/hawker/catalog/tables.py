@@ -106,10 +106,11 @@ class Tables:
         """Write what membership says of a node into the table `members`, which is this node's own and goes nowhere."""
         names = ", ".join(("name", *columns))
         sql = f"insert or replace into members ({names}) values ({', '.join('?' * (1 + len(columns)))})"
-        self._write(lambda batch, origins: self._execute(sql, name, *columns.values()))
+        self._write(lambda batch, origins: self._of_member(batch, name, sql, name, *columns.values()))
 
     def drop_member(self, name: str) -> None:
-        self._write(lambda batch, origins: self._execute("delete from members where name = ?", name))
+        sql = "delete from members where name = ?"
+        self._write(lambda batch, origins: self._of_member(batch, name, sql, name))
 
     def recheck(self) -> int:
         """Put rows whose time has come, and rows of tables that are known and shown now, where they belong. Tells how
@@ -148,6 +149,11 @@ class Tables:
     def _set_muted(self, sql: str, table: str) -> None:
         self._write(lambda batch, origins: self._execute(sql, table))
         self._load()
+
+    def _of_member(self, batch: Batch, name: str, sql: str, *values: Any) -> None:
+        self._execute(sql, *values)
+        batch.tables.add("members")
+        batch.changed["members"] = {name}
 
     def _execute(self, sql: str, *values: Any) -> None:
         self._db.execute(sql, values)

@@ -192,6 +192,12 @@ class Pool:
         seat.waking = on
         self._place(seat)
 
+    def doubt(self, seat: Seat, on: bool) -> None:
+        """Its worker may be gone, as others say: it is left alone where another machine takes the request."""
+        if seat.doubtful is not on:
+            seat.doubtful = on
+            self._place(seat)
+
     def closing(self, seat: Seat, on: bool) -> None:
         """It is about to be stopped: it takes no request that another machine can. Once the stop can not be taken back
         any more, `put` it as stopping."""
@@ -251,11 +257,13 @@ class Pool:
                 return Take(seat, None if waited is None or is_coming(waited) else waited)
         if waited is not None:
             return Start(waited, is_coming(waited))
-        for name in regions:
-            home = self._regions.get(name)
-            spare = self._draw(filter(is_spare, home.unwell), out) if home is not None else None
-            if spare is not None:
+        homes = [home for name in regions if (home := self._regions.get(name))]
+        for home in homes:
+            if spare := self._draw(filter(is_spare, home.unwell), out):
                 return Take(spare)
+        for home in homes:
+            if waited := to_start(home, out, doubtful=True):
+                return Start(waited, is_coming(waited))
         return self._why(regions, out)
 
     def _forced(self, wishes: Wishes, regions: Sequence[str], tried: Collection[str]) -> Decision:

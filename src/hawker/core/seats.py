@@ -33,8 +33,8 @@ class Seat:
     """A machine in a pool. To be read only, but for `data`, which is the caller's own."""
 
     __slots__ = (
-        *("closing", "data", "hard", "home", "in_flight", "lent", "list", "machine", "others", "own", "place"),
-        *("region", "rests_until", "row", "soft", "spare", "told_until", "waking", "weight"),
+        *("closing", "data", "doubtful", "hard", "home", "in_flight", "lent", "list", "machine", "others", "own"),
+        *("place", "region", "rests_until", "row", "soft", "spare", "told_until", "waking", "weight"),
     )
 
     def __init__(self, row: Candidate, of: tuple[bytes, str]) -> None:
@@ -51,6 +51,8 @@ class Seat:
         """Places that whoever carries requests past this proxy may fill without asking; `others` are those filled."""
         self.waking = False
         self.closing = False
+        self.doubtful = False
+        """Its worker may be gone: it takes, and is started for, what no other machine can take."""
         self.rests_until = 0.0
         self.spare = False
         """While it rests it takes what no other can."""
@@ -101,7 +103,7 @@ def list_of(seat: Seat, home: Region) -> list[Seat] | None:
     if seat.waking:
         return home.coming
     if row.state == RUNNING:
-        if not row.healthy:
+        if not row.healthy or seat.doubtful:
             return home.unwell
         if seat.closing:
             return home.leaving
@@ -114,12 +116,17 @@ def list_of(seat: Seat, home: Region) -> list[Seat] | None:
     return home.asleep if row.state in ASLEEP and row.autostart else None
 
 
-def to_start(home: Region, out: Collection[str]) -> Seat | None:
-    """What a request would wait for: one that is on its way with room for it, or the one to start."""
-    coming = [seat for seat in home.coming if seat.machine not in out and not seat.full]
+def to_start(home: Region, out: Collection[str], *, doubtful: bool = False) -> Seat | None:
+    """What a request would wait for: one that is on its way with room for it, or the one to start. Of machines that are
+    `doubtful`, or of those that are not."""
+
+    def may(seat: Seat) -> bool:
+        return seat.doubtful is doubtful and seat.machine not in out and not seat.full
+
+    coming = list(filter(may, home.coming))
     if coming:
         return min(coming, key=lambda seat: (seat.in_flight, seat.weight))
-    asleep = [seat for seat in home.asleep if seat.machine not in out and not seat.full]
+    asleep = list(filter(may, home.asleep))
     return max(
         asleep,
         key=lambda seat: (seat.row.state == "suspended", seat.row.state == "stopped", seat.weight),
@@ -134,9 +141,9 @@ def is_open(seat: Seat) -> bool:
 
 
 def is_spare(seat: Seat) -> bool:
-    """Whether it rests, and takes what no other can below its hard limit."""
+    """Whether it rests, or is in doubt, and takes what no other can below its hard limit."""
     up = seat.row.state == RUNNING and seat.row.healthy and not (seat.row.cordoned or seat.waking or seat.closing)
-    return seat.spare and seat.rests_until > 0 and up and not seat.full
+    return (seat.spare if seat.rests_until > 0 else seat.doubtful) and up and not seat.full
 
 
 def is_coming(seat: Seat) -> bool:

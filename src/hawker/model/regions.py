@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import asin, cos, radians, sin, sqrt
 
 import msgspec
@@ -48,12 +47,7 @@ def place(code: str) -> Place:
     return PLACES.get(code, Place(code, 0.0, 0.0, ""))
 
 
-def nearest(here: str, regions: Iterable[str]) -> list[str]:
-    """By their distance on the map, the nearest first; those that lie nowhere last, by name."""
-    return sorted(regions, key=lambda region: (region not in PLACES, _angle(place(here), place(region)), region))
-
-
-def _angle(one: Place, other: Place) -> float:
+def angle(one: Place, other: Place) -> float:
     """Between two places, seen from the middle of the earth, in radians (haversine formula)."""
     north, east = radians(other.latitude - one.latitude), radians(other.longitude - one.longitude)
     along = cos(radians(one.latitude)) * cos(radians(other.latitude)) * sin(east / 2) ** 2

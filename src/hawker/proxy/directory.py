@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from hawker.catalog.view import Changed, RowView
+from hawker.core.doubt import doubted
 from hawker.errors import StoreError
 from hawker.proxy.published import Served, served
 from hawker.telemetry import get_logger
@@ -46,6 +47,7 @@ _SERVICE = (
 )
 _APP = "select org from apps where id = ?"
 _WORKERS = "select name, region, host, port, proxy_port from workers"
+_MEMBERS = "select name, status from members"
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +99,8 @@ OnMachine = Callable[[App, Machine | None, Machine | None], None]
 
 class Directory:
     """`close` when done. `bad` are rows that were passed over, by table and key, with the reason; `skipped` counts
-    them. `on_app` is told of apps that were deleted, or exist in other regions now, `on_worker` of workers."""
+    them. `on_app` is told of apps that were deleted, or exist in other regions now, `on_worker` of workers, `on_doubt`
+    of those that are in doubt now, or no more (`hawker.core.doubt`)."""
 
     def __init__(self, view: RowView, region: str) -> None:
         self._view = view
@@ -108,13 +111,16 @@ class Directory:
         self._stale: dict[str, None] = {}  # apps to be read again as a whole
         self._timer: asyncio.Handle | None = None
         self.workers: dict[str, Worker] = {}
+        self.doubted: frozenset[str] = frozenset()
         self.bad: OrderedDict[tuple[str, str], str] = OrderedDict()
         self.skipped = 0
         self.on_machine: list[OnMachine] = []
         self.on_app: list[Callable[[App], None]] = []
         self.on_worker: list[Callable[[Worker | None, Worker | None], None]] = []
+        self.on_doubt: list[Callable[[str], None]] = []
         view.on_rows.append(self._changed)
         self._read_workers()
+        self._read_members()
 
     def workers_of(self, app: str, region: str) -> list[Worker]:
         """Workers of another region that have machines of an app, and a proxy. Raises `StoreError`."""
@@ -186,6 +192,8 @@ class Directory:
                     self._make_stale(name)
         if "workers" in changed or "forgotten" in changed:
             self._read_workers()
+        if "members" in changed:
+            self._read_members()
         if self._machines or self._stale:
             self._later()
 
@@ -364,6 +372,17 @@ class Directory:
             if before.get(name) != now.get(name):
                 for told in self.on_worker:
                     told(before.get(name), now.get(name))
+
+    def _read_members(self) -> None:
+        try:
+            rows = self._view.rows(_MEMBERS)
+        except StoreError as error:
+            _logger.warning("directory.not_read", error=error.message, cause="membership")
+            return
+        before, self.doubted = self.doubted, doubted(dict(rows))
+        for name in sorted(before ^ self.doubted):
+            for told in self.on_doubt:
+                told(name)
 
 
 def _check(one: Served) -> None:

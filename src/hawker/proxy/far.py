@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from hawker.proxy.base import Address, Failure
@@ -14,18 +15,29 @@ from hawker.proxy.waking import Looking
 LOOK_MOST_S = 120.0
 """Then requests try it again, whatever looks have found."""
 LOOK_S = 0.25
-ANSWER_S = 2.0
-"""A proxy that is only busy answers within that."""
+ANSWER_PART = 0.4
+"""Of `hung_s`: a proxy that is only busy answers within that. One that does not gets no more requests; after all of it
+those that it has are made elsewhere."""
 
 
 class Far:
     """A worker's proxy, as the keeper of places there. One that refuses connections, or takes them and says nothing, is
-    looked at until it answers; it is `away` so long."""
+    looked at until it answers; it is `away` so long, and none of its machines is chosen."""
 
-    def __init__(self, worker: str, settings: RouterSettings, looking: Looking) -> None:
+    def __init__(
+        self,
+        worker: str,
+        settings: RouterSettings,
+        looking: Looking,
+        places: Callable[[], Iterable[Place]] = tuple,
+        give_up: Callable[[Address], None] = lambda address: None,
+    ) -> None:
+        """`places` gives all that it keeps. `give_up` is told when requests wait at its address in vain."""
         self.worker = worker
         self._settings = settings
         self._looking = looking
+        self._places = places
+        self._give_up = give_up
         self._look: asyncio.Task[None] | None = None
         self._failed: dict[Place, None] = {}  # since it is looked at
         self.away = False
@@ -45,13 +57,22 @@ class Far:
         until = self._trouble.failed(now)
         if how in ("refused", "timeout"):
             self._failed[place] = None
-            if self._look is None:
-                self._look = asyncio.get_running_loop().create_task(
-                    self._until_back(place.address), name=f"look at {self.worker}"
-                )
-            elif self.away:
+            self.look(place.address)
+            if self.away:
                 until = now + LOOK_MOST_S
         place.pool.rest(place.seat, until)
+
+    def seated(self, place: Place) -> None:
+        """It keeps this one from now on, or its row has changed."""
+        if self.away:
+            self._leave_alone(place)
+
+    def look(self, address: Address) -> None:
+        """Whether it is there at all, unless that is being looked at."""
+        if self._look is None:
+            self._look = asyncio.get_running_loop().create_task(
+                self._until_back(address), name=f"look at {self.worker}"
+            )
 
     async def close(self) -> None:
         if self._look is not None:
@@ -60,24 +81,36 @@ class Far:
 
     async def _until_back(self, address: Address) -> None:
         """If it is there, what failed was a machine. If not, no user's request should be what finds out."""
+        asking = asyncio.get_running_loop().create_task(answers(address, self._settings.hung_s))
         try:
-            if await answers(address):
+            await asyncio.wait((asking,), timeout=self._settings.hung_s * ANSWER_PART)
+            if asking.done() and asking.result():
                 return
             self.away = True
-            now = asyncio.get_running_loop().time()
-            for place in self._failed:
-                place.pool.rest(place.seat, now + LOOK_MOST_S)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_MOST_S):
-                    await self._looking.until_listening((address,))
-                    while not await answers(address):  # noqa: ASYNC110  # it is not in this process
-                        await asyncio.sleep(LOOK_S)
+            for place in [*self._failed, *self._places()]:
+                self._leave_alone(place)
+            if not await asking:
+                self._give_up(address)
+                await self._back(address)
             self._trouble.over()
             for place in self._failed:
                 place.pool.rest(place.seat, 0.0)
                 place.room.all()
         finally:
+            asking.cancel()
             self.away, self._failed, self._look = False, {}, None
+
+    def _leave_alone(self, place: Place) -> None:
+        self._failed[place] = None
+        place.pool.rest(place.seat, asyncio.get_running_loop().time() + LOOK_MOST_S)
+
+    async def _back(self, address: Address) -> None:
+        within_s = self._settings.hung_s * ANSWER_PART
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_MOST_S):
+                await self._looking.until_listening((address,))
+                while not await answers(address, within_s):  # noqa: ASYNC110  # it is not in this process
+                    await asyncio.sleep(LOOK_S)
 
     def answered(self, place: Place) -> None:
         self._trouble.over()
@@ -89,10 +122,10 @@ class Far:
             place.pool.told(place.seat, int(count), asyncio.get_running_loop().time())
 
 
-async def answers(address: Address) -> bool:
+async def answers(address: Address, within_s: float) -> bool:
     """Whether a proxy says anything on its backhaul, if only that the caller is a stranger."""
     with suppress(OSError, EOFError, TimeoutError):
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(within_s):
             reader, writer = await asyncio.open_connection(*address)
             try:
                 writer.write(b"GET / HTTP/1.1\r\nhost: backhaul\r\nconnection: close\r\n\r\n")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from hawker.core.distances import Distances
 from hawker.core.routing import Seat, Wishes
 from hawker.errors import HawkerError, StoreError
 from hawker.model import door as words
-from hawker.model.regions import expand, nearest
+from hawker.model.regions import expand
 from hawker.proxy.base import Refused, Route, ServicePort
 from hawker.proxy.door import Door
 from hawker.proxy.places import Place
@@ -37,6 +38,7 @@ class ProxyRouter:
         self.sites = sites
         self.settings = settings
         self.random = random
+        self.distances = Distances(sites.region)
         self._claims = claims
         self._suffix = f".{domain}"
         self._routes: dict[tuple[int, str], ProxyRoute] = {}  # by public port and host
@@ -154,10 +156,15 @@ class ProxyRouter:
         finally:
             loop.call_later(FORGET_S, place.pool.waking, place.seat, False)
 
+    def troubled(self, worker: str, now: float) -> bool:
+        """Whether another region's worker is left alone."""
+        far = self.sites.fars.get(worker)
+        return self.trouble.get(worker, 0.0) > now or (far is not None and far.away)
+
     def others(self, site: Site, wishes: Wishes) -> list[str]:
         """Other regions that have the app, the best first for this request."""
         order = [region for region in self.settings.regions if region in site.app.elsewhere]
-        order += nearest(self.sites.region, [region for region in site.app.elsewhere if region not in order])
+        order += self.distances.nearest(region for region in site.app.elsewhere if region not in order)
         if wishes.force_regions:
             return [each for each in expand(",".join(wishes.force_regions), order) if each in order]
         if wishes.prefer_regions:

@@ -257,7 +257,7 @@ class ProxyRoute:
             if region in asked:
                 continue
             workers = router.sites.directory.workers_of(self.app, region)
-            open_ = [w for w in workers if w.name not in tried and router.trouble.get(w.name, 0.0) <= now]
+            open_ = [w for w in workers if w.name not in tried and not router.troubled(w.name, now)]
             if open_:
                 worker = open_[int(router.random() * len(open_))]
                 return RegionLease(router, self.app, worker, (self._header, *wished(wishes)))

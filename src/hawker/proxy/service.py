@@ -31,7 +31,9 @@ from hawker.proxy.haproxy.plane import HaproxyEngine
 from hawker.proxy.health import Gauges, Health
 from hawker.proxy.idling import Idling
 from hawker.proxy.lending import SiteLender
+from hawker.proxy.measuring import Measuring
 from hawker.proxy.ports import OpenPorts
+from hawker.proxy.pulse import Pulse
 from hawker.proxy.router import ProxyRouter
 from hawker.proxy.settings import AcmeSettings, ProxySettings, address
 from hawker.proxy.sites import Sites
@@ -137,6 +139,10 @@ class Proxy:
             sites, settings.routing, domain=settings.domain, claims=self._claimed, random=random
         )
         stack.push_async_callback(router.close)
+        self.measuring = Measuring(directory, region, router.distances, random)
+        if settings.listen or settings.tcp:  # else none of its requests go to other regions
+            self.measuring.begin()
+            stack.push_async_callback(self.measuring.close)
         self.standbys = Standbys(sites, view, random)
         self.standbys.begin()
         stack.push_async_callback(self.standbys.close)
@@ -150,6 +156,10 @@ class Proxy:
         self.engine = engine = self._engine(embedded, host, certificates, files)
         stack.push_async_callback(engine.close)
         sites.on_let_go.append(engine.let_go)
+        sites.give_up = engine.give_up
+        pulse = Pulse(sites, engine.unanswered)
+        pulse.begin()
+        stack.push_async_callback(pulse.close)
         if settings.acme is not None and files is not None and certificates is not None:
             await self._issuer(stack, settings.acme, host, certificates, token, worker, files)
         for port, at in shared.items():

@@ -44,7 +44,8 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Times in seconds."""
 
     regions: tuple[str, ...] = ()
-    """Other regions, the nearest first. Those that are not named come after them, as they lie on the map."""
+    """Other regions, the nearest first. Those that are not named come after them, by how long a round trip there takes,
+    and until that is measured, by how they lie on the map."""
 
     apps: int = 10_000
     """Apps that are kept in memory, beside those with machines of this worker and those with requests under way: an
@@ -71,6 +72,10 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How full the machines that stay may be, of their soft limits, for another one to be too many."""
     idle_look_s: float = 10.0
     """How often machines are looked at; at most one of an app is stopped each time."""
+
+    hung_s: float = 5.0
+    """How long another worker's proxy may say nothing at all, before requests that wait there for their answers, and
+    may be made twice, are made elsewhere. After two fifths of that it gets no more."""
 
     gone_s: float = 15.0
     """After how long without any sign of a worker its machines' standbys are started."""

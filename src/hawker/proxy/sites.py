@@ -7,7 +7,7 @@ during a deploy that moves it to another port inside: services belong to one gro
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 from hawker.core.routing import Candidate, Pool
 from hawker.proxy.base import Address, Header, ServicePort
@@ -98,6 +98,8 @@ class Sites:
         self.doors: dict[str, Door] = {}  # by machine
         self.fars: dict[str, Far] = {}  # by worker
         self.looking = Looking()
+        self.give_up: Callable[[Address], None] = lambda address: None
+        """What waits there for an answer waits in vain."""
         self.withdraw: Callable[[str], Awaitable[bool]] | None = None  # of `hawker.proxy.lending`
         self.on_door: list[Callable[[Door], None]] = []
         self.on_let_go: list[Callable[[Address, bool], None]] = []
@@ -108,6 +110,7 @@ class Sites:
         directory.on_machine.append(self._machine)
         directory.on_app.append(self._app)
         directory.on_worker.append(self._worker)
+        directory.on_doubt.append(self._doubt)
 
     def find(self, app: str) -> Site | None:
         """An app's that was loaded before. Raises `StoreError`."""
@@ -128,6 +131,16 @@ class Sites:
                 self._drop_some(site)
         site.used = True
         return site
+
+    def far(self, worker: str) -> Far:
+        """Of another worker's proxy."""
+        found = self.fars.get(worker)
+        if found is None:
+            found = Far(
+                worker, self.settings, self.looking, lambda: self.places_at(worker), lambda at: self.give_up(at)
+            )
+            self.fars[worker] = found
+        return found
 
     # --- what is not needed ------------------------------------------------------------------------------------------
 
@@ -199,6 +212,25 @@ class Sites:
         for site in self._sites.values():
             for machine in [machine for machine in site.app.machines.values() if machine.worker == name]:
                 self._reseat(site, machine.id, machine)
+
+    def _doubt(self, worker: str) -> None:
+        """Whether it is there is in doubt now, or no more."""
+        on = self._doubted(worker)
+        for place in self.places_at(worker):
+            place.pool.doubt(place.seat, on)
+            if not on:
+                place.room.all()
+
+    def _doubted(self, worker: str) -> bool:
+        return worker in self.directory.doubted and worker != self.worker  # what its own door knows is no hearsay
+
+    def places_at(self, worker: str) -> Iterator[Place]:
+        """Of all machines that are known to be on this worker."""
+        for site in self._sites.values():
+            for (machine, _), place in site.places.items():
+                known = site.app.machines.get(machine)
+                if known is not None and known.worker == worker:
+                    yield place
 
     # --- groups and places -------------------------------------------------------------------------------------------
 
@@ -272,11 +304,14 @@ class Sites:
             seat.data = place
             place.seat = seat
             site.places[key] = place
+            group.pool.doubt(seat, self._doubted(machine.worker))
             if door is not None:  # it may be a seat that knows nothing of a start or a stop under way
                 group.pool.waking(seat, door.opening)
                 group.pool.closing(seat, seat.closing or door.closing)
             elif seat.waking and machine.state == "started":
                 group.pool.waking(seat, False)
+            if far is not None:
+                far.seated(place)
 
     def _unseat(self, place: Place) -> None:
         place.pool.remove(place.machine)
@@ -297,10 +332,7 @@ class Sites:
         if worker is None:
             return None
         if machine.worker != self.worker and worker.proxy_port:
-            far = self.fars.get(worker.name)
-            if far is None:
-                far = self.fars[worker.name] = Far(worker.name, self.settings, self.looking)
-            return None, far, worker
+            return None, self.far(worker.name), worker
         door = self.doors.get(machine.id)
         calls = self.workers.of(worker)
         if door is None:

@@ -73,6 +73,10 @@ class Aside(Asker):
     def sending(self) -> bool:
         return self._of.sending
 
+    @property
+    def may_go_elsewhere(self) -> bool:
+        return False  # it is answered
+
     def data(self, data: bytes) -> None:
         self._bytes += len(data)
         if self._bytes <= ASIDE_BYTES:

@@ -21,6 +21,11 @@ class Deadline:
         self._at = math.inf
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def at(self) -> float:
+        """Infinite where there is none."""
+        return self._at
+
     def within(self, seconds: float) -> None:
         at = self._at = self._now() + seconds
         if at < self._due:

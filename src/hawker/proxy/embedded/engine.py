@@ -245,6 +245,14 @@ class Engine:
         self.pool.let_go(address, asleep)
         self.h2_pool.let_go(address)
 
+    def unanswered(self) -> dict[Address, float]:
+        """Where requests wait for the first byte of an answer, and for how many seconds the longest."""
+        return self.pool.unanswered()
+
+    def give_up(self, address: Address) -> None:
+        """The proxy at this address says nothing at all."""
+        self.pool.give_up(address, "its worker's proxy says nothing")
+
     def handed_on(self, route: Route) -> None:
         """A machine has handed a request of this route on."""
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hawker.core.retrying import may_retry
 from hawker.proxy.base import ANY, Failure, Header, Lease, Refused, ServicePort
 from hawker.proxy.embedded.aside import Aside, Signals
 from hawker.proxy.embedded.bodies import chunk, last_chunk
@@ -202,6 +203,13 @@ class Exchange(Errand):
 
     def stalled(self, stalled: bool) -> None:
         self._front.hold(stalled)
+
+    @property
+    def may_go_elsewhere(self) -> bool:
+        search = self._search
+        tries, sent_tries = (1, 1) if search is None else (search.tries + 1, search.sent_tries + 1)
+        method, whole = self._request.method, self._whole
+        return may_retry(method, "timeout", sent=True, whole=whole, tries=tries, sent_tries=sent_tries)
 
     # --- to the machine ----------------------------------------------------------------------------------------------
 

@@ -58,6 +58,11 @@ class Asker(Protocol):
         """Whether the request's body is not complete yet."""
         ...
 
+    @property
+    def may_go_elsewhere(self) -> bool:
+        """Whether the request, sent as it is, could be made once more at another machine."""
+        ...
+
 
 class Idle(Protocol):
     """Where connections wait for their next request."""
@@ -215,6 +220,18 @@ class MachineConnection(asyncio.Protocol):
         if self._guarded:
             self._guard(False)
         return self.transport
+
+    def unanswered_s(self, now: float) -> float:
+        """For how long the first byte of an answer has been awaited; 0 where none is."""
+        if self._asker is None or self._heard or self._asker.sending:
+            return 0.0
+        return max(0.0, now - (self.deadline.at - self._idle_s))
+
+    def give_up(self, problem: str) -> None:
+        """Whoever is to answer here does not answer anything."""
+        asker = self._asker
+        if asker is not None and not self._heard and asker.may_go_elsewhere and self.usable and not self._has_come():
+            self._break("timeout", problem)
 
     # --- asyncio.Protocol --------------------------------------------------------------------------------------------
 

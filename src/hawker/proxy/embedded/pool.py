@@ -105,6 +105,19 @@ class Pool:
             for connection in [each for each in self._every if each.address == address]:
                 connection.asleep()
 
+    def unanswered(self) -> dict[Address, float]:
+        """Where the first byte of an answer is awaited, and for how many seconds the longest."""
+        now, found = self._loop.time(), dict[Address, float]()
+        for connection in list(self._every):
+            if seconds := connection.unanswered_s(now):
+                found[connection.address] = max(seconds, found.get(connection.address, 0.0))
+        return found
+
+    def give_up(self, address: Address, problem: str) -> None:
+        """Nothing there answers: what may be asked elsewhere is."""
+        for connection in [each for each in self._every if each.address == address]:
+            connection.give_up(problem)
+
     def close(self) -> None:
         self._closed = True
         for idle in list(self._idle.values()):
