@@ -15,8 +15,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from hawker.core.outage import Outage
 from hawker.sim.cluster import Plan, Report, plan_of, simulate
+from hawker.sim.mutants import Change, Mutant, mutated
 from hawker.sim.proxy_mutants import PROXY_MUTANTS
+from hawker.sim.standbys import outages
 
 pytestmark = pytest.mark.slow
 
@@ -72,3 +75,20 @@ def test_a_run_with_users_has_one_digest_whatever_the_hash_seed() -> None:
     env = {**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": os.pathsep.join((str(root / "src"), str(root)))}
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == digest, done.stderr
+
+
+def test_a_standby_is_started_once_for_each_outage_however_many_proxies_see_it() -> None:
+    found = outages()
+    assert found.wrong == []
+    counts = (found.before, found.once_gone, found.stopped_meanwhile, found.back, found.gone_again)
+    assert counts == (0, 1, 1, 1, 2)
+
+
+def test_a_proxy_that_forgets_what_it_has_done_about_an_outage_is_noticed() -> None:
+    with mutated(Mutant("every look is the first", (), (Change(Outage, "failed", _forgets),))):
+        assert outages().stopped_meanwhile > 1
+
+
+def _forgets(outage: Outage) -> None:
+    outage.failures += 1
+    outage.told = False

@@ -76,9 +76,11 @@ class Standbys:
         """Once. Raises `StoreError`."""
         standing = self._standing()
         workers = self._workers_of({machine for standby in standing for machine in standby.of})
-        for gone in self._outages.keys() - set(workers.values()):
+        # One that was acted on is not over because the standby runs now: its user may stop it meanwhile.
+        acted_on = {name for name, its in self._outages.items() if its.told and name in self._sites.directory.workers}
+        looked_at = sorted(acted_on.union(workers.values()))
+        for gone in self._outages.keys() - set(looked_at):
             del self._outages[gone]
-        looked_at = sorted(set(workers.values()))
         await asyncio.gather(*(self._look_at(worker) for worker in looked_at))
         dead = {name for (name,) in self._view.rows("select name from members where status = 'dead'")}
         now = asyncio.get_running_loop().time()

@@ -53,13 +53,16 @@ class Mutant(NamedTuple):
         return any(word in text for text in violations for word in self.breaks)
 
 
+_MISSING: Any = object()
+
+
 @contextmanager
 def mutated(mutant: Mutant | None) -> Iterator[None]:
     """Run with a mutant."""
     with ExitStack() as undo:
         for owner, attribute, value in mutant.changes if mutant else ():
-            before = vars(owner)[attribute]
-            undo.callback(setattr, owner, attribute, before)
+            before = vars(owner).get(attribute, _MISSING)
+            undo.callback(*((delattr, owner, attribute) if before is _MISSING else (setattr, owner, attribute, before)))
             setattr(owner, attribute, value)
         yield
 
