@@ -96,7 +96,9 @@ def _orders(cluster: Cluster) -> Iterator[str]:
             yield from _filled(cluster, order, known.get(order.machine))
         if order.outcome == DOUBT and order.key:
             yield f"L2: order {order.label} with key {order.key} never came to a definite answer"
-        if order.undoing and not order.key and there and not _may_be_left(cluster, *order.undoing):
+        broker, since_s = order.undoing or ("", 0.0)
+        left = [node for node, _ in there if not cluster.forgot(node.name, since_s, cluster.loop.time())]
+        if order.undoing and not order.key and left and not _may_be_left(cluster, broker, since_s):
             yield f"S3: {order.undoing[0]} said that it undoes order {order.label}, which has {shown}"
     for label, found in rows.items():
         yield f"S8: machines that nobody ordered: {label} {[row.id for _, row in found]}"
