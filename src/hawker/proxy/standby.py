@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from hawker.catalog.view import RowView
+from hawker.catalog.view import Changed, RowView
 from hawker.core.outage import Outage
 from hawker.errors import HawkerError
 from hawker.model.door import Wake
@@ -29,8 +29,10 @@ AGAIN_S = 5.0
 
 _STANDBYS = (
     "select id, app, worker, standbys from machines where standbys <> '[]' "
-    "and state in ('stopped', 'suspended', 'created') order by id"
+    "and state in ('stopped', 'suspended', 'created')"
 )
+_NAMED = "select id from machines_rows where standbys <> '[]'"
+ROWS_A_QUERY = 500
 
 
 class Standby(msgspec.Struct, frozen=True):
@@ -42,12 +44,63 @@ class Standby(msgspec.Struct, frozen=True):
     of: tuple[str, ...]
 
 
+class Named:
+    """The machines that name others that they stand by for. Few do: of all others nothing is read but what changes.
+    `close` when done."""
+
+    def __init__(self, view: RowView) -> None:
+        self._view = view
+        self._ids: set[str] = set()
+        self._changed: set[str] = set()
+        self._all = True
+        view.on_rows.append(self._note)
+
+    def close(self) -> None:
+        if self._note in self._view.on_rows:
+            self._view.on_rows.remove(self._note)
+
+    def standing(self) -> list[Standby]:
+        """Those that could be started for others. Raises `StoreError`."""
+        if self._all:
+            self._ids = {machine for (machine,) in self._view.rows(_NAMED)}
+            self._changed, self._all = set(), False
+        for some in _some(self._changed):
+            named = self._view.rows(f"{_NAMED} and id in ({','.join('?' * len(some))})", some)
+            self._changed.difference_update(some)
+            self._ids.difference_update(some)
+            self._ids.update(machine for (machine,) in named)
+        found = []
+        for some in _some(self._ids):
+            sql = f"{_STANDBYS} and id in ({','.join('?' * len(some))}) order by id"
+            for machine, app, worker, text in self._view.rows(sql, some):
+                try:
+                    of = msgspec.json.decode(text, type=tuple[str, ...])
+                except msgspec.MsgspecError:
+                    continue  # one bad row stops nothing
+                found.append(Standby(machine, app, worker, of))
+        return found
+
+    def _note(self, changed: Changed) -> None:
+        keys = changed.get("machines", ())
+        if keys is None:
+            self._all = True
+        elif not self._all:
+            self._changed.update(keys)
+
+
+def _some(ids: set[str]) -> list[list[str]]:
+    """In their order, as many at a time as a query may name."""
+    ordered = sorted(ids)
+    return [ordered[first : first + ROWS_A_QUERY] for first in range(0, len(ordered), ROWS_A_QUERY)]
+
+
 class Standbys:
     """`begin`, then `close`. `random` gives numbers from 0 to below 1."""
 
     def __init__(self, sites: Sites, view: RowView, random: Callable[[], float]) -> None:
         self._sites = sites
         self._view = view
+        self._named = Named(view)
         self._random = random
         self._outages: dict[str, Outage] = {}
         self._task: asyncio.Task[None] | None = None
@@ -57,6 +110,7 @@ class Standbys:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="standbys")
 
     async def close(self) -> None:
+        self._named.close()
         tasks = [*self._starting.values(), *([self._task] if self._task else [])]
         for task in tasks:
             task.cancel()
@@ -74,7 +128,7 @@ class Standbys:
 
     async def look(self) -> None:
         """Once. Raises `StoreError`."""
-        standing = self._standing()
+        standing = self._named.standing()
         workers = self._workers_of({machine for standby in standing for machine in standby.of})
         # One that was acted on is not over because the standby runs now: its user may stop it meanwhile.
         acted_on = {name for name, its in self._outages.items() if its.told and name in self._sites.directory.workers}
@@ -94,17 +148,6 @@ class Standbys:
             for standby in standing:
                 if standby.worker != worker and not lost.isdisjoint(standby.of):
                     self._start(standby, worker)
-
-    def _standing(self) -> list[Standby]:
-        """Machines that could be started for others."""
-        found = []
-        for machine, app, worker, text in self._view.rows(_STANDBYS):
-            try:
-                of = msgspec.json.decode(text, type=tuple[str, ...])
-            except msgspec.MsgspecError:
-                continue  # one bad row stops nothing
-            found.append(Standby(machine, app, worker, of))
-        return found
 
     def _workers_of(self, machines: set[str]) -> dict[str, str]:
         """By machine: only of those that are meant to run."""
