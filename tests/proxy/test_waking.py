@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.kit.doors import house
+from tests.kit.doors import ANSWERS, house
 from tests.kit.waiting import until
 
 from hawker.model import door as words
@@ -123,6 +123,28 @@ async def test_a_request_in_flight_at_a_machine_that_others_suspend_wakes_it(tmp
         await it.worker.waking.rest(words.Rest(app="web", machine=machine, how="suspend", why="a user"))
         assert await asked == (200, b"ok")
         assert it.story(machine).count("start started") == 2
+
+
+async def test_a_request_waits_for_the_next_start_when_its_machine_is_stopped_while_its_program_boots(
+    tmp_path: Path,
+) -> None:
+    """The program that is being stopped listens all the same, for as long as it may take to end."""
+    stays = "import os, signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nos.mkdir(os.environ['UP'])\n"
+    up = tmp_path / "up"
+    async with house(tmp_path) as it:
+        machine = await it.machine(
+            "web",
+            program=stays + ANSWERS,
+            env={"BEFORE_S": "0.2", "ANSWER_S": "0.4", "UP": str(up)},
+            stop_config={"timeout": "400ms"},
+        )
+        getting = asyncio.ensure_future(it.get("web"))
+        await until(lambda: it.row(machine).state == "started" and up.exists())
+        up.rmdir()
+        await it.worker.waking.rest(words.Rest(app="web", machine=machine, how="stop", why="a user"))
+        assert await getting == (200, b"ok")
+        assert it.story(machine).count("start started") == 2
+        assert it.proxy.engine.counters.retries == 0  # the program that was on its way out was not asked
 
 
 async def test_who_cannot_be_started_is_told_why_at_once(tmp_path: Path) -> None:

@@ -92,6 +92,7 @@ class Door:
         self._believed: tuple[str, float] | None = None  # a state, and until when it counts
         self._seen = asyncio.Event()  # another row
         self._shown = False  # whether a row has told of a start since one was asked for last
+        self._left = False  # whether one has told since then that the machine does not run on, or may have
         self._waits_for = ""
         self._failed_starts = 0
         self._trouble = Trouble(settings.trouble_s)
@@ -129,6 +130,7 @@ class Door:
             self.used_at = asyncio.get_running_loop().time()
             self._shown = True
         if machine.state not in (RUNNING, before.state):
+            self._left |= _leads_back(before.state, machine.state)
             asleep = machine.state in ASLEEP
             self._no_connections(asleep=asleep)
             if asleep:  # and those that requests with a place there had yet to begin
@@ -272,12 +274,13 @@ class Door:
                 async with asyncio.timeout(ASK_AGAIN_S):
                     for place in list(self.places.values()):
                         place.address = await self._looking.until_listening(place.addresses)
-                    return started, awake
+                    if not self._left:  # else what listens is on its way out
+                        return started, awake
 
     async def _start(self, request: str, why: str) -> words.Awake:
         wish = words.Wake(app=self.machine.app, machine=self.machine.id, request=request, why=why)
         self._waits_for = "its worker does not start it"
-        self._shown = False  # what is told of a start from here on is told of this one, or a later one
+        self._shown = self._left = False  # what is told of a start from here on is told of this one, or a later one
         while True:
             try:
                 return await self.calls.wake(wish)
@@ -340,6 +343,11 @@ def _on_the_way(before: str, state: str, to: str) -> bool:
     if to == RUNNING:
         return _TOWARDS_RUNNING.get(before, 0) < _TOWARDS_RUNNING.get(state, 0)
     return state == RUNNING
+
+
+def _leads_back(before: str, state: str) -> bool:
+    """Whether a machine ran when it came from one state into the other, or came to run in between."""
+    return before == RUNNING or _TOWARDS_RUNNING.get(state, 0) < _TOWARDS_RUNNING.get(before, 0)
 
 
 def _declined(error: HawkerError, retry_after_s: int) -> NotOpened:
