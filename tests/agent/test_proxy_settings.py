@@ -47,8 +47,13 @@ def test_a_worker_whose_door_others_could_not_find_is_refused(tmp_path: Path, ba
     assert refused(tmp_path, f'{WORKER}[proxy]\nbackhaul = "{backhaul}"\n').field == "proxy.backhaul"
 
 
-def test_a_proxy_stands_beside_a_worker_or_a_broker(tmp_path: Path) -> None:
-    assert "add [broker], or [worker]" in str(refused(tmp_path, '[proxy]\nlisten = { "80" = "0.0.0.0:80" }\n'))
+def test_a_proxy_alone_says_where_the_catalog_finds_it(tmp_path: Path) -> None:
+    proxy = '[proxy]\nlisten = { "80" = "0.0.0.0:80" }\n'
+    assert refused(tmp_path, proxy).field == "catalog.listen"
+    assert read(tmp_path, f'{proxy}[catalog]\nlisten = "127.0.0.1:4282"\n').advertised() == ("127.0.0.1", 4282)
+    beside = f'{BROKER}{proxy}[catalog]\nlisten = "127.0.0.1:4282"\n'
+    assert refused(tmp_path, beside).field == "catalog.listen"
+    assert "[proxy]" in str(refused(tmp_path, ""))
 
 
 def test_a_proxy_needs_the_catalog(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from hawker.errors import HawkerError
 from hawker.host import Host
 from hawker.http.app import AGENT, Serving, Tokens
 from hawker.http.server import BACKLOG, Server, serve
-from hawker.telemetry import Metrics
+from hawker.telemetry import METRICS_CONTENT_TYPE, Metrics
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -91,6 +91,8 @@ class Agent:
                 await self._open_proxy(stack, settings.proxy)
             if settings.broker:
                 await self._open_broker(stack, settings.broker, fronts.pop(0))
+            if fronts and self.node and self.reading:
+                fronts.pop().open(reader_app(settings, self._host, self._tokens, self.metrics, self.node, self.reading))
             self._stack = stack.pop_all()
 
     async def retire(self) -> None:
@@ -256,6 +258,28 @@ class Agent:
 
 def _fit() -> str:
     return ""
+
+
+def reader_app(
+    settings: AgentSettings, host: Host, tokens: Tokens, metrics: Metrics, node: Node, reading: CatalogApi
+) -> ASGIApp:
+    """What an agent serves that has neither worker nor broker: the catalog, its health, its metrics."""
+    from starlette.responses import Response
+
+    from hawker.catalog.api import health
+    from hawker.http.call import Call
+    from hawker.model.endpoints import ENDPOINTS
+
+    async def tell_health(call: Call) -> Response:
+        return health("proxy", settings.name, reading)
+
+    async def tell_metrics(call: Call) -> Response:
+        return Response(metrics.exposition(), media_type=METRICS_CONTENT_TYPE)
+
+    handlers = {**reading.handlers(), "Health": tell_health}
+    served = [endpoint for endpoint in ENDPOINTS if endpoint.op in handlers]
+    routes = {**node.routes(), ("GET", "/metrics"): tell_metrics}
+    return Serving(host, tokens, metrics, settings.region).app(served, handlers, agent_routes=routes)
 
 
 class Front:

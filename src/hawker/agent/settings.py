@@ -35,13 +35,14 @@ policy = "curve"
 # urls = { "443" = "https://{app}.apps.example" }   # where users find apps; by default as its own [proxy] serves them
 # workers = ["ord-1@ord=10.0.0.1:4281"]   # a fixed list in the place of the catalog
 
-[proxy]                   # beside [worker] it is the door to that worker's machines, beside [broker] for users only
+[proxy]                   # beside [worker] it is the door to that worker's machines; else, also alone, for users only
 listen = { "80" = "0.0.0.0:80", "443" = "0.0.0.0:443" }   # public port = address; nothing: no users come here
 backhaul = "0.0.0.0:4290" # where other proxies bring requests for the worker's machines
 domain = "apps.example"   # apps are <app>.<domain>; see hawker.proxy.settings for the rest
 
 [catalog]                 # all of it may be left out
 join = ["10.0.0.1:4281"]  # agents that are members already; also `hawker agent --join`
+# listen = "0.0.0.0:4281" # of an agent that is a proxy alone: others meet it where it serves its other role
 advertise = "10.0.0.7:4281"     # where others reach this agent, TCP and UDP; by default its first listening address
 cluster = "hawker"        # members of another cluster are strangers
 keys = ["..."]            # the first one seals, all open; by default made of tokens.cluster
@@ -126,6 +127,7 @@ class BrokerRole(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CatalogSettings(msgspec.Struct, forbid_unknown_fields=True):
+    listen: str = ""
     join: list[str] = []
     advertise: str = ""
     cluster: str = "hawker"
@@ -169,8 +171,8 @@ class AgentSettings(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def listens(self) -> list[str]:
-        """The addresses it serves, the worker's first."""
-        return [role.listen for role in (self.worker, self.broker) if role]
+        """The addresses it serves, the worker's first. A proxy alone has one for the catalog."""
+        return [role.listen for role in (self.worker, self.broker) if role] or [self.catalog.listen]
 
     def advertised(self) -> tuple[str, int]:
         """Where other agents reach this one, as a number: every packet goes there, and to look a name up takes time. An
@@ -234,15 +236,23 @@ def read_settings(path: Path) -> AgentSettings:
         settings.broker.check()
     if settings.proxy:
         _check_proxy(settings, settings.proxy)
-    if settings.worker is None and settings.broker is None:
-        raise Invalid("config", settings.name, "enable a role: [worker], [broker] or both")
+    _check_roles(settings)
     return settings
+
+
+def _check_roles(settings: AgentSettings) -> None:
+    field, listen = "catalog.listen", settings.catalog.listen
+    if settings.worker or settings.broker:
+        if listen:
+            raise Invalid(field, listen, "leave it out: members meet this agent where its worker or broker listens")
+    elif settings.proxy is None:
+        raise Invalid("config", settings.name, "enable a role: [worker], [broker], [proxy], or several")
+    elif host_port(field, listen or ":0")[1] == 0:
+        raise Invalid(field, listen, "give the address where members of the catalog meet this proxy, by TCP and UDP")
 
 
 def _check_proxy(settings: AgentSettings, proxy: ProxySettings) -> None:
     proxy.check()
-    if settings.worker is None and settings.broker is None:
-        raise Invalid("proxy", settings.name, "a proxy needs an agent that serves an API: add [broker], or [worker]")
     if settings.broker and settings.broker.workers and settings.worker is None:
         raise Invalid("broker.workers", settings.broker.workers, "a proxy needs the catalog: leave the list out")
     if settings.worker and not proxy.worker and not host_port("proxy.backhaul", proxy.backhaul or ":0")[1]:
