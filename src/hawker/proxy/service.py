@@ -156,6 +156,7 @@ class Proxy:
         self.engine = engine = self._engine(embedded, host, certificates, files)
         stack.push_async_callback(engine.close)
         sites.on_let_go.append(engine.let_go)
+        sites.looking.hand_over = engine.pool.offer
         sites.give_up = engine.give_up
         pulse = Pulse(sites, engine.unanswered)
         pulse.begin()

@@ -1,7 +1,7 @@
 """When a machine takes connections: looked at again and again, quickly at first.
 
-A program that was just started listens after a millisecond or after a minute. Every look is a connection that is closed
-at once; with many machines on their way at a time, each is looked at less often.
+A program that was just started listens after a millisecond or after a minute. Every look is a connection. The one that
+is taken is for the request that waits for it. With many machines on their way at a time, each is looked at less often.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from hawker.proxy.base import Address
@@ -35,6 +35,8 @@ class Looking:
 
     def __init__(self) -> None:
         self.machines = 0
+        self.hand_over: Callable[[Address, socket.socket], None] = lambda address, sock: sock.close()
+        """Takes a connection to a machine that has begun to listen."""
 
     async def until_listening(self, addresses: Sequence[Address]) -> Address:
         """Until one of the addresses takes a connection. Returns it. To be ended by a time-out of the caller's."""
@@ -44,7 +46,8 @@ class Looking:
         try:
             while True:
                 for address in addresses:
-                    if await connects(address):
+                    if sock := await connected(address):
+                        self.hand_over(address, sock)
                         return address
                 await asyncio.sleep(pause * max(1.0, self.machines / AT_ONCE))
                 past = loop.time() - began
@@ -57,33 +60,44 @@ class Looking:
 
 
 async def connects(address: Address, within_s: float = TRY_S) -> bool:
-    """Whether a connection is taken now. On this host that is known within the call, and no task is switched."""
+    """Whether a connection is taken now."""
+    if sock := await connected(address, within_s):
+        sock.close()
+    return sock is not None
+
+
+async def connected(address: Address, within_s: float = TRY_S) -> socket.socket | None:
+    """A connection, if one is taken now. On this host that is known within the call, and no task is switched."""
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     if not _numeric(family, address[0]):  # a host may be known by its name; to ask for that takes its time
-        return await _name_connects(address, within_s)
-    with socket.socket(family, socket.SOCK_STREAM) as sock:
-        sock.setblocking(False)
+        return await _name_connected(address, within_s)
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK, socket.IPPROTO_TCP)
+    try:
         code = sock.connect_ex(address)
         if code == errno.EINPROGRESS:
             code = sock.connect_ex(address)  # what became of it, if that is known
-        if code in (0, errno.EISCONN):
-            return True
-        if code != errno.EALREADY:
-            return False
-        with suppress(OSError, TimeoutError):
+        if code == errno.EALREADY:
             async with asyncio.timeout(within_s):
                 await asyncio.get_running_loop().sock_connect(sock, address)
-                return True
-        return False
+            code = 0
+        if code in (0, errno.EISCONN):
+            return sock
+    except BaseException as error:
+        sock.close()
+        if isinstance(error, OSError | TimeoutError):
+            return None
+        raise
+    sock.close()
+    return None
 
 
-async def _name_connects(name: Address, within_s: float) -> bool:
+async def _name_connected(name: Address, within_s: float) -> socket.socket | None:
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(within_s):
             for *_, found in await asyncio.get_running_loop().getaddrinfo(*name, type=socket.SOCK_STREAM):
-                if await connects((str(found[0]), name[1]), within_s):
-                    return True
-    return False
+                if sock := await connected((str(found[0]), name[1]), within_s):
+                    return sock
+    return None
 
 
 def _numeric(family: int, host: str) -> bool:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from hawker.proxy.base import Address
 from hawker.proxy.embedded.machine import MachineConnection
 from hawker.proxy.embedded.settings import Settings
+
+OFFERED_S = 0.05
+"""So long a connection waits for its first request: a program that serves one at a time is busy with it."""
 
 
 class Attempts:
@@ -49,6 +54,7 @@ class Pool:
         self._loop = loop
         self._attempts = Attempts(settings, loop)
         self._idle: dict[Address, list[MachineConnection]] = {}
+        self._offered: dict[Address, tuple[socket.socket, asyncio.TimerHandle]] = {}
         self._every: weakref.WeakKeyDictionary[MachineConnection, None] = weakref.WeakKeyDictionary()
         self._closed = False
         self.opened = 0
@@ -66,13 +72,34 @@ class Pool:
 
     async def connect(self, address: Address) -> MachineConnection:
         """A new one. Raises `OSError`, `TimeoutError` when it takes too long."""
+        sock = self._taken(address)
+        made = partial(MachineConnection, address, self._settings, self, self._loop)
         async with self._attempts.one(address):
-            _, connection = await self._loop.create_connection(
-                lambda: MachineConnection(address, self._settings, self, self._loop), *address
-            )
+            if sock is None:
+                _, connection = await self._loop.create_connection(made, *address)
+            else:
+                _, connection = await self._loop.create_connection(made, sock=sock)
         self.opened += 1
         self._every[connection] = None
         return connection
+
+    def offer(self, address: Address, sock: socket.socket) -> None:
+        """A connection that was made to see whether the machine listens: the request that waits for that takes it."""
+        self._withdraw(address)
+        if self._closed:
+            sock.close()
+        else:
+            self._offered[address] = sock, self._loop.call_later(OFFERED_S, self._withdraw, address)
+
+    def _taken(self, address: Address) -> socket.socket | None:
+        sock, timer = self._offered.pop(address, (None, None))
+        if timer is not None:
+            timer.cancel()
+        return sock
+
+    def _withdraw(self, address: Address) -> None:
+        if sock := self._taken(address):
+            sock.close()
 
     def put(self, connection: MachineConnection) -> None:
         idle = self._idle.get(connection.address)
@@ -99,6 +126,7 @@ class Pool:
         not know when it goes on, nor would its next run of a connection to the one before. `asleep`: it rests, and what
         waits for the first byte of an answer waits for nothing."""
         self._attempts.end(address)
+        self._withdraw(address)
         for connection in self._idle.pop(address, ()):
             connection.close()
         if asleep:
@@ -120,6 +148,8 @@ class Pool:
 
     def close(self) -> None:
         self._closed = True
+        for address in list(self._offered):
+            self._withdraw(address)
         for idle in list(self._idle.values()):
             for connection in list(idle):
                 connection.close()
