@@ -186,6 +186,16 @@ def test_proxies_that_see_the_same_machines_start_the_same_one(machines: set[str
     assert decided(pool_of(*rows, seed=shuffled.randrange(1000))) == one
 
 
+def test_a_machine_that_stops_and_was_full_a_moment_ago_is_waited_for() -> None:
+    """What another proxy told of its load counts for a while, also when its row is newer."""
+    pool = pool_of(candidate("m1", soft=1, hard=1))
+    pool.told(pool.seats["m1"], 1, now=0.0)
+    pool.put(candidate("m1", soft=1, hard=1, state="stopping"))
+    assert decided(pool) == FULL
+    assert decided(pool, tried=["m1"]) == TRIED
+    assert decided(pool, now=LOAD_KNOWN_S) == ("start", "m1")
+
+
 def test_a_machine_without_autostart_or_cordoned_is_left_alone() -> None:
     assert decided(pool_of(candidate("m1", state="stopped", autostart=False))) is NOT_HERE
     assert decided(pool_of(candidate("m1", state="suspended", cordoned=True))) is NOT_HERE

@@ -284,7 +284,9 @@ class Pool:
 
     def _why(self, regions: Sequence[str], out: Collection[str]) -> Nothing:
         homes = [home for name in regions if (home := self._regions.get(name))]
-        if any(seat.machine not in out for home in homes for seat in (*home.full, *home.leaving, *home.coming)):
+        # One that sleeps and was not started has all the requests already that it takes.
+        lists = [seats for home in homes for seats in (home.full, home.leaving, home.coming, home.asleep)]
+        if any(seat.machine not in out for seats in lists for seat in seats):
             return FULL
         if any(seat.machine not in out for home in homes for seat in home.unwell):
             return UNWELL
