@@ -79,11 +79,11 @@ async def live_outfit(settings: AgentSettings, role: WorkerRole, host: Host) -> 
 
     names = _chosen(role)
     async with AsyncExitStack() as stack:
-        images, network, programs, users, problem = None, None, None, None, ""
+        images, network, programs, users, problem = None, None, shared(), None, ""
         if set(names) != {"process"}:
             from hawker.worker.drivers.users import Users
 
-            programs, users = shared(), Users(settings.directory / "users")
+            users = Users(settings.directory / "users")
             images, problem = await _images(stack, settings, host)
         if any(name != "process" and not _lacks(name) for name in names):
             network = await _network(stack, settings, role)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from typing import Literal, TypeVar
@@ -147,6 +147,12 @@ class FakeDriver:
 
     def opened(self) -> frozenset[str]:
         return frozenset(RUNTIMES)
+
+    def foresee(self, spec: InstanceSpec) -> None:
+        """Nothing is to be gained."""
+
+    def stand_by(self, runtimes: Iterable[str]) -> None:
+        """It is always there."""
 
     async def start(self, spec: InstanceSpec) -> Instance:
         return await self._effect("start", spec.key, lambda: self._world.start(spec))

@@ -66,6 +66,9 @@ class Groups(Protocol):
     def entered(self, name: str) -> contextlib.AbstractContextManager[None]:
         """The supervisor itself inside the group: what it spawns meanwhile is born there."""
 
+    def entrances(self, name: str) -> list[str]:
+        """Files by which a process of one thread goes into the group, all of them: it writes "0" to each."""
+
     def attach(self, name: str, pid: int) -> None:
         """Put a process that runs already into the group."""
 
@@ -206,12 +209,15 @@ class V1:
         # processes; through `cgroup.procs` each move waits for an RCU grace period, 1.5 ms and more on a quiet
         # machine.
         try:
-            for parent in self._parents.values():
-                _write(f"{parent}/{name}/tasks", 0)
+            for entrance in self.entrances(name):
+                _write(entrance, 0)
             yield
         finally:
             for home in self._home.values():
                 _write(f"{home}/tasks", 0)
+
+    def entrances(self, name: str) -> list[str]:
+        return [f"{parent}/{name}/tasks" for parent in self._parents.values()]
 
     def attach(self, name: str, pid: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -330,6 +336,9 @@ class V2:
             yield
         finally:
             _write(f"{self._home}/cgroup.procs", 0)
+
+    def entrances(self, name: str) -> list[str]:
+        return [f"{self._parent}/{name}/cgroup.procs"]
 
     def attach(self, name: str, pid: int) -> None:
         with contextlib.suppress(ProcessLookupError):

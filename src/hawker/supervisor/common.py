@@ -74,8 +74,17 @@ class Common:
         else:
             then()
 
-    def remove_group(self, name: str, then: Callable[[], None] = lambda: None, again_s: float = KILL_AGAIN_S) -> None:
-        """Kill what is in a group until nothing is, and remove it."""
+    def remove_group(
+        self,
+        name: str,
+        then: Callable[[], None] = lambda: None,
+        again_s: float = KILL_AGAIN_S,
+        unless: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Kill what is in a group until nothing is, and remove it. It is left, and `then` not called, as soon as
+        `unless` is true: somebody has a use for it."""
+        if unless():
+            return
         if self.groups:
             with contextlib.suppress(OSError):  # a dying process may hold it a moment longer
                 if self.groups.kill(name):
@@ -84,7 +93,7 @@ class Common:
                     then()
                     return
             longer = min(again_s * 2, KILL_AGAIN_MOST_S)
-            self.loop.later(again_s, lambda: self.remove_group(name, then, longer))
+            self.loop.later(again_s, lambda: self.remove_group(name, then, longer, unless))
         else:
             then()
 

@@ -16,7 +16,7 @@ import subprocess
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hawker.supervisor import proc
@@ -25,7 +25,7 @@ from hawker.supervisor.confined import Confinement
 from hawker.supervisor.disks import disks_of
 from hawker.supervisor.files import Files, RecordFile
 from hawker.supervisor.output import MachineLog, Pipe
-from hawker.supervisor.programs import CannotStart, Invocation, open_terminal, spawn, take_terminal, which
+from hawker.supervisor.programs import CannotStart, Gate, Invocation, open_terminal, spawn, take_terminal, which
 from hawker.supervisor.words import STATUS, last_words
 
 STREAMS = ("out", "err")
@@ -70,6 +70,7 @@ class Instance:
         self.status: int | None = None  # of waitid: the exit code, or minus the signal
         self.oom = False
         self.pipes: list[Pipe] = []
+        self.gate: Gate | None = None  # while it waits to become its program
         self.path = files.instance(record.key)
         self._file = RecordFile(self.path)
         self._groups = groups if record.group else None
@@ -91,11 +92,15 @@ class Instance:
         cwd: str = "",
         status: bool = False,
         confinement: Confinement | None = None,
+        hold: str = "",
     ) -> Instance:
         """Spawn, in the machine's working directory unless `cwd` says where. Raises `CannotStart`.
 
         With `status`, `{status}` in its arguments becomes the number of the descriptor to tell its end by, and so do
         the names of what it is handed with a `confinement`.
+
+        With `hold`, the file of what waits in front of a program, it is not written down yet and does not run its
+        program before `begin`; it ends with this process, or at `forsake`.
         """
         program = which(argv[0], env.get("PATH", os.defpath))
         path, work = files.instance(key), files.work(machine)
@@ -103,6 +108,7 @@ class Instance:
         pipes: list[Pipe] = []
         ends: list[int] = []
         inherited: dict[str, int] = {}
+        gate: Gate | None = None
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(work, 0o700)
@@ -120,46 +126,83 @@ class Instance:
             argv = [_numbered(word, inherited) if n < own else word for n, word in enumerate(argv)]
             if groups:
                 groups.create(group, limits, disks_of([work, cwd or work]))
-            with groups.entered(group) if groups else contextlib.nullcontext():
+            kept = list(inherited.values())
+            if hold:
+                gate = Gate(hold, program)
+                argv, kept = gate.argv(argv, groups.entrances(group) if groups else ()), kept + gate.kept
+            with groups.entered(group) if groups and not hold else contextlib.nullcontext():
                 start = confinement.spawn if confinement else spawn
                 pid = start(
-                    program,
+                    hold or program,
                     argv,
                     {**env, proc.MARKER: mark},
                     cwd=cwd or work,
                     output=(ends[0], ends[1]),
-                    kept=list(inherited.values()),
+                    kept=kept,
                 )
         except (OSError, ValueError) as error:
             for pipe in pipes:
                 pipe.remove()
             _remove(path + STATUS)
+            if gate:
+                gate.close()
             raise CannotStart(f"{argv[0]}: cannot be started: {error}") from error
         finally:
             for fd in ends:
                 os.close(fd)
-        try:
-            now = proc.stat(pid)
-            record = Record(
-                key=key,
-                machine=machine,
-                pid=pid,
-                start_ticks=now.start if now else 0,
-                started_at_ms=int(time.time() * 1000),
-                group=group,
-                status=status,
-            )
-            instance = cls(record, files, mark, groups)
-            instance.write_down()
-        except OSError as error:  # nobody would know of it
-            os.killpg(pid, signal.SIGKILL)
-            for pipe in pipes:
-                pipe.remove()
-            _remove(path + STATUS)
-            RecordFile(path).remove()
-            raise CannotStart(f"{argv[0]}: cannot be recorded: {error}") from error
-        instance.pipes = pipes
+            if gate:
+                gate.spawned()
+        now = proc.stat(pid)
+        record = Record(
+            key=key,
+            machine=machine,
+            pid=pid,
+            start_ticks=now.start if now else 0,
+            started_at_ms=int(time.time() * 1000),
+            group=group,
+            status=status,
+        )
+        instance = cls(record, files, mark, groups)
+        instance.pipes, instance.gate = pipes, gate
+        if gate is None:
+            instance.begin()
         return instance
+
+    def begin(self) -> None:
+        """Have it known from now on, and run its program where it waits for that. Raises `CannotStart`, and `Gone` when
+        it has ended while it waited: `forsake` it then."""
+        gate = self.gate
+        try:
+            if gate:
+                gate.open()
+                self.record = replace(self.record, started_at_ms=int(time.time() * 1000))
+            try:
+                self.write_down()  # the kernel starts the program meanwhile
+            except OSError as error:  # nobody would know of it
+                raise CannotStart(f"machine {self.record.machine}: cannot be recorded: {error}") from error
+            if gate:
+                gate.passed()
+                gate.close()
+                self.gate = None
+        except (CannotStart, OSError) as error:
+            self.forsake()
+            if isinstance(error, CannotStart):
+                raise
+            raise CannotStart(f"{error.filename}: cannot be started: {error}") from error
+
+    def forsake(self) -> None:
+        """Kill what has not begun, and leave nothing of it but its group."""
+        if not self.main_ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.record.pid, signal.SIGKILL)
+        if self.gate:
+            self.gate.close()
+            self.gate = None
+        for pipe in self.pipes:
+            pipe.remove()
+        self.pipes = []
+        _remove(self.path + STATUS)
+        self._file.remove()
 
     def write_down(self) -> None:
         """From now on it is taken over by the next supervisor. Raises OSError."""

@@ -8,6 +8,7 @@ import os
 import stat as stats
 import struct
 import subprocess
+import sys
 import termios
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,10 @@ from dataclasses import dataclass
 
 class CannotStart(Exception):
     """The program cannot be started; nothing is left of the attempt but its group, if it was made."""
+
+
+class Gone(Exception):
+    """What waited in front of a program has ended."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,49 @@ def spawn(
     )
     child.returncode = 0  # reaped by the loop's waitid, not by subprocess
     return child.pid
+
+
+class Gate:
+    """In front of a program, whose process is there and waits (`hawker/init/hold.c`). It ends when we do."""
+
+    def __init__(self, hold: str, program: str) -> None:
+        """`hold` is the file of what waits."""
+        self._program = program
+        self._hold = hold
+        self._wait, self._open = os.pipe2(os.O_CLOEXEC)
+        self._said, self._say = os.pipe2(os.O_CLOEXEC)
+
+    def argv(self, argv: Sequence[str], groups: Sequence[str]) -> list[str]:
+        """`groups` as `hawker.supervisor.cgroups.Groups.entrances` has them."""
+        return [self._hold, str(self._wait), str(self._say), self._program, str(len(groups)), *groups, *argv]
+
+    @property
+    def kept(self) -> list[int]:
+        """What the child has of it."""
+        return [self._wait, self._say]
+
+    def spawned(self) -> None:
+        """The child has its ends, or there is none."""
+        for fd in self.kept:
+            os.close(fd)
+
+    def open(self) -> None:
+        """Let it become its program. Raises `Gone`."""
+        try:
+            os.write(self._open, b"g")
+        except BrokenPipeError as error:
+            raise Gone from error
+
+    def passed(self) -> None:
+        """Return once it runs its program. Raises OSError when that cannot be started."""
+        why = os.read(self._said, 4)
+        if len(why) == 4:
+            number = int.from_bytes(why, sys.byteorder)
+            raise OSError(number, os.strerror(number), self._program)
+
+    def close(self) -> None:
+        os.close(self._open)
+        os.close(self._said)
 
 
 def open_terminal(columns: int, rows: int) -> tuple[int, int]:

@@ -16,6 +16,7 @@ PROTOCOL: Final = 1
 MOUNTS: Final = "mounts"  # it was started so that it can make containers
 CONFINED: Final = "confined"  # `start` takes `confined`
 DISKS: Final = "disks"  # limits have `disk_bytes` and `disk_operations`
+FORESEES: Final = "foresees"  # it knows the order `foresee`
 
 _LIMITS_OF_DISKS: Final = ("disk_bytes", "disk_operations")
 _ORDERS: Final = {"make": MOUNTS, "go": MOUNTS, "unmake": MOUNTS}
@@ -24,7 +25,7 @@ _FIELDS: Final = {("start", "confined"): CONFINED}
 
 def features(options: Iterable[str]) -> list[str]:
     """Those of a supervisor of this version that was started with these options."""
-    return [CONFINED, DISKS, *([MOUNTS] if "--mounts" in options else [])]
+    return [CONFINED, DISKS, FORESEES, *([MOUNTS] if "--mounts" in options else [])]
 
 
 def needed(order: str, fields: Mapping[str, Any]) -> set[str]:

@@ -15,12 +15,13 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from hawker.supervisor.cgroups import CannotResize, Limits
 from hawker.supervisor.command import Command, Conversation
 from hawker.supervisor.common import KILL_AGAIN_MOST_S, KILL_AGAIN_S, Common
 from hawker.supervisor.confined import Confinement
+from hawker.supervisor.foreseen import Foreseen
 from hawker.supervisor.instance import PROCESS, Instance, group_of
 from hawker.supervisor.kinds import Containers
 from hawker.supervisor.programs import CannotStart
@@ -28,6 +29,8 @@ from hawker.supervisor.protocol import PROTOCOL, features
 from hawker.supervisor.taking_over import one_that_runs, take_over
 from hawker.supervisor.wire import Ask, Connection, Refused, listen
 from hawker.supervisor.words import BYTES_MAX, STATUS
+
+_T = TypeVar("_T")
 
 IDLE_S = 5.0
 REAPED_S = 5.0  # how long the status of a program that is not our child may take: its parent must reap it first
@@ -45,6 +48,7 @@ class Server:
         self._files, self._groups, self._loop = self._common.files, self._common.groups, self._common.loop
         self._children = self._common.children
         self._containers = Containers(self._common, self._register) if "--mounts" in options else None
+        self._foreseen = Foreseen(self._common, self._start, lambda key: key in self._instances)
         self._connections: list[Connection] = []
         self._instances: dict[str, Instance] = {}
         self._heard: dict[str, int] = {}  # what is watched of it, by key
@@ -71,6 +75,9 @@ class Server:
 
     def _done(self) -> bool:
         self._connections = [c for c in self._connections if c.open]
+        self._foreseen.forsake(every=self._stopping)
+        if self._foreseen.busy:
+            return False
         if self._containers:
             self._containers.forsake()
             if self._containers.busy:
@@ -115,31 +122,45 @@ class Server:
         }
 
     def _op_start(self, ask: Ask) -> Any:
-        key, machine = ask["key"], ask["machine"]
+        key = ask["key"]
         if key not in self._instances:
             if self._stopping:
                 raise Refused("StartFailed", "the host is shutting down")
-            try:
-                with self._common.host_mounts():
-                    instance = Instance.start(
-                        key=key,
-                        machine=machine,
-                        argv=ask["argv"],
-                        env=ask["env"],
-                        limits=Limits.of(ask["limits"]),
-                        files=self._files,
-                        mark=self._common.mark(machine, key),
-                        groups=self._groups,
-                        cwd=ask.get("cwd", ""),
-                        status=ask.get("status", False),
-                        confinement=self._confinement(ask),
-                    )
-                instance.outside = self._common.host_mounts
-            except CannotStart as error:
-                self._common.remove_group(group_of(machine, key))
-                raise Refused("StartFailed", str(error)) from error
-            self._register(instance)
+            self._register(self._started(lambda: self._foreseen.take(ask) or self._start(ask), ask))
         return self._instances[key].shown()
+
+    def _op_foresee(self, ask: Ask) -> Any:
+        """Prepare a `start` that will be asked for, as far as it leaves nothing. Nobody waits for an answer."""
+        with contextlib.suppress(Refused):
+            if not self._stopping:
+                self._started(lambda: self._foreseen.add(ask), ask)
+        return _LATER
+
+    def _started(self, start: Callable[[], _T], ask: Ask) -> _T:
+        try:
+            return start()
+        except CannotStart as error:
+            self._common.remove_group(group_of(ask["machine"], ask["key"]))
+            raise Refused("StartFailed", str(error)) from error
+
+    def _start(self, ask: Ask, hold: str = "") -> Instance:
+        with self._common.host_mounts():
+            instance = Instance.start(
+                key=ask["key"],
+                machine=ask["machine"],
+                argv=ask["argv"],
+                env=ask["env"],
+                limits=Limits.of(ask["limits"]),
+                files=self._files,
+                mark=self._common.mark(ask["machine"], ask["key"]),
+                groups=self._groups,
+                cwd=ask.get("cwd", ""),
+                status=ask.get("status", False),
+                confinement=self._confinement(ask),
+                hold=hold,
+            )
+        instance.outside = self._common.host_mounts
+        return instance
 
     def _confinement(self, ask: Ask) -> Confinement | None:
         wanted = ask.get("confined", None)
@@ -210,6 +231,7 @@ class Server:
     def _op_destroy(self, ask: Ask) -> Any:
         instance = self._instances.get(ask["key"])
         if instance is None:
+            self._foreseen.drop(ask["key"])
             return None
         if instance.exit is not None:
             del self._instances[instance.record.key]

@@ -60,6 +60,8 @@ from hawker.worker.waking import Launches, Waking
 
 SWEEP_S = 5.0
 STOP_GRACE_S = 5.0
+_RUNTIMES = "select distinct body ->> '$.driver' from (select body from machine order by id limit 64)"
+"""Of some machines: to look at all takes long where there are many, and most have the same."""
 
 
 class Worker:
@@ -139,6 +141,7 @@ class Worker:
         await self._bring_network_up_to_date()
         self._hold_images()
         self.shelving.all_held()
+        driver.stand_by(name for (name,) in store.read.query(_RUNTIMES))
         resumed = runner.resume()
         machines = Machines(store, host, driver, log, runner)
         self.waking = Waking(store, host, runner, machines, launches)

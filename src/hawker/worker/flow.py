@@ -27,6 +27,7 @@ class Done:
 
 
 Act = Callable[["StepContext"], Awaitable[Done]]
+Ahead = Callable[[Tx, RunRow], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,17 @@ class StepContext:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One named step. `attempts` bounds how often an unexpected error is retried before the run is parked."""
+    """One named step. `attempts` bounds how often an unexpected error is retried before the run is parked.
+
+    `ahead`, of a first step, is called inside the change that begins the run: what it does beside the commit must leave
+    nothing when that does not come to be.
+    """
 
     name: str
     act: Act | None = None
     commit: Commit | None = None
     attempts: int = 8
+    ahead: Ahead | None = None
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from typing import Any
 
 import msgspec
 
+from hawker.core.journal import effect_key
 from hawker.errors import Abort, DiskFull, ImageError, Retry, Unreachable
 from hawker.host import Host
 from hawker.images.base import ImageSource
@@ -85,7 +86,7 @@ class MachineFlows(Settling):
 
     def all(self) -> list[Flow]:
         prepare = Step("prepare", act=self._prepare)
-        launch = Step("launch", act=self._launch)
+        launch = Step("launch", act=self._launch, ahead=self._foresee)
         stop = Step("stop", act=patient(self._stop))
         clear = Step("clear", act=patient(self._clear))
         purge = Step("purge", act=patient(self._purge))
@@ -136,6 +137,12 @@ class MachineFlows(Settling):
         if why := self._superseded(machine):
             raise Abort(f"not started: {why}")
         return machine
+
+    def _foresee(self, tx: Tx, run: RunRow) -> None:
+        """What can be done for a launch while its order becomes durable."""
+        machine = get_machine(tx, run.resource)
+        spec = instance_spec(machine, effect_key(run.id, "launch"), self._disk_scale)
+        self._driver.foresee(spec)
 
     async def _launch(self, context: StepContext) -> Done:
         machine = self._not_superseded(context.run)

@@ -100,6 +100,8 @@ class Runner:
             writes(tx, run)
         tx.put(run)
         run = self._chain(tx, flow, run)
+        if run.status == "active" and run.next == 0 and (ahead := flow.by_name[run.steps[0]].ahead):
+            ahead(tx, run)
         tx.after_commit(lambda: self._committed(run))
         return run
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +25,7 @@ from hawker.supervisor import cgroups as groups
 from hawker.supervisor.programs import CannotStart, which
 from hawker.worker.drivers.base import (
     Capabilities,
+    Exit,
     File,
     Fingerprint,
     Instance,
@@ -65,6 +66,24 @@ class ProcessDriver(SupervisedDriver):
         self._kind = groups.usable() if cgroups else ""
         self._images = images
         self._programs = programs or directory / "programs"
+        self._shared = programs
+        self._hold = ""  # the file of what waits in front of a program, once there is one
+        self._finding: asyncio.Task[None] | None = None
+
+    async def open(self, on_exit: Callable[[Exit], None]) -> None:
+        if self._shared is not None:
+            self._finding = asyncio.get_running_loop().create_task(self._find_hold(self._shared), name="find hold")
+        await super().open(on_exit)
+
+    async def close(self) -> None:
+        if self._finding is not None:
+            await self._finding
+        await super().close()
+
+    async def _find_hold(self, programs: Path) -> None:
+        """Without a compiler programs start a little later than they might."""
+        with suppress(NoCompiler, OSError):
+            self._hold = str(await asyncio.to_thread(program, "hold", programs))
 
     async def fingerprint(self) -> Fingerprint:
         limited = bool(self._kind)
@@ -90,16 +109,12 @@ class ProcessDriver(SupervisedDriver):
         argv, env = list(spec.argv), dict(spec.env)
         if spec.tty:
             argv, env = await self._with_terminal(spec)
-        shown = await self.supervisor.call(
-            "start",
-            key=spec.key,
-            machine=spec.machine,
-            argv=argv,
-            env=env,
-            limits=msgspec.to_builtins(spec.limits),
-            status=spec.tty,
-        )
-        return msgspec.convert(shown, Instance)
+        return msgspec.convert(await self.supervisor.call("start", **_start(spec, argv, env)), Instance)
+
+    def foresee(self, spec: InstanceSpec) -> None:
+        """What takes longest of a start is done while the order for it becomes durable."""
+        if self._hold and spec.image == HOST and not spec.tty:
+            self.supervisor.foresee(hold=self._hold, **_start(spec, list(spec.argv), dict(spec.env)))
 
     async def _refuse_held(self, spec: InstanceSpec) -> None:
         """Who has a port of the machine would get its requests, and answer its checks. That may be itself, when it is
@@ -160,6 +175,12 @@ class ProcessDriver(SupervisedDriver):
             why = "it has no images" if self._images is None else "running an image's program takes root"
             raise StartFailed(f"{image}: this worker runs only the host's own programs as plain processes: {why}")
         return self._images
+
+
+def _start(spec: InstanceSpec, argv: list[str], env: dict[str, str]) -> dict[str, Any]:
+    """The fields of the order for a program of the host."""
+    limits = msgspec.to_builtins(spec.limits)
+    return {"key": spec.key, "machine": spec.machine, "argv": argv, "env": env, "limits": limits, "status": spec.tty}
 
 
 def order(spec: InstanceSpec, image: Image, layers: Sequence[Path], init: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ before anything can be asked of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol, cast
 
 from hawker.errors import Unreachable
@@ -53,6 +53,22 @@ class Runtimes(Driver, Protocol):
 
     async def fingerprints(self) -> Mapping[str, Fingerprint]:
         """By runtime, also of those that are not healthy."""
+
+    def foresee(self, spec: InstanceSpec) -> None:
+        """A start of this will be asked for as soon as the order for it is durable. A driver that knows how may begin
+        what leaves nothing when that does not come, be it that we are killed."""
+
+    def stand_by(self, runtimes: Iterable[str]) -> None:
+        """Machines with these runtimes may be started: drivers that have something to get ready for the first one may
+        do so."""
+
+
+class Foresees(Protocol):
+    """What a driver may do beside what all do: get ready what is about to be asked of it."""
+
+    def foresee(self, spec: InstanceSpec) -> None: ...
+
+    def stand_by(self) -> None: ...
 
 
 class Several:
@@ -160,6 +176,16 @@ class Several:
         self.of(spec.driver)
         self._remember(spec.driver, spec.key, spec.machine)  # first: a start that was cut off may have happened
         return await self._drivers[spec.driver].start(spec)
+
+    def foresee(self, spec: InstanceSpec) -> None:
+        if spec.driver in self._opened and hasattr(self._drivers[spec.driver], "foresee"):
+            self._remember(spec.driver, spec.key, spec.machine)
+            cast(Foresees, self._drivers[spec.driver]).foresee(spec)
+
+    def stand_by(self, runtimes: Iterable[str]) -> None:
+        for name in self._opened.intersection(runtimes):
+            if hasattr(self._drivers[name], "stand_by"):
+                cast(Foresees, self._drivers[name]).stand_by()
 
     # --- by instance -------------------------------------------------------------------------------------------------
 

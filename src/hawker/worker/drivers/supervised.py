@@ -27,6 +27,10 @@ class SupervisedDriver:
     async def close(self) -> None:
         await self.supervisor.close()
 
+    def stand_by(self) -> None:
+        """It has machines that may be started: the first need not wait for the supervisor."""
+        self.supervisor.stand_by()
+
     @contextlib.asynccontextmanager
     async def alone(self, key: str) -> AsyncIterator[None]:
         """One start of a key at a time."""

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from hawker.supervisor.protocol import understood
+from hawker.supervisor.protocol import FORESEES, understood
 from hawker.telemetry import get_logger
 from hawker.worker.drivers.base import Exit, LogLine
 from hawker.worker.drivers.logs import follow_lines, tail_lines
@@ -86,6 +86,13 @@ class _Wire(asyncio.Protocol):
         finally:
             self._waiting.pop(number, None)
 
+    def tell(self, op: str, **fields: Any) -> None:
+        """What nobody waits for the answer of."""
+        assert self.peer is not None  # its hello was waited for
+        if self._transport is not None and not self._transport.is_closing():
+            fields = understood(fields, self.peer.features)
+            self._transport.write(json.dumps({"id": next(self._numbers), "op": op, **fields}).encode() + b"\n")
+
     async def close(self) -> None:
         """Returns once the socket is closed."""
         if self._transport:
@@ -148,6 +155,16 @@ class Supervisor:
                 if self._closed:
                     raise
                 await asyncio.sleep(0)  # a socket that closes in this turn is told to `_lost` in the next
+
+    def foresee(self, **fields: Any) -> None:
+        """Say that a start like this will be asked for. Does nothing where no supervisor is there that knows what to
+        do about that."""
+        if self._wire and self._wire.peer and FORESEES in self._wire.peer.features:
+            self._wire.tell("foresee", **fields)
+
+    def stand_by(self) -> None:
+        """Have a supervisor soon."""
+        self._reconnect()
 
     async def dial(self) -> socket.socket:
         """A connection of one's own, to be closed."""
