@@ -69,6 +69,8 @@ REFUSED: dict[str, bytes] = {
     "a target without a slash": b"GET x HTTP/1.1\r\nHost: web.example\r\n\r\n",
     "a star for GET": b"GET * HTTP/1.1\r\nHost: web.example\r\n\r\n",
     "a fragment": b"GET /a#b HTTP/1.1\r\nHost: web.example\r\n\r\n",
+    "a DEL in the target": b"GET /\x7f HTTP/1.1\r\nHost: web.example\r\n\r\n",
+    "a high byte in the target": b"GET /\x80 HTTP/1.1\r\nHost: web.example\r\n\r\n",
     "a target of high bytes": b"GET /\xc3\xa4 HTTP/1.1\r\nHost: web.example\r\n\r\n",
     "two spaces after the method": b"GET  / HTTP/1.1\r\nHost: web.example\r\n\r\n",
     "a space in the target": b"GET /a b HTTP/1.1\r\nHost: web.example\r\n\r\n",

@@ -30,6 +30,8 @@ ODD = (
 to a machine as they are, so that nothing has to be taken off them."""
 DIRTY = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\r[^\n]"
 """What HAProxy lets pass in a field's value, and the activator refuses."""
+DIRTY_TARGET = r"[\x7f-\xff]"
+"""The same of a target."""
 OURS = r"(^|\ )(fly-|hawker-|proxy-|(via|te|upgrade|connection|keep-alive)(\ |$))"
 """Names of fields of an answer that are not for users, or that are changed."""
 
@@ -175,6 +177,7 @@ def _frontend(config: Config, frontend: Frontend) -> str:
         f'unique-id-format "{config.prefix}-%{{+X}}pid-%{{+X}}rt{suffix}"',
         rf"acl odd req.hdr_names(\ ) -m reg -i {ODD}",
         f"acl dirty req.hdrs -m reg '{DIRTY}'",
+        f"acl dirty url -m reg '{DIRTY_TARGET}'",
         "acl listening req.hdr(accept) -m sub -i text/event-stream",
         "acl plain url_beg /",
         "acl plain_version req.ver 1.1",
