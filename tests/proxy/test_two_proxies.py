@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.kit.doors import edge, house
+from tests.kit.doors import PORT, edge, house
 from tests.kit.waiting import until
 
 from hawker.proxy.settings import RouterSettings
@@ -35,6 +35,19 @@ async def test_of_two_sleeping_machines_two_edges_wake_the_same(tmp_path: Path) 
         answers = await asyncio.gather(*(proxy.get("web") for proxy in (one, other) for _ in range(5)))
         assert {status for status, _ in answers} == {200}
         assert sum(it.story(machine).count("start starting") for machine in machines) == 1
+
+
+async def test_a_request_that_waits_for_room_at_its_door_is_not_taken_for_one_that_nobody_answers(
+    tmp_path: Path,
+) -> None:
+    service = {
+        "ports": [{"port": PORT, "handlers": ["http"], "http_options": {"idle_timeout": 1}}],
+        "concurrency": {"type": "requests", "soft_limit": 1, "hard_limit": 1},
+    }
+    async with house(tmp_path) as it, edge(it) as one, edge(it) as other:
+        await it.machine("web", env={"ANSWER_S": "0.7"}, service=service)
+        assert await asyncio.gather(one.get("web"), other.get("web")) == [(200, b"ok")] * 2
+        assert [each.proxy.engine.counters.retries for each in (one, other)] == [0, 0]
 
 
 async def test_a_stranger_is_not_let_in_over_the_backhaul(tmp_path: Path) -> None:

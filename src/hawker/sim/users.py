@@ -19,9 +19,9 @@ WAIT_S = 10.0
 """How long proxies hold a request."""
 SILENT_S = 10.0
 """How long they wait for a machine that says nothing, of all services here."""
-END_S = WAIT_S + 3 * SILENT_S + 30.0
-"""So long a request may take to its end: held once, sent three times, and as many attempts to connect, at an edge that
-itself may wait for the proxy of a worker."""
+END_S = WAIT_S + 3 * (WAIT_S + SILENT_S) + 30.0
+"""So long a request may take to its end: held once, and sent three times to a worker's proxy that holds it, too; and for
+as many attempts to connect."""
 RISE_S, PAUSE_S = 10.0, 12.0
 LEAVE = 0.03
 """Share of users that do not wait for their answers."""

@@ -238,7 +238,10 @@ class Exchange(Errand):
         if self._kept:
             self._sending_kept()
         self._connection = connection
-        connection.send(self, request.method, data, route.port.idle_timeout_s, chunked)
+        idle_s = route.port.idle_timeout_s
+        if lease.headers:  # another proxy may hold it first, and looks at the machine's time itself
+            idle_s += self._engine.settings.wait_s
+        connection.send(self, request.method, data, idle_s, chunked)
 
     def _ask(self, stream: MachineStream, lease: Lease, idle_s: float) -> None:
         """The same over HTTP/2."""
