@@ -10,6 +10,7 @@ import asyncio
 import os
 import resource
 import signal
+import sys
 import time
 from typing import NoReturn
 
@@ -122,7 +123,11 @@ class _Life:
         for event, number in ((self._stopping, signal.SIGTERM), (self._restarting, signal.SIGHUP)):
             if event.is_set():
                 os.kill(os.getpid(), number)  # the next one's to heed
-        restart.execute(past, kept, self._manager.environment)
+        try:
+            restart.execute(past, kept, self._manager.environment)
+        except OSError as error:
+            what = f"{sys.executable} cannot be executed: {error.strerror}"
+            raise HawkerError(what, hint="start the agent again") from error
 
     def _stalled(self) -> NoReturn:
         """In the watchdog's thread."""
