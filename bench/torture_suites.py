@@ -29,6 +29,9 @@ PROBE = "95bc6a991b2ad2bddd61d58c92c36d543d895ffa"
 """The commit of github.com/MDA2AV/Http11Probe."""
 
 Wants = Literal["taken", "refused", "either"]
+Verdict = Literal["taken", "refused", "stricter", "laxer", "wrong"]
+"""`taken`, `refused`: as the suite says. `stricter`: refused where it takes. `laxer`: taken, with one reading, where it
+refuses; also what follows in its connection. `wrong`: two readings, or not what was sent."""
 
 
 class Asked(NamedTuple):
@@ -144,13 +147,21 @@ _PIECES = re.compile(
     r"^#+ (?P<title>[^\n]+)$|^<!-- meta=(?P<meta>\{[^\n]*\}) -->$|^```(?P<kind>http|log)\n(?P<text>.*?)^```$",
     re.M | re.S,
 )
-_PAUSED, _UPGRADED, _HTTP_2, _AFTER_CLOSE = 21, 22, 23, 5
+PAUSED, UPGRADED, _HTTP_2, _AFTER_CLOSE = 21, 22, 23, 5
 """Codes of what is no error of a request."""
 _SIGNS = {"r": "\r", "n": "\n", "t": "\t", "f": "\f"}
 
 
 def llhttp(directory: Path) -> Iterator[Case]:
-    root = sdist("aiohttp", directory) / "vendor" / "llhttp" / "test" / "request"
+    for name, data, log in parsed(directory, "request"):
+        case = _of_log(name, data, log)
+        if case is not None:
+            yield case
+
+
+def parsed(directory: Path, kind: str) -> Iterator[tuple[str, bytes, str]]:
+    """The tests of a kind, "request" or "response", in its strict form: name, what is read, what the parser tells."""
+    root = sdist("aiohttp", directory) / "vendor" / "llhttp" / "test" / kind
     for path in sorted(root.glob("*.md")):
         title = text = ""
         meta: dict[str, Any] = {}
@@ -161,10 +172,8 @@ def llhttp(directory: Path) -> Iterator[Case]:
                 meta = msgspec.json.decode(piece["meta"])
             elif piece["kind"] == "http":
                 text = piece["text"]
-            elif meta.get("type") == "request" and not meta.keys() & {"pause", "skipBody"}:
-                case = _of_log(f"{path.stem}/{title} ({number})", _unescaped(text), piece["text"])
-                if case is not None:
-                    yield case
+            elif meta.get("type") == kind and not meta.keys() & {"pause", "skipBody"}:
+                yield f"{path.stem}/{title} ({number})", _unescaped(text), piece["text"]
 
 
 def _unescaped(text: str) -> bytes:
@@ -192,11 +201,11 @@ def _of_log(name: str, data: bytes, log: str) -> Case | None:
             begun = False
         elif error := re.match(r"off=(\d+) error code=(\d+)", line):
             code = int(error[2])
-            if code == _UPGRADED:
+            if code == UPGRADED:
                 data = data[: int(error[1])]
-    if code in (_PAUSED, _HTTP_2):
+    if code in (PAUSED, _HTTP_2):
         return None
-    wants: Wants = "taken" if code in (0, _UPGRADED, _AFTER_CLOSE) else "refused"
+    wants: Wants = "taken" if code in (0, UPGRADED, _AFTER_CLOSE) else "refused"
     parts = (hosted(data, len(requests)),)
     stops = wants == "taken" and (begun or not requests)
     return Case(suite="llhttp", name=name, parts=parts, wants=wants, requests=tuple(requests), open=stops)
@@ -279,32 +288,3 @@ def own() -> Iterator[Case]:
         yield Case(suite="own", name=f"chunks: {name}", parts=parts, wants="refused", requests=())
     for name, (data, _) in TAKEN.items():
         yield Case(suite="own", name=name, parts=(data,), wants="taken")
-
-
-_PLACES = {
-    "before the name": b"%bTransfer-Encoding: chunked",
-    "in the name": b"Transfer%bEncoding: chunked",
-    "before the colon": b"Transfer-Encoding%b: chunked",
-    "after the colon": b"Transfer-Encoding:%bchunked",
-    "in the value": b"Transfer-Encoding: chun%bked",
-    "after the value": b"Transfer-Encoding: chunked%b",
-    "before it in another field": b"X-A: b%bTransfer-Encoding: chunked",
-}
-_CODINGS = (b"identity", b"gzip", b"x", b"", b"chunked", b'"chunked"', b"chunked;q=1")
-
-
-def sweep() -> Iterator[Case]:
-    """Attacks that hide one of two lengths from one of two readers: every byte at every place of a field
-    `Transfer-Encoding`, and every pair of codings, beside a length that holds more, or less, than the chunks."""
-    disguised = {
-        f"{sign:#04x} {place}": text % bytes((sign,)) for place, text in _PLACES.items() for sign in range(256)
-    }
-    for one in _CODINGS:
-        for two in _CODINGS:
-            for name, between in {"a comma": b", ", "a space": b" ", "a field": b"\r\nTransfer-Encoding: "}.items():
-                disguised[f"{one!r}, {two!r} with {name}"] = b"Transfer-Encoding: " + one + between + two
-    for name, field in disguised.items():
-        for which, body in {"TE.CL": b"0\r\n\r\nX", "CL.TE": b"1\r\nZ\r\nQ"}.items():
-            length = b"Content-Length: %d\r\n" % (6 if which == "TE.CL" else 4)
-            parts = (POST + field + b"\r\n" + length + b"\r\n" + body,)
-            yield Case(suite="sweep", name=f"{which}: {name}", parts=parts, wants="either")
