@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import apsw
 import msgspec
 
+from hawker.catalog.checkpoints import PAGES
 from hawker.catalog.schema import Described, Layout
 from hawker.errors import StoreError
 from hawker.model.catalog import Tier, Values
@@ -24,7 +25,6 @@ _FORMAT = 1
 
 _CACHE_KIB = 16_000
 _CACHE_KIB_BULK = 64_000
-_WAL_PAGES_BEFORE_CHECKPOINT = 4000
 _WAL_BYTES_KEPT = 64 << 20
 
 _OWN_TABLES = """
@@ -86,7 +86,7 @@ def connect(path: str, vfs: str | None) -> tuple[apsw.Connection, apsw.Connectio
             raise StoreError(f"SQLite cannot use a write-ahead log at {path} ({mode}); use a local file system")
         writer.execute("pragma synchronous = normal")
         cache(writer, bulk=False)
-        writer.execute(f"pragma wal_autocheckpoint = {_WAL_PAGES_BEFORE_CHECKPOINT}")
+        writer.execute(f"pragma wal_autocheckpoint = {PAGES}")
         writer.execute(f"pragma journal_size_limit = {_WAL_BYTES_KEPT}")
         if vfs is not None:
             return writer, writer

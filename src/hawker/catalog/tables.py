@@ -16,6 +16,7 @@ import apsw
 import msgspec
 
 from hawker.catalog import file
+from hawker.catalog.checkpoints import Checkpoints
 from hawker.catalog.ingest import AsideOf, Batch
 from hawker.catalog.schema import TABLES, Layout, Table
 from hawker.catalog.view import Changed
@@ -47,6 +48,7 @@ class Tables:
         self._host = host
         self._layouts = {table.name: self.layout_of(table) for table in tables}
         self._stamp = 0
+        self._checkpoints: Checkpoints | None = None
         self._connect()
 
     @classmethod
@@ -58,6 +60,8 @@ class Tables:
             raise translated(error, str(path)) from error
 
     def close(self) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.close()
         for db in (self._reader, self._db):
             with suppress(apsw.Error):
                 db.close(True)
@@ -227,6 +231,8 @@ class Tables:
 
     def _open_file(self) -> None:
         self._db, self._reader = file.connect(self._path, self._vfs)
+        if self._vfs is None:  # a simulated disk belongs to one thread
+            self._checkpoints = Checkpoints(self._path, self._db)
         try:
             self._aside: set[AsideOf] = set()
             self._db.execute("begin immediate")

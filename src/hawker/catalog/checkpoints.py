@@ -1,0 +1,65 @@
+"""Brings what SQLite's write-ahead log holds into the file itself, beside the event loop.
+
+SQLite does that within a commit, every so many pages: it writes all of them, and waits for the disk twice. That is
+nothing for a database, but the loop that waits for the commit carries users' requests, too, and where rows change all
+the time they would stand still for a tenth of a second every few seconds.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+
+import apsw
+
+from hawker.store.connection import BUSY_MS, rows
+
+PAGES = 4000
+"""Of the log, after which it is begun with: 16 MB."""
+PAGES_LEFT = 500
+"""What was written meanwhile and is no more than that, a commit brings itself: only then the log begins anew."""
+PAGES_MOST = 4 * PAGES
+"""Who writes faster than that is brought, waits for it."""
+
+
+class Checkpoints:
+    """Of one file, by a connection of its own. `close` it before the others."""
+
+    def __init__(self, path: str, writer: apsw.Connection, *, pages: int = PAGES, most: int = PAGES_MOST) -> None:
+        self._path = path
+        self._pages = pages
+        self._most = most
+        self._thread: threading.Thread | None = None
+        self._brought = 0  # pages of this log, as far as is known
+        writer.set_wal_hook(self._committed)  # in the place of SQLite's own
+
+    def close(self) -> None:
+        """Wait for one that is under way. May be called again."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _committed(self, writer: apsw.Connection, name: str, pages: int) -> int:
+        """So many pages are in the log."""
+        if pages < self._brought:
+            self._brought = 0  # it was begun anew
+        if pages < self._pages:
+            return apsw.SQLITE_OK
+        running = self._thread is not None and self._thread.is_alive()
+        if pages >= self._most or (self._brought and not running and pages - self._brought <= PAGES_LEFT):
+            with suppress(apsw.Error):  # of a full disk: the log grows, and the next one tries it again
+                _, self._brought = writer.wal_checkpoint(name, apsw.SQLITE_CHECKPOINT_PASSIVE)
+        elif not running:
+            self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+            self._thread.start()
+        return apsw.SQLITE_OK
+
+    def _run(self) -> None:
+        with suppress(apsw.Error):  # the same; and damage is found by those who read
+            db = apsw.Connection(self._path, flags=apsw.SQLITE_OPEN_READWRITE)
+            try:
+                db.set_busy_timeout(BUSY_MS)
+                rows(db, "select count(*) from sqlite_schema")  # it is not opened before
+                _, self._brought = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            finally:
+                db.close(True)

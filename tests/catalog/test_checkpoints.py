@@ -1,0 +1,49 @@
+"""The catalog's write-ahead log ends up in its file, whoever writes, and however much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from hawker.catalog.checkpoints import Checkpoints
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[apsw.Connection]:
+    db = apsw.Connection(str(tmp_path / "a.db"))
+    for sql in ("pragma journal_mode = wal", "pragma synchronous = normal", "create table t (n integer, text)"):
+        db.execute(sql).fetchall()
+    yield db
+    db.close(True)
+
+
+def write(db: apsw.Connection, count: int) -> None:
+    for n in range(count):
+        db.execute("insert into t values (?, ?)", (n, "x" * 3000))
+
+
+def test_the_log_is_brought_into_the_file_by_another_thread_and_begun_anew(
+    tmp_path: Path, writer: apsw.Connection
+) -> None:
+    file, log = tmp_path / "a.db", tmp_path / "a.db-wal"
+    checkpoints = Checkpoints(str(file), writer, pages=100, most=1 << 30)
+    for _ in range(10):
+        before = file.stat().st_size
+        write(writer, 60)
+        checkpoints.close()
+        assert file.stat().st_size > before, "before anything else was written"
+    assert log.stat().st_size < 300 * 4200, "it did not grow on and on"
+
+
+def test_a_log_that_grows_faster_than_it_is_brought_is_bounded_all_the_same(
+    tmp_path: Path, writer: apsw.Connection
+) -> None:
+    file, log = tmp_path / "a.db", tmp_path / "a.db-wal"
+    checkpoints = Checkpoints(str(file), writer, pages=100, most=100)
+    write(writer, 1000)
+    checkpoints.close()
+    assert log.stat().st_size < 200 * 4200
+    assert file.stat().st_size > 2_000_000
