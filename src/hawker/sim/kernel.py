@@ -1,7 +1,7 @@
 """What the proxy asks of the kernel itself, past asyncio, answered by the simulated network.
 
-A look whether a machine takes connections is a system call on this host, which its program does not notice; whether
-bytes lie in a socket, and how long its peer may be silent, are asked of the socket. A simulation has no sockets.
+A look whether a machine takes connections is a system call, which leaves a socket when one is taken; whether bytes lie
+in a socket, and how long its peer may be silent, are asked of the socket. A simulation has no sockets.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from hawker.proxy import standby, waking
+from hawker.proxy import waking
 from hawker.proxy.base import Address
 from hawker.proxy.embedded.machine import MachineConnection
-from hawker.sim.loop import current_process
-from hawker.sim.net import LOOPBACK
+from hawker.sim.loop import SimLoop, current_process
+from hawker.sim.net import LOOPBACK, Net
 from hawker.sim.streams import StreamEnd
 
 LOOK_S = 30e-6
@@ -26,8 +26,7 @@ LOOK_S = 30e-6
 def simulated() -> Iterator[None]:
     """Until the block ends."""
     changes: tuple[tuple[Any, str, Any], ...] = (
-        (waking, "connects", _connects),
-        (standby, "connects", _connects),
+        (waking, "connected", _connected),
         (MachineConnection, "_has_come", _has_come),
         (MachineConnection, "_last_words", _no_last_words),
         (MachineConnection, "_guard", _guard),
@@ -42,20 +41,27 @@ def simulated() -> Iterator[None]:
             setattr(owner, name, value)
 
 
-async def _connects(address: Address, within_s: float = waking.TRY_S) -> bool:
+async def _connected(address: Address, within_s: float = waking.TRY_S) -> StreamEnd | None:
+    """The end of a connection stands for its socket: what the proxy does with it is to close it or to hand it to the
+    loop."""
     host, port = address
-    station = current_process().station
+    station, net = current_process().station, _net()
     assert station is not None  # proxies run on hosts
-    if host == LOOPBACK or (host, port) in station.listeners:
+    if host == LOOPBACK or station.listener(host, port) is not None:
         await asyncio.sleep(LOOK_S)
-        return station.listens(host, port)
+        return net.dial_here(host, port)
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(within_s):
-            transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, host, port)
-            transport.abort()
-            return True
+            return await net.dial(host, port)
     await asyncio.sleep(LOOK_S)
-    return False
+    return None
+
+
+def _net() -> Net:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimLoop)
+    assert loop.net is not None
+    return loop.net
 
 
 def _stream(connection: MachineConnection) -> StreamEnd:

@@ -270,7 +270,13 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     # --- the network -------------------------------------------------------------------------------------------------
 
-    async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
+    async def create_connection(
+        self, protocol_factory: Any, host: Any = None, port: Any = None, *, sock: Any = None, **options: Any
+    ) -> Any:
+        if sock is not None:  # an end of `Net.dial`
+            protocol = protocol_factory()
+            sock.begin(protocol)
+            return sock, protocol
         return await self._network().connect(protocol_factory, host, port)
 
     async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:

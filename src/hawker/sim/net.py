@@ -57,10 +57,10 @@ class Station:
         self._next_port += 1
         return self._next_port
 
-    def listens(self, host: str, port: int) -> bool:
-        """Whether a program of this host takes connections at one of the host's own addresses, or a machine's on it."""
-        listener = self.listeners.get(port if host in (LOOPBACK, self.address) else (host, port))
-        return listener is not None and not listener.process.dead
+    def listener(self, host: str, port: int) -> Listener | None:
+        """The program of this host that takes connections at its loopback address, or at a machine's on it."""
+        found = self.listeners.get(port if host == LOOPBACK else (host, port))
+        return found if found is not None and not found.process.dead else None
 
     def close_all(self, process: Process, *, silently: bool) -> None:
         """What the system does with a dead program's sockets; `silently` when the whole host is gone."""
@@ -177,6 +177,26 @@ class Net:
         self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
     ) -> tuple[StreamEnd, asyncio.BaseProtocol]:
         """Raises `ConnectionRefusedError`, or `TimeoutError` when nothing answers at all."""
+        end = await self.dial(host, port)
+        protocol = factory()
+        end.begin(protocol)
+        return end, protocol
+
+    def dial_here(self, host: str, port: int) -> StreamEnd | None:
+        """A connection without a protocol yet, to a program of the own host, if one takes it at once."""
+        process = current_process()
+        station = process.station
+        assert station is not None
+        listener = station.listener(host, port)
+        if listener is None:
+            return None
+        there, back = Pipe(self, station, station), Pipe(self, station, station)
+        client, server = (host, station.free_port()), (host, port)
+        there.send(CONNECT, lambda: listener.accept(there, back, server, client))
+        return StreamEnd(self, process, station, out=there, into=back, here=client, there=server)
+
+    async def dial(self, host: str, port: int) -> StreamEnd:
+        """A connection without a protocol yet. Raises as `connect` does."""
         process = current_process()
         assert process.station is not None  # programs run on hosts
         source = process.station
@@ -218,10 +238,7 @@ class Net:
 
         self.soon(attempt)
         there, back = await answer
-        end = StreamEnd(self, process, source, out=there, into=back, here=client, there=server)
-        protocol = factory()
-        end.begin(protocol)
-        return end, protocol
+        return StreamEnd(self, process, source, out=there, into=back, here=client, there=server)
 
     def listen(self, factory: Callable[[], asyncio.BaseProtocol], port: int, inside: str = "") -> Server:
         """`inside`: only at this address of a machine on the host."""

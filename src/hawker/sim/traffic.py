@@ -6,7 +6,8 @@ ask of the kernel itself is answered by `sim.kernel`. The names go on in the lis
 S18  Every request that an edge took has one answer, or a visible end, within its time. A machine never has more in
      flight than its hard limit; none reaches a machine that is stopped, suspended or on its way there, or another
      app's; none is in flight at a machine that its proxy puts to rest. What is not idempotent is delivered once at
-     most. (While it happens: `sim.serving`.)
+     most. (While it happens: `sim.serving`.) Where there are no faults, all but these have good answers: what is not
+     idempotent and in flight at a machine that its owner stops, and what is more than an app takes.
 L8   When faults are over and load has ended, machines with autostop sleep, but for `min_machines_running`; then each
      app answers, at all edges at once, and one machine is started for that.
 """
@@ -158,8 +159,19 @@ class Traffic:
                 yield f"{where}: was answered {found.body!r}"
             if not delivered:
                 yield f"{where}: was answered by nobody"
+        if not self._cluster.faults.plan and not found.left and self._failed(found):
+            yield f"{where}: got {found.status or 'no answer'}, and nothing was wrong: {found.body[:200]}"
         if found.more:
             yield f"{where}: there is more after its answer: {found.more[:60]!r}"
+
+    def _failed(self, found: Outcome) -> bool:
+        """Whether it had no good answer, for no good reason: its owner stopped the machine under it, and it may not be
+        sent again, or there are more requests than the app takes."""
+        wish = found.wish
+        if (found.status == 200 and not found.cut) or wish.id.startswith("first-"):
+            return False
+        ended = self.serving.delivered[wish.id] and (wish.streamed or wish.method == "POST")
+        return not ended and not found.body.startswith("PR03:")
 
     async def _answers(self, which: str) -> None:
         """Every app answers at several edges in one moment, no more requests than one machine's soft limit."""

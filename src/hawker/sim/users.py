@@ -20,8 +20,8 @@ WAIT_S = 10.0
 SILENT_S = 10.0
 """How long they wait for a machine that says nothing, of all services here."""
 END_S = WAIT_S + 3 * (WAIT_S + SILENT_S) + 30.0
-"""So long a request may take to its end: held once, and sent three times to a worker's proxy that holds it, too; and for
-as many attempts to connect."""
+"""So long a request may take to its end: held once, sent three times to a worker's proxy that holds it, too, and for as
+many attempts to connect."""
 RISE_S, PAUSE_S = 10.0, 12.0
 LEAVE = 0.03
 """Share of users that do not wait for their answers."""
