@@ -24,9 +24,15 @@ from hawker.sim.standbys import outages
 pytestmark = pytest.mark.slow
 
 SEEDS = (1,)
+SECONDS = {
+    **dict.fromkeys(("any machine is started", "any connection", "no autostop", "none kept"), 1.0),
+    "one over the hard limit": 8.0,
+    "POST sent again": 20.0,
+}
+"""How long there is load before a mutant shows; 12 for all others."""
 OFTEN = 4.0  # faults that a mutant needs come so many times as often
 SMALL = (("ord", 2), ("fra", 1))
-SCRIPT = "from tests.sim.test_users import plan, simulate; print(simulate(plan(3, 4.0)).digest)"
+SCRIPT = "from tests.sim.test_users import plan, simulate; print(simulate(plan(3, 2.0)).digest)"
 
 
 def plan(seed: int, seconds: float = 20.0, mutant: str = "") -> Plan:
@@ -65,7 +71,7 @@ def test_the_seeds_have_seen_requests_answered_and_machines_put_to_rest_and_woke
 def test_a_mutant_of_the_proxy_is_noticed(name: str) -> None:
     seen: list[str] = []
     for seed in range(1, 6):
-        violations = simulate(plan(seed, mutant=name)).violations
+        violations = simulate(plan(seed, SECONDS.get(name, 12.0), mutant=name)).violations
         gc.collect()
         seen += violations
         if PROXY_MUTANTS[name].noticed(violations):
@@ -74,7 +80,7 @@ def test_a_mutant_of_the_proxy_is_noticed(name: str) -> None:
 
 
 def test_a_run_with_users_has_one_digest_whatever_the_hash_seed() -> None:
-    digest = simulate(plan(3, 4.0)).digest
+    digest = simulate(plan(3, 2.0)).digest
     root = Path(__file__).parents[2]
     env = {**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": os.pathsep.join((str(root / "src"), str(root)))}
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, check=False)
