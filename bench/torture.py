@@ -38,7 +38,6 @@ BUSY_S = 1.5
 """The same for what went wrong, which is tried again: the host may be busy."""
 SETTLED_S = 0.02
 """What did not end by then after its last answer goes on."""
-LIMIT_S = 5.0
 
 VERDICTS: tuple[Verdict, ...] = ("taken", "refused", "stricter", "laxer", "wrong")
 Tried = tuple[Case | Said, Verdict, str]
@@ -96,9 +95,9 @@ class Way:
         if self._carried:
             for host in re.findall(rb"(?im)^host: *([a-z0-9.-]{1,64})(?::\d+)?\r$", b"".join(case.parts)):
                 await self._warmed(host.decode().lower())
-        for silence_s in (SILENCE_S, BUSY_S):
+        for silence_s, settled_s in ((SILENCE_S, SETTLED_S), (BUSY_S, BUSY_S)):
             self.machine.begin()
-            heard = await self._told(case, silence_s)
+            heard = await self._told(case, silence_s, settled_s)
             with suppress(TimeoutError):
                 await until(lambda: all(link.closed or not link.pending for link in self.machine.links), 1.0)
             verdict, how = judged(case, heard, self.machine)
@@ -121,7 +120,7 @@ class Way:
             await asyncio.sleep(0.02)
         raise AssertionError(f"HAProxy does not carry {host}")
 
-    async def _told(self, case: Case, silence_s: float) -> Heard:
+    async def _told(self, case: Case, silence_s: float, settled_s: float) -> Heard:
         reader, writer = await asyncio.open_connection(*self._plane.http)
         data = b""
         closed = False
@@ -134,7 +133,7 @@ class Way:
                     answered = len(_statuses(data))
                     if answered > before and number < len(case.parts) - 1:
                         break
-                    silence = SETTLED_S if answered > before and answered >= most else silence_s
+                    silence = settled_s if answered > before and answered >= most else silence_s
                     try:
                         more = await asyncio.wait_for(reader.read(1 << 16), silence)
                     except TimeoutError:
