@@ -7,6 +7,7 @@ SIGHUP            begins it anew in place, in order; in a terminal it is the ter
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import resource
 import signal
@@ -53,6 +54,7 @@ class _Life:
         report = Report(self._settings.directory / REPORT)
         self._tell_of_stall(report)
         await self._agent.open()
+        gc.freeze()  # what is there by now stays: looking at it again and again held all requests up for 0.1 s
         watchdog = Watchdog(self._settings.watchdog_s * self._past.longer(time.monotonic()), report, self._stalled)
         self._agent.metrics.loop_lag.set_function(watchdog.lag_s)
         try:
