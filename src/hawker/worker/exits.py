@@ -114,12 +114,14 @@ class Exits:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _handle(self, ended: Exit) -> None:
+        if active_run(self._store.read, ended.machine):
+            return  # on_end comes back when that run has ended
         while True:
             try:
                 await self._store.submit(lambda tx: self._begin(tx, ended))
                 break
             except Busy:
-                return  # on_end comes back when that run has ended
+                return  # as above: it has just begun
             except StoreError as error:  # a full disk: the program has ended all the same
                 _logger.error("store.refused", resource=ended.machine, cause="the program ended", why=error.message)
                 await asyncio.sleep(STORE_RETRY_S)
