@@ -55,6 +55,7 @@ class Owner(Client):
         self.served = {app.name: app for app in served}
         self.think_s = 2.0
         self._ports: dict[str, int] = {}
+        self._cordoned: set[str] = set()
 
     async def make(self) -> None:
         """All machines of all apps, which nobody disturbs."""
@@ -104,7 +105,16 @@ class Owner(Client):
         if order is None:
             return
         await self._make_one(self.served[order.app])
-        await self._destroy(order)
+        if self._may_go(order):
+            await self._destroy(order)
+
+    def _may_go(self, order: Order) -> bool:
+        """Whether another machine of its app is open."""
+        others = [other for other in self._there() if other.app == order.app and other is not order]
+        return any(other.label not in self._cordoned for other in others)
+
+    def _there(self) -> list[Order]:
+        return [order for order in self._mine() if order.machine and order.destroyed is None]
 
     async def _destroy(self, order: Order) -> None:
         order.destroy_asked = True
@@ -113,6 +123,18 @@ class Owner(Client):
         if answer.status == 200:
             order.destroyed = began, self._now()
 
+    async def cordon(self) -> None:
+        """Or open it again. Every app keeps a machine that is open."""
+        order = self._one()
+        if order is None:
+            return
+        if order.label in self._cordoned:
+            self._cordoned.discard(order.label)
+            await self._on(order, "uncordon", "POST", "/uncordon")
+        elif self._may_go(order):
+            self._cordoned.add(order.label)
+            await self._on(order, "cordon", "POST", "/cordon")
+
     async def update(self) -> None:
         if order := self._one():
             await self._on(order, "update", "POST", "", {"config": self._config(order)})
@@ -120,7 +142,7 @@ class Owner(Client):
     async def settle(self) -> None:
         """Every app has a machine that may be started, and none is cordoned. For when faults are over."""
         await super().settle()
-        for order in [order for order in self._mine() if order.machine and order.destroyed is None]:
+        for order in self._there():
             began = self._now()
             for _ in range(SETTLE_TRIES):
                 answer = await self._on(order, "uncordon", "POST", "/uncordon")
@@ -133,7 +155,7 @@ class Owner(Client):
             elif shown.status == 200 and shown.body["state"] == "failed":
                 await self._on(order, "start", "POST", "/start")
         for app in self.served.values():
-            if not any(order.app == app.name and order.destroyed is None for order in self._mine() if order.machine):
+            if not any(order.app == app.name for order in self._there()):
                 await self._make_one(app)
 
     # --- what is ordered ---------------------------------------------------------------------------------------------
