@@ -16,7 +16,7 @@ ASLEEP = frozenset({"stopped", "suspended", "stopping", "suspending"})
 """States that a start ends, or will end when the stop is over."""
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the rows say of a machine. `healthy`: its checks pass, or it has none. `hard` 0: no limit."""
 
     machine: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from sys import intern
 from typing import Any
 
 import msgspec
@@ -27,7 +28,7 @@ KEPT = 4096
 """Different texts of ports at most that are kept as values; an app has one or two."""
 
 
-class Served(msgspec.Struct, frozen=True, kw_only=True):
+class Served(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A port inside a machine. `host_port` is where its worker's host takes connections for it, 0: nowhere."""
 
     machine: str
@@ -49,16 +50,16 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 def served(row: Mapping[str, Any]) -> Served:
     """From the columns of `services` by name. Raises `ValueError`."""
-    autostop: Any = row["autostop"] or "off"
-    protocol: Any = row["protocol"] or "tcp"
+    autostop: Any = intern(row["autostop"] or "off")
+    protocol: Any = intern(row["protocol"] or "tcp")
     if autostop not in LEAST_AGGRESSIVE:
         autostop = "off"  # of a newer Hawker: whatever it is, a machine that runs does no harm
     if protocol not in ("tcp", "udp"):
         raise ValueError(f"protocol {protocol!r} is not known here")
     return Served(
-        machine=row["machine"],
-        app=row["app"],
-        process_group=row["process_group"],
+        machine=intern(row["machine"]),
+        app=intern(row["app"]),
+        process_group=intern(row["process_group"]),
         protocol=protocol,
         internal_port=row["internal_port"],
         host_port=row["host_port"],
