@@ -297,6 +297,9 @@ async def test_an_app_of_another_region_is_asked_for_there(here: Here) -> None:
     lease.failed("refused")
     with pytest.raises(Refused):
         await here.obtain(SOON_S)
+    await asyncio.sleep(RouterSettings().trouble_s)
+    assert (await here.obtain()).region == "mad"  # one failure says little of a whole worker
+    lease.failed("refused")
     here.machine("m1")
     await until(lambda: "web" in here.directory._apps and bool(here.directory._apps["web"].machines))
     assert (await here.obtain()).machine == "m1"

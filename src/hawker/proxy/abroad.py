@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hawker.core.routing import Wishes
 from hawker.proxy.base import Failure, Header
 from hawker.proxy.directory import Worker
+from hawker.proxy.trouble import Trouble
 
 if TYPE_CHECKING:
     from hawker.proxy.router import ProxyRouter
@@ -39,8 +40,8 @@ class RegionLease:
 
     def failed(self, how: Failure) -> None:
         if how != "elsewhere":
-            now = asyncio.get_running_loop().time()
-            self._router.trouble[self.machine] = now + self._router.settings.stale_s
+            trouble = self._router.trouble.setdefault(self.machine, Trouble(self._router.settings.trouble_s))
+            trouble.failed(asyncio.get_running_loop().time())
 
 
 def wished(wishes: Wishes) -> list[Header]:

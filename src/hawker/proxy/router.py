@@ -16,6 +16,7 @@ from hawker.proxy.places import Place
 from hawker.proxy.routes import ProxyRoute
 from hawker.proxy.settings import RouterSettings
 from hawker.proxy.sites import Site, Sites
+from hawker.proxy.trouble import Trouble
 from hawker.telemetry import get_logger
 
 FORGET_S = 1.0
@@ -44,7 +45,7 @@ class ProxyRouter:
         self._routes: dict[tuple[int, str], ProxyRoute] = {}  # by public port and host
         self.now = asyncio.get_running_loop().time
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self.trouble: dict[str, float] = {}  # other regions' workers that failed, and until when they are left alone
+        self.trouble: dict[str, Trouble] = {}  # of other regions' workers that failed
 
     def find(self, port: int, host: str) -> ProxyRoute | None:
         route = self._routes.get((port, host))
@@ -158,8 +159,8 @@ class ProxyRouter:
 
     def troubled(self, worker: str, now: float) -> bool:
         """Whether another region's worker is left alone."""
-        far = self.sites.fars.get(worker)
-        return self.trouble.get(worker, 0.0) > now or (far is not None and far.away)
+        trouble, far = self.trouble.get(worker), self.sites.fars.get(worker)
+        return (trouble is not None and trouble.until > now) or (far is not None and far.away)
 
     def others(self, site: Site, wishes: Wishes) -> list[str]:
         """Other regions that have the app, the best first for this request."""

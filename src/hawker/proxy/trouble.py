@@ -9,19 +9,19 @@ class Trouble:
     """Of a machine, or a worker's proxy. Requests that were under way there together fail together: that is one time,
     however many they are. Times are seconds of the caller's clock."""
 
-    __slots__ = ("_first_s", "_times", "_until")
+    __slots__ = ("_first_s", "_times", "until")
 
     def __init__(self, first_s: float) -> None:
         self._first_s = first_s
         self._times = 0
-        self._until = 0.0
+        self.until = 0.0
 
     def failed(self, now: float) -> float:
         """Until when to leave it alone."""
-        if now >= self._until:
-            self._until = now + min(self._first_s * 2.0**self._times, MOST_S)
+        if now >= self.until:
+            self.until = now + min(self._first_s * 2.0**self._times, MOST_S)
             self._times = min(self._times + 1, 10)
-        return self._until
+        return self.until
 
     def over(self) -> None:
         """It has answered."""
