@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -39,7 +40,7 @@ class Sizes(msgspec.Struct, frozen=True):
     seconds: float
 
 
-FULL = Sizes(rounds=300, rates=(1, 2, 5, 10, 20, 40, 60, 80, 100, 125, 150, 200), seconds=5)
+FULL = Sizes(rounds=300, rates=(1, 10, 40, 80, 100, 125, 150, 175, 200, 250, 300, 400), seconds=5)
 QUICK = Sizes(rounds=10, rates=(5, 20), seconds=1)
 
 
@@ -87,6 +88,29 @@ class Woken:
         await self._client.close()
 
 
+PHASES = {
+    "start": "until the program runs: its order on the disk, its process in its groups",
+    "ready": "until it listens",
+    "connect": "until the proxy's connection is its own",
+    "answer": "until the first byte of the answer is at the proxy",
+}
+
+
+async def phases(port: int, host: str) -> dict[str, float]:
+    """Seconds, by phase, of a request as the proxy tells them."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(f"GET / HTTP/1.1\r\nHost: {host}\r\nHawker-Timing: 1\r\nConnection: close\r\n\r\n".encode())
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        assert " 200 " in head, head
+        await reader.read()
+    finally:
+        writer.close()
+    told = re.findall(r"edge-([a-z-]+);dur=([0-9.]+)", head)
+    found = {name: float(ms) / 1000 for name, ms in told}
+    return found | {"answer": found["first-byte"] - found["obtain"] - found["connect"]}
+
+
 async def first_byte(port: int, host: str) -> float:
     began = perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -127,6 +151,14 @@ async def one_by_one(woken: Woken, rounds: int) -> list[float]:
     taken = []
     for _ in range(rounds):
         taken.append(await woken.ask(0))
+        await woken.sleep(0)
+    return taken
+
+
+async def by_phase(woken: Woken, rounds: int) -> list[dict[str, float]]:
+    taken = []
+    for _ in range(rounds):
+        taken.append(await phases(woken.http, "w0.localhost"))
         await woken.sleep(0)
     return taken
 
@@ -175,6 +207,9 @@ async def measure(sizes: Sizes, table: Table, home: Path, program: Path) -> None
         table.latency("through the proxy: request that wakes, to first byte", [taken * 1000 for taken in cold])
         table.add("added, p50", at(0.5, cold) - at(0.5, plain), "ms", "<= 2")
         table.add("added, p99", at(0.99, cold) - at(0.99, plain), "ms", "<= 10")
+        told = await by_phase(woken, sizes.rounds // 3)
+        for phase, what in PHASES.items():
+            table.latency(f"{phase}: {what}", [each[phase] * 1000 for each in told])
         for rate in sizes.rates:
             taken = await at_rate(woken, rate, sizes.seconds)
             failed = sum(each == float("inf") for each in taken)

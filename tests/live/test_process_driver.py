@@ -14,8 +14,9 @@ import pytest
 from msgspec.structs import replace
 from tests.kit import cgroups
 from tests.kit.drivers import Opened, opened, shell, spec
+from tests.kit.processes import marked, word
 from tests.kit.unpacked import UnpackedImages
-from tests.kit.waiting import eventually
+from tests.kit.waiting import eventually, until
 from tests.live.conformance.abilities import Limited, Talking, Telling
 from tests.live.conformance.every import Conformance
 from tests.live.conformance.images import Imaged
@@ -106,6 +107,26 @@ async def test_a_driver_that_never_ran_a_machine_starts_no_supervisor_to_forget_
     assert driver.supervisor.unused
     assert await driver.recover() == []
     await driver.close()
+
+
+async def test_a_start_that_was_foreseen_gets_the_process_that_waits(tmp_path: Path) -> None:
+    async with opened(ProcessDriver(tmp_path / "driver", cgroups=False, programs=programs())) as it:
+        driver, mark = it.driver, word()
+        assert isinstance(driver, ProcessDriver)
+        driver.stand_by()
+        await until(lambda: not driver.supervisor.unused)
+        await driver.recover()
+        one = spec("sleep", mark)
+
+        async def waits() -> bool:
+            """It takes some time to compile what waits."""
+            driver.foresee(one)
+            return bool(marked(mark))
+
+        await eventually(waits, "a process waits for the start")
+        assert await driver.recover() == []
+        [pid] = marked(mark)
+        assert (await driver.start(one)).pid == pid
 
 
 async def ungrouped(directory: Path) -> bool:

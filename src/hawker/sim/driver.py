@@ -115,6 +115,7 @@ class FakeDriver:
         self._can_suspend = can_suspend
         self._can_resize = can_resize
         self.images = FakeImages(world)
+        self.foreseen: dict[str, InstanceSpec] = {}
         self._dead = False
         self.on_late: OnLate = _never
 
@@ -149,12 +150,14 @@ class FakeDriver:
         return frozenset(RUNTIMES)
 
     def foresee(self, spec: InstanceSpec) -> None:
-        """Nothing is to be gained."""
+        """It has no effect here, but what is foreseen is what must be asked for."""
+        self.foreseen[spec.key] = spec
 
     def stand_by(self, runtimes: Iterable[str]) -> None:
         """It is always there."""
 
     async def start(self, spec: InstanceSpec) -> Instance:
+        assert self.foreseen.pop(spec.key, spec) == spec, f"{spec.key} is not started as was foreseen"
         return await self._effect("start", spec.key, lambda: self._world.start(spec))
 
     async def recover(self) -> Sequence[Instance]:

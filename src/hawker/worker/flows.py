@@ -31,7 +31,7 @@ from typing import Any
 import msgspec
 
 from hawker.core.journal import effect_key
-from hawker.errors import Abort, DiskFull, ImageError, Retry, Unreachable
+from hawker.errors import Abort, DiskFull, HawkerError, ImageError, Retry, Unreachable
 from hawker.host import Host
 from hawker.images.base import ImageSource
 from hawker.model.guest import Guest
@@ -41,7 +41,7 @@ from hawker.model.values import is_host_image
 from hawker.network.base import NetworkError
 from hawker.store.db import Store
 from hawker.store.tx import Tx
-from hawker.worker.drivers.base import Exit, NotSupported, Refused, StartFailed, UnknownInstance
+from hawker.worker.drivers.base import Exit, InstanceSpec, NotSupported, Refused, StartFailed, UnknownInstance
 from hawker.worker.drivers.several import Runtimes
 from hawker.worker.flow import Act, Done, Flow, Step, StepContext
 from hawker.worker.instance_spec import instance_spec, limits_of, reference_of
@@ -51,6 +51,8 @@ from hawker.worker.settling import Settling, hold_before, resized
 STARTS_TRIED = 24
 """How often an image, or a driver, that may be had later is asked for: for a minute and a half, and as long as each
 try takes. Then the machine has failed."""
+
+FORESEEN_MOST = 1024
 
 
 def launching(config: Mapping[str, Any]) -> list[str]:
@@ -83,6 +85,7 @@ class MachineFlows(Settling):
         self._host = host
         self._superseded = superseded
         self._launched = launched
+        self._foreseen: dict[str, InstanceSpec] = {}  # by key, for the first attempt
 
     def all(self) -> list[Flow]:
         prepare = Step("prepare", act=self._prepare)
@@ -139,16 +142,22 @@ class MachineFlows(Settling):
         return machine
 
     def _foresee(self, tx: Tx, run: RunRow) -> None:
-        """What can be done for a launch while its order becomes durable."""
-        machine = get_machine(tx, run.resource)
-        spec = instance_spec(machine, effect_key(run.id, "launch"), self._disk_scale)
-        self._driver.foresee(spec)
+        """What can be done for a launch while its order becomes durable, and need not be done after that."""
+        with suppress(HawkerError):  # the launch meets the same, and says so
+            machine = get_machine(tx, run.resource)
+            spec = instance_spec(machine, effect_key(run.id, "launch"), self._disk_scale)
+            self._driver.foresee(spec)
+            if not self._superseded(machine):
+                if len(self._foreseen) >= FORESEEN_MOST:
+                    self._foreseen.clear()  # of changes that have failed
+                self._foreseen[spec.key] = spec
 
     async def _launch(self, context: StepContext) -> Done:
-        machine = self._not_superseded(context.run)
-        spec = instance_spec(machine, context.key, self._disk_scale)
+        spec = self._foreseen.pop(context.key, None)
+        if spec is None:
+            spec = instance_spec(self._not_superseded(context.run), context.key, self._disk_scale)
         try:
-            instance = await self._driver.of(machine.driver).start(spec)
+            instance = await self._driver.of(spec.driver).start(spec)
         except (StartFailed, NotSupported, ImageError) as error:
             raise Abort(str(error)) from error
         except (Unreachable, DiskFull, NetworkError) as error:
