@@ -577,6 +577,20 @@ async def test_requests_in_flight_are_still_counted_after_any_changes_of_rows(he
     assert here.sites.doors["m1"].in_flight == 0
 
 
+async def test_requests_in_flight_count_again_once_their_machine_is_back_among_the_rows(here: Here) -> None:
+    here.machine("m1", soft=1, hard=2)
+    lease = await here.obtain()
+    here.fleet.put("ord-1", "services", **{f"m1/tcp/{here.port}": None})
+    here.directory.settle()
+    assert "m1" not in here.sites.doors
+    here.machine("m1", soft=1, hard=2)
+    here.directory.settle()
+    assert here.sites.doors["m1"].in_flight == 1
+    assert (await here.obtain()).load == b"2/1/2"
+    lease.release()
+    assert here.sites.doors["m1"].in_flight == 1
+
+
 async def test_no_more_wait_for_a_machine_that_comes_up_again_than_it_takes(here: Here) -> None:
     here.machine("m1", soft=1, hard=2)
     here.worker.go.clear()

@@ -45,6 +45,7 @@ class Site:
         self.app = app
         self.groups: dict[int, Group] = {}
         self.places: dict[tuple[str, int], Place] = {}  # by machine and port inside
+        self.parted: dict[tuple[str, int], Place] = {}  # that are gone, with requests still in flight
         self.shape: Shape = frozenset()
         self.version = 0  # of what public ports lead to
         self.used = True  # since it was looked at last as one to be dropped
@@ -171,8 +172,7 @@ class Sites:
         site.groups = {}
         site.services_changed()
         places, site.places = site.places, {}
-        for place in places.values():
-            self._unseat(place)
+        self._unseat(site, places)
 
     # --- what changes ------------------------------------------------------------------------------------------------
 
@@ -246,8 +246,7 @@ class Sites:
         old, site.places = site.places, {}
         for machine in machines:
             self._seat(site, machine, old)
-        for place in old.values():
-            self._unseat(place)
+        self._unseat(site, old)
         for group in before.values():
             group.room.all()
 
@@ -258,8 +257,7 @@ class Sites:
         old = {key: site.places.pop(key) for key in [key for key in site.places if key[0] == machine]}
         if now is not None:
             self._seat(site, now, old)
-        for place in old.values():
-            self._unseat(place)
+        self._unseat(site, old)
 
     def _seat(self, site: Site, machine: Machine, old: dict[tuple[str, int], Place]) -> None:
         """Give a machine its places; those that it keeps are taken out of `old`."""
@@ -278,7 +276,7 @@ class Sites:
             key = machine.id, service.internal_port
             row = _candidate(machine, service)
             seat = group.pool.put(door.candidate(row) if door else row)
-            place = old.pop(key, None)
+            place = old.pop(key, None) or site.parted.pop(key, None)
             if place is None and seat.data is not None and seat.data.pool is group.pool:
                 place = seat.data  # of another port inside, or of a machine that was gone meanwhile
                 for its in [its for its, other in old.items() if other is place]:
@@ -313,12 +311,14 @@ class Sites:
             if far is not None:
                 far.seated(place)
 
-    def _unseat(self, place: Place) -> None:
-        place.pool.remove(place.machine)
-        door = self.doors.get(place.machine)
-        if door is not None and place.keeper is door:
-            self._hang_up(place, False)
-            self._take_from(door, place)
+    def _unseat(self, site: Site, places: dict[tuple[str, int], Place]) -> None:
+        for place in places.values():
+            place.pool.remove(place.machine)
+            door = self.doors.get(place.machine)
+            if door is not None and place.keeper is door:
+                self._hang_up(place, False)
+                self._take_from(door, place)
+        site.parted = {key: place for key, place in (site.parted | places).items() if place.seat.own}
 
     def _take_from(self, door: Door, place: Place) -> None:
         """A door goes with its last place."""
