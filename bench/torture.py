@@ -1,4 +1,4 @@
-"""What becomes of odd requests: public suites for HTTP/1.1 and for request smuggling, through both data planes.
+"""What becomes of odd requests and answers: public suites and attacks, through both data planes.
 
     python -m bench.torture [--http11probe REPOSITORY] [--cache DIRECTORY] [--suite NAME] [--list]
 
@@ -23,10 +23,11 @@ from pathlib import Path
 import msgspec
 from tests.kit.planes import Embedded, Haproxy
 from tests.kit.raw_http import User
-from tests.kit.routers import FakeMachine, FakeRoute, FakeRouter
+from tests.kit.routers import FakeMachine, FakeRoute
 from tests.kit.waiting import until
 
 from bench.torture_answers import Said, answered, said
+from bench.torture_h2 import Anyone, Case2, asked
 from bench.torture_machine import Machine, Reader, by_h11
 from bench.torture_suites import Asked, Case, Verdict, gunicorn, llhttp, own, probe
 from bench.torture_sweep import sweep
@@ -40,14 +41,7 @@ SETTLED_S = 0.02
 """What did not end by then after its last answer goes on."""
 
 VERDICTS: tuple[Verdict, ...] = ("taken", "refused", "stricter", "laxer", "wrong")
-Tried = tuple[Case | Said, Verdict, str]
-
-
-class Anyone(FakeRouter):
-    """Whatever a suite calls its server."""
-
-    def find(self, port: int, host: str) -> FakeRoute:
-        return next(iter(self.routes.values()))
+Tried = tuple[Case | Case2 | Said, Verdict, str]
 
 
 def misread(case: Case, seen: list[Asked]) -> str:
@@ -152,15 +146,8 @@ def _statuses(data: bytes) -> list[int]:
 
 
 def judged(case: Case, heard: Heard, machine: Machine) -> tuple[Verdict, str]:
-    for link in machine.links:
-        other = Reader(bytes(link.raw))
-        problem = link.problem or other.problem
-        if not problem and not other.silent and other.requests != [asked[1:] for asked in link.requests]:
-            problem = f"h11 reads {link.requests}, llhttp {other.requests}"
-        if not problem and link.pending and not link.closed:
-            problem = "half a request stays with the machine"
-        if problem:
-            return "wrong", f"{problem}: {bytes(link.raw[:300])!r}"
+    if problem := machine.misread():
+        return "wrong", problem
     seen = machine.requests
     good = [status for status in heard.statuses if status < 300]
     if len(good) != len(seen):
@@ -219,6 +206,8 @@ async def main() -> None:
         await way.open()
         found[name] += [(case, *await way.tried(case)) for case in cases]
         await way.close()
+        if chosen.suite in "sweep: HTTP/2" and not carried:  # HAProxy carries HTTP/1.1 alone
+            found[name] += await asked(kind())
         found[name] += [(answer, *outcome) for answer, outcome in await answered(answers, kind(), carried=carried)]
 
     await asyncio.gather(
@@ -234,6 +223,8 @@ def shown(found: dict[str, list[Tried]], *, every: bool) -> None:
     for suite, count in suites.items():
         for way, tried in found.items():
             verdicts = Counter(verdict for case, verdict, _ in tried if case.suite == suite)
+            if not verdicts:
+                continue
             numbers = "".join(f"{verdicts[verdict]:>9}" for verdict in VERDICTS)
             print(f"{suite:<24}{count:>6}  {way:<18}{numbers}")
     for way, tried in found.items():

@@ -54,6 +54,19 @@ class Machine:
             link.raw.clear()
             link.requests.clear()
 
+    def misread(self) -> str:
+        """How the readers of what came differ, or that some of it is no request to one of them; "": they agree."""
+        for link in self.links:
+            other = Reader(bytes(link.raw))
+            problem = link.problem or other.problem
+            if not problem and not other.silent and other.requests != [asked[1:] for asked in link.requests]:
+                problem = f"h11 reads {link.requests}, llhttp {other.requests}"
+            if not problem and link.pending and not link.closed:
+                problem = "half a request stays with the machine"
+            if problem:
+                return f"{problem}: {bytes(link.raw[:300])!r}"
+        return ""
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
