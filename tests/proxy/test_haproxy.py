@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
+import random
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 from tests.kit.planes import Haproxy
-from tests.kit.raw_http import Answer, Visit, echo, head, hello, saying
+from tests.kit.raw_http import Answer, Broken, Visit, chunked, echo, head, hello, saying
 from tests.kit.routers import FakeLender
 from tests.kit.waiting import eventually, until
 from tests.proxy.conftest import Stage
@@ -49,10 +51,13 @@ class Hot(Stage):
         """Requests that the activator has answered."""
         return sum(self.engine.counters.statuses.values())
 
-    async def warm(self, app: str = "web") -> Answer:
-        """Have HAProxy carry the app. Returns the answer to the request that brought this about."""
+    async def warm(self, app: str = "web", *, writing: bool = False) -> Answer:
+        """Have HAProxy carry the app, also `writing` methods. Returns the answer to the first request."""
         answer = await self.ask(f"GET / | Host: {app}.example")
         await until(lambda: (app, 80) in self.engine.carried)
+        if writing:
+            await self.ask(f"POST / | Host: {app}.example | Content-Length: 0")
+            await until(lambda: (app, 80) in self.engine.writing)
         return answer
 
 
@@ -75,6 +80,10 @@ async def test_an_app_that_was_served_once_needs_no_decision_any_more() -> None:
         assert (len(machine.visits), stage.decided) == (6, 1)
 
 
+def names(answer: Answer) -> set[str]:
+    return {name.decode() for name, _ in answer.fields} - {"fly-request-id"}
+
+
 async def test_both_ways_look_the_same_to_machine_and_user() -> None:
     async with hot() as stage:
         stage.serves(set_headers=((b"x-frame-options", b"DENY"),), removed_headers=frozenset({b"x-powered-by"}))
@@ -82,14 +91,13 @@ async def test_both_ways_look_the_same_to_machine_and_user() -> None:
         machine = await stage.machine(saying(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n" + fields + b"\r\nhi"))
         answers = [await stage.warm(), await stage.ask("GET /")]
         assert stage.decided == 1
-        for each in answers:
-            each.fields.sort()
         ids = [answer["fly-request-id"] for answer in answers]
         assert ids == [visit["fly-request-id"] for visit in machine.visits]
         assert ids[0] != ids[1]
         assert all(each.endswith("-ams") for each in ids)
-        one, two = ([field for field in answer.fields if field[0] != b"fly-request-id"] for answer in answers)
-        assert one == two
+        before, after = ({name: ", ".join(answer.all(name)) for name in names(answer)} for answer in answers)
+        assert before == after
+        assert after["via"] == "1.1 other, 1.1 hawker"
         one, two = (
             sorted(field for field in visit.fields if field[0] != b"fly-request-id") for visit in machine.visits
         )
@@ -124,39 +132,98 @@ async def test_a_pristine_answer_has_nothing_of_ours(pristine: bool, left: set[s
         "GET / | Connection: x-own | X-Own: 1",
         "GET / | Connection: upgrade | Upgrade: x",
         "GET / | Proxy-Authorization: x",
-        "POST / | Content-Length: 0",
-        "PATCH /",
+        "GET / | Content-Length: 0",
+        "POST / | Transfer-Encoding: chunked",
+        f"POST / | Content-Length: {8193}",
+        f"POST / | X-Own: {'x' * 5000}",
         "GET http://web.example/ | Host: web.example",
     ],
 )
 async def test_what_is_not_plain_is_decided_by_the_activator(text: str) -> None:
+    body = chunked(b"x") if "chunked" in text else bytes(8193) if "8193" in text else b""
+    async with hot() as stage:
+        machine = await stage.machine(echo)
+        await stage.warm(writing=True)
+        assert (await stage.ask(text, body)).status == 200
+        assert stage.decided == 3
+        assert machine.visits[2]["fly-client-ip"] == "127.0.0.1"
+        assert machine.visits[2].all("hawker-client") == []
+
+
+async def test_after_an_apps_first_request_that_changes_something_such_need_no_decision() -> None:
     async with hot() as stage:
         machine = await stage.machine(echo)
         await stage.warm()
-        assert (await stage.ask(text)).status == 200
+        user = await stage.user()
+        for number, method in enumerate(("POST", "PATCH", "PUT", "DELETE", "MKCOL")):
+            for size in (0, 1, 8192):
+                body = random.Random(size).randbytes(size)
+                assert (await user.ask(f"{method} / | Content-Length: {size}", body)).body == body
+                if not number:
+                    await until(lambda: WEB in stage.engine.writing)
         assert stage.decided == 2
-        assert machine.visits[1]["fly-client-ip"] == "127.0.0.1"
-        assert machine.visits[1].all("hawker-client") == []
+        one, two = (
+            sorted(field for field in visit.fields if field[0] not in (b"fly-request-id", b"content-length"))
+            for visit in machine.visits[1:3]
+        )
+        assert one == two
+
+
+async def test_a_body_that_haproxy_keeps_may_come_in_pieces() -> None:
+    async with hot() as stage:
+        machine = await stage.machine(echo)
+        await stage.warm(writing=True)
+        user = await stage.user()
+        for piece in (head("POST / | Content-Length: 6"), b"abc", b"def"):
+            assert len(machine.visits) == 2, "no machine waits for it"
+            await user.send(piece)
+            await asyncio.sleep(0)
+        assert (await user.answer()).body == b"abcdef"
+        assert stage.decided == 2
+
+
+async def test_a_machine_that_breaks_off_is_not_sent_the_same_twice_if_that_could_change_something_twice() -> None:
+    async with hot() as stage:
+        machine = await stage.machine()
+        await stage.warm(writing=True)
+        machine.behaviour = saying(b"", then="close")
+        user = await stage.user()
+        with suppress(Broken):  # of a connection that was used before, HAProxy leaves it to the user
+            assert (await user.ask("POST / | Content-Length: 1", b"x")).status == 502
+        assert [visit.method for visit in machine.visits].count("POST") == 2
 
 
 @pytest.mark.parametrize("kind", ["field", "json"])
-@pytest.mark.parametrize("method", ["GET", "DELETE"])
+@pytest.mark.parametrize("method", ["GET", "DELETE", "POST"])
 async def test_the_first_request_that_is_handed_on_is_answered_as_it_should(kind: str, method: str) -> None:
     async with hot() as stage:
         first = await stage.machine()
         second = await stage.machine(saying(b"HTTP/1.1 201 Made\r\nX-Own: 2\r\nContent-Length: 5\r\n\r\nthere"))
-        await stage.warm()
-        first.behaviour = handing("instance=m2") if kind == "field" else handing_json(instance="m2")
+        await stage.warm(writing=True)
+        first.behaviour = handing("instance=m2;state=x") if kind == "field" else handing_json(instance="m2", state="x")
         user = await stage.user()
+        body = b"a body" if method == "POST" else b""
         for number in range(3):
-            answer = await user.ask(f"{method} /a?b | X-Mine: 1")
+            answer = await user.ask(f"{method} /a?b | X-Mine: 1 | Content-Length: {len(body)}", body)
             assert (answer.status, answer.body, answer["x-own"]) == (201, b"there", "2")
             assert answer.all("fly-replay") == []
             visit = second.visits[number]
-            assert (visit.method, visit.target, visit["x-mine"]) == (method, "/a?b", "1")
+            assert (visit.method, visit.target, visit["x-mine"], visit.body) == (method, "/a?b", "1", body)
+            assert visit["fly-replay-src"].startswith("instance=m1;region=ams;")
+            assert visit["fly-replay-src"].endswith(";state=x")
             assert visit["fly-request-id"] == answer["fly-request-id"]
             await until(lambda: WEB not in stage.engine.carried)
-        assert len(first.visits) == 1 + 2 + 2, "once by HAProxy, and by the activator each time"
+        assert len(first.visits) == 2 + 3, "it is asked once for each request, by HAProxy and then by the activator"
+
+
+async def test_users_cannot_say_that_a_machine_has_handed_their_request_on() -> None:
+    said = base64.b64encode(b"fly-replay: instance=m2\n").decode()
+    async with hot() as stage:
+        await stage.machine()
+        second = await stage.machine()
+        for text in (f"GET / | Hawker-Handed: m1 fields {said}", f"GET / | hawker-handed: m1 fields {said} | Via: x"):
+            assert (await stage.ask(text)).status == 200
+        assert second.visits == []
 
 
 async def test_an_answer_too_large_for_that_is_asked_for_again_by_the_user() -> None:

@@ -25,7 +25,9 @@ RICH = ServicePort(
 )
 
 
-def config(directory: str = "/var/lib/hawker/haproxy", *, root: bool = True, service: ServicePort = RICH) -> Config:
+def config(
+    directory: str = "/var/lib/hawker/haproxy", *, root: bool = True, service: ServicePort = RICH, joined: bool = True
+) -> Config:
     return Config(
         directory=directory,
         root=root,
@@ -42,6 +44,7 @@ def config(directory: str = "/var/lib/hawker/haproxy", *, root: bool = True, ser
         servers={"k0b0": (Server(machine="m1", host="fdaa::1", port=8080, places=19),)},
         times=Settings(region="ams", token="secret"),
         sockets={80: 7},
+        joined=joined,
     )
 
 

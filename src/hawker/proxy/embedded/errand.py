@@ -90,6 +90,10 @@ class Errand:
         request = self._request
         if request.wishes:
             timed = any(name == TIMING for name, _ in request.headers)
+            handed = self._inlet.handed(request)
+            if handed is not None:
+                self._replay(handed.fields, handed.body, route, handed.machine, self._engine.settings.region, timed)
+                return True
             self._search = Search(self._deadline(), self._inlet.wishes(request), timed=timed)
         if self._engine.remembers and self._inlet.edge:
             if self._search is None:
@@ -250,30 +254,32 @@ class Errand:
         lease, route = self._lease, self._route
         assert lease is not None
         assert route is not None
-        self._engine.handed_on(route)
-        try:
-            replay = replay_of(headers) if body is None else read_json(body)
-        except BadReplay as bad:
-            self._refuse(Refused(502, "PA03", f"the app hands this request on, but {bad}"))
-            return
-        assert replay is not None
-        if not self._whole:
-            most = self._engine.settings.replay_bytes
-            self._refuse(Refused(413, "PA01", f"the app hands this request on, and its body is over {most} bytes"))
-            return
-        if self._replaying is None:
-            self._replaying = Replaying(self._engine)
         timed = self._search is not None and self._search.timed
         try:
-            self._request, self._search = self._replaying.follow(
-                replay, self._request, route, lease.machine, lease.region, timed
-            )
+            self._replay(headers, body, route, lease.machine, lease.region, timed)
         except Refused as refusal:
             self._refuse(refusal)
             return
         self._lease = None
         lease.release()
         self._seek()
+
+    def _replay(
+        self, headers: list[Header], body: bytes | None, route: Route, machine: str, region: str, timed: bool
+    ) -> None:
+        """Have the request go where a machine has said. Raises `Refused`."""
+        self._engine.handed_on(route)
+        try:
+            replay = replay_of(headers) if body is None else read_json(body)
+        except BadReplay as bad:
+            raise Refused(502, "PA03", f"the app hands this request on, but {bad}") from None
+        assert replay is not None
+        if not self._whole:
+            most = self._engine.settings.replay_bytes
+            raise Refused(413, "PA01", f"the app hands this request on, and its body is over {most} bytes")
+        if self._replaying is None:
+            self._replaying = Replaying(self._engine)
+        self._request, self._search = self._replaying.follow(replay, self._request, route, machine, region, timed)
 
     def _leave(self) -> None:
         if self._task is not None:

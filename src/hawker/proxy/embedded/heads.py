@@ -106,7 +106,7 @@ _OF_REQUESTS = frozenset(
     (
         *(b"host", b"content-length", b"transfer-encoding", b"connection", b"expect", b"upgrade"),
         *(b"fly-force-instance-id", b"fly-prefer-instance-id", b"fly-prefer-region", b"fly-force-region"),
-        *(b"hawker-timing",),
+        *(b"hawker-timing", b"hawker-handed"),
     )
 )
 _OF_ANSWERS = frozenset(

@@ -9,6 +9,8 @@ import asyncio
 import hmac
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from hawker.core.forwarding import (
     REQUEST_ID,
     Answer,
@@ -31,8 +33,18 @@ TOKEN, APP, PORT, MACHINE, HOPS, ELSEWHERE, LOAD, TIMING = (
 )
 
 
+HANDED = b"hawker-handed"
+"""What a machine said when it handed this request on."""
 VERSIONS = (b"1.0", b"1.1", b"2")
 """Of HTTP, as Via has them, by the `minor` of a head."""
+
+
+class Handed(msgspec.Struct, frozen=True):
+    """A request that `machine` has handed on before it came here, by fields of its answer or by JSON."""
+
+    machine: str
+    fields: list[Header]
+    body: bytes | None
 
 
 class Inlet(Protocol):
@@ -56,6 +68,10 @@ class Inlet(Protocol):
         ...
 
     def wishes(self, request: RequestHead) -> Wishes: ...
+
+    def handed(self, request: RequestHead) -> Handed | None:
+        """Of a request whose head has `wishes`."""
+        ...
 
     def forward(
         self, request: RequestHead, request_id: bytes, lease: Lease, wishes: Wishes, upgrade: bytes
@@ -141,6 +157,9 @@ class Public:
 
     def wishes(self, request: RequestHead) -> Wishes:
         return wishes_of(request.headers)
+
+    def handed(self, request: RequestHead) -> Handed | None:
+        return None
 
     def forward(
         self, request: RequestHead, request_id: bytes, lease: Lease, wishes: Wishes, upgrade: bytes
@@ -247,6 +266,9 @@ class Backhaul:
 
     def wishes(self, request: RequestHead) -> Wishes:
         return wishes_of(request.headers)
+
+    def handed(self, request: RequestHead) -> Handed | None:
+        return None
 
     def forward(
         self, request: RequestHead, request_id: bytes, lease: Lease, wishes: Wishes, upgrade: bytes

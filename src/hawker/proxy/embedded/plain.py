@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from hawker.proxy.base import ANY, Header, Lease, Refused, Route, ServicePort, Wishes
 from hawker.proxy.embedded.exchange import Exchange
 from hawker.proxy.embedded.heads import AnswerHead, RequestHead
-from hawker.proxy.embedded.inlets import HOPS, peer_of
+from hawker.proxy.embedded.inlets import HOPS, Handed, peer_of
 from hawker.proxy.embedded.tunnel import keep_watch
 
 if TYPE_CHECKING:
@@ -124,6 +124,9 @@ class PlainInlet:
 
     def redirects(self, port: ServicePort) -> bool:
         return False
+
+    def handed(self, request: RequestHead) -> Handed | None:
+        return None
 
     def wishes(self, request: RequestHead) -> Wishes:
         return ANY

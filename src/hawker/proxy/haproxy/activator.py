@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hawker.core.forwarding import REQUEST_ID, Edge, inner_request
 from hawker.proxy.base import Header, Lease, Route, ServicePort, Wishes
 from hawker.proxy.embedded.heads import AnswerHead, RequestHead
-from hawker.proxy.embedded.inlets import HOPS, Public
+from hawker.proxy.embedded.inlets import HANDED, HOPS, Handed, Public
 
 if TYPE_CHECKING:
     from hawker.proxy.embedded.engine import Engine
@@ -16,23 +18,25 @@ if TYPE_CHECKING:
 CLIENT = b"hawker-client"
 """Where the user comes from, as HAProxy saw it. It takes off what users say of that."""
 
-Answered = Callable[[int, str, Route], None]
-"""A machine has answered a user: public port, host, route."""
+Answered = Callable[[int, str, bytes, Route], None]
+"""A machine has answered a user: public port, host, method, route."""
 
 
 class Behind(Public):
     """A connection of HAProxy's, on which requests of many users come.
 
     Most are as their users wrote them, but for `hawker-client`. Those without that field were on their way to a
-    machine, with all that an edge adds, when it refused the connection, or was full.
+    machine, with all that an edge adds, when it refused the connection, or was full. Those with `hawker-handed`, which
+    HAProxy takes off what users say, were at a machine that handed them on.
     """
 
-    __slots__ = ("_answered", "_host", "_passed", "_route")
+    __slots__ = ("_answered", "_host", "_method", "_passed", "_route")
 
     def __init__(self, engine: Engine, port: int, answered: Answered) -> None:
         super().__init__(engine, port, b"", False)
         self._answered = answered
         self._host = ""
+        self._method = b""
         self._route: Route | None = None
         self._passed = False
 
@@ -47,7 +51,7 @@ class Behind(Public):
                 client = value
         client = client.removeprefix(b"::ffff:")
         self._passed = not any(name == CLIENT for name, _ in request.headers)
-        self._host, self._route = request.host, None
+        self._host, self._method, self._route = request.host, request.method, None
         if client != self.client:
             self.client, self._of_old = client, None
             self._edge = Edge(client, b"http", self._port, self._engine.settings.region.encode())
@@ -60,6 +64,22 @@ class Behind(Public):
     async def load(self, request: RequestHead) -> Route:
         self._route = await super().load(request)
         return self._route
+
+    def handed(self, request: RequestHead) -> Handed | None:
+        said = next((value for name, value in request.headers if name == HANDED), None)
+        if said is None or self._passed:
+            return None
+        machine, _, rest = said.decode("latin-1").partition(" ")
+        kind, _, coded = rest.partition(" ")
+        try:
+            text = base64.b64decode(coded, validate=True)
+        except binascii.Error:
+            return None
+        if kind == "json":
+            return Handed(machine, [], text)
+        lines = (line.partition(b":") for line in text.split(b"\n") if line)
+        fields = [(name, value.strip()) for name, _, value in lines]
+        return Handed(machine, fields, None) if any(name == b"fly-replay" for name, _ in fields) else None
 
     def forward(
         self, request: RequestHead, request_id: bytes, lease: Lease, wishes: Wishes, upgrade: bytes
@@ -84,4 +104,4 @@ class Behind(Public):
 
     def _tell(self) -> None:
         if self._route is not None:
-            self._answered(self._port, self._host, self._route)
+            self._answered(self._port, self._host, self._method, self._route)

@@ -1,9 +1,9 @@
 -- A machine's answer says that its request is for another machine (fly-replay), and HAProxy passed it there without
--- asking. The activator is asked now, with the same request, and follows what the machine says. It gives the app no
--- machine here again, so this is once for each app.
+-- asking. The activator gets the request now, with what the machine said, and follows that. It gives the app no machine
+-- here again, so this is once for each app.
 local LARGEST = 14000    -- bytes of an answer that fit HAProxy's buffer beside its head
 local WITHIN_S = 75
-local SAFE = { GET = true, HEAD = true, OPTIONS = true }
+local SAFE = { GET = true, HEAD = true, OPTIONS = true, TRACE = true }
 
 local function lines_until_empty(socket)
   local found = {}
@@ -34,6 +34,19 @@ local function body_of(socket, length, chunked)
   return ""
 end
 
+-- Machine, by what it said so, and that.
+local function said_by(txn)
+  local fields, lines = txn.http:res_get_headers(), {}
+  for name, values in pairs(fields) do
+    if name:sub(1, 10) == "fly-replay" then
+      for _, value in pairs(values) do lines[#lines + 1] = name .. ": " .. value .. "\n" end
+    end
+  end
+  local kind, text = "fields", table.concat(lines)
+  if not fields["fly-replay"] then kind, text = "json", txn.f:res_body() end
+  return txn.f:srv_name() .. " " .. kind .. " " .. txn.c:base64(text)
+end
+
 core.register_action("again", { "http-res" }, function(txn, address)
   local method, url, head = txn.f:method(), txn:get_var("txn.url"), txn:get_var("txn.head")
   local reply = txn:reply({ status = 502, reason = "Bad Gateway" })
@@ -41,8 +54,8 @@ core.register_action("again", { "http-res" }, function(txn, address)
   socket:settimeout(WITHIN_S)
   if socket:connect(address) and url and head then
     head = head:gsub("\r\n\r\n$", "\r\n")
-    socket:send(method .. " " .. url .. " HTTP/1.1\r\n" .. head .. "hawker-client: " .. txn.f:src()
-      .. "\r\nconnection: close\r\n\r\n")
+    socket:send(method .. " " .. url .. " HTTP/1.1\r\n" .. head .. "hawker-client: " .. txn:get_var("sess.client")
+      .. "\r\nhawker-handed: " .. said_by(txn) .. "\r\nconnection: close\r\n\r\n" .. (txn:get_var("txn.body") or ""))
     local lines = lines_until_empty(socket)
     while lines and lines[1] and lines[1]:match("^HTTP/1.. 1") do lines = lines_until_empty(socket) end
     if lines and lines[1] then

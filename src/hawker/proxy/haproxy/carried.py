@@ -7,7 +7,7 @@ had no machine for a while, or hands requests on.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from hawker.proxy.base import Address, ServicePort
 from hawker.proxy.haproxy.config import Config, Kind, Server, backends, carries, map_of
@@ -37,13 +37,15 @@ class Machine:
 
 
 class Carried:
-    """An app's public port. `empty_since`: when its last machine went, of the loop's clock; None: it has some.
+    """An app's public port. `hosts`: those whose requests come, `writing` the ones of them with all methods, else with
+    those that change nothing. `empty_since`: when its last machine went, of the loop's clock; None: it has some.
     `leaving`: it gets no requests any more, and is given back when those under way have ended."""
 
     def __init__(self, key: Key, backend: str) -> None:
         self.key = key
         self.backend = backend
         self.hosts: set[str] = set()
+        self.writing: set[str] = set()
         self.machines: dict[str, Machine] = {}
         self.total = -1
         self.empty_since: float | None = None
@@ -159,23 +161,30 @@ class Table:
             for carried in self.carried.values()
         }
 
-    def hosts(self) -> dict[int, dict[str, str]]:
-        """Backends by public port and host."""
-        found: dict[int, dict[str, str]] = {}
+    def hosts(self) -> dict[tuple[int, bool], dict[str, str]]:
+        """Backends by public port, whether for all methods, and host."""
+        found: dict[tuple[int, bool], dict[str, str]] = {}
         for (_, port), carried in self.carried.items():
-            for host in sorted(carried.hosts):
-                found.setdefault(port, {})[host] = carried.backend
+            for writing, hosts in ((False, carried.hosts), (True, carried.writing)):
+                for host in sorted(hosts):
+                    found.setdefault((port, writing), {})[host] = carried.backend
         return found
 
 
-def naming(config: Config, carried: Carried, host: str) -> str:
-    """The command that sends a host's requests to a backend."""
-    return f"add map {map_of(config.directory, carried.key[1])} {host} {carried.backend}"
+def naming(config: Config, carried: Carried, hosts: Iterable[str], *, writing: bool) -> list[str]:
+    """The commands that send hosts' requests to a backend."""
+    path = map_of(config.directory, carried.key[1], writing=writing)
+    return [f"add map {path} {host} {carried.backend}" for host in sorted(hosts)]
 
 
 def forgetting(config: Config, carried: Carried) -> list[str]:
-    path = map_of(config.directory, carried.key[1])
-    return [f"del map {path} {host}" for host in sorted(carried.hosts)]
+    """And those that send none there any more."""
+    port = carried.key[1]
+    return [
+        f"del map {map_of(config.directory, port, writing=writing)} {host}"
+        for writing, hosts in ((False, carried.hosts), (True, carried.writing))
+        for host in sorted(hosts)
+    ]
 
 
 def fits(service: ServicePort, host: str) -> bool:

@@ -12,6 +12,7 @@ import asyncio
 from contextlib import suppress
 from pathlib import Path
 
+from hawker.core.retrying import SAFE
 from hawker.errors import HawkerError, Unreachable
 from hawker.host import Host
 from hawker.proxy.base import Address, Refused, Route, Router, ServicePort
@@ -38,6 +39,16 @@ AGAIN_S = 1.0
 """After HAProxy could not be started."""
 
 
+class Wish:
+    """Hosts of an app's public port that HAProxy may carry; `writing`: those that were sent what changes something."""
+
+    __slots__ = ("hosts", "writing")
+
+    def __init__(self) -> None:
+        self.hosts: set[str] = set()
+        self.writing: set[str] = set()
+
+
 class HaproxyEngine(Engine):
     """`lender` says which machines HAProxy may give requests to. `directory` is HAProxy's own."""
 
@@ -60,7 +71,7 @@ class HaproxyEngine(Engine):
         self._table = Table()
         self._sought = False
         self._frontends: dict[int, Frontend] = {}
-        self._wished: dict[Key, tuple[ServicePort, set[str]]] = {}
+        self._wished: dict[Key, Wish] = {}
         self._replaying: set[str] = set()  # apps
         self._dirty: set[str] = set()  # apps
         self._all_at = 0.0
@@ -91,6 +102,11 @@ class HaproxyEngine(Engine):
     def carried(self) -> frozenset[Key]:
         """Apps and public ports whose requests HAProxy passes on by itself."""
         return frozenset(each.key for each in self._table.carried.values() if each.hosts and each.open)
+
+    @property
+    def writing(self) -> frozenset[Key]:
+        """Those of them whose requests it passes on whatever their method is."""
+        return frozenset(each.key for each in self._table.carried.values() if each.writing and each.open)
 
     async def workers(self) -> Workers:
         """HAProxy's processes. Raises `Unreachable`."""
@@ -129,10 +145,11 @@ class HaproxyEngine(Engine):
             by_backend: dict[str, set[str]] = {}
             for name, backend in (await self._runtime.map(map_of(config.directory, frontend.public))).items():
                 by_backend.setdefault(backend, set()).add(name)
+            writing = await self._runtime.map(map_of(config.directory, frontend.public, writing=True))
             for backend, hosts in by_backend.items():
                 key = await self._whose(frontend.public, sorted(hosts)[0])
                 carried = self._table.adopt(key, backend)
-                carried.hosts = hosts
+                carried.hosts, carried.writing = hosts, hosts & writing.keys()
                 carried.adopt(addresses.get(backend, {}), usage.get(backend, {}))
 
     async def _whose(self, port: int, host: str) -> Key:
@@ -196,6 +213,7 @@ class HaproxyEngine(Engine):
             servers=self._table.servers(),
             times=self.settings,
             sockets=process.numbers,
+            joined=process.joins,
         )
 
     async def _serve(self) -> None:
@@ -204,15 +222,21 @@ class HaproxyEngine(Engine):
 
     # --- what is said to us ------------------------------------------------------------------------------------------
 
-    def _answered(self, port: int, host: str, route: Route) -> None:
-        """A machine has answered through the activator: the app's next requests may pass without it."""
+    def _answered(self, port: int, host: str, method: bytes, route: Route) -> None:
+        """A machine has answered through the activator: the app's next requests may pass without it. Of those that
+        change something the first is always the activator's: an app hands such on from the beginning, or never."""
         key = route.app, port
+        writing = method not in SAFE
         known = self._table.carried.get(key)
-        if known is not None and not known.leaving and (host in known.hosts or len(known.hosts) >= HOSTS_MOST):
-            return
+        if known is not None and not known.leaving:
+            if len(known.hosts) >= HOSTS_MOST and host not in known.hosts:
+                return
+            if host in (known.writing if writing else known.hosts):
+                return
         if route.app in self._replaying or not fits(route.port, host):
             return
-        _, hosts = self._wished.setdefault(key, (route.port, set()))
+        wish = self._wished.setdefault(key, Wish())
+        hosts = wish.writing if writing else wish.hosts
         if len(hosts) < HOSTS_MOST and host not in hosts:
             hosts.add(host)
             self._stirred.set()
@@ -317,8 +341,8 @@ class HaproxyEngine(Engine):
         wished, self._wished = self._wished, {}
         for carried in [each for each in self._table.carried.values() if each.key[0] in dirty]:
             await self._follow_one(carried)
-        for key, (service, hosts) in wished.items():
-            await self._take(key, service, hosts)
+        for key, wish in wished.items():
+            await self._take(key, wish)
 
     async def _follow_one(self, carried: Carried) -> None:
         app, port = carried.key
@@ -335,7 +359,7 @@ class HaproxyEngine(Engine):
         if carried.leaving and carried.hosts:
             assert self._process.config is not None
             await self._runtime.do(forgetting(self._process.config, carried))
-            carried.hosts = set()
+            carried.hosts, carried.writing = set(), set()
         wanted, unwanted = carried.steps(machines)
         for server in wanted:
             known = carried.machines[server.machine]
@@ -369,8 +393,8 @@ class HaproxyEngine(Engine):
         if carried.leaving and not carried.machines:
             self._table.give_back(carried)
 
-    async def _take(self, key: Key, service: ServicePort, hosts: set[str]) -> None:
-        """Let HAProxy carry an app, or another host of one."""
+    async def _take(self, key: Key, wish: Wish) -> None:
+        """Let HAProxy carry an app, or another host of one, or more of what is asked of it."""
         carried = self._table.carried.get(key)
         if carried is not None and carried.leaving:
             return
@@ -388,9 +412,11 @@ class HaproxyEngine(Engine):
             await self._follow_one(carried)
         config = self._process.config
         assert config is not None
-        new = hosts - carried.hosts
-        carried.hosts |= new
-        if problems := await self._runtime.do([naming(config, carried, host) for host in sorted(new)]):
+        hosts, writing = (wish.hosts | wish.writing) - carried.hosts, wish.writing - carried.writing
+        carried.hosts |= hosts
+        carried.writing |= writing
+        commands = naming(config, carried, hosts, writing=False) + naming(config, carried, writing, writing=True)
+        if problems := await self._runtime.do(commands):
             _logger.warning("haproxy.not_mapped", app=key[0], said=problems[0], cause="an app is served")
 
     def _room(self, port: int, service: ServicePort) -> bool:

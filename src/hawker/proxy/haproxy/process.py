@@ -12,7 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
@@ -31,6 +31,8 @@ BEGIN_S = 10.0
 LOOK_S = 0.01
 PATH_MOST = 90
 """Bytes of the directory's path: the system takes 107 of a socket's, of which the name in it is one part."""
+JOINING = ((2, 6),)
+"""Versions that were seen to write a field of several lines as it is (`Config.joined`)."""
 _VERSION = re.compile(r"HAProxy version (\d+)\.(\d+)")
 
 
@@ -47,17 +49,26 @@ def program(settings: HaproxySettings) -> str:
             settings.program,
             "there is no such program: install the package haproxy, or set proxy.engine to embedded",
         )
-    said = subprocess.run([found, "-v"], capture_output=True, text=True, check=False).stdout
-    version = _VERSION.search(said)
-    if version is None or (int(version[1]), int(version[2])) < (2, 6):
+    if version(found) < (2, 6):
         raise Invalid("proxy.haproxy.program", found, "HAProxy 2.6 or newer is needed")
     return found
+
+
+def version(path: str) -> tuple[int, int]:
+    """Of this program; zeros: it is no HAProxy."""
+    said = subprocess.run([path, "-v"], capture_output=True, text=True, check=False).stdout
+    found = _VERSION.search(said)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def connections_most() -> int:
     """Clients' connections that this process's limit of open files is enough for: each takes two, and others are."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(100, min(100_000, (hard - 200) * 10 // 22)) if hard > 0 else 100_000
+
+
+Hosts = Mapping[tuple[int, bool], Mapping[str, str]]
+"""Backends by public port, whether it is for methods that change something, and host."""
 
 
 class Reserved:
@@ -91,6 +102,7 @@ class Process:
         self.runtime = Runtime(str(directory))
         self.config: Config | None = None
         self._program = program(settings)
+        self.joins = version(self._program) in JOINING
         self._name = name
         self._ended = ended
         self.sockets: dict[int, socket.socket] = {}  # the activator's, by public port
@@ -163,8 +175,8 @@ class Process:
         """Of the activator's sockets in HAProxy's master, or as it will get them."""
         return self._numbers if self._master else {port: sock.fileno() for port, sock in self.sockets.items()}
 
-    async def serve(self, config: Config, hosts: dict[int, dict[str, str]]) -> None:
-        """With this configuration from now on; `hosts` are the maps by public port. Raises `NotStarted`."""
+    async def serve(self, config: Config, hosts: Hosts) -> None:
+        """With this configuration from now on. Raises `NotStarted`."""
         self._write(config, hosts)
         if self._master and self.config is not None:
             await self._check()
@@ -219,10 +231,12 @@ class Process:
                     return
             await asyncio.sleep(LOOK_S)
 
-    def _write(self, config: Config, hosts: dict[int, dict[str, str]]) -> None:
+    def _write(self, config: Config, hosts: Hosts) -> None:
         for frontend in config.frontends:
-            lines = [f"{host} {backend}\n" for host, backend in hosts.get(frontend.public, {}).items()]
-            Path(map_of(config.directory, frontend.public)).write_text("".join(lines))
+            for writing in (False, True):
+                of_hosts = hosts.get((frontend.public, writing), {})
+                lines = [f"{host} {backend}\n" for host, backend in of_hosts.items()]
+                Path(map_of(config.directory, frontend.public, writing=writing)).write_text("".join(lines))
         (self.directory / "haproxy.cfg").write_text(text(config))
         (self.directory / "state.new").write_bytes(msgspec.json.encode(config))
 
