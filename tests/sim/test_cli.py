@@ -75,6 +75,7 @@ def test_a_record_of_another_run_is_told_from_this_one(capsys: pytest.CaptureFix
         (["replay"], 2, "Give either the record of a run or --seed"),
         (["replay", "nothing.json"], 1, "No such file"),
         (["run", "--seed", "1", "--mutant", "x"], 1, "name one of"),
+        (["run", "--seed", "1", "--users", "--mutant", "claim not taken"], 1, "POST sent again"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_a_sentence(
