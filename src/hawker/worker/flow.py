@@ -44,8 +44,8 @@ class StepContext:
 class Step:
     """One named step. `attempts` bounds how often an unexpected error is retried before the run is parked.
 
-    `ahead`, of a first step, is called inside the change that begins the run: what it does beside the commit must leave
-    nothing when that does not come to be.
+    `ahead`, of a first step, is called inside the change that begins the run, after its writes: what it does beside the
+    commit must leave nothing when that does not come to be.
     """
 
     name: str

@@ -99,9 +99,10 @@ class Runner:
         if writes:
             writes(tx, run)
         tx.put(run)
+        first = flow.by_name.get(run.steps[0])
+        if first and first.ahead:
+            first.ahead(tx, run)
         run = self._chain(tx, flow, run)
-        if run.status == "active" and run.next == 0 and (ahead := flow.by_name[run.steps[0]].ahead):
-            ahead(tx, run)
         tx.after_commit(lambda: self._committed(run))
         return run
 

@@ -80,7 +80,7 @@ class _Wire(asyncio.Protocol):
         number = next(self._numbers)
         future = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
-        self._transport.write(json.dumps({"id": number, "op": op, **fields}).encode() + b"\n")
+        self._transport.write(_line({"id": number, "op": op, **fields}))
         try:
             return await future
         finally:
@@ -91,7 +91,7 @@ class _Wire(asyncio.Protocol):
         assert self.peer is not None  # its hello was waited for
         if self._transport is not None and not self._transport.is_closing():
             fields = understood(fields, self.peer.features)
-            self._transport.write(json.dumps({"id": next(self._numbers), "op": op, **fields}).encode() + b"\n")
+            self._transport.write(_line({"id": next(self._numbers), "op": op, **fields}))
 
     async def close(self) -> None:
         """Returns once the socket is closed."""
@@ -358,6 +358,13 @@ class Supervisor:
         if not task.cancelled() and (error := task.exception()):
             _logger.error("supervisor.unreachable", error=str(error), cause="the supervisor's socket closed")
             self._retry = asyncio.get_running_loop().call_later(RECONNECT_S, self._reconnect)
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode(message) + b"\n"
+    except UnicodeEncodeError:  # words that are no text, as a command line may have them
+        return json.dumps(message).encode() + b"\n"
 
 
 def _any_inside(directory: Path) -> bool:
