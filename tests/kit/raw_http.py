@@ -287,6 +287,11 @@ class Upstream:
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", port, backlog=1024)
         self.address = self._server.sockets[0].getsockname()
 
+    @property
+    def held(self) -> int:
+        """Connections that are open."""
+        return len(self._tasks)
+
     async def stop(self) -> None:
         """Refuse connections from now on. Those that are open stay."""
         self._server.close()

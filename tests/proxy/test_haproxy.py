@@ -305,6 +305,29 @@ async def test_a_machine_is_given_back_only_when_nothing_is_in_flight_there() ->
         assert await withdraw("m1")
 
 
+async def test_a_machine_that_is_given_back_has_no_connection_left_and_gets_new_ones_when_it_is_lent_again() -> None:
+    async with hot() as stage:
+        machine = await stage.machine()
+        await stage.warm()
+        users = [await stage.user() for _ in range(3)]
+        for user in users:
+            await user.send(head("GET /"))
+        for user in users:
+            assert (await user.answer()).body == b"hello"
+        assert machine.held > 1
+        withdraw = stage.lender.withdraw
+        assert withdraw is not None
+        stage.lender.places = 0
+        assert await withdraw("m1")
+        stage.engine.let_go(machine.address, asleep=False)  # as its door does, for those of the activator
+        await until(lambda: machine.held == 0)
+        stage.lender.places = 20
+        stage.lender.changed("web")
+        await until(lambda: WEB in stage.engine.carried)
+        assert (await users[0].ask("GET /")).body == b"hello"
+        assert stage.decided == 1
+
+
 @pytest.mark.parametrize("which", ["master", "worker"])
 async def test_haproxy_is_started_again_when_it_ends(which: str) -> None:
     async with hot() as stage:
