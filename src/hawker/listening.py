@@ -14,6 +14,9 @@ from asyncio.trsock import TransportSocket
 from collections.abc import Callable, Iterable, Sequence
 
 ALL = frozenset(("0.0.0.0", "::"))
+LOT = 64
+"""Connections that are accepted in one turn of the event loop. asyncio would accept as many as may wait; thousands that
+come at once are then all read before the first one is answered, which took three times the processor's time."""
 
 
 class Listening:
@@ -29,10 +32,11 @@ class Listening:
         """Servers at an address, on what was handed over for it or else on new sockets. More than one where `host` is
         a name with several addresses. Raises `OSError` when it is taken."""
         loop = asyncio.get_running_loop()
-        servers = [await loop.create_server(made, sock=sock, backlog=backlog) for sock in self.take(host, port)]
+        servers = [await loop.create_server(made, sock=sock, backlog=LOT) for sock in self.take(host, port)]
         if not servers:
-            servers = [await loop.create_server(made, host, port, backlog=backlog, reuse_address=True)]
+            servers = [await loop.create_server(made, host, port, backlog=LOT, reuse_address=True)]
         for server in servers:
+            let_wait(server, backlog)
             self.keep(server)
         return servers
 
@@ -78,6 +82,13 @@ def _open(server: asyncio.AbstractServer) -> Sequence[TransportSocket]:
     """None of a simulated network's."""
     sockets = getattr(server, "sockets", ())
     return [sock for sock in sockets if isinstance(sock, TransportSocket) and sock.fileno() >= 0]
+
+
+def let_wait(server: asyncio.AbstractServer, backlog: int) -> None:
+    """So many connections may wait to be accepted by a server that was made to accept `LOT` at a time."""
+    for sock in _open(server):
+        with socket.socket(fileno=os.dup(sock.fileno())) as same:
+            same.listen(backlog)
 
 
 async def close_gently(servers: Sequence[asyncio.AbstractServer]) -> None:

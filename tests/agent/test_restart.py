@@ -21,7 +21,7 @@ from tests.kit.waiting import wait_until
 
 from hawker.agent import restart
 from hawker.agent.restart import Past
-from hawker.listening import Listening
+from hawker.listening import LOT, Listening, close_gently
 
 LIMIT_S = 0.3
 
@@ -184,6 +184,27 @@ async def test_a_port_that_others_have_too_keeps_theirs() -> None:
         assert listening.take("127.0.0.1", one.getsockname()[1]) == [one]
 
 
+async def test_many_may_wait_and_few_are_accepted_at_a_time() -> None:
+    """So that the first ones are answered before the last ones are read."""
+    lots: list[int] = []
+
+    class Counted(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            lots[-1] += 1
+            transport.close()
+
+    (server,) = await Listening().serve(Counted, "127.0.0.1", 0, backlog=4 * LOT)
+    address = server.sockets[0].getsockname()
+    waiting = [socket.create_connection(address, timeout=0.5) for _ in range(3 * LOT)]  # while the loop does not turn
+    while sum(lots) < 3 * LOT:
+        lots.append(0)
+        await asyncio.sleep(0)
+    assert max(lots) <= LOT
+    for sock in waiting:
+        sock.close()
+    await close_gently([server])
+
+
 def test_systemd_hands_sockets_over_in_its_own_way() -> None:
     """sd_listen_fds(3): by number, from 3 on, with the number of the process that they are for."""
     with listeners("127.0.0.1") as (one,):
@@ -204,7 +225,7 @@ def test_systemd_hands_sockets_over_in_its_own_way() -> None:
 def test_what_is_meant_for_another_process_is_left_alone() -> None:
     """A child that has inherited the environment has not inherited the sockets: its numbers are other files."""
     with listeners("127.0.0.1") as (one,):
-        told = msgspec.json.encode(Past(os.getpid() + 1, (one.fileno(),), stalls=3)).decode()
+        told = msgspec.json.encode(Past(os.getpid() + 1, sockets=(one.fileno(),), stalls=3)).decode()
         environ = {restart.VARIABLE: told, "LISTEN_PID": "1", "LISTEN_FDS": "5", "PATH": "/bin"}
         past, sockets = restart.read(environ)
         assert (past, sockets) == (Past(os.getpid()), [])

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from hawker.host import Host
-from hawker.listening import close_gently
+from hawker.listening import LOT, close_gently, let_wait
 
 BACKLOG = 1024
 DRAIN_S = 3.0
@@ -57,9 +57,10 @@ class Server:
         self._set_date()
         try:
             if isinstance(at, tuple):
-                self._server = await loop.create_server(self._protocol, *at, backlog=BACKLOG)
+                self._server = await loop.create_server(self._protocol, *at, backlog=LOT)
             else:
-                self._server = await loop.create_server(self._protocol, sock=at, backlog=BACKLOG)
+                self._server = await loop.create_server(self._protocol, sock=at, backlog=LOT)
+            let_wait(self._server, BACKLOG)
             self._host.listening.keep(self._server)
         except BaseException:
             await self.close()
