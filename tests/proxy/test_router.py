@@ -298,7 +298,12 @@ async def test_an_app_of_another_region_is_asked_for_there(here: Here) -> None:
     with pytest.raises(Refused):
         await here.obtain(SOON_S)
     await asyncio.sleep(RouterSettings().trouble_s)
-    assert (await here.obtain()).region == "mad"  # one failure says little of a whole worker
+    lease = await here.obtain()
+    assert lease.region == "mad"  # one failure says little of a whole worker
+    lease.heard(b"")
+    lease.failed("reset")
+    lease = await here.obtain()  # and what a machine does nothing of its proxy, which told of it
+    assert lease.region == "mad"
     lease.failed("refused")
     here.machine("m1")
     await until(lambda: "web" in here.directory._apps and bool(here.directory._apps["web"].machines))
@@ -357,6 +362,14 @@ async def test_over_the_backhaul_a_machine_of_another_worker_is_elsewhere(here: 
     route = here.router.inner("web", 80, "m1")
     lease = await route.obtain(deadline=asyncio.get_running_loop().time() + 5)
     assert (lease.machine, here.worker.woken) == ("m1", ["m1"])
+    lease.release()
+    here.fleet.machine("m1", "web", worker="ord-2", generation=2)
+    here.fleet.service("m1", "web", internal=here.port, worker="ord-2")
+    await until(lambda: here.directory._apps["web"].machines["m1"].worker == "ord-2")
+    assert route.take() is None  # it was given to another worker meanwhile
+    with pytest.raises(Refused) as refused:
+        await route.obtain(deadline=asyncio.get_running_loop().time() + 5)
+    assert refused.value.code == "elsewhere"
 
 
 async def test_over_the_backhaul_a_request_for_no_machine_stays_in_the_region(here: Here) -> None:

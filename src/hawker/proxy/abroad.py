@@ -18,10 +18,11 @@ class RegionLease:
     """`hawker.proxy.base.Lease` of whatever machine a proxy of another region chooses; `machine` names that proxy's
     worker."""
 
-    __slots__ = ("_router", "address", "headers", "machine", "phases", "region")
+    __slots__ = ("_answers", "_router", "address", "headers", "machine", "phases", "region")
 
     def __init__(self, router: ProxyRouter, app: str, worker: Worker, more: tuple[Header, ...]) -> None:
         self._router = router
+        self._answers = False
         self.machine = worker.name
         self.region = worker.region
         self.address = worker.host, worker.proxy_port
@@ -33,13 +34,14 @@ class RegionLease:
         return b""
 
     def heard(self, load: bytes) -> None:
-        """Of one of many machines."""
+        """Of one of many machines: all that it says is that their proxy is there."""
+        self._answers = True
 
     def release(self) -> None:
         self._router.trouble.pop(self.machine, None)
 
     def failed(self, how: Failure) -> None:
-        if how != "elsewhere":
+        if how != "elsewhere" and not self._answers:
             trouble = self._router.trouble.setdefault(self.machine, Trouble(self._router.settings.trouble_s))
             trouble.failed(asyncio.get_running_loop().time())
 

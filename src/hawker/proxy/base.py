@@ -59,7 +59,8 @@ class Lease(Protocol):
         ...
 
     def heard(self, load: bytes) -> None:
-        """What `hawker-load` of the answer said, of a machine behind its worker's proxy."""
+        """What `hawker-load` of the answer said, of a machine behind its worker's proxy; b"" when that only said what
+        became of the machine."""
         ...
 
     def release(self) -> None: ...

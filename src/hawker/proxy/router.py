@@ -83,10 +83,17 @@ class ProxyRouter:
             raise Refused(421, "elsewhere", f"no app is called {app} here")
         if not machine:
             return self._route(site, port, within=True)
-        known = site.app.machines.get(machine)
-        if known is None or known.worker != self.sites.worker:
-            raise Refused(421, "elsewhere", f"machine {machine} is not on worker {self.sites.worker}")
+        self.must_be_here(site, machine)
         return self._route(site, port, machine=machine, within=True)
+
+    def is_here(self, site: Site, machine: str) -> bool:
+        known = site.app.machines.get(machine)
+        return known is not None and known.worker == self.sites.worker
+
+    def must_be_here(self, site: Site, machine: str) -> None:
+        """Raises `Refused`."""
+        if not self.is_here(site, machine):
+            raise Refused(421, "elsewhere", f"machine {machine} is not on worker {self.sites.worker}")
 
     async def close(self) -> None:
         tasks = [*self._tasks, *(door.open() for door in self.sites.doors.values() if door.opening)]

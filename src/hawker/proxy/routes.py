@@ -62,6 +62,8 @@ class ProxyRoute:
         self.site.used = True
         group = found[0]
         if self._machine or wishes is not ANY:
+            if self._machine and not self._router.is_here(self.site, self._machine):
+                return None
             if not self._within and (wishes.force_regions or wishes.prefer_regions):
                 return None
             wishes = self._forced(wishes)
@@ -127,6 +129,8 @@ class ProxyRoute:
                 await self._room(turn, deadline)
             while True:
                 group = self._group()
+                if self._machine:  # it may have moved since: who sent the request here chooses anew
+                    self._router.must_be_here(self.site, self._machine)
                 decision = group.pool.decide(loop.time(), wishes, out)
                 if isinstance(decision, Take):
                     if decision.starting is not None:

@@ -19,6 +19,8 @@ WAIT_S = 10.0
 """How long proxies hold a request."""
 SILENT_S = 10.0
 """How long they wait for a machine that says nothing, of all services here."""
+WORK_S = 6.0
+"""The most that a request occupies its machine."""
 END_S = WAIT_S + 3 * (WAIT_S + SILENT_S) + 30.0
 """So long a request may take to its end: held once, sent three times to a worker's proxy that holds it, too, and for as
 many attempts to connect."""
@@ -77,7 +79,7 @@ def wishes(seed: str, app: str, edges: Sequence[str], seconds: float, peak: floa
                 edge=edge,
                 app=app,
                 method=rng.choice(("GET", "GET", "POST", "PUT")),
-                work_s=rng.choice((0.0, 0.01, rng.expovariate(4), rng.expovariate(1))),
+                work_s=min(WORK_S, rng.choice((0.0, 0.01, rng.expovariate(4), rng.expovariate(1)))),
                 streamed=rng.random() < 0.2,
                 leaves_s=rng.uniform(0.01, 2) if rng.random() < LEAVE else 0.0,
             )

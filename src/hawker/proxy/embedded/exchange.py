@@ -317,7 +317,7 @@ class Exchange(Errand):
         assert lease is not None
         assert connection is not None
         signals = Signals(head, lease)
-        if signals.load:
+        if signals.load or signals.elsewhere is not None:
             lease.heard(signals.load)
         how, sent = signals.elsewhere, signals.sent
 
