@@ -78,7 +78,9 @@ async def test_another_order_starts_another_process(supervisor: Supervisor, hold
 
 async def test_one_that_ended_while_it_waited_is_started_anew(supervisor: Supervisor, hold: str) -> None:
     mark = word()
-    os.kill(await waiting(supervisor, hold, mark), signal.SIGKILL)
+    pid = await waiting(supervisor, hold, mark)
+    os.kill(pid, signal.SIGKILL)
+    await gone(pid=pid)
     started = await supervisor.call("start", **order("/bin/sleep", mark))
     await until(lambda: command(started["pid"]) == ["/bin/sleep", mark])
 
