@@ -151,9 +151,11 @@ class Traffic:
         wish = found.wish
         where = f"S18: request {wish.id} at {wish.edge}, sent at {found.sent_s:.3f}"
         delivered = self.serving.delivered[wish.id]
-        if not found.over and not found.left:
-            if not self._cluster.faults.troubled(wish.edge, f"users-{self._region(wish)}", found.sent_s, found.ended_s):
-                yield f"{where}: had no answer and no end within {END_S:g} s; delivered {delivered} times"
+        if found.sent and not found.status and not found.left:
+            users = f"users-{self._region(wish)}"
+            if not self._cluster.faults.troubled(wish.edge, users, found.sent_s, found.ended_s):
+                what = "was cut off without an answer" if found.over else f"no answer and no end within {END_S:g} s"
+                yield f"{where}: {what}; delivered {delivered} times"
         elif found.status == 200 and not found.cut:
             if not found.body.startswith(f"{wish.id} "):
                 yield f"{where}: was answered {found.body!r}"
