@@ -97,6 +97,7 @@ class Way:
             verdict, how = judged(case, heard, self.machine)
             if verdict != "wrong":
                 break
+            await asyncio.sleep(BUSY_S)  # what is late is not the next one's
         return verdict, how
 
     async def _warmed(self, host: str) -> None:
