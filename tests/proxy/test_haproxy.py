@@ -6,11 +6,14 @@ import asyncio
 import base64
 import os
 import random
+import re
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 from tests.kit.planes import Haproxy
 from tests.kit.raw_http import Answer, Broken, Visit, chunked, echo, head, hello, saying
 from tests.kit.routers import FakeLender
@@ -449,3 +452,54 @@ async def test_a_machine_that_refuses_a_large_body_at_once_is_heard(end: str) ->
         assert (answer.status, answer.body) == (413, b"too large")
         user.reset()
         await asyncio.gather(sending, return_exceptions=True)
+
+
+async def test_the_metrics_have_also_what_haproxy_carries() -> None:
+    async with hot() as stage:
+        machine = await stage.machine()
+        await stage.warm()
+        user = await stage.user()
+        for status in (200, 200, 404):
+            machine.behaviour = saying(b"HTTP/1.1 %d X\r\nContent-Length: 0\r\n\r\n" % status)
+            assert (await user.ask("GET /")).status == status
+        registry = CollectorRegistry()
+        registry.register(stage.engine.counters)
+        await until(lambda: count(registry, "2xx") + count(registry, "4xx") == 3)
+        assert (count(registry, "2xx"), count(registry, "4xx")) == (2, 1)
+        assert registry.get_sample_value("hawker_proxy_requests_total", {"status": "200"}) == 1
+
+
+def count(registry: CollectorRegistry, status: str) -> float:
+    return registry.get_sample_value("hawker_proxy_carried_requests_total", {"status": status}) or 0
+
+
+async def test_the_access_log_has_also_what_haproxy_carries(tmp_path: Path) -> None:
+    go = asyncio.Event()
+    path = tmp_path / "access.log"
+    async with hot() as stage:
+        stage.settings["access_log"] = str(path)
+        await stage.machine(slow_until(go))
+        await stage.warm()
+        text = 'GET /a"b | Referer: http://x/\\ | User-Agent: "cur\xfcl"'
+        answer = await stage.ask(text)
+        leaving = await stage.user()
+        await leaving.send(head("GET /slow"))
+        await until(lambda: stage.web.machines[0].carried == 1)
+        await leaving.close()
+        assert stage.decided == 1
+
+        def lines() -> list[str]:
+            return path.read_text().splitlines() if path.exists() else []
+
+        await until(lambda: len(lines()) == 3)
+        go.set()
+        carried = next(line for line in lines() if "/a" in line)
+        said = re.escape(answer["fly-request-id"])
+        assert re.fullmatch(
+            r"127\.0\.0\.1 - - \[\d\d/\w{3}/\d{4}:\d\d:\d\d:\d\d \+0000\] "
+            r'"GET /a\\x22b HTTP/1\.1" 200 \d+ "http://x/\\x5c" "\\x22cur\\xfcl\\x22" ' + said + r" web m1 \d+ \d+",
+            carried,
+        ), carried
+        left = next(line for line in lines() if "/slow" in line)
+        assert " 499 " in left
+        assert left.split()[-2] == "-"

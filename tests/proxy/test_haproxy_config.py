@@ -14,7 +14,19 @@ from hawker.errors import Invalid
 from hawker.model.services import ReplayCache
 from hawker.proxy.base import ServicePort
 from hawker.proxy.embedded.settings import Settings
-from hawker.proxy.haproxy.config import ERRORS, PLAIN, Config, Frontend, Kind, Server, carries, error_file, text
+from hawker.proxy.haproxy.config import (
+    ERRORS,
+    PLAIN,
+    PLAIN_FIELDS,
+    PLAIN_READING,
+    Config,
+    Frontend,
+    Kind,
+    Server,
+    carries,
+    error_file,
+    text,
+)
 from hawker.proxy.haproxy.process import program
 from hawker.proxy.haproxy.settings import HaproxySettings
 from hawker.proxy.settings import ProxySettings
@@ -44,6 +56,7 @@ def config(
         servers={"k0b0": (Server(machine="m1", host="fdaa::1", port=8080, places=19),)},
         times=Settings(region="ams", token="secret"),
         sockets={80: 7},
+        logged=True,
         joined=joined,
     )
 
@@ -57,17 +70,18 @@ def test_the_clusters_token_is_not_in_it() -> None:
     assert "secret" not in text(config())
 
 
-def taken(directory: Path, service: ServicePort = RICH) -> str:
+def taken(directory: Path, service: ServicePort = RICH, *, joined: bool = True) -> str:
     """What HAProxy says against it."""
     for name in ("maps", "errors"):
         (directory / name).mkdir(exist_ok=True)
-    (directory / "maps" / "80.map").write_text("web.example k0b0\n")
+    for name in ("80", "80w"):
+        (directory / "maps" / f"{name}.map").write_text("web.example k0b0\n")
     for status in ERRORS:
         (directory / "errors" / f"{status}.http").write_bytes(error_file(status, "hawker"))
     import hawker.proxy.haproxy as package
 
     (directory / "again.lua").write_bytes((Path(package.__file__).parent / "again.lua").read_bytes())
-    (directory / "haproxy.cfg").write_text(text(config(str(directory), root=False, service=service)))
+    (directory / "haproxy.cfg").write_text(text(config(str(directory), root=False, service=service, joined=joined)))
     argv = [shutil.which("haproxy") or "haproxy", "-c", "-q", "-f", str(directory / "haproxy.cfg")]
     return subprocess.run(argv, capture_output=True, text=True, check=False).stderr
 
@@ -85,6 +99,14 @@ def taken(directory: Path, service: ServicePort = RICH) -> str:
 def test_haproxy_takes_it_without_a_word(tmp_path: Path, service: ServicePort) -> None:
     assert carries(service)
     assert taken(tmp_path, service) == ""
+
+
+@pytest.mark.skipif(shutil.which("haproxy") is None, reason="the program haproxy is not installed")
+def test_versions_that_are_not_known_get_a_rule_for_each_field(tmp_path: Path) -> None:
+    assert taken(tmp_path, joined=False) == ""
+    written = (tmp_path / "haproxy.cfg").read_text()
+    assert r"\r\n" not in written.replace(PLAIN_FIELDS, "").replace(PLAIN_READING, "")
+    assert '  http-request add-header fly-region "ams"' in written
 
 
 HARMLESS = st.text(st.characters(codec="ascii", exclude_characters="\0"), max_size=30)

@@ -51,15 +51,19 @@ class AccessLog:
         referer = agent = "-"
         for name, value in request.headers:
             if name == b"user-agent":
-                agent = _quoted(value)
+                agent = quoted(value)
             elif name == b"referer":
-                referer = _quoted(value)
-        line = f"{request.method.decode()} {_quoted(request.target)} HTTP/{_VERSIONS[request.minor]}"
+                referer = quoted(value)
+        line = f"{request.method.decode()} {quoted(request.target)} HTTP/{_VERSIONS[request.minor]}"
         first = f"{first_s * 1000:.1f}" if first_s >= 0 else "-"
-        self._lines.append(
+        self.put(
             f'{client.decode()} - - [{self._now()}] "{line}" {status} {sent or "-"} "{referer}" "{agent}" '
             f"{request_id.decode('latin-1')} {app or '-'} {machine or '-'} {first} {total_s * 1000:.1f}\n"
         )
+
+    def put(self, line: str) -> None:
+        """A line as it is to be, with its end."""
+        self._lines.append(line)
         if len(self._lines) >= FLUSH_LINES:
             self.flush()
         elif self._timer is None:
@@ -106,5 +110,6 @@ class AccessLog:
 _VERSIONS = {0: "1.0", 1: "1.1", 2: "2.0"}
 
 
-def _quoted(value: bytes) -> str:
+def quoted(value: bytes) -> str:
+    """As it stands between quotes in a line."""
     return value.decode("latin-1").translate(_ESCAPED)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from hawker.proxy.base import Address, ServicePort
 from hawker.proxy.haproxy.config import Config, Kind, Server, backends, carries, map_of
-from hawker.proxy.haproxy.runtime import Usage
+from hawker.proxy.haproxy.runtime import CLASSES, Usage
 from hawker.proxy.lending import Lent
 
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -26,7 +26,7 @@ Key = tuple[str, int]
 class Machine:
     """In a backend. `open`: it is given requests."""
 
-    __slots__ = ("address", "now", "open", "places", "total")
+    __slots__ = ("address", "answers", "now", "open", "places", "total")
 
     def __init__(self, address: Address, places: int, *, open: bool) -> None:
         self.address = address
@@ -34,6 +34,7 @@ class Machine:
         self.open = open
         self.now = 0
         self.total = 0
+        self.answers = (0,) * len(CLASSES)
 
 
 class Carried:
@@ -74,7 +75,18 @@ class Carried:
         for name, address in addresses.items():
             one = usage.get(name) or Usage(now=0, total=0, taken=False)
             machine = self.machines[name] = Machine(address, one.places, open=one.taken)
-            machine.now, machine.total = one.now, one.total
+            machine.now, machine.total, machine.answers = one.now, one.total, one.answers
+
+    def answered(self, usage: Mapping[str, Usage]) -> list[int]:
+        """Answers since the last time, of each of `CLASSES`. A worker that ends takes its count along."""
+        since = [0] * len(CLASSES)
+        for name, one in usage.items():
+            machine = self.machines.get(name)
+            if machine is not None:
+                for at, (before, now) in enumerate(zip(machine.answers, one.answers, strict=True)):
+                    since[at] += max(0, now - before)
+                machine.answers = one.answers
+        return since
 
     def seen(self, usage: Mapping[str, Usage]) -> tuple[list[tuple[str, bool]], list[str]]:
         """What HAProxy says is in flight. Returns machines with whether they had requests, and those that refuse
@@ -101,6 +113,7 @@ class Table:
 
     def __init__(self) -> None:
         self.carried: dict[Key, Carried] = {}
+        self.by_backend: dict[str, Carried] = {}
         self.kinds: list[Kind] = []
         self._free: dict[int, list[str]] = {}
 
@@ -117,20 +130,23 @@ class Table:
         free = self._free.get(kind.number) if kind else None
         if not free:
             return None
-        carried = self.carried[key] = Carried(key, free.pop())
-        return carried
+        return self._given(key, free.pop())
 
     def adopt(self, key: Key, backend: str) -> Carried:
         """It is given already."""
         for free in self._free.values():
             if backend in free:
                 free.remove(backend)
-        carried = self.carried[key] = Carried(key, backend)
+        return self._given(key, backend)
+
+    def _given(self, key: Key, backend: str) -> Carried:
+        carried = self.carried[key] = self.by_backend[backend] = Carried(key, backend)
         return carried
 
     def give_back(self, carried: Carried) -> None:
         """Its machines are out of it."""
         del self.carried[carried.key]
+        del self.by_backend[carried.backend]
         number = int(carried.backend[1:].partition("b")[0])
         self._free[number].append(carried.backend)
 

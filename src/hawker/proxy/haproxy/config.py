@@ -14,6 +14,7 @@ import msgspec
 
 from hawker.proxy.base import ServicePort
 from hawker.proxy.embedded.settings import Settings
+from hawker.proxy.haproxy.lines import RECORD, RECORD_MOST, RING_BYTES, SOCKET, TEXT_MOST
 
 ACTIVATOR = "act"
 PLAIN = ServicePort(handlers=("http",))
@@ -33,7 +34,7 @@ _ODD = (
     r"fly-|hawker-|x-forwarded-|proxy-|via:|te:|expect:|upgrade:|connection:|keep-alive:|trailer:|"
     r"transfer-encoding:|accept:[^\r\n]*(?i:text/event-stream)|host:(?! [A-Za-z0-9.-]++(?::[0-9]*)?\r)"
 )
-_REST = r"[^_:\r\n]++:[^\x00-\x08\x0a-\x1f\x7f]*+\r\n"
+_REST = r"[^_:\r\n]++:[^\x00-\x1f\x7f]*+\r\n"
 PLAIN_FIELDS = rf"^(?:(?!{_ODD}){_REST})++\r\n$"
 """All fields of a request that needs no decision, as lines with names in lower case. None has a name that means
 something to proxies, or one with `_`; no value has a character that the activator refuses, and the host is one. Where
@@ -87,6 +88,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     times: Settings
     sockets: dict[int, int]
     """The activator's by public port: their numbers in HAProxy's master. No part of the text."""
+    logged: bool = False
+    """Whether what is carried is told, for the access log."""
     joined: bool = False
     """Fields are added as one that has several lines: each rule costs HAProxy more than what it adds. Versions of which
     it is not known that they write it as it is get a rule for each."""
@@ -130,7 +133,7 @@ def server_words(server: Server) -> str:
 
 def text(config: Config) -> str:
     """The configuration file."""
-    parts = [_global(config), _base(config)]
+    parts = [_global(config), *([_ring(config)] if config.logged else []), _base(config)]
     for frontend in config.frontends:
         parts += [_frontend(config, frontend), _activator(config, frontend.public)]
     for kind in config.kinds:
@@ -156,6 +159,19 @@ def _global(config: Config) -> str:
     ]
     if config.root:
         lines += [f"chroot {config.directory}", f"user {config.user}", f"group {config.user}"]
+    return _section(lines)
+
+
+def _ring(config: Config) -> str:
+    lines = [
+        "ring told",
+        "format raw",
+        f"maxlen {RECORD_MOST}",
+        f"size {RING_BYTES}",
+        "timeout connect 1s",
+        "timeout server 10s",
+        f"server us unix@{config.inside(SOCKET)}",
+    ]
     return _section(lines)
 
 
@@ -195,6 +211,7 @@ def _frontend(config: Config, frontend: Frontend) -> str:
         f"frontend p{public} from base",
         f"bind {host}:{frontend.port} backlog 4096",
         f'unique-id-format "{config.prefix}-%pid-%rt{suffix}"',
+        *(_log() if config.logged else []),
         # Once for each connection: an address in letters costs more than all else that is added.
         'tcp-request connection set-var(sess.client) src,regsub(^::ffff:,"")',
         "http-request set-var(txn.head) req.hdrs",
@@ -207,6 +224,16 @@ def _frontend(config: Config, frontend: Frontend) -> str:
         f"default_backend a{public}",
     ]
     return _section(lines)
+
+
+def _log() -> list[str]:
+    return [
+        f"log ring@told len {RECORD_MOST} format raw daemon",
+        f'log-format "{RECORD}"',
+        "option dontlognull",
+        *(f"capture request header {name} len {TEXT_MOST}" for name in ("referer", "user-agent")),
+        "http-request set-log-level silent",
+    ]
 
 
 def _activator(config: Config, public: int) -> str:
@@ -241,6 +268,7 @@ def _kind(config: Config, kind: Kind) -> str:
         "retry-on conn-failure empty-response",
         # With one machine there is no other to try, and what a request is kept for costs a seventh of all.
         "http-request disable-l7-retry if { nbsrv lt 2 }",
+        *(["http-request set-log-level info"] if config.logged else []),
         "http-request set-var(txn.url) url",
         *_added("request", _of_request(config, kind.public), config.joined),
         f"http-request allow if {{ method {READING} }}",
@@ -291,6 +319,8 @@ def _answers(config: Config, kind: Kind) -> list[str]:
     quick = not cut and (config.joined or service.pristine)
     taken_off = [f"http-response del-header {name}" for name in own]
     lines = ["http-response allow if { srv_id 1 }"]
+    if config.logged:
+        lines.insert(0, "http-response set-log-level silent if { srv_id 1 }")
     if quick:
         ready = rf"http-response allow unless {{ res.hdr_names(\ ) -m reg {OURS} }} or {{ {JSON_REPLAY} }}"
         return [*lines, *taken_off, *_added("response", added, config.joined), ready, *followed, *for_proxies]

@@ -23,9 +23,12 @@ from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.haproxy.activator import Behind
 from hawker.proxy.haproxy.carried import HOSTS_MOST, Carried, Key, Table, fits, forgetting, naming
 from hawker.proxy.haproxy.config import PLAIN, Config, Frontend, Server, carries, map_of, text
+from hawker.proxy.haproxy.counting import Counting
+from hawker.proxy.haproxy.lines import SOCKET, Lines
 from hawker.proxy.haproxy.process import Process, Reserved, connections_most
 from hawker.proxy.haproxy.runtime import Usage, Workers, adding, closing, opening
 from hawker.proxy.haproxy.settings import HaproxySettings
+from hawker.proxy.haproxy.sockets import bound
 from hawker.proxy.lending import Lender
 from hawker.telemetry import get_logger
 
@@ -64,7 +67,9 @@ class HaproxyEngine(Engine):
     ) -> None:
         """Raises `Invalid` when there is no HAProxy."""
         super().__init__(router, settings, host, certificates)
+        self.counters: Counting = Counting(self)
         self._lender = lender
+        self._logs = bool(settings.access_log) and haproxy.log
         self._haproxy = haproxy
         self._process = Process(haproxy, directory, settings.name, self._haproxy_ended)
         self._runtime = self._process.runtime
@@ -90,6 +95,7 @@ class HaproxyEngine(Engine):
             if not self._sought:
                 self._sought = True
                 await self._find()
+                await self._listen_to_lines()
             await self._listen_behind(public)
             address = await self._front(host, port, public)
         if self._runner is None:
@@ -167,6 +173,19 @@ class HaproxyEngine(Engine):
         )
         self._servers.append(server)
 
+    async def _listen_to_lines(self) -> None:
+        access = self.access
+        if access is None or not self._logs:
+            return
+        path = self._process.directory / SOCKET
+        sock = bound(path)
+        self._process.admit(path, 0o660)
+        self._servers.append(await self.loop.create_unix_server(lambda: Lines(access, self._app_of), sock=sock))
+
+    def _app_of(self, backend: str) -> str:
+        carried = self._table.by_backend.get(backend)
+        return carried.key[0] if carried else "-"
+
     async def _front(self, host: str, port: int, public: int) -> Address:
         """Have HAProxy listen. Raises `OSError`, `NotStarted`."""
         before = self._process.config
@@ -213,6 +232,7 @@ class HaproxyEngine(Engine):
             servers=self._table.servers(),
             times=self.settings,
             sockets=process.numbers,
+            logged=self._logs,
             joined=process.joins,
         )
 
@@ -325,6 +345,7 @@ class HaproxyEngine(Engine):
                 self._told(carried, usage[carried.backend])
 
     def _told(self, carried: Carried, usage: dict[str, Usage]) -> None:
+        self.counters.carried(carried.answered(usage))
         told, down = carried.seen(usage)
         for name, moved in told:
             machine = carried.machines[name]

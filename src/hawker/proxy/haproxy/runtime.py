@@ -7,6 +7,7 @@ too, that a machine gets no more requests.
 from __future__ import annotations
 
 import asyncio
+import operator
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -20,6 +21,10 @@ BATCH = 64
 _FINE = ("", "New server registered.", "Server deleted.")
 
 
+CLASSES = ("1xx", "2xx", "3xx", "4xx", "5xx")
+"""Of statuses."""
+
+
 class Workers(msgspec.Struct, frozen=True):
     """The process that looks after the others, and those that serve. `old` are still busy from before a reload."""
 
@@ -30,10 +35,11 @@ class Workers(msgspec.Struct, frozen=True):
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """What a machine in a backend has: requests `now` (waiting ones among them), and all there ever were; `places` for
-    them. `up`: it has refused no connection; `taken`: it is given requests."""
+    them. `up`: it has refused no connection; `taken`: it is given requests. `answers`: of each of `CLASSES`."""
 
     now: int
     total: int
+    answers: tuple[int, ...] = (0,) * len(CLASSES)
     places: int = 0
     up: bool = True
     taken: bool = True
@@ -169,18 +175,25 @@ def _add(found: dict[str, dict[str, Usage]], row: dict[str, str]) -> None:
     if machines is None or row["svname"] == ACTIVATOR:
         return
     now, total = _number(row["scur"]) + _number(row["qcur"]), _number(row["stot"])
+    answers = tuple(_number(row[f"hrsp_{name}"]) for name in CLASSES)
     before = machines.get(row["svname"])
     if before is None:
         status = row["status"]
         machines[row["svname"]] = Usage(
             now=now,
             total=total,
+            answers=answers,
             places=_number(row["slim"]),
             up=not status.startswith("DOWN"),
             taken=not status.startswith(("MAINT", "DOWN")),
         )
     else:
-        machines[row["svname"]] = msgspec.structs.replace(before, now=before.now + now, total=before.total + total)
+        machines[row["svname"]] = msgspec.structs.replace(
+            before,
+            now=before.now + now,
+            total=before.total + total,
+            answers=tuple(map(operator.add, before.answers, answers)),
+        )
 
 
 def _rows(text: str) -> list[dict[str, str]]:

@@ -24,5 +24,7 @@ class HaproxySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Apps carried at a time. An idle backend takes about 20 KiB; what is over goes through the embedded plane."""
     look_s: float = 0.1
     """How often what is in flight is looked at while there is something; five times as long when there is nothing."""
+    log: bool = True
+    """Whether the access log, where there is one, has also the requests that HAProxy carries by itself."""
     stays: bool = False
     """Whether HAProxy goes on serving when the agent is stopped in order, as it does when the agent is killed."""

@@ -1,0 +1,64 @@
+"""What HAProxy has carried by itself, as lines of the access log.
+
+HAProxy writes a record a request into a ring of its own, and sends it to a socket in the file system, many at a time.
+While nobody listens there the ring keeps the first megabyte, and drops the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+
+from hawker.proxy.embedded.access import AccessLog, quoted
+
+SOCKET = "log.sock"
+RING_BYTES = 1 << 20
+RECORD_MOST = 4096
+"""Bytes; a longer one loses the end of its target."""
+TEXT_MOST = 1024
+"""Bytes of each field that the user wrote."""
+RECORD = r"\t".join(
+    (
+        *("%[var(sess.client)]", "%trg", "%HM", "%HV", "%ST", "%B", "%ID", "%b", "%s", "%Tr", "%Ta", "%ts"),
+        *("%[capture.req.hdr(0)]", "%[capture.req.hdr(1)]", "%[var(txn.url)]"),
+    )
+)
+"""The captured ones are Referer and User-Agent. Nothing has a tab in it: a request with one is not carried."""
+_TO_ESCAPE = re.compile(rb'["\\\x00-\x08\x0a-\x1f\x7f-\xff]')
+_NOTHING_SENT = frozenset("HQCR")
+"""The second letter of HAProxy's word for how a request ended (its manual, section 8.5): before its answer."""
+
+
+def line_of(record: bytes, app_of: Callable[[str], str]) -> str:
+    """A line of the access log. `app_of`: whose backend this is. Raises `ValueError`: it is no record."""
+    text = record.decode("latin-1")
+    if _TO_ESCAPE.search(record) is not None:
+        text = "\t".join(quoted(part.encode("latin-1")) for part in text.split("\t"))
+    client, at, method, version, status, sent, request_id, backend, machine, first, total, end, *said = text.split("\t")
+    referer, agent, target = said
+    if end[:1] == "C" and end[1] in _NOTHING_SENT:
+        status = "499"
+    if first[:1] == "-":
+        first = "-"
+    return (
+        f'{client} - - [{at}] "{method} {target} {version}" {status} {sent} "{referer}" "{agent}" '
+        f"{request_id} {app_of(backend)} {machine} {first} {total}\n"
+    )
+
+
+class Lines(asyncio.Protocol):
+    """A connection of HAProxy's."""
+
+    def __init__(self, access: AccessLog, app_of: Callable[[str], str]) -> None:
+        self._access = access
+        self._app_of = app_of
+        self._rest = b""
+
+    def data_received(self, data: bytes) -> None:
+        *records, self._rest = (self._rest + data).split(b"\n")
+        for record in records:
+            try:
+                self._access.put(line_of(record, self._app_of))
+            except ValueError:
+                self._access.lost += 1
