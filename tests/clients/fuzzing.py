@@ -2,7 +2,8 @@
 
 A generated name hits nothing, so that a fuzz of the document alone tests little but "not found". Here three of four
 requests are about an app, a machine and workers that are there; the rest stay as generated. What a request destroys,
-stops, leases or cordons is put back before the next one. Nothing that was generated is ever run as a program.
+stops, leases or cordons is put back before the next one, and after one that cannot have done so nothing is looked at.
+Nothing that was generated is ever run as a program.
 """
 
 from __future__ import annotations
@@ -37,10 +38,13 @@ class World:
         self._port = 0  # where it listens
         self._begun: list[str] = []  # uploads
         self._sessions: list[str] = []
+        self._touched = True  # since all was well
 
     def mend(self) -> None:
         """Whatever the requests before did: the app is there, its machine runs and has metadata, nobody has a lease; no
         upload is under way."""
+        if not self._touched:
+            return
         while self._begun:
             self._api.delete(self._begun.pop()).expect(200)
         while self._sessions:  # most are over by now
@@ -51,6 +55,7 @@ class World:
             config = {"metadata": {KEY: "blue"}}
             self._machine = self._api.create_machine(APP, *LISTEN, config=config)["id"]
             wait_until(self._listens, "the machine's program listens")
+        self._touched = False
 
     def guide(self, case: Any) -> None:
         """Replace names and values of a generated `schemathesis.Case` by ones that lead somewhere."""
@@ -77,6 +82,8 @@ class World:
 
     def tidy(self, case: Any, response: Any) -> None:
         """Remove what the request made, if it made something."""
+        read_only = case.method.upper() in ("GET", "HEAD") or response.status_code in (400, 404)
+        self._touched = self._touched or not read_only or bool(self._begun or self._sessions)
         match _operation(case), response.status_code:
             case "Apps_create", 201:
                 self._api.delete(f"/v1/apps/{response.json()['name']}").expect(202)
@@ -137,6 +144,7 @@ class World:
         if operation == "Apps_delete" and drawn % 3 == 0:
             case.query["force"] = "true"  # the app has a machine
         if operation in ("Machines_show_lease", "Machines_release_lease"):
+            self._touched = True
             lease = self._api.post(f"{self._path}/lease", {"ttl": 60}).expect(201)
             case.headers[NONCE] = lease["data"]["nonce"]
 

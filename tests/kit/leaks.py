@@ -27,16 +27,21 @@ Found = frozenset[tuple[str, str]]
 """(kind, name)"""
 
 
+_TOLD: set[tuple[str, str]] = set()
+
+
 def snapshot() -> Found:
     """What is on the host now. A look takes about a millisecond."""
     return frozenset((kind, name) for kind, look in KINDS.items() for name in look())
 
 
 def leaked(before: Found, *, settle_s: float = SETTLE_S) -> list[str]:
-    """What is there now and was not `before`, once what is being given back has gone. As "kind: name", sorted."""
+    """What is there now and was not `before`, once what is being given back has gone. As "kind: name", sorted. What was
+    told once is not told again, nor waited for."""
     deadline = time.monotonic() + settle_s
-    while (new := snapshot() - before) and time.monotonic() < deadline:
+    while (new := snapshot() - before - _TOLD) and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
+    _TOLD.update(new)
     return sorted(f"{kind}: {name}" for kind, name in new)
 
 
