@@ -205,15 +205,18 @@ async def main() -> None:
     async def go(name: str, kind: type[Embedded], carried: bool) -> None:
         way = Way(kind(), carried)
         await way.open()
-        found[name] += [(case, *await way.tried(case)) for case in cases]
-        await way.close()
+        try:
+            found[name] += [(case, *await way.tried(case)) for case in cases]
+        finally:
+            await way.close()
         if chosen.suite in "sweep: HTTP/2" and not carried:  # HAProxy carries HTTP/1.1 alone
             found[name] += await asked(kind())
         found[name] += [(answer, *outcome) for answer, outcome in await answered(answers, kind(), carried=carried)]
 
-    await asyncio.gather(
-        go("embedded", Embedded, False), go("haproxy, first", Haproxy, False), go("haproxy, carried", Haproxy, True)
-    )
+    async with asyncio.TaskGroup() as group:
+        group.create_task(go("embedded", Embedded, False))
+        group.create_task(go("haproxy, first", Haproxy, False))
+        group.create_task(go("haproxy, carried", Haproxy, True))
     shown(found, every=chosen.list)
     sys.exit(any(verdict == "wrong" for tried in found.values() for _, verdict, _ in tried))
 

@@ -87,23 +87,25 @@ async def answered(answers: list[Said], plane: Embedded, *, carried: bool) -> li
     # HAProxy 2.6 notices late that an answer has broken off, when there was a 1xx before.
     settings = {"region": "ams", "idle_timeout_s": 1.0}
     await plane.open(FakeRouter(FakeRoute("web", [FakeMachine("m1", upstream.address)])), settings)
-    if isinstance(plane, Haproxy):
-        if carried:
-            user = await User.at(plane.http)
-            await user.ask("GET /")
-            await user.close()
-            engine = plane.engine
-            assert isinstance(engine, HaproxyEngine)
-            await until(lambda: bool(engine.carried))
-        else:
-            plane.lender.places = 0
-    upstream.behaviour = saying
     found = []
-    for answer in answers:
-        data = answer.data
-        found.append((answer, await _judged(answer, plane)))
-    await plane.close()
-    await upstream.close()
+    try:
+        if isinstance(plane, Haproxy):
+            if carried:
+                user = await User.at(plane.http)
+                await user.ask("GET /")
+                await user.close()
+                engine = plane.engine
+                assert isinstance(engine, HaproxyEngine)
+                await until(lambda: bool(engine.carried))
+            else:
+                plane.lender.places = 0
+        upstream.behaviour = saying
+        for answer in answers:
+            data = answer.data
+            found.append((answer, await _judged(answer, plane)))
+    finally:
+        await plane.close()
+        await upstream.close()
     return found
 
 

@@ -111,13 +111,14 @@ async def asked(plane: Embedded) -> list[tuple[Case2, Verdict, str]]:
     router = Anyone(FakeRoute("web", [FakeMachine("m1", machine.address)]))
     await plane.open(router, {"region": "ams", "h2_strikes": 1e9})
     found = []
-    for case in cases():
-        machine.begin()
-        heard = await _told(case, plane)
-        verdict, how = _judged(case, heard, machine)
-        found.append((case, verdict, how))
-    await plane.close()
-    await machine.close()
+    try:
+        for case in cases():
+            machine.begin()
+            status = await _told(case, plane)
+            found.append((case, *_judged(case, status, machine)))
+    finally:
+        await plane.close()
+        await machine.close()
     return found
 
 
