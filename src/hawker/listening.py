@@ -51,7 +51,7 @@ class Listening:
             return []  # who opens a socket there says it with more words
         hosts = {str(each[4][0]) for each in found}
         there = [(sock, sock.getsockname()[0]) for sock in self._handed if sock.getsockname()[1] == port]
-        taken = [sock for sock, bound in there if bound in hosts]
+        taken = [sock for sock, bound in there if bound in hosts or ("0.0.0.0" in hosts and _both(sock))]
         self._handed = [sock for sock in self._handed if sock not in taken]
         if not taken:
             for sock, bound in there:
@@ -76,6 +76,13 @@ class Listening:
     def numbers(self) -> list[int]:
         """The file descriptors of all that is to outlive this program. For any thread."""
         return [sock.fileno() for server in list(self._servers) for sock in _open(server)]
+
+
+def _both(sock: socket.socket) -> bool:
+    """Whether it takes what comes for any address of either family, as systemd opens `ListenStream=80`."""
+    if sock.family != socket.AF_INET6 or sock.getsockname()[0] != "::":
+        return False
+    return not sock.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
 
 
 def _open(server: asyncio.AbstractServer) -> Sequence[TransportSocket]:

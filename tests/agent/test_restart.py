@@ -177,6 +177,13 @@ async def test_a_socket_that_would_be_in_the_way_of_a_new_one_is_closed() -> Non
         server.close()
 
 
+@pytest.mark.parametrize("both", [True, False])
+def test_a_socket_of_both_families_is_one_for_all_addresses_of_ipv4(both: bool) -> None:
+    """As systemd opens `ListenStream=80`."""
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=both) as sock:
+        assert Listening([sock]).take("0.0.0.0", sock.getsockname()[1]) == ([sock] if both else [])
+
+
 async def test_a_port_that_others_have_too_keeps_theirs() -> None:
     with listeners("127.0.0.1") as (one,):
         listening = Listening([one])

@@ -112,8 +112,10 @@ class Agent:
         await self._stack.aclose()
 
     def _listen(self, address: str) -> socket.socket:
-        taken = self._host.listening.take(*host_port("listen", address))
-        return taken[0] if taken else listen(address)
+        first, *others = self._host.listening.take(*host_port("listen", address)) or [listen(address)]
+        for sock in others:
+            sock.close()
+        return first
 
     async def _front(self, stack: AsyncExitStack, address: str) -> Front:
         """Listen: what comes before the role is open waits."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from hawker.core.retrying import SAFE
 from hawker.errors import HawkerError, Unreachable
 from hawker.host import Host
+from hawker.listening import LOT, let_wait
 from hawker.proxy.base import Address, Refused, Route, Router, ServicePort
 from hawker.proxy.certificates import Certificates
 from hawker.proxy.embedded.client import ClientConnection
@@ -169,8 +170,9 @@ class HaproxyEngine(Engine):
     async def _listen_behind(self, public: int) -> None:
         sock = self._process.sockets[public]
         server = await self.loop.create_unix_server(
-            lambda: ClientConnection(self, lambda _: Behind(self, public, self._answered)), sock=sock, backlog=BACKLOG
+            lambda: ClientConnection(self, lambda _: Behind(self, public, self._answered)), sock=sock, backlog=LOT
         )
+        let_wait(server, BACKLOG)
         self._servers.append(server)
 
     async def _listen_to_lines(self) -> None:
