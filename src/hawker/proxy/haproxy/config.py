@@ -331,12 +331,15 @@ def _answers(config: Config, kind: Kind) -> list[str]:
 
 
 def _added(to: str, fields: Sequence[tuple[str, str]], joined: bool) -> list[str]:
-    """Rules that add fields. Joined ones bear the first one's name to all other rules."""
-    if joined and fields:
-        text = r"\r\n".join(f"{name}: {value}" for name, value in fields)
-        first, _, rest = text.partition(": ")
-        return [f'http-{to} add-header {first} "{rest}"']
-    return [f'http-{to} add-header {name} "{value}"' for name, value in fields]
+    """Rules that add fields. Joined ones are one whose name is all that is the same in each request, which HAProxy
+    copies as it is; a value it reads anew each time. No other rule finds them by their names."""
+    if not joined or not fields:
+        return [f'http-{to} add-header {name} "{value}"' for name, value in fields]
+    same = [field for field in fields if "%" not in field[1]]
+    differing = [field for field in fields if "%" in field[1]] or [same.pop()]
+    names, _, values = r"\r\n".join(f"{name}: {value}" for name, value in differing).partition(": ")
+    name = "".join(rf"{name}: {value}\r\n" for name, value in same) + names
+    return [f'http-{to} add-header "{name}" "{values}"']
 
 
 def _backend(config: Config, kind: Kind, name: str) -> str:

@@ -301,9 +301,11 @@ class HaproxyEngine(Engine):
     # --- the loop ----------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
+        looked_s = 0.0
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._haproxy.look_s * (1 if self._busy else 5)):
+                # A tenth of the time at most, however many apps there are.
+                async with asyncio.timeout(max(self._haproxy.look_s * (1 if self._busy else 5), 9 * looked_s)):
                     await self._stirred.wait()
             if self._ends.is_set():
                 return
@@ -312,7 +314,9 @@ class HaproxyEngine(Engine):
                 async with self._lock:
                     if self._process.config is None:
                         await self._serve()
+                    begun = self.now()
                     await self._look()
+                    looked_s = min(self.now() - begun, 0.1)
                     await self._follow()
             except HawkerError as error:
                 _logger.warning("haproxy.not_followed", error=error.message, cause="HAProxy")

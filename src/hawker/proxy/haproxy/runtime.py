@@ -114,10 +114,16 @@ class Runtime:
 
     async def busy(self) -> dict[str, tuple[int, int, int]]:
         """Of each backend: requests now, all there ever were, machines that take some; of the worker that serves."""
-        return {
-            row["pxname"]: (_number(row["scur"]) + _number(row["qcur"]), _number(row["stot"]), _number(row["act"]))
-            for row in _rows(await ask(self.path, ["show stat -1 2 -1"]))
-        }
+        found: dict[str, tuple[int, int, int]] = {}
+        queued = now = total = machines = 0
+        for line in (await ask(self.path, ["show stat -1 2 -1"])).splitlines():
+            fields = line.split(",", 20)  # there are thousands of them, with a hundred columns
+            if line.startswith("# "):
+                queued, now, total, machines = map(fields.index, ("qcur", "scur", "stot", "act"))
+            elif len(fields) > machines:
+                count = _number(fields[now]) + _number(fields[queued])
+                found[fields[0]] = count, _number(fields[total]), _number(fields[machines])
+        return found
 
     async def usage(self, backends: Iterable[str]) -> dict[str, dict[str, Usage]]:
         """Of each backend's machines by id, of all workers together."""
@@ -203,9 +209,10 @@ def _rows(text: str) -> list[dict[str, str]]:
     for line in text.splitlines():
         if line.startswith("# "):
             names = line[2:].split(",")
+            names = names[: names.index("hrsp_5xx") + 1]
         elif line and names:
-            row = dict(zip(names, line.split(","), strict=False))
-            if "svname" in row and len(row) > 30:
+            row = dict(zip(names, line.split(",", len(names)), strict=False))
+            if len(row) == len(names):
                 rows.append(row)
     return rows
 
