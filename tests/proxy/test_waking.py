@@ -199,3 +199,27 @@ async def test_an_app_nobody_knows_is_not_found(tmp_path: Path) -> None:
         await it.machine("web")
         await it.proxy.router.load(80, "web.localhost")
         assert (await it.get("web"))[0] == 200
+
+
+async def test_a_worker_that_has_machines_has_what_starts_them_before_the_first_request(tmp_path: Path) -> None:
+    supervisor = tmp_path / "ord-1" / "process" / "socket"
+    async with house(tmp_path) as it:
+        assert not supervisor.exists()
+        await it.machine("web")
+    async with house(tmp_path):
+        await until(supervisor.exists)
+
+
+CONNECTIONS = (
+    ANSWERS.replace("while True:", "n = 0\nwhile True:")
+    .replace("    head =", "    n += 1\n    head =")
+    .replace('\\r\\nok")', '\\r\\n" + b"%-2d" % n)')
+)
+"""Its answers are numbers of connections."""
+
+
+async def test_the_connection_that_finds_a_machine_listening_carries_the_request(tmp_path: Path) -> None:
+    async with house(tmp_path) as it:
+        await it.machine("web", program=CONNECTIONS)
+        assert await it.get("web") == (200, b"1 ")
+        assert await it.get("web") == (200, b"2 ")

@@ -125,7 +125,7 @@ class Instance:
             own = argv.index("--") if "--" in argv else len(argv)  # what follows is another program's
             argv = [_numbered(word, inherited) if n < own else word for n, word in enumerate(argv)]
             if groups:
-                groups.create(group, limits, disks_of([work, cwd or work]))
+                groups.create(group, limits, disks_of({work, cwd or work}))
             kept = list(inherited.values())
             if hold:
                 gate = Gate(hold, program)
