@@ -83,15 +83,9 @@ class ProxyRoute:
     ) -> Lease:
         found = self._kept().at(self.number)
         if found is None:
-            return self._away(wishes, tried) or self._nothing(NOT_HERE, None)
+            return await self._sent_away(wishes, tried, deadline, request)
         group, settings = found[0], self._router.settings
-        if group.held >= settings.queue:
-            raise Refused(
-                503,
-                "PR04",
-                f"{group.held} requests of app {self.app} wait already",
-                retry_after_s=settings.retry_after_s,
-            )
+        self._bound(group.held)
         group.held += 1
         try:
             return await self._obtain(self._forced(wishes), tried, deadline, request)
@@ -239,6 +233,14 @@ class ProxyRoute:
             if now + LOOK_AGAIN_S >= deadline:
                 raise TimeoutError
 
+    def _bound(self, held: int) -> None:
+        """Raises `Refused`."""
+        settings = self._router.settings
+        if held >= settings.queue:
+            raise Refused(
+                503, "PR04", f"{held} requests of app {self.app} wait already", retry_after_s=settings.retry_after_s
+            )
+
     # --- other regions -----------------------------------------------------------------------------------------------
 
     def _here_first(self, wishes: Wishes) -> bool:
@@ -266,6 +268,34 @@ class ProxyRoute:
                 worker = open_[int(router.random() * len(open_))]
                 return RegionLease(router, self.app, worker, (self._header, *wished(wishes)))
         return None
+
+    async def _sent_away(self, wishes: Wishes, tried: Collection[str], deadline: float, request: str) -> Lease:
+        """Of an app that is in other regions alone. While those who could take it there are left alone it is held: an
+        agent that begins anew is back in a moment."""
+        while (lease := self._away(wishes, tried)) is None:
+            site = self.site
+            resting = self._resting(wishes)
+            if not resting or self._now() + LOOK_AGAIN_S >= deadline:
+                return self._nothing(NOT_HERE, None)
+            self._bound(site.held)
+            site.held += 1
+            try:
+                await asyncio.sleep(LOOK_AGAIN_S)
+            finally:
+                site.held -= 1
+            tried = set(tried) - resting
+            if self._kept().at(self.number) is not None:
+                return await self.obtain(wishes, tried, deadline=deadline, request=request)
+        return lease
+
+    def _resting(self, wishes: Wishes) -> set[str]:
+        """Workers of other regions that would be asked if they had not failed a moment ago."""
+        if self._within or wishes.force_machine:
+            return set()
+        router, now = self._router, self._now()
+        regions = router.others(self.site, wishes)
+        workers = [worker for region in regions for worker in router.sites.directory.workers_of(self.app, region)]
+        return {worker.name for worker in workers if router.troubled(worker.name, now)}
 
     def _nothing(self, decision: Nothing, failed: NotOpened | None) -> Lease:
         if failed is not None:

@@ -47,6 +47,7 @@ class Site:
         self.places: dict[tuple[str, int], Place] = {}  # by machine and port inside
         self.parted: dict[tuple[str, int], Place] = {}  # that are gone, with requests still in flight
         self.shape: Shape = frozenset()
+        self.held = 0  # requests that wait for another region
         self.version = 0  # of what public ports lead to
         self.used = True  # since it was looked at last as one to be dropped
         self.dropped = False
@@ -66,7 +67,7 @@ class Site:
     def busy(self) -> bool:
         """Whether requests are in flight at its machines, wait for them, or are carried past this proxy."""
         groups = self.groups.values()
-        return any(group.held or group.room.count or group.pool.busy for group in groups)
+        return self.held > 0 or any(group.held or group.room.count or group.pool.busy for group in groups)
 
     def _look(self, port: int) -> tuple[Group, ServicePort] | None:
         for _, machine in sorted(self.app.machines.items(), reverse=True):
