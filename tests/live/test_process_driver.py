@@ -23,7 +23,8 @@ from tests.live.conformance.images import Imaged
 from tests.live.conformance.kills import Killed, kernel
 from tests.live.test_container_driver import programs
 
-from hawker.worker.drivers.base import Publish, Refused, StartFailed, UnknownInstance
+from hawker.init.place import shared
+from hawker.worker.drivers.base import Instance, InstanceSpec, Publish, Refused, StartFailed, UnknownInstance
 from hawker.worker.drivers.process import ProcessDriver
 
 
@@ -31,8 +32,19 @@ def without_cgroups(directory: Path) -> ProcessDriver:
     return ProcessDriver(directory / "driver", cgroups=False)
 
 
+class Foreseeing(ProcessDriver):
+    """Asked as a worker asks it, which says what it will start before it may."""
+
+    async def start(self, spec: InstanceSpec) -> Instance:
+        if self._finding:
+            await self._finding
+        await self.supervisor.call("hello")  # foreseen is only what a supervisor is there for
+        self.foresee(spec)
+        return await super().start(spec)
+
+
 def with_cgroups(directory: Path) -> ProcessDriver:
-    return ProcessDriver(directory / "driver")
+    return Foreseeing(directory / "driver", programs=shared())
 
 
 class TestWithoutCgroups(Conformance, Telling, Talking, Killed):
