@@ -32,7 +32,7 @@ SECONDS = {
 """How long there is load before a mutant shows; 12 for all others."""
 OFTEN = 4.0  # faults that a mutant needs come so many times as often
 SMALL = (("ord", 2), ("fra", 1))
-SCRIPT = "from tests.sim.test_users import plan, simulate; print(simulate(plan(3, 2.0)).digest)"
+SCRIPT = "from tests.sim.test_users import plan, simulate; print(simulate(plan(3, 1.0)).digest)"
 
 
 def plan(seed: int, seconds: float = 20.0, mutant: str = "") -> Plan:
@@ -49,7 +49,7 @@ def report(seed: int) -> Report:
 
 
 def test_where_nothing_goes_wrong_every_request_is_answered_whatever_owners_do_with_their_machines() -> None:
-    assert simulate(replace(plan(2), faults=[])).violations == []
+    assert simulate(replace(plan(2, 14.0), faults=[])).violations == []
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -80,7 +80,7 @@ def test_a_mutant_of_the_proxy_is_noticed(name: str) -> None:
 
 
 def test_a_run_with_users_has_one_digest_whatever_the_hash_seed() -> None:
-    digest = simulate(plan(3, 2.0)).digest
+    digest = simulate(plan(3, 1.0)).digest
     root = Path(__file__).parents[2]
     env = {**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": os.pathsep.join((str(root / "src"), str(root)))}
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, check=False)
