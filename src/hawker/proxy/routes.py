@@ -18,6 +18,7 @@ from hawker.model.regions import expand
 from hawker.proxy.abroad import RegionLease, wished
 from hawker.proxy.base import Header, Lease, Refused, ServicePort
 from hawker.proxy.door import Door, NotOpened
+from hawker.proxy.fields import PORT
 from hawker.proxy.places import Place, PlaceLease
 from hawker.proxy.rooms import Turn
 from hawker.proxy.sites import Group, Site
@@ -45,7 +46,7 @@ class ProxyRoute:
         self._version = site.version
         self._machine = machine
         self._within = within
-        self._header: Header = (b"hawker-port", b"%d" % number)
+        self._header: Header = (PORT, b"%d" % number)
         self.site = site
         self.number = number
         self.port = port

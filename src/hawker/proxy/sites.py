@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 from hawker.core.routing import Candidate, Pool
+from hawker.proxy import fields
 from hawker.proxy.base import Address, Header, ServicePort
 from hawker.proxy.calls import Workers
 from hawker.proxy.directory import App, Directory, Machine, Worker
@@ -106,7 +107,7 @@ class Sites:
         self.on_door: list[Callable[[Door], None]] = []
         self.on_let_go: list[Callable[[Address, bool], None]] = []
         """Told of addresses of machines that are put to rest, or are there no more, and whether they rest already."""
-        self._token = (b"hawker-backhaul", token.encode())
+        self._token = (fields.TOKEN, token.encode())
         self._random = random
         self._sites: OrderedDict[str, Site] = OrderedDict()
         directory.on_machine.append(self._machine)
@@ -356,7 +357,7 @@ class Sites:
 
     def backhaul(self, app: str, machine: str) -> tuple[Header, ...]:
         """What goes to another proxy with a request; the public port comes after it."""
-        return (self._token, (b"hawker-app", app.encode()), (b"hawker-machine", machine.encode()))
+        return (self._token, (fields.APP, app.encode()), (fields.MACHINE, machine.encode()))
 
     def _door_changed(self, door: Door) -> None:
         if not door.places and not door.closing and self.doors.get(door.machine.id) is door:

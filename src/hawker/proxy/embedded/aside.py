@@ -8,8 +8,8 @@ from hawker.core.replay import JSON_TYPE
 from hawker.proxy.base import Failure, Header, Lease
 from hawker.proxy.embedded.h2_machine import MachineStream
 from hawker.proxy.embedded.heads import ABSENT, AnswerHead
-from hawker.proxy.embedded.inlets import ELSEWHERE, LOAD
 from hawker.proxy.embedded.machine import Asker, MachineConnection
+from hawker.proxy.fields import ELSEWHERE, LOAD
 
 ASIDE_BYTES = 64 << 10
 """Of an answer that is not passed on: what is read so that its connection can be used again, and of a replay's JSON."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from h2.errors import ErrorCodes
 from h2.events import Event, RequestReceived, StreamEnded, StreamReset, TrailersReceived
@@ -18,9 +18,7 @@ from hawker.proxy.embedded.h2_transport import StreamTransport
 from hawker.proxy.embedded.h2_wire import Stream, Wire
 from hawker.proxy.embedded.heads import AnswerHead, BadHead, read_trailers
 from hawker.proxy.embedded.inlets import Public, peer_of
-
-if TYPE_CHECKING:
-    from hawker.proxy.embedded.engine import Engine
+from hawker.proxy.embedded.shared import Shared
 
 _LOOKS = 4
 """How often within the idle time-out streams are looked at."""
@@ -35,16 +33,16 @@ class H2Connection(Wire):
         TrailersReceived: "_trailers",
     }
 
-    def __init__(self, engine: Engine, port: int, secure: bool, app: str = "") -> None:
-        super().__init__(engine.settings, engine.now, client_side=False)
-        self.engine = engine
+    def __init__(self, shared: Shared, port: int, secure: bool, app: str = "") -> None:
+        super().__init__(shared.settings, shared.now, client_side=False)
+        self.shared = shared
         self.inlet: Over2
         self._port = port
         self._secure = secure
         self._app = app
         self._draining = False
-        self._idle_s = engine.settings.idle_timeout_s
-        self._deadline = Deadline(engine.loop, self._late)
+        self._idle_s = shared.settings.idle_timeout_s
+        self._deadline = Deadline(shared.loop, self._late)
         self._served = 0
 
     @property
@@ -64,15 +62,15 @@ class H2Connection(Wire):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        self.engine.connections[self] = None
-        self.inlet = Over2(self.engine, self._port, peer_of(transport), self._secure, self._app)
+        self.shared.connections[self] = None
+        self.inlet = Over2(self.shared, self._port, peer_of(transport), self._secure, self._app)
         self._deadline.within(self._settings.head_timeout_s)
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._deadline.close()
-        self.engine.left(self)
+        self.shared.left(self)
 
     # --- events ------------------------------------------------------------------------------------------------------
 
@@ -104,7 +102,7 @@ class H2Connection(Wire):
 
     def refuse(self, stream: H2Request) -> None:
         """What came on it breaks the rules of HTTP/2."""
-        self.engine.counters.unread(400)
+        self.shared.counters.unread(400)
         self.reset(stream, ErrorCodes.PROTOCOL_ERROR)
         stream.gone(None)
         self.strike()
@@ -145,8 +143,8 @@ class Over2(Public):
 
     __slots__ = ()
 
-    def __init__(self, engine: Engine, port: int, client: bytes, secure: bool, app: str) -> None:
-        super().__init__(engine, port, client, secure, app, b"2")
+    def __init__(self, shared: Shared, port: int, client: bytes, secure: bool, app: str) -> None:
+        super().__init__(shared, port, client, secure, app, b"2")
 
     def answer_lines(self, head: AnswerHead, port: ServicePort, request_id: bytes) -> bytes | None:
         return None
@@ -180,25 +178,25 @@ class H2Request(Stream):
     # --- what comes --------------------------------------------------------------------------------------------------
 
     def begin(self, fields: list[Header], *, ended: bool) -> None:
-        engine = self._connection.engine
+        shared = self._connection.shared
         self._complete = ended
         try:
-            head = read_request(fields, ended=ended, fields_max=engine.settings.fields)
+            head = read_request(fields, ended=ended, fields_max=shared.settings.fields)
         except Malformed:
             self._connection.refuse(self)
             return
         except BadHead as bad:
-            engine.counters.unread(bad.status)
+            shared.counters.unread(bad.status)
             status, headers, body = self._connection.inlet.refusal(refusals.of_head(bad.problem, bad.status), b"")
             self.answer(status, b"", headers, len(body))
             self.data(body)
             self.end(())
             return
         if head.upgrade:
-            head.headers.append((b"sec-websocket-key", engine.websocket_key()))
+            head.headers.append((b"sec-websocket-key", shared.websocket_key()))
             self._early = b""
             self.held = True
-        exchange = self._exchange = Exchange(engine, self, self._connection.inlet, head)
+        exchange = self._exchange = Exchange(shared, self, self._connection.inlet, head)
         exchange.start()
 
     def came(self, data: bytes) -> None:
@@ -267,7 +265,7 @@ class H2Request(Stream):
 
     def data(self, data: bytes) -> None:
         self.put(data)
-        if self.pending > self._connection.engine.settings.window_bytes and self._exchange is not None:
+        if self.pending > self._connection.shared.settings.window_bytes and self._exchange is not None:
             self._exchange.pause()
 
     def flush(self) -> None:
@@ -305,7 +303,7 @@ class H2Request(Stream):
         """As RFC 8441 says it: 200, and what came before is the tunnel's."""
         self._exchange = None
         early, self._early = self._early or b"", None
-        transport = self._transport = StreamTransport(self, self._connection.engine.settings.window_bytes)
+        transport = self._transport = StreamTransport(self, self._connection.shared.settings.window_bytes)
         if not self.shut:
             kept = [field for field in headers if field[0] not in _OF_UPGRADES]
             self.wire.h2.send_headers(self.id, [(b":status", b"200"), *kept])
@@ -320,7 +318,7 @@ class H2Request(Stream):
         if held or self._early is not None:
             self.held = True
         elif self.held:
-            self.moved_at = self._connection.engine.now()
+            self.moved_at = self._connection.shared.now()
             self.go_on()
 
 

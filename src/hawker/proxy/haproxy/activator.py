@@ -5,15 +5,13 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from hawker.core.forwarding import REQUEST_ID, Edge, inner_request
 from hawker.proxy.base import Header, Lease, Route, ServicePort, Wishes
 from hawker.proxy.embedded.heads import AnswerHead, RequestHead
-from hawker.proxy.embedded.inlets import HANDED, HOPS, Handed, Public
-
-if TYPE_CHECKING:
-    from hawker.proxy.embedded.engine import Engine
+from hawker.proxy.embedded.inlets import Handed, Public
+from hawker.proxy.embedded.shared import Shared
+from hawker.proxy.fields import HANDED, HOPS
 
 CLIENT = b"hawker-client"
 """Where the user comes from, as HAProxy saw it. It takes off what users say of that."""
@@ -32,8 +30,8 @@ class Behind(Public):
 
     __slots__ = ("_answered", "_host", "_method", "_passed", "_route")
 
-    def __init__(self, engine: Engine, port: int, answered: Answered) -> None:
-        super().__init__(engine, port, b"", False)
+    def __init__(self, shared: Shared, port: int, answered: Answered) -> None:
+        super().__init__(shared, port, b"", False)
         self._answered = answered
         self._host = ""
         self._method = b""
@@ -54,8 +52,8 @@ class Behind(Public):
         self._host, self._method, self._route = request.host, request.method, None
         if client != self.client:
             self.client, self._of_old = client, None
-            self._edge = Edge(client, b"http", self._port, self._engine.settings.region.encode())
-        return request_id if self._passed and request_id else self._engine.next_id()
+            self._edge = Edge(client, b"http", self._port, self._shared.settings.region.encode())
+        return request_id if self._passed and request_id else self._shared.next_id()
 
     def find(self, request: RequestHead) -> Route | None:
         self._route = super().find(request)

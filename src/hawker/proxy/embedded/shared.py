@@ -1,0 +1,115 @@
+"""What all connections and exchanges of a data plane have in common: they are given it, and know nothing above it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol
+
+from hawker.core.forwarding import Answer
+from hawker.core.replay_cache import Cache
+from hawker.host import Host
+from hawker.proxy.base import Route, Router, ServicePort
+from hawker.proxy.certificates import Certificates, SelfSigned
+from hawker.proxy.embedded.access import AccessLog
+from hawker.proxy.embedded.counters import Counters
+from hawker.proxy.embedded.h2_machine import H2Pool
+from hawker.proxy.embedded.pool import Pool
+from hawker.proxy.embedded.settings import Settings
+from hawker.proxy.embedded.tunnel import Tunnel
+
+_ANSWERS_KEPT = 4096
+
+
+class Connection(Protocol):
+    """A client's, before it becomes a tunnel."""
+
+    @property
+    def busy(self) -> int:
+        """How many requests are under way."""
+        ...
+
+    def drain(self, *, patiently: bool = False) -> None:
+        """End it, as soon as what is under way is answered; `patiently`: what may just come, too."""
+        ...
+
+    def abort(self) -> None: ...
+
+
+class Shared:
+    """Made on the running loop."""
+
+    def __init__(
+        self, router: Router, settings: Settings, host: Host, certificates: Certificates | None = None
+    ) -> None:
+        """Without `certificates` TLS is spoken for services alone that are content with certificates of no worth."""
+        self.router = router
+        self.settings = settings
+        self.certificates = certificates
+        self.self_signed = SelfSigned(host)
+        self.issue: Callable[[str], Awaitable[None]] | None = None
+        """Sees to it that a name has a certificate, and returns when that is tried."""
+        self.challenged: Callable[[str, bytes], bytes | None] | None = None
+        """What a host's target is answered that asks whether the name is ours; None: it asks for something else."""
+        self.loop = asyncio.get_running_loop()
+        self.now = self.loop.time
+        self.counters = Counters(self)
+        self.access = AccessLog(settings.access_log, host, self.loop) if settings.access_log else None
+        self.replays = Cache()
+        self.remembers = False
+        """Whether an app has ever asked that the way of its requests be remembered: most never do."""
+        self.kept_bytes = 0
+        """Of requests' bodies, to be sent once more."""
+        self.pool = Pool(settings, self.loop)
+        self.h2_pool = H2Pool(settings, self.loop)
+        self.connections: dict[Connection, None] = {}
+        self.tunnels: dict[Tunnel, None] = {}
+        self.retiring: bool = False
+        """Whether another one takes its place at once: connections are not kept for further requests."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._answers: dict[int, tuple[ServicePort, Answer]] = {}
+        self._host = host
+        self._prefix = f"{host.ulid()}".encode()
+        self._numbers = itertools.count()
+        self._suffix = b"-" + settings.region.encode() if settings.region else b""
+
+    def left(self, which: Connection | Tunnel) -> None:
+        """This one is closed."""
+        if isinstance(which, Tunnel):
+            self.tunnels.pop(which, None)
+        else:
+            self.connections.pop(which, None)
+
+    def handed_on(self, route: Route) -> None:
+        """A machine has handed a request of this route on."""
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that ends with the data plane."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def now_us(self) -> int:
+        """Wall clock, microseconds since 1970."""
+        return self._host.now_ms() * 1000
+
+    def next_id(self) -> bytes:
+        """Of a request: unique, no secret. Which proxy and when it started, a number, the region."""
+        return b"%b-%x%b" % (self._prefix, next(self._numbers), self._suffix)
+
+    def websocket_key(self) -> bytes:
+        """For a WebSocket of HTTP/1.1 whose other end is one of HTTP/2, which needs none (RFC 8441, 5.1)."""
+        return base64.b64encode(self._host.rng.getrandbits(128).to_bytes(16, "big"))
+
+    def answer_of(self, port: ServicePort) -> Answer:
+        """What this public port does to answers. There are few of them, each an object that lives with its app."""
+        known = self._answers.get(id(port))
+        if known is None or known[0] is not port:
+            if len(self._answers) >= _ANSWERS_KEPT:
+                self._answers.clear()
+            answer = Answer(port.pristine, port.set_headers, port.removed_headers)
+            known = self._answers[id(port)] = port, answer
+        return known[1]

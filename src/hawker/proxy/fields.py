@@ -1,0 +1,21 @@
+"""Header fields that proxies of a cluster have among themselves. What users and machines send of them is taken off."""
+
+from __future__ import annotations
+
+TOKEN = b"hawker-backhaul"
+"""The cluster's: without it nothing is said."""
+APP = b"hawker-app"
+PORT = b"hawker-port"
+"""The public one."""
+MACHINE = b"hawker-machine"
+"""Which is to take the request; empty: one of the region, at choice."""
+HOPS = b"hawker-hops"
+"""Proxies that the request went through."""
+ELSEWHERE = b"hawker-elsewhere"
+"""In an answer of status 421: why the request has to go elsewhere."""
+LOAD = b"hawker-load"
+"""In an answer: what the machine has in flight, and its limits."""
+TIMING = b"hawker-timing"
+"""A user's, the only one: the answer is to say what took how long."""
+HANDED = b"hawker-handed"
+"""What a machine said when it handed this request on."""
