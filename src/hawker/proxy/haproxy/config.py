@@ -303,7 +303,7 @@ def _answers(config: Config, kind: Kind) -> list[str]:
     removed = {name.decode() for name in service.removed_headers}
     given = [(name.decode(), value.decode()) for name, value in service.set_headers if name.decode() not in removed]
     cut = removed | {name for name, _ in given}
-    ours = [("server", "hawker"), ("via", "1.1 hawker"), ("fly-request-id", "%[unique-id]")]
+    ours = [("server", "hawker"), ("via", "1.1 hawker"), ("fly-request-id", "%ID")]  # which was made for the request
     added = [] if service.pristine else [field for field in ours if field[0] not in cut]
     own = ("server", "via", "fly-request-id", "fly-cache-status") if service.pristine else ("server",)
     followed = [
