@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from hawker.model.catalog import LogId, Position
 from hawker.model.door import AUTOSTART, AUTOSTOP
-from hawker.model.rows import RunRow
+from hawker.model.rows import LogHeadRow, RunRow
 from hawker.sim.loop import PROCESS, Process
 from hawker.sim.world import Placed
 
@@ -162,7 +163,16 @@ class Serving:
     def _late(self, server: Server, since_s: float) -> bool:
         process = server.node.process
         went_on_s = process.went_on_s if process else 0.0
+        if self._is_behind(server.node):
+            return False
         return self._cluster.loop.time() - max(since_s, went_on_s) > ON_ITS_WAY_S
+
+    def _is_behind(self, node: Node) -> bool:
+        """Whether its replica could not be written, as when the disk is full: then its proxy cannot know."""
+        log = LogId(node.name, "region")
+        store, member = self._cluster.store(node), node.agent and node.agent.node
+        head = store.read.get(LogHeadRow, log.tier) if store else None
+        return bool(head and member and member.replica.position(log) < Position(head.epoch, head.head))
 
     def _over(self, server: Server, then: dict[_Connection, Asked]) -> None:
         """More than it takes, also when those have gone whose end was on its way."""
