@@ -25,6 +25,8 @@ class Listening:
     def __init__(self, handed: Iterable[socket.socket] = ()) -> None:
         self._handed = list(handed)
         self._servers: dict[asyncio.AbstractServer, None] = {}
+        self.dropped: Callable[[int], None] = lambda inode: None
+        """Told of what was handed over and is closed because it is in the way, while it may be elsewhere, too."""
 
     async def serve(
         self, made: Callable[[], asyncio.BaseProtocol], host: str, port: int, *, backlog: int
@@ -57,7 +59,9 @@ class Listening:
             for sock, bound in there:
                 if bound in ALL or not hosts.isdisjoint(ALL):
                     self._handed.remove(sock)
+                    inode = os.fstat(sock.fileno()).st_ino
                     sock.close()
+                    self.dropped(inode)
         return taken
 
     def keep(self, server: asyncio.AbstractServer) -> None:

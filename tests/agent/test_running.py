@@ -110,6 +110,12 @@ def test_an_agent_begins_anew_without_being_away(edge: Edge) -> None:
     edge.process.send_signal(signal.SIGHUP)
     wait_until(lambda: "restart.refused" in edge.log.read_text(), "it is refused", 20)
     assert "proxy.engine" in edge.log.read_text()
+
+    # Nor does it give up what it has for an address that somebody else has.
+    with socket.create_server(("127.0.0.1", edge.ports["8081"])):
+        edge.configure("80", "8080", "8081")
+        edge.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "proxy.listen.8081" in edge.log.read_text(), "it is refused", 20)
     assert edge.answers("80")
 
     # With another one it begins anew, over the same sockets. HAProxy does not notice.
@@ -136,3 +142,10 @@ def test_an_agent_begins_anew_without_being_away(edge: Edge) -> None:
     assert edge.process.wait(20) == 0
     assert not Path(f"/proc/{haproxy[0]}").exists()
     assert os.path.getsize(edge.home / "edge" / "stalled") == 0
+
+
+def test_what_it_is_told_while_its_loop_stands_still_is_heeded_by_the_next_program(edge: Edge) -> None:
+    edge.process.send_signal(stallable.STALLS["asleep"])
+    edge.process.send_signal(signal.SIGTERM)
+    assert edge.process.wait(20) == 0
+    assert "loop.stalled" in edge.log.read_text()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.kit.waiting import until
+from tests.kit.waiting import until, wait_until
 
 from hawker.agent.service_manager import NAME, ServiceManager
 from hawker.listening import Listening
@@ -38,8 +38,13 @@ class Ear:
             self.heard.append(words)
             if "FDSTORE" in words:
                 self.stored[words["FDNAME"]] = socket.socket(fileno=numbers[0])
+            elif "BARRIER" in words:
+                os.close(numbers[0])
             elif "FDSTOREREMOVE" in words:
                 self.stored.pop(words["FDNAME"]).close()
+
+    def wait_for(self, word: str) -> None:
+        wait_until(lambda: self.said(word), word)
 
     def said(self, word: str) -> bool:
         self.listen()
@@ -92,6 +97,22 @@ async def test_it_keeps_the_sockets_that_are_open_and_no_others(ear: Ear) -> Non
     one.close()
     with socket.create_connection(address):
         ear.stored[names[0]].accept()[0].close()
+
+
+async def test_one_that_is_in_the_way_of_a_new_one_is_let_go_first(ear: Ear) -> None:
+    """The configuration has changed: no agent could start, as often as it is handed what it cannot use."""
+    ear.environ["FDSTORE"] = "16"
+    everywhere = socket.create_server(("0.0.0.0", 0))
+    port = everywhere.getsockname()[1]
+    ear.stored[name_of(everywhere)] = everywhere.dup()
+    listening = Listening([everywhere])
+    listening.dropped = ServiceManager(ear.environ).forget
+    hearing = asyncio.create_task(asyncio.to_thread(ear.wait_for, "BARRIER"))
+    await asyncio.to_thread(lambda: None)
+    (server,) = await listening.serve(asyncio.Protocol, "127.0.0.1", port, backlog=10)
+    await hearing
+    assert not ear.stored
+    server.close()
 
 
 def name_of(sock: socket.socket | TransportSocket) -> str:

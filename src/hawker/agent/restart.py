@@ -15,7 +15,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Mapping, MutableMapping
+import threading
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -25,6 +26,8 @@ import msgspec
 
 VARIABLE = "HAWKER_BEGUN_ANEW"
 """What a program tells the one after it, in the environment: `Past` in JSON."""
+HELD = "HAWKER_HELD"
+"""What it tells its `--check`: addresses in JSON."""
 CHECK_S = 60.0
 FIRST_FD = 3
 SIGNALS = frozenset((signal.SIGHUP, signal.SIGTERM, signal.SIGINT))
@@ -88,9 +91,12 @@ def _listener(number: int) -> socket.socket | None:
     return None
 
 
-def execute(past: Past, sockets: Iterable[int], extra: Mapping[str, str]) -> NoReturn:
+def execute(
+    past: Past, sockets: Iterable[int], extra: Mapping[str, str], unheeded: Callable[[], Iterable[int]] = tuple
+) -> NoReturn:
     """Begin anew, with these sockets and with `extra` in the environment. For any thread; the others are gone then.
-    Raises `OSError` when it cannot be done."""
+    `unheeded` gives signals that had no effect on this program: the next one gets them. Raises `OSError` when it cannot
+    be done."""
     kept = frozenset(sockets)
     past = msgspec.structs.replace(past, pid=os.getpid(), sockets=tuple(kept), ended_at=monotonic())
     told = msgspec.json.encode(past).decode()
@@ -101,6 +107,8 @@ def execute(past: Past, sockets: Iterable[int], extra: Mapping[str, str]) -> NoR
                 os.set_inheritable(number, number in kept)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
+        for waiting in unheeded():
+            signal.pthread_kill(threading.get_ident(), waiting)  # by `kill` another thread might get it
         os.execve(sys.executable, command(), {**os.environ, **extra, VARIABLE: told})
     finally:  # it has failed
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -111,8 +119,9 @@ def command() -> list[str]:
     return [sys.executable, *sys.orig_argv[1:]]
 
 
-async def refusal() -> str:
-    """What keeps this program from being begun anew, as it is on disk now; "": nothing does."""
+async def refusal(held: Sequence[tuple[str, int]] = ()) -> str:
+    """What keeps this program from being begun anew, as it is on disk now; "": nothing does. It may listen at the
+    addresses `held`, since it lets them go."""
     try:
         process = await asyncio.create_subprocess_exec(
             *command(),
@@ -120,6 +129,7 @@ async def refusal() -> str:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
+            env={**os.environ, HELD: msgspec.json.encode(held).decode()},
         )
     except OSError as error:
         return f"{sys.executable}: {error.strerror}"
@@ -127,10 +137,19 @@ async def refusal() -> str:
         async with asyncio.timeout(CHECK_S):
             said, _ = await process.communicate()
     except TimeoutError:
-        process.kill()
-        await process.communicate()
         return f"its check took longer than {CHECK_S:g} s"
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     return "" if process.returncode == 0 else said.decode(errors="replace").strip()[-2000:] or "its check failed"
+
+
+def held(environ: Mapping[str, str]) -> list[tuple[str, int]] | None:
+    """Where the program listens that asks for this check; None: nobody does."""
+    with suppress(msgspec.MsgspecError):
+        return msgspec.json.decode(environ.get(HELD, ""), type=list[tuple[str, int]])
+    return None
 
 
 def reap_inherited() -> None:

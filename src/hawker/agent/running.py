@@ -7,23 +7,32 @@ SIGHUP            begins it anew in place, in order; in a terminal it is the ter
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import resource
 import signal
+import socket
 import sys
 import time
-from typing import NoReturn
+from collections.abc import Collection, Coroutine
+from contextlib import suppress
+from typing import Any, NoReturn, TypeVar
 
 from hawker.agent import restart
 from hawker.agent.agent import Agent
 from hawker.agent.service_manager import ServiceManager
 from hawker.agent.settings import AgentSettings
 from hawker.agent.watchdog import Report, Watchdog
-from hawker.errors import HawkerError
+from hawker.errors import HawkerError, Invalid
 from hawker.host import live
-from hawker.listening import Listening
+from hawker.listening import ALL, Listening
 from hawker.telemetry import get_logger, set_up_logs
+
+_T = TypeVar("_T")
+Address = tuple[str, int]
+
+_NO_SUCH = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)  # of one of a name's addresses: it has others
 
 REPORT = "stalled"
 """A file of the agent's directory: the stacks of a program that ended because its loop stood still."""
@@ -41,15 +50,25 @@ class _Life:
         self._past = past
         self._listening = listening
         self._manager = ServiceManager(os.environ)
+        listening.dropped = self._manager.forget
         self._agent = Agent(settings, live(listening))
         self._stopping = asyncio.Event()
         self._restarting = asyncio.Event()
+        self._events: dict[int, asyncio.Event] = {}  # by signal
+        self._ear, self._told = socket.socketpair()  # numbers of signals, as soon as they come
+        self._kept: list[int] = []  # sockets' descriptors for the next program, while this one closes its own
 
     async def run(self) -> None:
         set_up_logs(level=self._settings.log_level)
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # a proxy has two descriptors for each request
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         self._heed_signals()
+        try:
+            await self._live()
+        finally:
+            self._heed_none()
+
+    async def _live(self) -> None:
         restart.reap_inherited()
         report = Report(self._settings.directory / REPORT)
         self._tell_of_stall(report)
@@ -74,12 +93,35 @@ class _Life:
             raise HawkerError("the database cannot be written", hint="look at the disk, then start the agent again")
 
     def _heed_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stopping.set)
+        """Not by `loop.add_signal_handler`: what comes while the loop stands still is to reach the next program."""
+        self._events = {signal.SIGTERM: self._stopping, signal.SIGINT: self._stopping}
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
-            loop.add_signal_handler(signal.SIGHUP, (self._stopping if os.isatty(0) else self._restarting).set)
+            self._events[signal.SIGHUP] = self._stopping if os.isatty(0) else self._restarting
+        for sock in (self._ear, self._told):
+            sock.setblocking(False)
+        signal.set_wakeup_fd(self._told.fileno(), warn_on_full_buffer=False)
+        asyncio.get_running_loop().add_reader(self._ear, self._hear)
+        for number in self._events:
+            signal.signal(number, lambda number, frame: None)
+            signal.siginterrupt(number, False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, restart.SIGNALS)
+
+    def _heed_none(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._ear)
+        signal.set_wakeup_fd(-1)
+        for sock in (self._ear, self._told):
+            sock.close()
+
+    def _hear(self) -> None:
+        with suppress(BlockingIOError):
+            for number in self._ear.recv(4096):
+                if number in self._events:
+                    self._events[number].set()
+
+    def _unheeded(self) -> set[int]:
+        """Signals that came and have not had their effect. For any thread."""
+        self._hear()
+        return {number for number, event in self._events.items() if event.is_set()} - {signal.SIGINT}
 
     async def _called(self) -> asyncio.Event:
         """What is to be done."""
@@ -97,43 +139,61 @@ class _Life:
         """Returns if that is refused, or the agent was told to end meanwhile."""
         self._restarting.clear()
         self._manager.reloading()
-        if why := await restart.refusal():
+        why = await self._unless_stopped(restart.refusal(self._addresses()))
+        if self._stopping.is_set():
+            return
+        if why:
             _logger.error("restart.refused", why=why, cause="SIGHUP")
             self._manager.refused(why)
             return
-        if self._stopping.is_set():
-            return
         _logger.info("restart.begun", cause="SIGHUP")
-        self._manager.leave_off()
-        kept = [os.dup(number) for number in self._listening.numbers()]
-        leaving = asyncio.get_running_loop().create_task(self._agent.retire())
-        stopping = asyncio.get_running_loop().create_task(self._stopping.wait())
-        await asyncio.wait((leaving, stopping), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
+        self._manager.hold()
+        self._kept = [os.dup(number) for number in self._listening.numbers()]
+        await self._unless_stopped(self._agent.retire())
         if self._stopping.is_set():
-            leaving.cancel()
+            kept, self._kept = self._kept, []
             for number in kept:
                 os.close(number)
             return
-        await leaving
         await self._agent.close(restarting=True)
         watchdog.stop()
-        self._execute(self._past, kept)
-
-    def _execute(self, past: restart.Past, kept: list[int]) -> NoReturn:
-        signal.pthread_sigmask(signal.SIG_BLOCK, restart.SIGNALS)
-        for event, number in ((self._stopping, signal.SIGTERM), (self._restarting, signal.SIGHUP)):
-            if event.is_set():
-                os.kill(os.getpid(), number)  # the next one's to heed
         try:
-            restart.execute(past, kept, self._manager.environment)
+            self._execute(self._past)
         except OSError as error:
             what = f"{sys.executable} cannot be executed: {error.strerror}"
             raise HawkerError(what, hint="start the agent again") from error
 
+    async def _unless_stopped(self, doing: Coroutine[Any, Any, _T]) -> _T | None:
+        """What it gives; None when the agent was told to end before that was done."""
+        loop = asyncio.get_running_loop()
+        task, stopping = loop.create_task(doing), loop.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+        if not self._stopping.is_set():
+            return await task
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return None
+
+    def _addresses(self) -> list[Address]:
+        """Where this agent listens, and HAProxy for it: they are free for the next program."""
+        socks = (socket.socket(fileno=os.dup(number)) for number in self._listening.numbers())
+        found = list[Address]()
+        for sock in socks:
+            with sock:
+                found.append(sock.getsockname()[:2])
+        return found + list(self._settings.addresses().values())
+
+    def _execute(self, past: restart.Past) -> NoReturn:
+        """For any thread. Raises `OSError`."""
+        kept = self._kept or self._listening.numbers()
+        restart.execute(past, kept, self._manager.environment, self._unheeded)
+
     def _stalled(self) -> NoReturn:
         """In the watchdog's thread."""
-        restart.execute(self._past.stalled(time.monotonic()), self._listening.numbers(), self._manager.environment)
+        self._execute(self._past.stalled(time.monotonic()))
 
     def _tell_of_stall(self, report: Report) -> None:
         """Of the program before this one."""
@@ -144,15 +204,42 @@ class _Life:
             _logger.error("loop.stalled", stalls=stalls, stacks=stacks.splitlines(), cause="watchdog of the event loop")
 
 
-def check(settings: AgentSettings) -> None:
-    """Import what an agent with this configuration needs. Raises what keeps it from starting, as far as that is to be
-    known without starting it."""
+def check(settings: AgentSettings, held: Collection[Address] | None = None) -> None:
+    """Import what an agent with this configuration needs. With `held`, look whether it could listen, too: what listens
+    there ends before it does. Raises what keeps it from starting, as far as that is to be known without starting it."""
     if settings.worker:
         import hawker.worker.daemon
     if settings.broker:
         import hawker.broker.api
     if settings.proxy:
         import hawker.proxy.service  # noqa: F401
+
+        if settings.proxy.engine == "haproxy":
+            from hawker.proxy.haproxy.process import program
+
+            program(settings.proxy.haproxy)
+    if held is not None:
+        for field, (host, port) in settings.addresses().items():
+            if port and (host, port) not in held:
+                _try_to_listen(field, host, port, {host for host, at in held if at == port})
+
+
+def _try_to_listen(field: str, host: str, port: int, held: Collection[str]) -> None:
+    """`held`: there somebody listens who will not. Raises `Invalid`."""
+    found = []
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, number, _, at in found:
+            if at[0] in held or (held and at[0] in ALL) or not ALL.isdisjoint(held):
+                continue
+            with socket.socket(family, kind, number) as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                sock.bind(at)
+    except OSError as error:
+        if error.errno not in _NO_SUCH or len(found) == 1:
+            raise Invalid(field, f"{host}:{port}", f"it cannot be listened at: {error.strerror or error}") from error
 
 
 _logger = get_logger()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import socket
 from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ from time import monotonic_ns
 from hawker.listening import Listening
 
 LOOK_S = 1.0
+BARRIER_S = 5.0
 NAME = "hawker-"
 """Of a socket in the store, before its inode."""
 _OURS = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "FDSTORE")
@@ -59,8 +61,28 @@ class ServiceManager:
         """A restart that was asked for is none: the agent goes on."""
         self._tell(f"READY=1\nSTATUS=not begun anew: {' '.join(why.split())[:200]}")
 
+    def forget(self, inode: int) -> None:
+        """This socket is in the way of a new one. Returns once the service manager has let it go, too: it would hand it
+        to every agent that it starts, and none of them could start."""
+        if not self._stores:
+            return
+        self._tell(f"FDSTOREREMOVE=1\nFDNAME={NAME}{inode}")
+        ours, its = os.pipe2(os.O_CLOEXEC)
+        try:
+            self._tell("BARRIER=1", [its])  # sd_notify_barrier(3)
+        finally:
+            os.close(its)
+        heard = select.poll()
+        heard.register(ours, 0)
+        heard.poll(BARRIER_S * 1000)
+        os.close(ours)
+
+    def hold(self) -> None:
+        """What is stored stays stored: sockets that are closed now are closed because the next program has them."""
+        self._stores = False
+
     def leave_off(self) -> None:
-        """What is stored stays stored: sockets that are closed now are closed because the agent ends."""
+        """Nothing more is said of the loop, nor of sockets that are closed now because the agent ends."""
         if self._task is not None:
             self._task.cancel()
 

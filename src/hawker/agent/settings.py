@@ -174,6 +174,18 @@ class AgentSettings(msgspec.Struct, forbid_unknown_fields=True):
         """The addresses it serves, the worker's first. A proxy alone has one for the catalog."""
         return [role.listen for role in (self.worker, self.broker) if role] or [self.catalog.listen]
 
+    def addresses(self) -> dict[str, tuple[str, int]]:
+        """All that it listens at from its beginning on, by the field that says so. Raises `Invalid`."""
+        fields = ("worker.listen", self.worker), ("broker.listen", self.broker)
+        found = {field: host_port(field, role.listen) for field, role in fields if role}
+        if self.catalog.listen:
+            found["catalog.listen"] = host_port("catalog.listen", self.catalog.listen)
+        if self.proxy:
+            found.update((f"proxy.listen.{port}", at) for port, at in self.proxy.shared_ports().items())
+            if self.proxy.backhaul:
+                found["proxy.backhaul"] = host_port("proxy.backhaul", self.proxy.backhaul)
+        return found
+
     def advertised(self) -> tuple[str, int]:
         """Where other agents reach this one, as a number: every packet goes there, and to look a name up takes time. An
         address that means "every interface" is no address for others: then it is the host's own. Raises `Invalid`."""

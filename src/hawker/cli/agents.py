@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import click
@@ -18,7 +19,7 @@ import click
 )
 @click.option("--check", is_flag=True, help="Only read the configuration, and say what is wrong with it.")
 def agent_command(config: Path, join: tuple[str, ...], check: bool) -> None:
-    from hawker.agent import running
+    from hawker.agent import restart, running
     from hawker.agent.settings import host_port, read_settings
 
     for address in join:
@@ -26,6 +27,6 @@ def agent_command(config: Path, join: tuple[str, ...], check: bool) -> None:
     settings = read_settings(config)
     settings.catalog.join += join
     if check:
-        running.check(settings)
+        running.check(settings, restart.held(os.environ))
     else:
         asyncio.run(running.run_agent(settings))
