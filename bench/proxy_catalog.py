@@ -211,7 +211,7 @@ async def changed(path: Path, sizes: Sizes, touched: int) -> dict[str, float]:
     proxy = await opened(replica) if touched >= 0 else None
     if proxy is not None:
         for app in range(touched):
-            proxy.router.site(name_of(app))
+            proxy.sites.load(name_of(app))
     changing = Changing(replica, sizes)
     loop = asyncio.get_running_loop()
     batches = [changing.some(int(sizes.rate * BATCH_S)) for _ in range(int(sizes.seconds / BATCH_S))]

@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from hawker.core.routing import ANY, FULL, GONE, NOT_HERE, TRIED, Nothing, Start, Take, Wishes
 from hawker.core.seats import is_open
-from hawker.model.regions import expand
-from hawker.proxy.abroad import RegionLease, wished
 from hawker.proxy.base import Header, Lease, Refused, ServicePort
+from hawker.proxy.common import Common
 from hawker.proxy.door import Door, NotOpened
 from hawker.proxy.fields import PORT
 from hawker.proxy.places import Place, PlaceLease
 from hawker.proxy.rooms import Turn
 from hawker.proxy.sites import Group, Site
-
-if TYPE_CHECKING:
-    from hawker.proxy.router import ProxyRouter
 
 LOOK_AGAIN_S = 0.25
 """How often a held request looks by itself: rests end, and machines behind other proxies become free, without a word.
@@ -36,13 +31,11 @@ class ProxyRoute:
     """`hawker.proxy.base.Route`. With `machine` to that one alone; `within`: the request came over the backhaul, and
     does not leave this region again."""
 
-    __slots__ = ("_header", "_machine", "_now", "_router", "_version", "_within", "app", "number", "port", "site")
+    __slots__ = ("_common", "_header", "_machine", "_now", "_version", "_within", "app", "number", "port", "site")
 
-    def __init__(
-        self, router: ProxyRouter, site: Site, number: int, port: ServicePort, machine: str, within: bool
-    ) -> None:
-        self._router = router
-        self._now = router.now
+    def __init__(self, common: Common, site: Site, number: int, port: ServicePort, machine: str, within: bool) -> None:
+        self._common = common
+        self._now = common.now
         self._version = site.version
         self._machine = machine
         self._within = within
@@ -63,7 +56,7 @@ class ProxyRoute:
         self.site.used = True
         group = found[0]
         if self._machine or wishes is not ANY:
-            if self._machine and not self._router.is_here(self.site, self._machine):
+            if self._machine and not self._common.is_here(self.site, self._machine):
                 return None
             if not self._within and (wishes.force_regions or wishes.prefer_regions):
                 return None
@@ -85,7 +78,7 @@ class ProxyRoute:
         found = self._kept().at(self.number)
         if found is None:
             return await self._sent_away(wishes, tried, deadline, request)
-        group, settings = found[0], self._router.settings
+        group, settings = found[0], self._common.settings
         self._bound(group.held)
         group.held += 1
         try:
@@ -114,7 +107,9 @@ class ProxyRoute:
         began = loop.time()
         out = set(tried)
         failed: NotOpened | None = None
-        abroad = bool(wishes.force_regions or wishes.prefer_regions) and not self._here_first(wishes)
+        abroad = bool(wishes.force_regions or wishes.prefer_regions) and not self._common.abroad.here_first(
+            self.site, wishes
+        )
         if abroad and (lease := self._away(wishes, out)):
             return lease
         turn: Turn | None = None
@@ -125,11 +120,11 @@ class ProxyRoute:
             while True:
                 group = self._group()
                 if self._machine:  # it may have moved since: who sent the request here chooses anew
-                    self._router.must_be_here(self.site, self._machine)
+                    self._common.must_be_here(self.site, self._machine)
                 decision = group.pool.decide(loop.time(), wishes, out)
                 if isinstance(decision, Take):
                     if decision.starting is not None:
-                        self._router.start_beside(decision.starting, self.app, request)
+                        self._common.start_beside(decision.starting, self.app, request)
                     place: Place = decision.seat.data
                     if not place.keeper.closing:
                         place.enter()
@@ -194,7 +189,7 @@ class ProxyRoute:
     def _kept(self) -> Site:
         """The app as it is now: it may have been dropped while this request had no machine. Raises `Refused`."""
         if self.site.dropped:
-            self.site = self._router.site(self.app)
+            self.site = self._common.site(self.app)
             self._version = self.site.version
         return self.site
 
@@ -236,7 +231,7 @@ class ProxyRoute:
 
     def _bound(self, held: int) -> None:
         """Raises `Refused`."""
-        settings = self._router.settings
+        settings = self._common.settings
         if held >= settings.queue:
             raise Refused(
                 503, "PR04", f"{held} requests of app {self.app} wait already", retry_after_s=settings.retry_after_s
@@ -244,38 +239,16 @@ class ProxyRoute:
 
     # --- other regions -----------------------------------------------------------------------------------------------
 
-    def _here_first(self, wishes: Wishes) -> bool:
-        own = self._router.sites.region
-        order = [own, *self._router.others(self.site, ANY)]
-        wanted = expand(",".join(wishes.force_regions or (*wishes.prefer_regions, "any")), order)
-        return next((region for region in wanted if region in order), own) == own
-
     def _away(self, wishes: Wishes, tried: Collection[str]) -> Lease | None:
-        """A proxy of the nearest other region that has the app, to choose there. Where a machine is that must take the
-        request, and is not here, nobody here knows: each region is asked once."""
-        if self._within:
-            return None
-        router, now = self._router, self._now()
-        asked = set()
-        if wishes.force_machine:
-            found = (router.sites.directory.workers.get(name) for name in tried)
-            asked = {worker.region for worker in found if worker is not None}
-        for region in router.others(self.site, wishes):
-            if region in asked:
-                continue
-            workers = router.sites.directory.workers_of(self.app, region)
-            open_ = [w for w in workers if w.name not in tried and not router.troubled(w.name, now)]
-            if open_:
-                worker = open_[int(router.random() * len(open_))]
-                return RegionLease(router, self.app, worker, (self._header, *wished(wishes)))
-        return None
+        """One of another region, where the request may go there."""
+        return None if self._within else self._common.abroad.lease(self.site, wishes, tried, self._header)
 
     async def _sent_away(self, wishes: Wishes, tried: Collection[str], deadline: float, request: str) -> Lease:
         """Of an app that is in other regions alone. While those who could take it there are left alone it is held: an
         agent that begins anew is back in a moment."""
         while (lease := self._away(wishes, tried)) is None:
             site = self.site
-            resting = self._resting(wishes)
+            resting = set() if self._within else self._common.abroad.resting(self.site, wishes)
             if not resting or self._now() + LOOK_AGAIN_S >= deadline:
                 return self._nothing(NOT_HERE, None)
             self._bound(site.held)
@@ -289,15 +262,6 @@ class ProxyRoute:
                 return await self.obtain(wishes, tried, deadline=deadline, request=request)
         return lease
 
-    def _resting(self, wishes: Wishes) -> set[str]:
-        """Workers of other regions that would be asked if they had not failed a moment ago."""
-        if self._within or wishes.force_machine:
-            return set()
-        router, now = self._router, self._now()
-        regions = router.others(self.site, wishes)
-        workers = [worker for region in regions for worker in router.sites.directory.workers_of(self.app, region)]
-        return {worker.name for worker in workers if router.troubled(worker.name, now)}
-
     def _nothing(self, decision: Nothing, failed: NotOpened | None) -> Lease:
         if failed is not None:
             raise failed
@@ -308,5 +272,5 @@ class ProxyRoute:
             status,
             decision.code,
             f"app {self.app}: {decision.message}",
-            retry_after_s=self._router.settings.retry_after_s,
+            retry_after_s=self._common.settings.retry_after_s,
         )

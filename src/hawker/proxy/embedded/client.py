@@ -14,11 +14,11 @@ from http import HTTPStatus
 from hawker.proxy.base import Header, Refused
 from hawker.proxy.embedded import refusals
 from hawker.proxy.embedded.bodies import Chunks
+from hawker.proxy.embedded.common import Common
 from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.exchange import Exchange
 from hawker.proxy.embedded.heads import ABSENT, CHUNKED, BadHead, RequestHead, never_a_head, read_request
 from hawker.proxy.embedded.inlets import Inlet
-from hawker.proxy.embedded.shared import Shared
 from hawker.proxy.embedded.tunnel import reset
 
 _AWAITED, _BUSY, _LINGER, _CLOSED = -2, -3, -4, -5
@@ -34,6 +34,7 @@ class ClientConnection(asyncio.Protocol):
         "_choked",
         "_chunked",
         "_chunks",
+        "_common",
         "_deadline",
         "_ended",
         "_exchange",
@@ -52,19 +53,18 @@ class ClientConnection(asyncio.Protocol):
         "_reading",
         "_searched",
         "_settings",
-        "_shared",
         "_stopped",
         "_transport",
         "served",
     )
 
-    def __init__(self, shared: Shared, inlet: Callable[[asyncio.Transport], Inlet]) -> None:
-        self._shared = shared
+    def __init__(self, common: Common, inlet: Callable[[asyncio.Transport], Inlet]) -> None:
+        self._common = common
         self._inlet_of = inlet
         self._inlet: Inlet
-        self._settings = shared.settings
+        self._settings = common.settings
         self._transport: asyncio.Transport
-        self._deadline = Deadline(shared.loop, self._late)
+        self._deadline = Deadline(common.loop, self._late)
         self._exchange: Exchange | None = None
         self._left = _AWAITED
         self._held = b""
@@ -75,10 +75,10 @@ class ClientConnection(asyncio.Protocol):
         self._hold = False  # the machine takes no more of the body
         self._choked = False  # the client takes no more of the answer
         self._ended = False  # the client has said its last
-        self._keep = not shared.retiring
+        self._keep = not common.retiring
         self._minor = 1
-        self._head_s = shared.settings.head_timeout_s
-        self._idle_s = shared.settings.idle_timeout_s
+        self._head_s = common.settings.head_timeout_s
+        self._idle_s = common.settings.idle_timeout_s
         self._out: list[bytes] = []
         self._chunked = False
         self._last: RequestHead
@@ -105,7 +105,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport = transport
         self._inlet = self._inlet_of(transport)
         transport.set_write_buffer_limits(self._settings.window_bytes)
-        self._shared.connections[self] = None
+        self._common.connections[self] = None
         self._deadline.within(self._head_s)
 
     def data_received(self, data: bytes) -> None:
@@ -138,7 +138,7 @@ class ClientConnection(asyncio.Protocol):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._shared.left(self)
+        self._common.left(self)
         self._deadline.close()
         self._left = _CLOSED
         exchange, self._exchange = self._exchange, None
@@ -218,7 +218,7 @@ class ClientConnection(asyncio.Protocol):
         self._minor = head.minor
         if not head.keep_alive:
             self._keep = False
-        exchange = self._exchange = Exchange(self._shared, self, self._inlet, head)
+        exchange = self._exchange = Exchange(self._common, self, self._inlet, head)
         length = head.length
         if length > 0 or length == CHUNKED:
             self._left = length
@@ -269,7 +269,7 @@ class ClientConnection(asyncio.Protocol):
         if exchange is not None:
             exchange.refuse(refusal)
         else:
-            self._shared.counters.unread(refusal.status)
+            self._common.counters.unread(refusal.status)
             status, headers, body = self._inlet.refusal(refusal, b"")
             self.answer(status, b"", headers, len(body))
             self.data(body)
@@ -384,7 +384,7 @@ class ClientConnection(asyncio.Protocol):
     def switch(self, status: int, reason: bytes, headers: list[Header]) -> tuple[asyncio.Transport, bytes]:
         head = b"HTTP/1.1 %d %b\r\n" % (status, reason or _REASONS.get(status, b""))
         self._transport.write(head + b"".join([b"%b: %b\r\n" % field for field in headers]) + b"\r\n")
-        self._shared.left(self)
+        self._common.left(self)
         self._deadline.close()
         self._exchange = None
         early, self._held = self._held, b""

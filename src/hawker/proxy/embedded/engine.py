@@ -19,11 +19,11 @@ from hawker.listening import close_gently
 from hawker.proxy.base import Address, Router
 from hawker.proxy.certificates import Certificates
 from hawker.proxy.embedded.client import ClientConnection
+from hawker.proxy.embedded.common import Common, Connection
 from hawker.proxy.embedded.greeting import Greeter
 from hawker.proxy.embedded.inlets import Backhaul, Inlet, peer_of
 from hawker.proxy.embedded.plain import PlainConnection
 from hawker.proxy.embedded.settings import Settings
-from hawker.proxy.embedded.shared import Connection, Shared
 from hawker.proxy.embedded.tunnel import Tunnel
 
 PATIENCE_S = 1.0
@@ -32,8 +32,8 @@ BACKLOG = 4096
 """Connections that wait to be accepted, bounded by net.core.somaxconn: a sleeping app gets a thousand at once."""
 
 
-class Engine(Shared):
-    """Made on the running loop. Its connections know it as what they share."""
+class Engine(Common):
+    """Made on the running loop. Its connections know of it what they have in common."""
 
     def __init__(
         self, router: Router, settings: Settings, host: Host, certificates: Certificates | None = None

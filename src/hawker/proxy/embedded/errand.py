@@ -15,6 +15,7 @@ import asyncio
 from hawker.core.replay import BadReplay, read_json, replay_of
 from hawker.core.retrying import IDEMPOTENT
 from hawker.proxy.base import Failure, Header, Lease, Refused, Route
+from hawker.proxy.embedded.common import Common
 from hawker.proxy.embedded.h2_machine import H2Pool, MachineStream
 from hawker.proxy.embedded.heads import RequestHead
 from hawker.proxy.embedded.inlets import Inlet
@@ -22,7 +23,6 @@ from hawker.proxy.embedded.machine import MachineConnection
 from hawker.proxy.embedded.pool import Pool
 from hawker.proxy.embedded.replaying import Replaying, remembered
 from hawker.proxy.embedded.search import Search
-from hawker.proxy.embedded.shared import Shared
 from hawker.proxy.fields import TIMING
 from hawker.telemetry import get_logger
 
@@ -35,19 +35,19 @@ class Errand:
     `_again`, which is for a machine that did not answer."""
 
     __slots__ = (
+        "_common",
         "_inlet",
         "_lease",
         "_replaying",
         "_request",
         "_route",
         "_search",
-        "_shared",
         "_task",
         "_whole",
         "request_id",
     )
 
-    _shared: Shared
+    _common: Common
     _inlet: Inlet
     _request: RequestHead
     _route: Route | None
@@ -90,13 +90,13 @@ class Errand:
             timed = any(name == TIMING for name, _ in request.headers)
             handed = self._inlet.handed(request)
             if handed is not None:
-                self._replay(handed.fields, handed.body, route, handed.machine, self._shared.settings.region, timed)
+                self._replay(handed.fields, handed.body, route, handed.machine, self._common.settings.region, timed)
                 return True
             self._search = Search(self._deadline(), self._inlet.wishes(request), timed=timed)
-        if self._shared.remembers and self._inlet.edge:
+        if self._common.remembers and self._inlet.edge:
             if self._search is None:
                 self._search = Search(self._deadline())
-            remembered(self._shared, request, route, self._search)
+            remembered(self._common, request, route, self._search)
         return True
 
     def _take(self, route: Route) -> None:
@@ -111,7 +111,7 @@ class Errand:
             self._lease = lease
             method = self._request.method
             if method != b"CONNECT":
-                pool = self._pool(route, lease) if route.port.h2_backend else self._shared.pool
+                pool = self._pool(route, lease) if route.port.h2_backend else self._common.pool
                 connection = pool.take(lease.address, method in IDEMPOTENT)
                 if connection is not None:
                     self._send(connection)
@@ -119,7 +119,7 @@ class Errand:
         self._seek()
 
     def _seek(self) -> None:
-        self._task = self._shared.spawn(self._sought())
+        self._task = self._common.spawn(self._sought())
 
     async def _sought(self) -> None:
         """The way with waiting: load the app, obtain a machine, connect, until one has the request."""
@@ -149,7 +149,7 @@ class Errand:
     async def _found(self) -> MachineConnection | MachineStream | None:
         """A connection to a machine that takes the request; None: answered already. Raises `Refused`, `_NotThere`."""
         route = self._route
-        now = self._shared.now
+        now = self._common.now
         begun = now()
         if route is None:
             route = await self._inlet.load(self._request)
@@ -157,7 +157,7 @@ class Errand:
                 return None
         if self._search is not None and self._search.app:
             app, self._search.app = self._search.app, ""
-            route = self._route = await self._shared.router.other(route, app)
+            route = self._route = await self._common.router.other(route, app)
         search = self._search
         if search is None:
             search = self._search = Search(self._deadline())
@@ -186,12 +186,12 @@ class Errand:
     def _pool(self, route: Route, lease: Lease) -> Pool | H2Pool:
         """Between proxies there is HTTP/1.1 alone, and so for what leaves HTTP altogether."""
         http2 = route.port.h2_backend and not lease.headers and not self._request.upgrade
-        return self._shared.h2_pool if http2 and self._request.method != b"CONNECT" else self._shared.pool
+        return self._common.h2_pool if http2 and self._request.method != b"CONNECT" else self._common.pool
 
     def _spent(self, phase: str, seconds: float, lease: Lease | None = None) -> None:
         assert self._search is not None
         self._search.spent(phase, seconds)
-        counters = self._shared.counters
+        counters = self._common.counters
         counters.spent(phase, seconds)
         if lease is not None:
             for name, of_it in lease.phases.items():
@@ -203,7 +203,7 @@ class Errand:
         return self._request.method in IDEMPOTENT
 
     def _deadline(self) -> float:
-        return self._shared.now() + self._shared.settings.wait_s
+        return self._common.now() + self._common.settings.wait_s
 
     def _again(self, how: Failure, problem: str, *, sent: bool, stale: bool = False) -> None:
         if self._tries_again(how, problem, sent=sent, stale=stale):
@@ -226,9 +226,9 @@ class Errand:
             self._lease = None
             lease.release() if stale else lease.failed(how)
             search.tried.add(lease.machine)
-            most = self._shared.settings.attempts
+            most = self._common.settings.attempts
             again = search.failed(method, how, problem, sent=sent, whole=self._whole, most=most)
-        self._shared.counters.retries += again
+        self._common.counters.retries += again
         return again
 
     def _fail(self, refusal: Refused, *, acted: bool = False) -> None:
@@ -236,7 +236,7 @@ class Errand:
         search = self._search
         if search is not None and self._whole and not acted:
             if search.remembered:
-                self._shared.replays.forget(search.remembered)
+                self._common.replays.forget(search.remembered)
                 self._search = Search(self._deadline(), timed=search.timed)
                 self._seek()
                 return
@@ -266,17 +266,17 @@ class Errand:
         self, headers: list[Header], body: bytes | None, route: Route, machine: str, region: str, timed: bool
     ) -> None:
         """Have the request go where a machine has said. Raises `Refused`."""
-        self._shared.handed_on(route)
+        self._common.handed_on(route)
         try:
             replay = replay_of(headers) if body is None else read_json(body)
         except BadReplay as bad:
             raise Refused(502, "PA03", f"the app hands this request on, but {bad}") from None
         assert replay is not None
         if not self._whole:
-            most = self._shared.settings.replay_bytes
+            most = self._common.settings.replay_bytes
             raise Refused(413, "PA01", f"the app hands this request on, and its body is over {most} bytes")
         if self._replaying is None:
-            self._replaying = Replaying(self._shared)
+            self._replaying = Replaying(self._common)
         self._request, self._search = self._replaying.follow(replay, self._request, route, machine, region, timed)
 
     def _leave(self) -> None:

@@ -14,6 +14,7 @@ from hawker.core.retrying import may_retry
 from hawker.proxy.base import ANY, Failure, Header, Lease, Refused, ServicePort
 from hawker.proxy.embedded.aside import Aside, Signals
 from hawker.proxy.embedded.bodies import chunk, last_chunk
+from hawker.proxy.embedded.common import Common
 from hawker.proxy.embedded.compressing import Gzip, compressed, compressible
 from hawker.proxy.embedded.errand import Errand
 from hawker.proxy.embedded.front import Front
@@ -21,7 +22,6 @@ from hawker.proxy.embedded.h2_machine import MachineStream
 from hawker.proxy.embedded.heads import CHUNKED, AnswerHead, RequestHead
 from hawker.proxy.embedded.inlets import Inlet
 from hawker.proxy.embedded.machine import MachineConnection
-from hawker.proxy.embedded.shared import Shared
 from hawker.proxy.embedded.tunnel import Tunnel, keep_watch
 
 GONE = 499
@@ -37,8 +37,8 @@ class Exchange(Errand):
         *("begun", "bytes", "first", "machine", "over", "sending", "status"),
     )
 
-    def __init__(self, shared: Shared, front: Front, inlet: Inlet, request: RequestHead) -> None:
-        self._shared = shared
+    def __init__(self, common: Common, front: Front, inlet: Inlet, request: RequestHead) -> None:
+        self._common = common
         self._inlet = inlet
         self._request = request
         self._route = self._lease = self._task = self._search = self._replaying = None
@@ -53,7 +53,7 @@ class Exchange(Errand):
         self._gzip: Gzip | None = None
         self.sending = request.length > 0 or request.length == CHUNKED
         self.over = False
-        self.begun = shared.now()
+        self.begun = common.now()
         self.first = 0.0
         self.status = 0
         self.bytes = 0
@@ -76,7 +76,7 @@ class Exchange(Errand):
         if self._whole:
             self._kept.append(data)
             self._kept_bytes += len(data)
-            self._shared.kept_bytes += len(data)
+            self._common.kept_bytes += len(data)
             if self._keeps_too_much:
                 if connection is None:
                     self._front.hold(True)
@@ -129,7 +129,7 @@ class Exchange(Errand):
     def answer(self, head: AnswerHead) -> None:
         if head.signals and self._heed(head):
             return
-        self.first = self._shared.now()
+        self.first = self._common.now()
         self._answered = True
         self._whole = False
         if self._kept_bytes:
@@ -187,7 +187,7 @@ class Exchange(Errand):
             self._again("unhealthy", "it switched protocols unasked", sent=True)
             return
         self.status = head.status
-        self.first = self._shared.now()
+        self.first = self._common.now()
         self._tunnel(self._front.switch(head.status, head.reason, self._headers(head)), connection.release(), rest)
 
     def stalled(self, stalled: bool) -> None:
@@ -229,7 +229,7 @@ class Exchange(Errand):
         self._connection = connection
         idle_s = route.port.idle_timeout_s
         if lease.headers:  # another proxy may hold it first, and looks at the machine's time itself
-            idle_s += self._shared.settings.wait_s
+            idle_s += self._common.settings.wait_s
         connection.send(self, request.method, data, idle_s, chunked)
 
     def _ask(self, stream: MachineStream, lease: Lease, idle_s: float) -> None:
@@ -250,12 +250,12 @@ class Exchange(Errand):
 
     @property
     def _keeps_too_much(self) -> bool:
-        shared = self._shared
-        limits = shared.settings
-        return self._kept_bytes > limits.replay_bytes or shared.kept_bytes > limits.replay_bytes_of_all
+        common = self._common
+        limits = common.settings
+        return self._kept_bytes > limits.replay_bytes or common.kept_bytes > limits.replay_bytes_of_all
 
     def _forget_kept(self) -> None:
-        self._shared.kept_bytes -= self._kept_bytes
+        self._common.kept_bytes -= self._kept_bytes
         self._kept_bytes = 0
         self._kept = []
 
@@ -288,7 +288,7 @@ class Exchange(Errand):
     def _join(self, connection: MachineConnection) -> None:
         """Bytes pass between client and machine from here on."""
         self.status = 200
-        self.first = self._shared.now()
+        self.first = self._common.now()
         self._tunnel(self._front.switch(200, b"", []), connection.release(), b"")
 
     def _tunnel(self, client: tuple[asyncio.Transport, bytes], machine: asyncio.Transport, first: bytes) -> None:
@@ -297,8 +297,8 @@ class Exchange(Errand):
         idle_s = self._route.port.idle_timeout_s
         if "http" not in self._route.port.handlers:
             idle_s = math.inf
-            keep_watch(machine, self._shared.settings.gone_s)
-        Tunnel(transport, machine, idle_s, self._tunnelled, self._shared).start(early, first)
+            keep_watch(machine, self._common.settings.gone_s)
+        Tunnel(transport, machine, idle_s, self._tunnelled, self._common).start(early, first)
 
     def _heed(self, head: AnswerHead) -> bool:
         """An answer with fields meant for this proxy. True: it is not the client's."""
@@ -371,12 +371,12 @@ class Exchange(Errand):
 
     def _record(self) -> None:
         """For counts and the log."""
-        shared, begun, first = self._shared, self.begun, self.first
+        common, begun, first = self._common, self.begun, self.first
         first_s = first - begun if first else -1.0
-        shared.counters.answered(self.status, first_s)
-        if shared.access is not None:
-            total_s = shared.now() - begun
-            shared.access.add(
+        common.counters.answered(self.status, first_s)
+        if common.access is not None:
+            total_s = common.now() - begun
+            common.access.add(
                 self._inlet.client,
                 self._request,
                 self.request_id,

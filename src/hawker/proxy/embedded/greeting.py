@@ -21,11 +21,11 @@ from hawker.core.client_hello import HANDSHAKE, BadHello, ClientHello, read_hell
 from hawker.proxy.base import Refused, Route, ServicePort
 from hawker.proxy.certificates import Certificate
 from hawker.proxy.embedded.client import ClientConnection
+from hawker.proxy.embedded.common import Common
 from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.h2_client import H2Connection
 from hawker.proxy.embedded.inlets import Public, peer_of
 from hawker.proxy.embedded.plain import PlainConnection
-from hawker.proxy.embedded.shared import Shared
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 UNRECOGNIZED_NAME, PROTOCOL_VERSION, DECODE_ERROR, ACCESS_DENIED = 112, 70, 50, 49
@@ -40,12 +40,12 @@ _OF_NOBODY = ServicePort(handlers=("tls", "http"))
 class Greeter(asyncio.Protocol):
     """A connection at the public port `port`, until it is known whose it is. `own`: the port is one app's alone."""
 
-    def __init__(self, shared: Shared, port: int, *, own: bool = False) -> None:
-        self._shared = shared
+    def __init__(self, common: Common, port: int, *, own: bool = False) -> None:
+        self._common = common
         self._port = port
         self._own = own
         self._transport: asyncio.Transport
-        self._deadline = Deadline(shared.loop, self.abort)
+        self._deadline = Deadline(common.loop, self.abort)
         self._held = b""
         self._postgres = False
         self._task: asyncio.Task[None] | None = None
@@ -70,8 +70,8 @@ class Greeter(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._shared.connections[self] = None
-        self._deadline.within(self._shared.settings.head_timeout_s)
+        self._common.connections[self] = None
+        self._deadline.within(self._common.settings.head_timeout_s)
         if self._own:
             self._begin(self._whose())
 
@@ -82,7 +82,7 @@ class Greeter(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.close()
-        self._shared.left(self)
+        self._common.left(self)
         if self._task is not None and self._landing is None:
             self._task.cancel()
 
@@ -103,7 +103,7 @@ class Greeter(asyncio.Protocol):
                 self._asked_by_postgres()
         elif held[0] == 0x50 and H2_PREFACE.startswith(held[:24]):
             if len(held) >= 24:
-                self._become(H2Connection(self._shared, self._port, secure=False), self._transport, held)
+                self._become(H2Connection(self._common, self._port, secure=False), self._transport, held)
         else:
             self._become(self._http1(secure=False), self._transport, held)
 
@@ -120,7 +120,7 @@ class Greeter(asyncio.Protocol):
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self._transport.pause_reading()
-        self._task = self._shared.spawn(work)
+        self._task = self._common.spawn(work)
 
     async def _whose(self) -> None:
         """The port is one app's: what does its service speak here?"""
@@ -129,7 +129,7 @@ class Greeter(asyncio.Protocol):
         if route is None:
             self.abort()
         elif _carries_bytes(route.port):
-            self._become(PlainConnection(self._shared, self._port), self._transport, b"")
+            self._become(PlainConnection(self._common, self._port), self._transport, b"")
         else:
             self._transport.resume_reading()
             if self._held:
@@ -137,12 +137,12 @@ class Greeter(asyncio.Protocol):
 
     async def _secured(self, hello: ClientHello) -> None:
         """TLS: by whose certificate, or is it not for this proxy to open at all?"""
-        shared = self._shared
+        common = self._common
         host = "" if self._own else hello.name
         route = await self._route(host)
         port = _OF_NOBODY if route is None else route.port
         if route is not None and _carries_bytes(port):
-            self._become(PlainConnection(shared, self._port, host, early=self._held), self._transport, b"")
+            self._become(PlainConnection(common, self._port, host, early=self._held), self._transport, b"")
             return
         if self._postgres and "pg_tls" not in port.handlers:
             self._alert(ACCESS_DENIED)
@@ -151,11 +151,11 @@ class Greeter(asyncio.Protocol):
         if not self._own or await self._is_of(hello.name, route):
             certificate = await self._certificate(hello.name, route)
         if certificate is None:
-            shared.counters.handshakes_failed += 1
+            common.counters.handshakes_failed += 1
             self._alert(UNRECOGNIZED_NAME)
             return
         if all(hello.newest < number for number in map(NUMBERS.__getitem__, port.tls_versions)):
-            shared.counters.handshakes_failed += 1
+            common.counters.handshakes_failed += 1
             self._alert(PROTOCOL_VERSION)  # of asyncio's own such answers nobody hears
             return
         transport = await self._handshake(certificate, port)
@@ -164,10 +164,10 @@ class Greeter(asyncio.Protocol):
             return
         carrier: asyncio.Protocol
         if "http" not in port.handlers:
-            carrier = PlainConnection(shared, self._port, host, early=landing.data)
+            carrier = PlainConnection(common, self._port, host, early=landing.data)
             landing.data = b""
         elif transport.get_extra_info("ssl_object").selected_alpn_protocol() == "h2":
-            carrier = H2Connection(shared, self._port, secure=True, app="" if route is None else route.app)
+            carrier = H2Connection(common, self._port, secure=True, app="" if route is None else route.app)
         else:
             carrier = self._http1(secure=True, app="" if route is None else route.app)
         self._become(carrier, transport, landing.data)
@@ -182,19 +182,19 @@ class Greeter(asyncio.Protocol):
 
     async def _certificate(self, name: str, route: Route | None) -> Certificate | None:
         """One may be had while the client waits, for an app that speaks TLS here."""
-        shared = self._shared
+        common = self._common
         wanted = route is not None and not {"tls", "pg_tls"}.isdisjoint(route.port.handlers)
         found = None
-        if shared.certificates is not None:
-            if wanted and shared.issue is not None and not shared.certificates.covers(name):
-                await shared.issue(name)
-            found = shared.certificates.find(name)
+        if common.certificates is not None:
+            if wanted and common.issue is not None and not common.certificates.covers(name):
+                await common.issue(name)
+            found = common.certificates.find(name)
         if found is None and wanted and route is not None and route.port.self_signed:
-            found = shared.self_signed.find(name)
+            found = common.self_signed.find(name)
         return found
 
     async def _handshake(self, certificate: Certificate, port: ServicePort) -> asyncio.Transport | None:
-        loop, settings = self._shared.loop, self._shared.settings
+        loop, settings = self._common.loop, self._common.settings
         alpn = [name for name in port.alpn if name in _SPOKEN] if "http" in port.handlers else port.alpn
         context = certificate.context(() if "pg_tls" in port.handlers else alpn, port.tls_versions)
         hello, self._held = self._held, b""
@@ -216,18 +216,18 @@ class Greeter(asyncio.Protocol):
         try:
             await shaken
         except OSError:  # of ssl, too
-            self._shared.counters.handshakes_failed += 1
+            self._common.counters.handshakes_failed += 1
             self._over()
             return None
         except asyncio.CancelledError:
             self._over()
             raise
-        self._shared.counters.handshakes += 1
+        self._common.counters.handshakes += 1
         return landing.transport
 
     async def _route(self, host: str) -> Route | None:
         """None: nobody serves this name here. Over HTTP that is said with more words."""
-        router = self._shared.router
+        router = self._common.router
         try:
             return router.find(self._port, host) or await router.load(self._port, host)
         except Refused:
@@ -238,7 +238,7 @@ class Greeter(asyncio.Protocol):
     def _http1(self, *, secure: bool, app: str = "") -> ClientConnection:
         """Over TLS, made for `app`."""
         return ClientConnection(
-            self._shared, lambda transport: Public(self._shared, self._port, peer_of(transport), secure, app)
+            self._common, lambda transport: Public(self._common, self._port, peer_of(transport), secure, app)
         )
 
     def _become(self, carrier: asyncio.Protocol, transport: asyncio.Transport, data: bytes) -> None:
@@ -259,7 +259,7 @@ class Greeter(asyncio.Protocol):
 
     def _over(self) -> None:
         self._deadline.close()
-        self._shared.left(self)
+        self._common.left(self)
 
 
 class _Tls(SSLProtocol):

@@ -11,6 +11,7 @@ from h2.events import Event, RequestReceived, StreamEnded, StreamReset, Trailers
 
 from hawker.proxy.base import Header, Refused, ServicePort
 from hawker.proxy.embedded import refusals
+from hawker.proxy.embedded.common import Common
 from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.exchange import Exchange
 from hawker.proxy.embedded.h2_heads import Malformed, malformed_trailers, read_request
@@ -18,7 +19,6 @@ from hawker.proxy.embedded.h2_transport import StreamTransport
 from hawker.proxy.embedded.h2_wire import Stream, Wire
 from hawker.proxy.embedded.heads import AnswerHead, BadHead, read_trailers
 from hawker.proxy.embedded.inlets import Public, peer_of
-from hawker.proxy.embedded.shared import Shared
 
 _LOOKS = 4
 """How often within the idle time-out streams are looked at."""
@@ -33,16 +33,16 @@ class H2Connection(Wire):
         TrailersReceived: "_trailers",
     }
 
-    def __init__(self, shared: Shared, port: int, secure: bool, app: str = "") -> None:
-        super().__init__(shared.settings, shared.now, client_side=False)
-        self.shared = shared
+    def __init__(self, common: Common, port: int, secure: bool, app: str = "") -> None:
+        super().__init__(common.settings, common.now, client_side=False)
+        self.common = common
         self.inlet: Over2
         self._port = port
         self._secure = secure
         self._app = app
         self._draining = False
-        self._idle_s = shared.settings.idle_timeout_s
-        self._deadline = Deadline(shared.loop, self._late)
+        self._idle_s = common.settings.idle_timeout_s
+        self._deadline = Deadline(common.loop, self._late)
         self._served = 0
 
     @property
@@ -62,15 +62,15 @@ class H2Connection(Wire):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        self.shared.connections[self] = None
-        self.inlet = Over2(self.shared, self._port, peer_of(transport), self._secure, self._app)
+        self.common.connections[self] = None
+        self.inlet = Over2(self.common, self._port, peer_of(transport), self._secure, self._app)
         self._deadline.within(self._settings.head_timeout_s)
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._deadline.close()
-        self.shared.left(self)
+        self.common.left(self)
 
     # --- events ------------------------------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class H2Connection(Wire):
 
     def refuse(self, stream: H2Request) -> None:
         """What came on it breaks the rules of HTTP/2."""
-        self.shared.counters.unread(400)
+        self.common.counters.unread(400)
         self.reset(stream, ErrorCodes.PROTOCOL_ERROR)
         stream.gone(None)
         self.strike()
@@ -143,8 +143,8 @@ class Over2(Public):
 
     __slots__ = ()
 
-    def __init__(self, shared: Shared, port: int, client: bytes, secure: bool, app: str) -> None:
-        super().__init__(shared, port, client, secure, app, b"2")
+    def __init__(self, common: Common, port: int, client: bytes, secure: bool, app: str) -> None:
+        super().__init__(common, port, client, secure, app, b"2")
 
     def answer_lines(self, head: AnswerHead, port: ServicePort, request_id: bytes) -> bytes | None:
         return None
@@ -178,25 +178,25 @@ class H2Request(Stream):
     # --- what comes --------------------------------------------------------------------------------------------------
 
     def begin(self, fields: list[Header], *, ended: bool) -> None:
-        shared = self._connection.shared
+        common = self._connection.common
         self._complete = ended
         try:
-            head = read_request(fields, ended=ended, fields_max=shared.settings.fields)
+            head = read_request(fields, ended=ended, fields_max=common.settings.fields)
         except Malformed:
             self._connection.refuse(self)
             return
         except BadHead as bad:
-            shared.counters.unread(bad.status)
+            common.counters.unread(bad.status)
             status, headers, body = self._connection.inlet.refusal(refusals.of_head(bad.problem, bad.status), b"")
             self.answer(status, b"", headers, len(body))
             self.data(body)
             self.end(())
             return
         if head.upgrade:
-            head.headers.append((b"sec-websocket-key", shared.websocket_key()))
+            head.headers.append((b"sec-websocket-key", common.websocket_key()))
             self._early = b""
             self.held = True
-        exchange = self._exchange = Exchange(shared, self, self._connection.inlet, head)
+        exchange = self._exchange = Exchange(common, self, self._connection.inlet, head)
         exchange.start()
 
     def came(self, data: bytes) -> None:
@@ -265,7 +265,7 @@ class H2Request(Stream):
 
     def data(self, data: bytes) -> None:
         self.put(data)
-        if self.pending > self._connection.shared.settings.window_bytes and self._exchange is not None:
+        if self.pending > self._connection.common.settings.window_bytes and self._exchange is not None:
             self._exchange.pause()
 
     def flush(self) -> None:
@@ -303,7 +303,7 @@ class H2Request(Stream):
         """As RFC 8441 says it: 200, and what came before is the tunnel's."""
         self._exchange = None
         early, self._early = self._early or b"", None
-        transport = self._transport = StreamTransport(self, self._connection.shared.settings.window_bytes)
+        transport = self._transport = StreamTransport(self, self._connection.common.settings.window_bytes)
         if not self.shut:
             kept = [field for field in headers if field[0] not in _OF_UPGRADES]
             self.wire.h2.send_headers(self.id, [(b":status", b"200"), *kept])
@@ -318,7 +318,7 @@ class H2Request(Stream):
         if held or self._early is not None:
             self.held = True
         elif self.held:
-            self.moved_at = self._connection.shared.now()
+            self.moved_at = self._connection.common.now()
             self.go_on()
 
 

@@ -22,8 +22,8 @@ from hawker.core.forwarding import (
 )
 from hawker.proxy.base import ANY, Header, Lease, Refused, Route, ServicePort, Wishes
 from hawker.proxy.embedded import refusals
+from hawker.proxy.embedded.common import Common
 from hawker.proxy.embedded.heads import AnswerHead, RequestHead
-from hawker.proxy.embedded.shared import Shared
 from hawker.proxy.fields import APP, ELSEWHERE, HOPS, LOAD, MACHINE, PORT, TIMING, TOKEN
 
 VERSIONS = (b"1.0", b"1.1", b"2")
@@ -99,37 +99,37 @@ class Public:
     """A user's connection to a public port. `app` is whose certificate it was made by, "" for none: what is asked of
     another one over it goes past that app's own choice of TLS, and past whoever looks at names on the way."""
 
-    __slots__ = ("_app", "_edge", "_of_old", "_port", "_shared", "client", "edge", "secure")
+    __slots__ = ("_app", "_common", "_edge", "_of_old", "_port", "client", "edge", "secure")
 
     def __init__(
-        self, shared: Shared, port: int, client: bytes, secure: bool, app: str = "", version: bytes = b"1.1"
+        self, common: Common, port: int, client: bytes, secure: bool, app: str = "", version: bytes = b"1.1"
     ) -> None:
         self.client = client
         self._app = app
         self.secure = secure
         self.edge = True
-        self._shared = shared
+        self._common = common
         self._port = port
         scheme = b"https" if secure else b"http"
-        region = shared.settings.region.encode()
+        region = common.settings.region.encode()
         self._edge = Edge(client, scheme, port, region, version)
         self._of_old: Edge | None = None
 
     def request_id(self, request: RequestHead) -> bytes:
-        return self._shared.next_id()
+        return self._common.next_id()
 
     def find(self, request: RequestHead) -> Route | None:
         if request.method == b"CONNECT":
             raise Refused(405, "PH01", "this proxy makes no tunnels")
-        if request.target[:13] == b"/.well-known/" and self._shared.challenged is not None and not self.secure:
-            answer = self._shared.challenged(request.host, request.target)
+        if request.target[:13] == b"/.well-known/" and self._common.challenged is not None and not self.secure:
+            answer = self._common.challenged(request.host, request.target)
             if answer is not None:
                 raise _Told(answer)
-        route = self._shared.router.find(self._port, request.host)
+        route = self._common.router.find(self._port, request.host)
         return route if route is None else self._same(route)
 
     async def load(self, request: RequestHead) -> Route:
-        return self._same(await self._shared.router.load(self._port, request.host))
+        return self._same(await self._common.router.load(self._port, request.host))
 
     def _same(self, route: Route) -> Route:
         if self._app and route.app != self._app:
@@ -171,7 +171,7 @@ class Public:
         """For requests of HTTP/1.0, which are rare."""
         if self._of_old is None:
             scheme = b"https" if self.secure else b"http"
-            self._of_old = Edge(self.client, scheme, self._port, self._shared.settings.region.encode(), b"1.0")
+            self._of_old = Edge(self.client, scheme, self._port, self._common.settings.region.encode(), b"1.0")
         return self._of_old
 
     def interim(self, head: AnswerHead) -> list[Header]:
@@ -181,12 +181,12 @@ class Public:
         self, head: AnswerHead, port: ServicePort, request_id: bytes, lease: Lease, upgrade: bytes
     ) -> list[Header]:
         version = VERSIONS[head.minor]
-        return self._shared.answer_of(port).fields(head.headers, request_id, version=version, upgrade=upgrade)
+        return self._common.answer_of(port).fields(head.headers, request_id, version=version, upgrade=upgrade)
 
     def answer_lines(self, head: AnswerHead, port: ServicePort, request_id: bytes) -> bytes | None:
         passed = head.passed
         if passed is None or passed[0] is not port:
-            rules = self._shared.answer_of(port)
+            rules = self._common.answer_of(port)
             version = VERSIONS[head.minor]
             lines = b"\r\n".join(map(b": ".join, rules.fields(head.headers, request_id, version=version)))
             around = lines.split(request_id)
@@ -199,21 +199,21 @@ class Public:
         if isinstance(refusal, _Told):
             length = b"%d" % len(refusal.told)
             return 200, [(b"content-type", b"application/octet-stream"), (b"content-length", length)], refusal.told
-        fields, body = refusals.answer(refusal, self._shared.settings.name, request_id)
+        fields, body = refusals.answer(refusal, self._common.settings.name, request_id)
         return refusal.status, fields, body
 
 
 class Backhaul:
     """Another proxy's connection. Nothing is said to one that does not have the cluster's token."""
 
-    __slots__ = ("_app", "_hops", "_machine", "_port", "_shared", "_token", "client", "edge", "secure")
+    __slots__ = ("_app", "_common", "_hops", "_machine", "_port", "_token", "client", "edge", "secure")
 
-    def __init__(self, shared: Shared, client: bytes) -> None:
+    def __init__(self, common: Common, client: bytes) -> None:
         self.client = client
         self.secure = False
         self.edge = False
-        self._shared = shared
-        self._token = shared.settings.token.encode()
+        self._common = common
+        self._token = common.settings.token.encode()
         self._app = self._machine = ""
         self._port = self._hops = 0
 
@@ -222,7 +222,7 @@ class Backhaul:
         for name, value in request.headers:
             if name == REQUEST_ID:
                 return value
-        return self._shared.next_id()
+        return self._common.next_id()
 
     def find(self, request: RequestHead) -> Route | None:
         token = app = port = machine = b""
@@ -245,9 +245,9 @@ class Backhaul:
             self._hops, number = int(hops), int(port)
         except ValueError:
             raise Refused(400, "PB02", "hawker-port and hawker-hops are numbers") from None
-        if self._hops > self._shared.settings.hops:
+        if self._hops > self._common.settings.hops:
             raise Refused(508, "PB03", f"this request went through {self._hops} proxies already")
-        return self._shared.router.inner(app.decode("latin-1"), number, machine.decode("latin-1"))
+        return self._common.router.inner(app.decode("latin-1"), number, machine.decode("latin-1"))
 
     async def load(self, request: RequestHead) -> Route:
         raise NotImplementedError  # `inner` always finds
@@ -289,7 +289,7 @@ class Backhaul:
     def refusal(self, refusal: Refused, request_id: bytes) -> tuple[int, list[Header], bytes]:
         """What another proxy may try elsewhere is told as such: `refused` before a byte was sent, `reset` or `timeout`
         when the machine may have acted."""
-        fields, body = refusals.answer(refusal, self._shared.settings.name, request_id)
+        fields, body = refusals.answer(refusal, self._common.settings.name, request_id)
         reason = _ELSEWHERE.get(refusal.code)
         if reason is None:
             return refusal.status, fields, body

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from hawker.proxy.base import ANY, Header, Lease, Refused, Route, ServicePort, Wishes
+from hawker.proxy.embedded.common import Common
 from hawker.proxy.embedded.exchange import Exchange
 from hawker.proxy.embedded.heads import AnswerHead, RequestHead
 from hawker.proxy.embedded.inlets import Handed, peer_of
-from hawker.proxy.embedded.shared import Shared
 from hawker.proxy.embedded.tunnel import keep_watch
 from hawker.proxy.fields import HOPS
 
@@ -27,8 +27,8 @@ class PlainConnection(asyncio.Protocol):
     """A client at the public port `port`. Nothing is read of it before a machine is there. `host` is the name by which
     TLS told its app, "" where the port is one app's; `early` is what was read of it already."""
 
-    def __init__(self, shared: Shared, port: int, host: str = "", early: bytes = b"") -> None:
-        self._shared = shared
+    def __init__(self, common: Common, port: int, host: str = "", early: bytes = b"") -> None:
+        self._common = common
         self._port = port
         self._host = host
         self._early = early
@@ -48,17 +48,17 @@ class PlainConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        keep_watch(transport, self._shared.settings.gone_s)
+        keep_watch(transport, self._common.settings.gone_s)
         transport.pause_reading()
-        self._shared.connections[self] = None
+        self._common.connections[self] = None
         target = b"service:%d" % self._port
         request = RequestHead(b"CONNECT", target, 1, [(b"host", target)])
-        inlet = PlainInlet(self._shared, self._port, peer_of(transport), self._host)
-        self._exchange = Exchange(self._shared, self, inlet, request)
+        inlet = PlainInlet(self._common, self._port, peer_of(transport), self._host)
+        self._exchange = Exchange(self._common, self, inlet, request)
         self._exchange.start()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._shared.left(self)
+        self._common.left(self)
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.gone()
@@ -92,7 +92,7 @@ class PlainConnection(asyncio.Protocol):
         exchange, self._exchange = self._exchange, None
         assert exchange is not None
         assert exchange.port is not None
-        self._shared.left(self)
+        self._common.left(self)
         return self._transport, proxy_header(exchange.port.proxy_protocol, self._transport) + self._early
 
     def hold(self, held: bool) -> None:
@@ -102,24 +102,24 @@ class PlainConnection(asyncio.Protocol):
 class PlainInlet:
     """Where the connections of a public port belong: those that asked for the name `host`, if they ask for names."""
 
-    __slots__ = ("_host", "_port", "_shared", "client", "edge", "secure")
+    __slots__ = ("_common", "_host", "_port", "client", "edge", "secure")
 
-    def __init__(self, shared: Shared, port: int, client: bytes, host: str = "") -> None:
+    def __init__(self, common: Common, port: int, client: bytes, host: str = "") -> None:
         self.client = client
         self.secure = False
         self.edge = False
-        self._shared = shared
+        self._common = common
         self._port = port
         self._host = host
 
     def request_id(self, request: RequestHead) -> bytes:
-        return self._shared.next_id()
+        return self._common.next_id()
 
     def find(self, request: RequestHead) -> Route | None:
-        return self._shared.router.find(self._port, self._host)
+        return self._common.router.find(self._port, self._host)
 
     async def load(self, request: RequestHead) -> Route:
-        return await self._shared.router.load(self._port, self._host)
+        return await self._common.router.load(self._port, self._host)
 
     def redirects(self, port: ServicePort) -> bool:
         return False

@@ -5,18 +5,18 @@ from __future__ import annotations
 from hawker.core.replay import Reason, Replay, Transform, failed_field, source_field
 from hawker.core.replay_cache import Key, bypasses, keys_of, prefix_key, session_key, status_field
 from hawker.proxy.base import Refused, Route
+from hawker.proxy.embedded.common import Common
 from hawker.proxy.embedded.heads import RequestHead
 from hawker.proxy.embedded.search import Search
-from hawker.proxy.embedded.shared import Shared
 
 
 class Replaying:
     """The replays of one request. `follow` says how it goes on, `back` how when that failed."""
 
-    __slots__ = ("_begun", "_count", "_last", "_request", "_route", "_shared", "_source")
+    __slots__ = ("_begun", "_common", "_count", "_last", "_request", "_route", "_source")
 
-    def __init__(self, shared: Shared) -> None:
-        self._shared = shared
+    def __init__(self, common: Common) -> None:
+        self._common = common
         self._count = 0
         self._last: Replay | None = None
         self._source = ""
@@ -28,20 +28,20 @@ class Replaying:
         self, replay: Replay, request: RequestHead, route: Route, source: str, region: str, timed: bool
     ) -> tuple[RequestHead, Search]:
         """The machine `source` said `replay`. Raises `Refused`."""
-        shared = self._shared
+        common = self._common
         self._count += 1
-        if self._count > shared.settings.replays:
+        if self._count > common.settings.replays:
             raise Refused(508, "PA02", f"this request was handed on {self._count - 1} times already")
-        shared.counters.replays += 1
-        now = shared.now()
+        common.counters.replays += 1
+        now = common.now()
         self._last, self._request, self._route, self._source, self._begun = replay, request, route, source, now
         search = Search(
-            now + (replay.timeout_s or shared.settings.wait_s),
+            now + (replay.timeout_s or common.settings.wait_s),
             replay.wishes(source),
             app=_other(replay, route),
             timed=timed,
         )
-        search.added.append(source_field(replay, source, region, shared.now_us()))
+        search.added.append(source_field(replay, source, region, common.now_us()))
         if self._remember(replay, request, route):
             search.added.append(status_field("bypass" if bypasses(request.headers) else "miss"))
         target, fields = replay.transform.apply(request.target, request.headers)
@@ -53,22 +53,22 @@ class Replaying:
         wishes = None if replay is None else replay.fallback_wishes(self._source)
         if replay is None or wishes is None:
             return None
-        now = self._shared.now()
+        now = self._common.now()
         reason: Reason = "retries_exhausted" if search.tries else "no_candidate"
         if now >= search.deadline:
             reason = "timeout"
-        again = Search(now + self._shared.settings.wait_s, wishes, timed=search.timed)
+        again = Search(now + self._common.settings.wait_s, wishes, timed=search.timed)
         again.added.append(failed_field(replay, self._source, reason, round((now - self._begun) * 1000)))
         return self._request, self._route, again
 
     def _remember(self, replay: Replay, request: RequestHead, route: Route) -> bool:
         """Whether the app wants such requests to be remembered. They are, where the replay says the same for all."""
-        cache, now = self._shared.replays, self._shared.now()
+        cache, now = self._common.replays, self._common.now()
         remember, sessions = replay.remember, route.port.replay_cache
         if remember is None and not sessions:
             return False
         path = _path(request)
-        self._shared.remembers = True
+        self._common.remembers = True
         if remember is not None and remember.invalidate:
             cache.forget(keys_of(route.app, request.host, path, request.headers, sessions))
             return True
@@ -84,10 +84,10 @@ class Replaying:
         return True
 
 
-def remembered(shared: Shared, request: RequestHead, route: Route, search: Search) -> None:
+def remembered(common: Common, request: RequestHead, route: Route, search: Search) -> None:
     """Send `search` where requests like this one were sent before."""
     keys: list[Key] = keys_of(route.app, request.host, _path(request), request.headers, route.port.replay_cache)
-    found = shared.replays.find(keys, shared.now())
+    found = common.replays.find(keys, common.now())
     if found is None:
         return
     if found.allow_bypass and bypasses(request.headers):

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from hawker.core.forwarding import REQUEST_ID, Edge, inner_request
 from hawker.proxy.base import Header, Lease, Route, ServicePort, Wishes
+from hawker.proxy.embedded.common import Common
 from hawker.proxy.embedded.heads import AnswerHead, RequestHead
 from hawker.proxy.embedded.inlets import Handed, Public
-from hawker.proxy.embedded.shared import Shared
 from hawker.proxy.fields import HANDED, HOPS
 
 CLIENT = b"hawker-client"
@@ -30,8 +30,8 @@ class Behind(Public):
 
     __slots__ = ("_answered", "_host", "_method", "_passed", "_route")
 
-    def __init__(self, shared: Shared, port: int, answered: Answered) -> None:
-        super().__init__(shared, port, b"", False)
+    def __init__(self, common: Common, port: int, answered: Answered) -> None:
+        super().__init__(common, port, b"", False)
         self._answered = answered
         self._host = ""
         self._method = b""
@@ -52,8 +52,8 @@ class Behind(Public):
         self._host, self._method, self._route = request.host, request.method, None
         if client != self.client:
             self.client, self._of_old = client, None
-            self._edge = Edge(client, b"http", self._port, self._shared.settings.region.encode())
-        return request_id if self._passed and request_id else self._shared.next_id()
+            self._edge = Edge(client, b"http", self._port, self._common.settings.region.encode())
+        return request_id if self._passed and request_id else self._common.next_id()
 
     def find(self, request: RequestHead) -> Route | None:
         self._route = super().find(request)

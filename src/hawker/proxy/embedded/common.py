@@ -38,7 +38,7 @@ class Connection(Protocol):
     def abort(self) -> None: ...
 
 
-class Shared:
+class Common:
     """Made on the running loop."""
 
     def __init__(
