@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from random import Random
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from tests.kit.virtual_time import virtual_time
 
 from hawker.agent.settings import AgentSettings, BrokerRole, CatalogSettings, TokenSettings
-from hawker.catalog import node as catalog
 from hawker.catalog.joining import HINT_S, Joining
 from hawker.client.wire import PeerUnreachable
 from hawker.core.swim.members import Member, Status, View
@@ -82,15 +81,12 @@ async def test_an_address_that_packets_come_from_and_nobody_announces_is_asked_n
         raise PeerUnreachable("10.0.0.9", "takes no connection", sent=False)
 
     me = Member("ord-1", 1, "10.0.0.1", PORT, "ord")
-    node = SimpleNamespace(
-        settings=SimpleNamespace(name=me.name, region=me.region, host=me.host, port=me.port, join=()),
-        replica=SimpleNamespace(on_applied=[], rows=lambda sql, values: []),
-        exchange=SimpleNamespace(ask=ask),
-        swim=SimpleNamespace(members={me.name: View(me, Status.alive, 0)}),
-        live_members=list,
-        rng=Random(1),
-    )
-    joining = Joining(cast(catalog.Node, node))
+    replica: Any = SimpleNamespace(on_applied=[], rows=lambda sql, values: [])
+    exchange: Any = SimpleNamespace(ask=ask)
+    swim = SimpleNamespace(members={me.name: View(me, Status.alive, 0)})
+    membership: Any = SimpleNamespace(swim=swim, live=list)
+    replication: Any = SimpleNamespace()
+    joining = Joining(me, (), replica, exchange, membership, replication, Random(1))
     running = loop.create_task(joining.run())
     for _ in range(200):
         joining.hint(("10.0.0.9", PORT))

@@ -10,19 +10,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from random import Random
 
 import msgspec
 
-from hawker.catalog.exchange import Address
+from hawker.catalog.exchange import Address, Exchange
+from hawker.catalog.membership import Membership
+from hawker.catalog.replica import Replica
+from hawker.catalog.replication import Replication
 from hawker.client.wire import PeerUnreachable
 from hawker.core.swim.members import Member, Status, View
 from hawker.errors import StoreError
 from hawker.model.catalog import TIERS
 from hawker.telemetry import get_logger
-
-if TYPE_CHECKING:
-    from hawker.catalog.node import Node
 
 JOIN = "/v1/catalog/join"
 FIRST_S, MOST_S = 0.5, 15.0
@@ -52,16 +52,32 @@ class JoinAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Joining:
-    """One node's efforts. `joined` is set once a member of any region has answered and its logs were read; with nobody
-    to ask it stays unset, and nothing waits for it longer than it wants to."""
+    """The efforts of one node, `me`, with the members `seeds` to begin with. `joined` is set once a member of any
+    region has answered and its logs were read; with nobody to ask it stays unset, and nothing waits for it longer than
+    it wants to."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self,
+        me: Member,
+        seeds: Sequence[Address],
+        replica: Replica,
+        exchange: Exchange,
+        membership: Membership,
+        replication: Replication,
+        rng: Random,
+    ) -> None:
+        self._me = me
+        self._configured = seeds
+        self._replica = replica
+        self._exchange = exchange
+        self._membership = membership
+        self._replication = replication
+        self._rng = rng
         self.joined = asyncio.Event()
         self._hinted: dict[Address, None] = {}
         self._followed: dict[Address, float] = {}  # hints, and when they were followed up last
         self._directory_changed = asyncio.Event()
-        node.replica.on_applied.append(self._hint)
+        replica.on_applied.append(self._hint)
 
     async def run(self) -> None:
         """For ever: join, then see that nobody is missing."""
@@ -76,9 +92,9 @@ class Joining:
                         delay_s = min(MOST_S, delay_s * 2)
                         continue
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S * self._node.rng.uniform(0.5, 1.5)):
+                async with asyncio.timeout(LOOK_S * self._rng.uniform(0.5, 1.5)):
                     await self._directory_changed.wait()
-            await asyncio.sleep(SETTLE_S * self._node.rng.random())
+            await asyncio.sleep(SETTLE_S * self._rng.random())
             self._directory_changed.clear()
             with suppress(StoreError):
                 await self._find_missing()
@@ -96,33 +112,32 @@ class Joining:
 
     def elsewhere(self) -> list[tuple[str, Address]]:
         """Workers of other regions."""
-        found = self._node.replica.rows(
-            "select name, host, port from workers where region <> ? order by name", (self._node.settings.region,)
+        found = self._replica.rows(
+            "select name, host, port from workers where region <> ? order by name", (self._me.region,)
         )
         return [(name, (host, port)) for name, host, port in found]
 
     async def answer(self, question: bytes) -> bytes:
         """Somebody wants to join. It becomes a neighbour if it is of our region."""
         ask = _decode_ask(question)
-        node = self._node
-        mine = node.swim.members
-        names = sorted(name for name in mine if mine[name].status.live and name != node.settings.name)
-        some = node.rng.sample(names, min(len(names), INTRODUCED_MOST))
-        answer = JoinAnswer(node.settings.region, tuple(mine[name] for name in (node.settings.name, *some)))
-        if ask.region == node.settings.region:
+        mine = self._membership.swim.members
+        names = sorted(name for name in mine if mine[name].status.live and name != self._me.name)
+        some = self._rng.sample(names, min(len(names), INTRODUCED_MOST))
+        answer = JoinAnswer(self._me.region, tuple(mine[name] for name in (self._me.name, *some)))
+        if ask.region == self._me.region:
             self._introduce([View(ask.member, Status.alive, ask.incarnation)])
         return _encode(answer)
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
     def _needed(self) -> bool:
-        return not self.joined.is_set() or not self._node.live_members()
+        return not self.joined.is_set() or not self._membership.live()
 
     async def _join_anyone(self) -> bool:
         """Whether anybody answered, or there is nobody to ask."""
         seeds = self._seeds()
         answered = await self._join_some(seeds)
-        if answered and not self._node.live_members():
+        if answered and not self._membership.live():
             await self._join_some([address for _, address in self._contacts()[:CONTACTS_MOST]])
         if answered:
             self.joined.set()
@@ -135,31 +150,28 @@ class Joining:
         for start in range(0, len(addresses), TRIED_AT_ONCE):
             some = addresses[start : start + TRIED_AT_ONCE]
             answered |= any(await asyncio.gather(*(self._join(address) for address in some)))
-            if answered and self._node.live_members():
+            if answered and self._membership.live():
                 break
         return answered
 
     def _seeds(self) -> list[Address]:
         """The configured ones, then members of the last time, in random order."""
-        node = self._node
-        me = (node.settings.host, node.settings.port)
-        remembered = node.replica.rows(
-            "select host, port from members where name <> ? order by name", (node.settings.name,)
+        remembered = self._replica.rows(
+            "select host, port from members where name <> ? order by name", (self._me.name,)
         )
         known = [(host, port) for host, port in remembered]
-        node.rng.shuffle(known)
-        seeds = [address for address in dict.fromkeys((*node.settings.join, *known)) if address != me]
-        return seeds[: max(SEEDS_MOST, len(node.settings.join))]
+        self._rng.shuffle(known)
+        seeds = [address for address in dict.fromkeys((*self._configured, *known)) if address != self._me.address]
+        return seeds[: max(SEEDS_MOST, len(self._configured))]
 
     def _contacts(self) -> list[tuple[str, Address]]:
         """Workers of our region that are no live members, in random order."""
-        node = self._node
-        live = {member.name for member in node.live_members()} | {node.settings.name}
-        found = node.replica.rows(
-            "select name, host, port from workers where region = ? order by name", (node.settings.region,)
+        live = {member.name for member in self._membership.live()} | {self._me.name}
+        found = self._replica.rows(
+            "select name, host, port from workers where region = ? order by name", (self._me.region,)
         )
         contacts = [(name, (host, port)) for name, host, port in found if name not in live]
-        node.rng.shuffle(contacts)
+        self._rng.shuffle(contacts)
         return contacts
 
     def _hint(self, tables: tuple[str, ...]) -> None:
@@ -176,16 +188,15 @@ class Joining:
         await asyncio.gather(*(self._join(address) for address in some))
 
     async def _join(self, address: Address) -> bool:
-        node = self._node
-        me = node.swim.members[node.settings.name]
-        ask = JoinAsk(node.settings.region, me.member, me.incarnation)
+        me = self._membership.swim.members[self._me.name]
+        ask = JoinAsk(self._me.region, me.member, me.incarnation)
         try:
-            answer = await node.exchange.ask(address, JOIN, ask, JoinAnswer)
-            same = answer.region == node.settings.region
+            answer = await self._exchange.ask(address, JOIN, ask, JoinAnswer)
+            same = answer.region == self._me.region
             if same:
                 self._introduce(answer.members)
             for tier in TIERS if same else ("global",):
-                await node.replication.catch_up(address, tier)
+                await self._replication.catch_up(address, tier)
             if same and len(answer.members) > 2:  # it knows more than itself and us: not one that has just started, too
                 self.joined.set()
         except (PeerUnreachable, StoreError) as error:
@@ -197,7 +208,7 @@ class Joining:
         return True
 
     def _introduce(self, views: list[View] | tuple[View, ...]) -> None:
-        self._node.membership.introduce(views)
+        self._membership.introduce(views)
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -18,7 +18,6 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
-from random import Random
 from typing import Any, cast
 
 import msgspec
@@ -79,13 +78,15 @@ class Node:
         self._sealer = Sealer(settings.cluster, settings.secrets, host.rng)
         self._exchange = Exchange(self._sealer, settings.token)
         self.replica = Replica.open(path, host, vfs=host.vfs)
-        self._joining = Joining(self)
         me = Member(settings.name, host.now_ms(), settings.host, settings.port, settings.region, settings.roles)
-        self.membership = Membership(me, settings.swim, host, self.replica, self._exchange, self, self._joining.hint)
+        self.membership = Membership(me, settings.swim, host, self.replica, self._exchange, self, self._hint)
         self.swim = self.membership.swim
         address = settings.host, settings.port
         self.replication = Replication(
             settings.name, address, self.replica, self._exchange, self._tell, self._ahead, metrics
+        )
+        self._joining = Joining(
+            me, settings.join, self.replica, self._exchange, self.membership, self.replication, host.rng
         )
         self.freshness = Freshness()
         self._notes = Notes(settings.name, self.replica, host.rng, self.swim.set_note, self._heard, self._differs)
@@ -171,10 +172,6 @@ class Node:
     def exchange(self) -> Exchange:
         return self._exchange
 
-    @property
-    def rng(self) -> Random:
-        return self._host.rng
-
     async def joined(self, within_s: float) -> None:
         """Until a member was reached and its logs were read; at most so long, and not at all with nobody to ask."""
         with suppress(TimeoutError, StoreError):  # its own disk keeps nobody from starting
@@ -205,6 +202,10 @@ class Node:
     def reached(self) -> None:
         """Another node was heard from."""
         self.freshness.reached(asyncio.get_running_loop().time())
+
+    def _hint(self, address: Address) -> None:
+        """A member that we do not know sends packets from there."""
+        self._joining.hint(address)
 
     def noted(self, name: str, note: bytes) -> None:
         self._notes.read(name, note)
