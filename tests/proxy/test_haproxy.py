@@ -8,10 +8,12 @@ import os
 import random
 import re
 import signal
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 from tests.kit.planes import Haproxy
@@ -21,8 +23,12 @@ from tests.kit.waiting import eventually, until
 from tests.proxy.conftest import Stage
 from tests.proxy.test_replays import handing, handing_json
 
+import hawker.host
 from hawker.errors import Unreachable
+from hawker.proxy.base import Address
+from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.haproxy.plane import HaproxyEngine
+from hawker.proxy.haproxy.process import end_left
 from hawker.proxy.haproxy.settings import HaproxySettings
 
 WEB = ("web", 80)
@@ -503,3 +509,41 @@ async def test_the_access_log_has_also_what_haproxy_carries(tmp_path: Path) -> N
         left = next(line for line in lines() if "/slow" in line)
         assert " 499 " in left
         assert left.split()[-2] == "-"
+
+
+async def test_what_was_left_to_go_on_and_is_not_wished_for_any_more_ends() -> None:
+    """The configuration has changed: its addresses are free, and nobody waits at them for an answer."""
+    settings = HaproxySettings(look_s=0.02, backends=1, plain=(80, 81))
+    stage = Stage(lambda: Haproxy(settings))
+    plane = await stage.open()
+    assert isinstance(plane, Haproxy)
+    try:
+        other = await plane.engine.listen("127.0.0.1", 0, public=81)
+        assert isinstance(plane.engine, HaproxyEngine)
+        master = (await plane.engine.workers()).master
+        plane.engine.retiring = True  # as it is when the agent is begun anew
+        await plane.engine.close()
+
+        one = msgspec.structs.replace(settings, plain=(80,))
+        embedded, host = Settings(**stage.settings), hawker.host.live()
+        again = HaproxyEngine(plane.engine.router, plane.lender, embedded, one, plane.directory / "h", host)
+        await again.listen(*plane.http, public=80)
+        await until(lambda: not listens(other))
+        assert listens(plane.http)
+        again.retiring = True
+        await again.close()
+
+        await end_left(settings, plane.directory / "h", 1.0)
+        os.waitpid(master, 0)  # noqa: ASYNC222  # it has ended
+        assert not listens(plane.http)
+    finally:
+        await end_left(settings, plane.directory / "h", 1.0)
+        await stage.close()
+
+
+def listens(address: Address) -> bool:
+    try:
+        socket.create_connection(address, 5).close()
+    except ConnectionRefusedError:
+        return False
+    return True

@@ -10,6 +10,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hawker.agent.outfit import MakeOutfit, live_outfit, open_resolver
@@ -89,6 +90,8 @@ class Agent:
                 await self._open_worker(stack, self.worker, fronts.pop(0))
             if settings.proxy:
                 await self._open_proxy(stack, settings.proxy)
+            elif (settings.directory / "haproxy").exists():
+                await _end_haproxy(settings.directory / "haproxy")
             if settings.broker:
                 await self._open_broker(stack, settings.broker, fronts.pop(0))
             if fronts and self.node and self.reading:
@@ -256,6 +259,15 @@ class Agent:
         """The agent ends for whoever watches over it to start it again; its machines run on."""
         await failed.wait()
         self.failed.set()
+
+
+async def _end_haproxy(directory: Path) -> None:
+    """Of an agent that was a proxy, and is none any more."""
+    from hawker.proxy.haproxy.process import end_left
+    from hawker.proxy.settings import ProxySettings
+
+    settings = ProxySettings()
+    await end_left(settings.haproxy, directory, settings.embedded.pause_s)
 
 
 def _fit() -> str:

@@ -28,6 +28,8 @@ from hawker.proxy.directory import Directory
 from hawker.proxy.embedded.engine import Engine
 from hawker.proxy.embedded.settings import Settings as Embedded
 from hawker.proxy.haproxy.plane import HaproxyEngine
+from hawker.proxy.haproxy.process import end_left
+from hawker.proxy.haproxy.settings import HaproxySettings
 from hawker.proxy.health import Gauges, Health
 from hawker.proxy.idling import Idling
 from hawker.proxy.lending import SiteLender
@@ -163,6 +165,10 @@ class Proxy:
         stack.push_async_callback(pulse.close)
         if settings.acme is not None and files is not None and certificates is not None:
             await self._issuer(stack, settings.acme, host, certificates, token, worker, files)
+        if not isinstance(engine, HaproxyEngine) or not self._haproxy().plain:
+            at_haproxy = self._haproxy_files(files)
+            if at_haproxy is not None:
+                await end_left(settings.haproxy, at_haproxy, embedded.pause_s)
         for port, at in shared.items():
             self.listening[port] = await engine.listen(*at, public=port)
         if settings.tcp:
@@ -177,12 +183,19 @@ class Proxy:
         settings = self.settings
         if settings.engine == "embedded":
             return Engine(self.router, embedded, host, certificates)
-        if not settings.haproxy.directory and files is None:
+        at = self._haproxy_files(files)
+        if at is None:
             raise Invalid("proxy.haproxy.directory", "", "say where HAProxy's files are to be")
-        at = Path(settings.haproxy.directory) if files is None or settings.haproxy.directory else files / "haproxy"
-        return HaproxyEngine(
-            self.router, SiteLender(self.sites), embedded, settings.haproxy, at.absolute(), host, certificates
-        )
+        return HaproxyEngine(self.router, SiteLender(self.sites), embedded, self._haproxy(), at, host, certificates)
+
+    def _haproxy(self) -> HaproxySettings:
+        """With those of its ports that users come to."""
+        settings, shared = self.settings.haproxy, self.settings.shared_ports()
+        return msgspec.structs.replace(settings, plain=tuple(port for port in settings.plain if port in shared))
+
+    def _haproxy_files(self, files: Path | None) -> Path | None:
+        told = self.settings.haproxy.directory
+        return Path(told).absolute() if told else files and (files / "haproxy").absolute()
 
     async def _certificates(self, stack: AsyncExitStack, host: Host, files: Path | None) -> Certificates | None:
         settings = self.settings

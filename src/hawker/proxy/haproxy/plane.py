@@ -196,7 +196,8 @@ class HaproxyEngine(Engine):
             self._frontends[public] = known
             config = self._config()
             assert before is not None
-            if config.times == before.times and self._written() == text(before):
+            wished = {each.public for each in before.frontends} <= self._frontends.keys()
+            if wished and config.times == before.times and self._written() == text(before):
                 return host, known.port
             await self._serve()
             return host, known.port

@@ -214,12 +214,22 @@ class Process:
             self._reap()
             (self.directory / "state.json").unlink(missing_ok=True)
 
+    async def end_found(self, within_s: float) -> None:
+        """`end` one that runs already. Raises `Unreachable` when none does."""
+        workers = await self.runtime.refresh()
+        _logger.info("haproxy.ended", pid=workers.master, cause="the configuration has none any more")
+        self._watch(workers.master)
+        await self.end(within_s)
+
     def leave(self) -> None:
         """Let it serve on without us."""
         if self._pidfd >= 0:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
         self._master, self._pidfd = 0, -1
+        if self._child is not None:
+            self._child.returncode = 0  # not ours to wait for any more
+            self._child = None
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
@@ -314,9 +324,9 @@ class Process:
         asyncio.get_running_loop().add_reader(self._pidfd, self._gone)
 
     def _gone(self) -> None:
+        self._reap()
         self.leave()
         self.config = None
-        self._reap()
         _logger.warning("haproxy.ended", said=self._said(), cause="HAProxy has ended by itself")
         self._ended()
 
@@ -331,6 +341,16 @@ class Process:
             return (self.directory / "log").read_text("utf-8", "replace")[-500:]
         except OSError:
             return ""
+
+
+async def end_left(settings: HaproxySettings, directory: Path, within_s: float) -> None:
+    """End an HAProxy that was left to go on, and is not wished for any more: it would hold its addresses, and answer
+    nobody."""
+    if not (directory / "master.sock").exists():
+        return
+    with suppress(Invalid, Unreachable):  # where there is none any more
+        process = Process(settings, directory, "", lambda: None)
+        await process.end_found(within_s)
 
 
 _logger = get_logger()
