@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from hawker.supervisor.confined import Confinement
+from hawker.supervisor.programs import Launch
 
 CONFINING = """
 import ctypes, os, sys
 from hawker.supervisor.confined import Confinement
+from hawker.supervisor.programs import Launch
 
 keyctl, add_key = {"x86_64": (250, 248), "aarch64": (219, 217)}[os.uname().machine]
 libc = ctypes.CDLL(None, use_errno=True)
@@ -23,7 +25,7 @@ assert key > 0, os.strerror(ctypes.get_errno())
 program, scratch, looking = sys.argv[1:]
 argv = [program, "-S", "-c", looking, str(keyctl), str(key)]
 os.set_inheritable(os.open("/etc/shadow", os.O_RDONLY), False)
-pid = Confinement(user=3 << 20, scratch=scratch).spawn(program, argv, {}, cwd="/", output=(1, 2), kept=[])
+pid = Confinement(user=3 << 20, scratch=scratch).spawn(Launch(program, argv, {}, cwd="/", output=(1, 2)))
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
@@ -69,7 +71,7 @@ def test_it_cannot_make_its_disk_larger(tmp_path: Path) -> None:
     confinement = Confinement(user=user, own=[str(disk)], scratch=str(tmp_path / "empty"))
     argv = [program, "-S", "-c", GROWING, str(disk)]
     read, write = os.pipe()
-    pid = confinement.spawn(program, argv, {}, cwd="/", output=(write, write), kept=[])
+    pid = confinement.spawn(Launch(program, argv, {}, cwd="/", output=(write, write)))
     os.close(write)
     with open(read) as said:
         assert said.read().splitlines() == ["1", "File too large"]

@@ -19,11 +19,12 @@ import signal
 import socket
 import stat
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 from hawker.supervisor import mounts
+from hawker.supervisor.programs import Launch
 
 _TUN = "/dev/net/tun"
 _SET_IFF = 0x400454CA  # <linux/if_tun.h>
@@ -76,24 +77,14 @@ class Confinement:
             for fd in fds:
                 os.fchown(fd, self.user, self.user)
 
-    def spawn(
-        self,
-        program: str,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        *,
-        cwd: str,
-        output: tuple[int, int],
-        kept: Sequence[int],
-    ) -> int:
-        """Start it in a session of its own, with nothing to read and with our descriptors `kept`; its pid. Raises
-        OSError with what was in the way, and nothing of it is left then."""
+    def spawn(self, launch: Launch) -> int:
+        """Its pid. Raises OSError with what was in the way, and nothing of it is left then."""
         os.makedirs(self.scratch, mode=0o700, exist_ok=True)
         read, tell = os.pipe2(os.O_CLOEXEC)
         try:
             pid = os.fork()
             if pid == 0:
-                _become(self, program, argv, env, cwd, output, kept, tell)
+                _become(self, launch, tell)
         finally:
             os.close(tell)
         with open(read, "rb") as pipe:
@@ -104,16 +95,7 @@ class Confinement:
         return pid
 
 
-def _become(
-    confinement: Confinement,
-    program: str,
-    argv: Sequence[str],
-    env: Mapping[str, str],
-    cwd: str,
-    output: tuple[int, int],
-    kept: Iterable[int],
-    tell: int,
-) -> NoReturn:
+def _become(confinement: Confinement, launch: Launch, tell: int) -> NoReturn:
     """In the child: turn into the program."""
     try:
         signal.set_wakeup_fd(-1)  # the parent's
@@ -121,18 +103,18 @@ def _become(
             signal.signal(ignored, signal.SIG_DFL)
         os.setsid()
         null = os.open(os.devnull, os.O_RDONLY)
-        for number, fd in enumerate((null, *output)):
+        for number, fd in enumerate((null, *launch.output)):
             os.dup2(fd, number)
-        for fd in kept:
+        for fd in launch.kept:
             os.set_inheritable(fd, True)
-        os.chdir(cwd)
+        os.chdir(launch.cwd)
         if confinement.user is not None:
             _bound_files(confinement)
-            _enter_root(confinement, confinement.user, program, cwd)
+            _enter_root(confinement, confinement.user, launch.program, launch.cwd)
             _give_up(confinement.user)
             _forget_keys()
         _check(_libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "new privileges cannot be forsworn")
-        os.execve(program, list(argv), dict(env))
+        os.execve(launch.program, list(launch.argv), dict(launch.env))
     except BaseException as error:
         os.write(tell, (str(error) or repr(error)).encode()[:4000])
     finally:

@@ -25,7 +25,7 @@ from hawker.supervisor.confined import Confinement
 from hawker.supervisor.disks import disks_of
 from hawker.supervisor.files import Files, RecordFile
 from hawker.supervisor.output import MachineLog, Pipe
-from hawker.supervisor.programs import CannotStart, Gate, Invocation, open_terminal, spawn, take_terminal, which
+from hawker.supervisor.programs import CannotStart, Gate, Invocation, Launch, open_terminal, spawn, take_terminal, which
 from hawker.supervisor.words import STATUS, last_words
 
 STREAMS = ("out", "err")
@@ -126,20 +126,19 @@ class Instance:
             argv = [_numbered(word, inherited) if n < own else word for n, word in enumerate(argv)]
             if groups:
                 groups.create(group, limits, disks_of({work, cwd or work}))
-            kept = list(inherited.values())
+            launch = Launch(
+                program,
+                argv,
+                {**env, proc.MARKER: mark},
+                cwd=cwd or work,
+                output=(ends[0], ends[1]),
+                kept=list(inherited.values()),
+            )
             if hold:
                 gate = Gate(hold, program)
-                argv, kept = gate.argv(argv, groups.entrances(group) if groups else ()), kept + gate.kept
+                launch = gate.before(launch, groups.entrances(group) if groups else ())
             with groups.entered(group) if groups and not hold else contextlib.nullcontext():
-                start = confinement.spawn if confinement else spawn
-                pid = start(
-                    hold or program,
-                    argv,
-                    {**env, proc.MARKER: mark},
-                    cwd=cwd or work,
-                    output=(ends[0], ends[1]),
-                    kept=kept,
-                )
+                pid = confinement.spawn(launch) if confinement else spawn(launch)
         except (OSError, ValueError) as error:
             for pipe in pipes:
                 pipe.remove()

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 class CannotStart(Exception):
@@ -37,6 +37,19 @@ class Invocation:
         return {**program, **({"TERM": "xterm"} if self.terminal else {}), **self.env}
 
 
+@dataclass(frozen=True)
+class Launch:
+    """How a process begins: its file, what it is told, its two standard outputs, and what it keeps of our descriptors.
+    It has nothing to read, and a session of its own."""
+
+    program: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str
+    output: tuple[int, int]
+    kept: Sequence[int] = ()
+
+
 def which(program: str, path: str) -> str:
     """The program's file, looked up in `path` unless it has a slash. Raises `CannotStart` with what is wrong."""
     names = [program] if "/" in program else [f"{d or '.'}/{program}" for d in path.split(":")]
@@ -50,26 +63,17 @@ def which(program: str, path: str) -> str:
     raise CannotStart(f"{program}: not found" + ("" if "/" in program else f" in PATH ({path})"))
 
 
-def spawn(
-    program: str,
-    argv: Sequence[str],
-    env: Mapping[str, str],
-    *,
-    cwd: str,
-    output: tuple[int, int],
-    kept: Sequence[int],
-) -> int:
-    """Start it in a session of its own, with nothing to read and with our descriptors `kept`; its pid. Raises OSError,
-    ValueError."""
+def spawn(launch: Launch) -> int:
+    """Its pid. Raises OSError, ValueError."""
     child = subprocess.Popen(
-        argv,
-        executable=program,
-        env=env,
-        cwd=cwd,
+        launch.argv,
+        executable=launch.program,
+        env=launch.env,
+        cwd=launch.cwd,
         stdin=subprocess.DEVNULL,
-        stdout=output[0],
-        stderr=output[1],
-        pass_fds=kept,
+        stdout=launch.output[0],
+        stderr=launch.output[1],
+        pass_fds=launch.kept,
         start_new_session=True,
     )
     child.returncode = 0  # reaped by the loop's waitid, not by subprocess
@@ -86,18 +90,15 @@ class Gate:
         self._wait, self._open = os.pipe2(os.O_CLOEXEC)
         self._said, self._say = os.pipe2(os.O_CLOEXEC)
 
-    def argv(self, argv: Sequence[str], groups: Sequence[str]) -> list[str]:
-        """`groups` as `hawker.supervisor.cgroups.Groups.entrances` has them."""
-        return [self._hold, str(self._wait), str(self._say), self._program, str(len(groups)), *groups, *argv]
-
-    @property
-    def kept(self) -> list[int]:
-        """What the child has of it."""
-        return [self._wait, self._say]
+    def before(self, launch: Launch, groups: Sequence[str]) -> Launch:
+        """What is to be started instead. `groups` as `hawker.supervisor.cgroups.Groups.entrances` has them."""
+        ends = self._wait, self._say
+        argv = [self._hold, *map(str, ends), launch.program, str(len(groups)), *groups, *launch.argv]
+        return replace(launch, program=self._hold, argv=argv, kept=[*launch.kept, *ends])
 
     def spawned(self) -> None:
         """The child has its ends, or there is none."""
-        for fd in self.kept:
+        for fd in (self._wait, self._say):
             os.close(fd)
 
     def open(self) -> None:
