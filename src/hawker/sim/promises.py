@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 OWNER = "alice"
 TASKS_AT_REST_MAX = 10
 """An agent's own loops, and the exchanges of its catalog that are on their way at any time."""
+PROXY_TASKS_MAX = 5
+"""The loops of its proxy beside them."""
 CONNECTIONS_AT_REST_MAX = 100
 """Pools keep what a rush has opened for a minute: clients to brokers, brokers to workers, members to members."""
 
@@ -162,7 +164,7 @@ def _left_over(cluster: Cluster) -> Iterator[str]:
         if process is not None and not process.dead:
             tasks[process.name] += 1
     for node in cluster.nodes.values():
-        if tasks[node.name] > TASKS_AT_REST_MAX:
+        if tasks[node.name] > TASKS_AT_REST_MAX + (PROXY_TASKS_MAX if node.settings.proxy else 0):
             yield f"L9: {node.name} has {tasks[node.name]} tasks at rest"
         if len(node.station.ends) > CONNECTIONS_AT_REST_MAX:
             yield f"L9: {node.name} has {len(node.station.ends)} connections at rest"
