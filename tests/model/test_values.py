@@ -1,4 +1,4 @@
-"""Ids, durations, times and image references, and how they are written."""
+"""Ids, addresses, durations, times and image references, and how they are written."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from hawker.model.values import (
     ImageRef,
     check_app_name,
     format_duration,
+    host_port,
     is_host_image,
     is_machine_id,
     parse_duration_s,
@@ -166,7 +167,33 @@ def test_no_app_is_named_like_a_machine(number: int) -> None:
         check_app_name(f"{number:014x}")
 
 
-# --- times and images ---
+# --- addresses, times and images ---
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("10.0.0.1:80", "10.0.0.1", 80),
+        ("worker.example:0", "worker.example", 0),
+        ("[fdaa::3]:65535", "fdaa::3", 65535),
+        ("::1:80", "::1", 80),
+    ],
+)
+def test_addresses_with_their_ports(text: str, host: str, port: int) -> None:
+    assert host_port("listen", text) == host_port("listen", text, named=True) == (host, port)
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", "host:http", "host:65536", "host:-1"])
+def test_what_is_no_address_is_refused_by_its_field(text: str) -> None:
+    with pytest.raises(Invalid, match=r"catalog\.join: .*write host:port"):
+        host_port("catalog.join", text)
+
+
+@pytest.mark.parametrize("text", [":80", "80"])
+def test_no_host_is_every_address_unless_one_has_to_be_named(text: str) -> None:
+    assert host_port("listen", text) == ("", 80)
+    with pytest.raises(Invalid, match="write host:port"):
+        host_port("proxy.backhaul", text, named=True)
 
 
 def test_times_are_utc_with_milliseconds() -> None:

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hawker.agent.outfit import MakeOutfit, live_outfit, open_resolver
-from hawker.agent.settings import AgentSettings, BrokerRole, WorkerRole, host_capacity, host_port
+from hawker.agent.settings import AgentSettings, BrokerRole, WorkerRole, host_capacity
 from hawker.errors import HawkerError
 from hawker.host import Host
 from hawker.http.app import AGENT, Serving, Tokens
 from hawker.http.server import BACKLOG, Server, serve
+from hawker.model.values import host_port
 from hawker.telemetry import METRICS_CONTENT_TYPE, Metrics
 
 if TYPE_CHECKING:

@@ -66,6 +66,7 @@ import msgspec
 from hawker.errors import Invalid
 from hawker.images.settings import ImageSettings
 from hawker.model.guest import Resources
+from hawker.model.values import host_port
 from hawker.network.base import Settings as Network
 from hawker.proxy.settings import ProxySettings
 
@@ -215,14 +216,6 @@ def _number_of(name: str) -> str:
         return str(ipaddress.ip_address(name))
     except ValueError:
         return socket.gethostbyname(name)
-
-
-def host_port(field: str, text: str) -> tuple[str, int]:
-    """Host and port of `host:port`. Raises `Invalid` naming the field."""
-    name, _, port = text.rpartition(":")
-    if not port.isdecimal() or not 0 <= int(port) < 65536:
-        raise Invalid(field, text, "write host:port")
-    return name.strip("[]"), int(port)
 
 
 def read_settings(path: Path) -> AgentSettings:

@@ -20,7 +20,8 @@ import click
 @click.option("--check", is_flag=True, help="Only read the configuration, and say what is wrong with it.")
 def agent_command(config: Path, join: tuple[str, ...], check: bool) -> None:
     from hawker.agent import restart, running
-    from hawker.agent.settings import host_port, read_settings
+    from hawker.agent.settings import read_settings
+    from hawker.model.values import host_port
 
     for address in join:
         host_port("join", address)

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from hawker import subids
-from hawker.agent.settings import host_port
+from hawker.model.values import host_port
 
 _SYNCS = 11
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised

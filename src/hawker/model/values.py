@@ -1,4 +1,4 @@
-"""Plain values and how they are written: ids, durations, times.
+"""Plain values and how they are written: ids, addresses, durations, times.
 
 Everything here is a pure function of its arguments; clocks and randomness come in from `hawker.host`.
 """
@@ -64,6 +64,15 @@ def check_app_name(name: str) -> str:
     if is_machine_id(name):
         raise Invalid("name", name, "14 hexadecimal digits would read as a machine id; add a letter past f or a dash")
     return name
+
+
+def host_port(field: str, text: str, *, named: bool = False) -> tuple[str, int]:
+    """Of `host:port`, an IPv6 address in brackets or not. An empty host is all that there are, and refused where it has
+    to be `named`. Raises `Invalid`."""
+    host, _, port = text.rpartition(":")
+    if (named and not host) or not port.isdecimal() or not 0 <= int(port) < 65536:
+        raise Invalid(field, text, "write host:port")
+    return host.strip("[]"), int(port)
 
 
 def parse_duration_s(field: str, value: Any) -> float:

@@ -19,6 +19,7 @@ from hawker.catalog.view import RowView
 from hawker.core.rendezvous import ranked
 from hawker.errors import Invalid
 from hawker.host import Host
+from hawker.model.values import host_port
 from hawker.proxy.acme import Issuer
 from hawker.proxy.base import Address
 from hawker.proxy.calls import Calls, Workers
@@ -37,7 +38,7 @@ from hawker.proxy.measuring import Measuring
 from hawker.proxy.ports import OpenPorts
 from hawker.proxy.pulse import Pulse
 from hawker.proxy.router import ProxyRouter
-from hawker.proxy.settings import AcmeSettings, ProxySettings, address
+from hawker.proxy.settings import AcmeSettings, ProxySettings
 from hawker.proxy.sites import Sites
 from hawker.proxy.standby import Standbys
 
@@ -176,7 +177,7 @@ class Proxy:
             await self.ports.begin()
             stack.push_async_callback(self.ports.close)
         if settings.backhaul:
-            self.backhaul = await engine.listen_backhaul(*address("proxy.backhaul", settings.backhaul))
+            self.backhaul = await engine.listen_backhaul(*host_port("proxy.backhaul", settings.backhaul, named=True))
 
     def _engine(self, embedded: Embedded, host: Host, certificates: Certificates | None, files: Path | None) -> Engine:
         """The data plane that is wished for. Raises `Invalid` when it is not here."""

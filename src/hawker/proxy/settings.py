@@ -32,6 +32,7 @@ import re
 import msgspec
 
 from hawker.errors import Invalid
+from hawker.model.values import host_port
 from hawker.proxy.base import Address
 from hawker.proxy.embedded.settings import Settings as Embedded
 from hawker.proxy.haproxy.settings import HaproxySettings
@@ -127,7 +128,8 @@ class ProxySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def shared_ports(self) -> dict[int, Address]:
         """Raises `Invalid`."""
-        return {_port("proxy.listen", text): address("proxy.listen", at) for text, at in self.listen.items()}
+        field = "proxy.listen"
+        return {_port(field, text): host_port(field, at, named=True) for text, at in self.listen.items()}
 
     def check(self) -> None:
         """Raises `Invalid`."""
@@ -135,7 +137,7 @@ class ProxySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if self.engine not in ("embedded", "haproxy"):
             raise Invalid("proxy.engine", self.engine, "write embedded or haproxy")
         if self.backhaul:
-            address("proxy.backhaul", self.backhaul)
+            host_port("proxy.backhaul", self.backhaul, named=True)
         if self.acme is not None:
             self.acme.check()
         if self.default_certificate and not self.certificates:
@@ -146,14 +148,6 @@ class ProxySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             )
         if not self.domain or self.domain.startswith(".") or self.domain != self.domain.lower():
             raise Invalid("proxy.domain", self.domain, "write the name that apps are below of, such as apps.example")
-
-
-def address(field: str, text: str) -> Address:
-    """Of `host:port`. Raises `Invalid`."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 <= int(port) < 65536:
-        raise Invalid(field, text, "write host:port")
-    return host.strip("[]"), int(port)
 
 
 def _port(field: str, text: str) -> int:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from hawker.agent.agent import Agent
 from hawker.agent.outfit import Outfit
-from hawker.agent.settings import AgentSettings, WorkerRole, host_port
+from hawker.agent.settings import AgentSettings, WorkerRole
 from hawker.errors import HawkerError
 from hawker.host import Host
+from hawker.model.values import host_port
 from hawker.sim.disk import CrashDisk
 from hawker.sim.driver import FakeDriver
 from hawker.sim.loop import Process
