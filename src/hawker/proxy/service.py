@@ -33,7 +33,7 @@ from hawker.proxy.haproxy.process import end_left
 from hawker.proxy.haproxy.settings import HaproxySettings
 from hawker.proxy.health import Gauges, Health
 from hawker.proxy.idling import Idling
-from hawker.proxy.lending import SiteLender
+from hawker.proxy.lender import SiteLender
 from hawker.proxy.measuring import Measuring
 from hawker.proxy.ports import OpenPorts
 from hawker.proxy.pulse import Pulse
