@@ -141,6 +141,19 @@ async def test_a_machine_that_is_slow_is_waited_for_as_long_as_its_workers_proxy
     assert edge.two.asked == []
 
 
+async def test_a_proxy_that_is_back_at_another_address_gets_requests_at_once(edge: Edge) -> None:
+    edge.machine("web", "ord-1")
+    await edge.one.close()
+    waits = asyncio.create_task(edge.ask("web"))
+    far = edge.proxy.sites.far("ord-1")
+    await until(lambda: far.away)
+    edge.one = Door("ord-1")
+    edge.fleet.worker("ord-1", proxy=await edge.one.open())
+    assert await asyncio.wait_for(waits, 5) == "ord-1"
+    assert not far.away
+    await edge.one.close()
+
+
 async def test_a_worker_that_membership_suspects_gets_what_no_other_can_take(edge: Edge) -> None:
     for app, worker in (("web", "ord-1"), ("web", "ord-2"), ("db", "ord-1")):
         edge.machine(app, worker)

@@ -74,6 +74,17 @@ class Far:
                 self._until_back(address), name=f"look at {self.worker}"
             )
 
+    def moved(self) -> None:
+        """It has another address now. What was found out at the old one says nothing of it."""
+        self._trouble.over()
+        if self._look is not None:
+            self._look.cancel()
+            failed = self._failed
+            self.away, self._failed, self._look = False, {}, None
+            for place in failed:
+                place.pool.rest(place.seat, 0.0)
+                place.room.all()
+
     async def close(self) -> None:
         if self._look is not None:
             self._look.cancel()
@@ -98,7 +109,8 @@ class Far:
                 place.room.all()
         finally:
             asking.cancel()
-            self.away, self._failed, self._look = False, {}, None
+            if self._look is asyncio.current_task():
+                self.away, self._failed, self._look = False, {}, None
 
     def _leave_alone(self, place: Place) -> None:
         self._failed[place] = None

@@ -211,6 +211,8 @@ class Sites:
     def _worker(self, before: Worker | None, now: Worker | None) -> None:
         """Its machines are reached elsewhere, or in another way."""
         name = (now or before).name  # type: ignore[union-attr]
+        if name in self.fars and before and now and (before.host, before.proxy_port) != (now.host, now.proxy_port):
+            self.fars[name].moved()
         for site in self._sites.values():
             for machine in [machine for machine in site.app.machines.values() if machine.worker == name]:
                 self._reseat(site, machine.id, machine)
