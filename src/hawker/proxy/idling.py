@@ -10,44 +10,23 @@ from collections.abc import Callable
 from hawker.catalog.view import RowView
 from hawker.core.idling import Close, Idler, Pace, Reopen, Running, Stop, Use
 from hawker.core.seats import COMING
-from hawker.errors import HawkerError, StoreError
+from hawker.errors import StoreError
 from hawker.proxy.door import RUNNING, Door
+from hawker.proxy.rounds import Rounds
 from hawker.proxy.sites import Site, Sites
 from hawker.telemetry import get_logger
 
 _APPS = "select distinct app from services where worker = ? and autostop not in ('', 'off') order by app"
 
 
-class Idling:
-    """`begin`, then `close`. `random` gives numbers from 0 to below 1: proxies do not all look in the same moment."""
-
+class Idling(Rounds):
     def __init__(self, sites: Sites, view: RowView, random: Callable[[], float]) -> None:
         settings = sites.settings
+        super().__init__("autostop", settings.idle_look_s, random)
         self._sites = sites
         self._view = view
-        self._random = random
-        self._look_s = settings.idle_look_s
         self._pace = Pace(idle_s=settings.idle_s, drain_s=settings.drain_s, headroom=settings.headroom)
         self._idlers: dict[str, Idler] = {}
-        self._task: asyncio.Task[None] | None = None
-
-    def begin(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="autostop")
-
-    async def close(self) -> None:
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(self._look_s * (0.8 + 0.4 * self._random()))
-            try:
-                await self.look()
-            except HawkerError as error:
-                _logger.warning("autostop.failed", error=error.message, cause="local rule: autostop")
-            except Exception:  # the loop goes on: machines that nobody stops cost money
-                _logger.exception("autostop.fault", cause="a fault of ours")
 
     async def look(self) -> None:
         """Once at all apps that have machines here which may be stopped. Raises `StoreError`."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from hawker.core.distances import Distances
 from hawker.proxy.base import Address
 from hawker.proxy.directory import Directory
-from hawker.telemetry import get_logger
+from hawker.proxy.rounds import Rounds
 
 EVERY_S = 30.0
 """For each region. With what `Distances` remembers, one that is farther away now is known for that after four
@@ -22,33 +22,12 @@ _RTT_AT = 68
 """Of `struct tcp_info` (linux/tcp.h): `tcpi_rtt`, in microseconds."""
 
 
-class Measuring:
-    """`begin`, then `close`. `random` gives numbers from 0 to below 1."""
-
+class Measuring(Rounds):
     def __init__(self, directory: Directory, region: str, distances: Distances, random: Callable[[], float]) -> None:
+        super().__init__("measuring", EVERY_S, random, first_s=FIRST_S)
         self._directory = directory
         self._region = region
         self._distances = distances
-        self._random = random
-        self._task: asyncio.Task[None] | None = None
-
-    def begin(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="measuring")
-
-    async def close(self) -> None:
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _run(self) -> None:
-        pause = FIRST_S
-        while True:
-            await asyncio.sleep(pause * (0.8 + 0.4 * self._random()))
-            pause = EVERY_S
-            try:
-                await self.look()
-            except Exception:  # the loop goes on
-                _logger.exception("measuring.fault", cause="a fault of ours")
 
     async def look(self) -> None:
         """Once at each other region, by way of any of its proxies."""
@@ -88,6 +67,3 @@ def _of_kernel(sock: socket.socket | None) -> float:
         return 0.0
     microseconds: int = struct.unpack_from("=I", raw, _RTT_AT)[0]
     return microseconds / 1e6
-
-
-_logger = get_logger()

@@ -18,6 +18,7 @@ from hawker.catalog.view import Changed, RowView
 from hawker.core.outage import Outage
 from hawker.errors import HawkerError
 from hawker.model.door import Wake
+from hawker.proxy.rounds import Rounds
 from hawker.proxy.sites import Sites
 from hawker.proxy.waking import connects
 from hawker.telemetry import get_logger
@@ -94,37 +95,22 @@ def _some(ids: set[str]) -> list[list[str]]:
     return [ordered[first : first + ROWS_A_QUERY] for first in range(0, len(ordered), ROWS_A_QUERY)]
 
 
-class Standbys:
-    """`begin`, then `close`. `random` gives numbers from 0 to below 1."""
-
+class Standbys(Rounds):
     def __init__(self, sites: Sites, view: RowView, random: Callable[[], float]) -> None:
+        super().__init__("standbys", LOOK_S, random)
         self._sites = sites
         self._view = view
         self._named = Named(view)
-        self._random = random
         self._outages: dict[str, Outage] = {}
-        self._task: asyncio.Task[None] | None = None
         self._starting: dict[str, asyncio.Task[None]] = {}  # by machine
-
-    def begin(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="standbys")
 
     async def close(self) -> None:
         self._named.close()
-        tasks = [*self._starting.values(), *([self._task] if self._task else [])]
+        await super().close()
+        tasks = list(self._starting.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_S * (0.8 + 0.4 * self._random()))
-            try:
-                await self.look()
-            except HawkerError as error:
-                _logger.warning("standbys.not_read", error=error.message, cause="local rule: standbys")
-            except Exception:  # the loop goes on
-                _logger.exception("standbys.fault", cause="a fault of ours")
 
     async def look(self) -> None:
         """Once. Raises `StoreError`."""
