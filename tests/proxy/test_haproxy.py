@@ -146,6 +146,7 @@ async def test_a_pristine_answer_has_nothing_of_ours(pristine: bool, left: set[s
         f"POST / | Content-Length: {8193}",
         f"POST / | X-Own: {'x' * 5000}",
         "GET http://web.example/ | Host: web.example",
+        "GET /.well-known/acme-challenge/x",
     ],
 )
 async def test_what_is_not_plain_is_decided_by_the_activator(text: str) -> None:

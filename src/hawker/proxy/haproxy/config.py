@@ -24,8 +24,9 @@ _SAFE_VALUE = re.compile(rb"[A-Za-z0-9 .,;:/=+*()@?!<>_-]{0,512}")
 READING = "GET HEAD OPTIONS TRACE"
 """Methods that change nothing (RFC 9110, section 9.2.1)."""
 REPEATABLE = f"{READING} PUT DELETE"
-PLAIN_TARGET = r"^/[\x21-\x7e]*+$"
-"""HAProxy lets some more bytes pass, which the activator refuses."""
+PLAIN_TARGET = r"^/(?!\.well-known/acme-challenge/)[\x21-\x7e]*+$"
+"""HAProxy lets some more bytes pass, which the activator refuses. And it knows the answer to an ACME server's
+challenge (RFC 8555, section 8.3)."""
 BODY_MOST = 8192
 HEAD_MOST = 5000
 """Bytes of a request with a body, and of its fields, that HAProxy carries by itself: both fit its buffer of 16 KiB."""
