@@ -10,8 +10,9 @@ from hawker.core.routing import ANY, Wishes
 from hawker.model.regions import expand
 from hawker.proxy.base import Failure, Header
 from hawker.proxy.directory import Worker
+from hawker.proxy.groups import Site
 from hawker.proxy.settings import RouterSettings
-from hawker.proxy.sites import Site, Sites
+from hawker.proxy.sites import Sites
 from hawker.proxy.trouble import Trouble
 
 

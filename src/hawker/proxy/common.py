@@ -11,9 +11,10 @@ from hawker.model import door as words
 from hawker.proxy.abroad import Abroad
 from hawker.proxy.base import Refused
 from hawker.proxy.door import Door
+from hawker.proxy.groups import Site
 from hawker.proxy.places import Place
 from hawker.proxy.settings import RouterSettings
-from hawker.proxy.sites import Site, Sites
+from hawker.proxy.sites import Sites
 from hawker.telemetry import get_logger
 
 FORGET_S = 1.0

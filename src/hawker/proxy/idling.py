@@ -12,8 +12,9 @@ from hawker.core.idling import Close, Idler, Pace, Reopen, Running, Stop, Use
 from hawker.core.seats import COMING
 from hawker.errors import StoreError
 from hawker.proxy.door import RUNNING, Door
+from hawker.proxy.groups import Site
 from hawker.proxy.rounds import Rounds
-from hawker.proxy.sites import Site, Sites
+from hawker.proxy.sites import Sites
 from hawker.telemetry import get_logger
 
 _APPS = "select distinct app from services where worker = ? and autostop not in ('', 'off') order by app"

@@ -10,9 +10,10 @@ from hawker.core.seats import Seat
 from hawker.errors import StoreError
 from hawker.proxy.directory import App, Machine
 from hawker.proxy.door import RUNNING, Door
+from hawker.proxy.groups import Group
 from hawker.proxy.lending import Lent, Offer
 from hawker.proxy.places import Place
-from hawker.proxy.sites import Group, Sites
+from hawker.proxy.sites import Sites
 
 
 class SiteLender:

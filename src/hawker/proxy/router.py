@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from hawker.proxy.base import Refused, Route, ServicePort
 from hawker.proxy.common import Common
+from hawker.proxy.groups import Site
 from hawker.proxy.routes import ProxyRoute
 from hawker.proxy.settings import RouterSettings
-from hawker.proxy.sites import Site, Sites
+from hawker.proxy.sites import Sites
 
 
 class ProxyRouter:

@@ -17,9 +17,9 @@ from hawker.proxy.base import Header, Lease, Refused, ServicePort
 from hawker.proxy.common import Common
 from hawker.proxy.door import Door, NotOpened
 from hawker.proxy.fields import PORT
+from hawker.proxy.groups import Group, Site
 from hawker.proxy.places import Place, PlaceLease
 from hawker.proxy.rooms import Turn
-from hawker.proxy.sites import Group, Site
 
 LOOK_AGAIN_S = 0.25
 """How often a held request looks by itself: rests end, and machines behind other proxies become free, without a word.

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from hawker.core.replay import JSON_TYPE
 from hawker.proxy.base import Failure, Header, Lease
+from hawker.proxy.embedded.asker import Asker
 from hawker.proxy.embedded.h2_machine import MachineStream
 from hawker.proxy.embedded.heads import ABSENT, AnswerHead
-from hawker.proxy.embedded.machine import Asker, MachineConnection
+from hawker.proxy.embedded.machine import MachineConnection
 from hawker.proxy.fields import ELSEWHERE, LOAD
 
 ASIDE_BYTES = 64 << 10

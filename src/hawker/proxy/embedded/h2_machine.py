@@ -23,11 +23,11 @@ from h2.events import (
 )
 
 from hawker.proxy.base import Address, Header
+from hawker.proxy.embedded.asker import Asker
 from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.h2_heads import read_answer, request_fields
 from hawker.proxy.embedded.h2_wire import Stream, Wire
 from hawker.proxy.embedded.heads import BadHead, read_trailers
-from hawker.proxy.embedded.machine import Asker
 from hawker.proxy.embedded.pool import Attempts
 from hawker.proxy.embedded.settings import Settings
 

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from hawker.core.retrying import IDEMPOTENT
 from hawker.proxy.base import Address, Failure, Header
+from hawker.proxy.embedded.asker import Asker
 from hawker.proxy.embedded.bodies import Chunks, chunk, last_chunk
 from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.heads import ABSENT, CHUNKED, UNTIL_CLOSE, AnswerHead, BadHead, never_a_head, read_answer
@@ -26,42 +27,6 @@ GUARDED_BYTES = 16 << 10
 """A request of this size is taken by a machine's kernel at once, whatever the machine does."""
 _HEAD = -4
 """As what is left to read: the answer's head."""
-
-
-class Asker(Protocol):
-    """Whose request a connection carries. Exactly one of `ended`, `broken` and `switched` comes last."""
-
-    def interim(self, head: AnswerHead) -> None: ...
-
-    def answer(self, head: AnswerHead) -> None: ...
-
-    def data(self, data: bytes) -> None: ...
-
-    def ended(self, trailers: list[Header]) -> None: ...
-
-    def broken(self, how: Failure, problem: str) -> None: ...
-
-    def switched(self, head: AnswerHead, rest: bytes) -> None:
-        """The connection speaks another protocol from here on, whose first bytes are `rest`. It is the asker's now."""
-        ...
-
-    def flush(self) -> None:
-        """All that has come was handed over."""
-        ...
-
-    def stalled(self, stalled: bool) -> None:
-        """The machine takes nothing more, or takes it again."""
-        ...
-
-    @property
-    def sending(self) -> bool:
-        """Whether the request's body is not complete yet."""
-        ...
-
-    @property
-    def may_go_elsewhere(self) -> bool:
-        """Whether the request, sent as it is, could be made once more at another machine."""
-        ...
 
 
 class Idle(Protocol):
