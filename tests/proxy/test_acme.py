@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.acme_servers import Pebble, running_pebble
 from tests.kit.doors import free_port
+from tests.kit.planes import Embedded, Haproxy
 from tests.kit.raw_http import Upstream, User, hello
 from tests.kit.routers import FakeMachine, FakeRoute, FakeRouter
 from tests.kit.waiting import until
@@ -64,6 +65,7 @@ async def site(
     host: Host | None = None,
     turn: Callable[[str], int] = lambda name: 0,
     look_s: float = 0.05,
+    plane: type[Embedded] = Embedded,
     **settings: Any,
 ) -> AsyncIterator[Site]:
     host = host or hawker.host.live()
@@ -78,7 +80,8 @@ async def site(
     issuer = Issuer(
         asked, directory, host, certificates, token="secret", domain="apps.example", turn=turn, look_s=look_s
     )
-    engine = Engine(router, Settings(region="ams"), host, certificates)
+    served = plane()
+    engine = served.engine = served.made(router, Settings(region="ams"), host, certificates)
     engine.issue, engine.challenged = issuer.want, issuer.answer
     await engine.listen("127.0.0.1", http_port, public=80)
     tls = await engine.listen("127.0.0.1", 0, public=443)
@@ -87,7 +90,7 @@ async def site(
         yield Site(issuer, certificates, engine, tls)
     finally:
         await issuer.close()
-        await engine.close()
+        await served.close()
         await certificates.close()
         await upstream.close()
 
@@ -102,10 +105,17 @@ async def asked(at: Site, pebble: Pebble, name: str = "web.apps.example") -> int
 
 @pytest.mark.slow
 @pebble_is_here
+@pytest.mark.parametrize(
+    "plane",
+    [
+        Embedded,
+        pytest.param(Haproxy, marks=pytest.mark.skipif(not shutil.which("haproxy"), reason="haproxy is not installed")),
+    ],
+)
 async def test_the_first_user_of_an_app_waits_for_its_certificate(
-    tmp_path: Path, pebble: Pebble, http_port: int
+    tmp_path: Path, pebble: Pebble, http_port: int, plane: type[Embedded]
 ) -> None:
-    async with site(tmp_path, pebble, http_port) as at:
+    async with site(tmp_path, pebble, http_port, plane=plane) as at:
         answers = await asyncio.gather(*(asked(at, pebble) for _ in range(5)))
         assert answers == [200] * 5
         assert len(list((tmp_path / "versions").iterdir())) == 1  # one order for all of them
