@@ -1,4 +1,4 @@
-"""What a supervisor does: it answers the daemon, reaps what ended, moves output, takes over from the one before it.
+"""What a supervisor does: it answers the daemon, reaps what ended, takes over from the one before it.
 
 It ends by itself when nothing runs and nobody is connected for a while.
 """
@@ -19,21 +19,20 @@ from typing import Any, TypeVar
 
 from hawker.supervisor.cgroups import CannotResize, Limits
 from hawker.supervisor.command import Command, Conversation
-from hawker.supervisor.common import KILL_AGAIN_MOST_S, KILL_AGAIN_S, Common
+from hawker.supervisor.common import Common
 from hawker.supervisor.confined import Confinement
 from hawker.supervisor.foreseen import Foreseen
-from hawker.supervisor.instance import PROCESS, Instance, group_of
+from hawker.supervisor.instance import Instance, group_of
+from hawker.supervisor.instances import Exit, Instances
 from hawker.supervisor.kinds import Containers
 from hawker.supervisor.programs import CannotStart
 from hawker.supervisor.protocol import PROTOCOL, features
 from hawker.supervisor.taking_over import one_that_runs, take_over
 from hawker.supervisor.wire import Ask, Connection, Refused, listen
-from hawker.supervisor.words import BYTES_MAX, STATUS
 
 _T = TypeVar("_T")
 
 IDLE_S = 5.0
-REAPED_S = 5.0  # how long the status of a program that is not our child may take: its parent must reap it first
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -47,12 +46,10 @@ class Server:
         self._common.host_namespace = host_namespace
         self._files, self._groups, self._loop = self._common.files, self._common.groups, self._common.loop
         self._children = self._common.children
-        self._containers = Containers(self._common, self._register) if "--mounts" in options else None
-        self._foreseen = Foreseen(self._common, self._start, lambda key: key in self._instances)
+        self._instances = Instances(self._common, self._tell_exit, self._tell_log)
+        self._containers = Containers(self._common, self._instances.register) if "--mounts" in options else None
+        self._foreseen = Foreseen(self._common, self._start, lambda key: key in self._instances.by_key)
         self._connections: list[Connection] = []
-        self._instances: dict[str, Instance] = {}
-        self._heard: dict[str, int] = {}  # what is watched of it, by key
-        self._waiting: dict[str, list[Callable[[dict[str, Any]], None]]] = {}
         self._idle_since = time.monotonic()
         self._stopping = False
 
@@ -62,7 +59,7 @@ class Server:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         self._loop.on_child(self._children.reap)
-        self._recover()
+        self._instances.adopt(take_over(self._common, self._containers))
         listener = listen(self._directory)
         self._loop.watch(listener.fileno(), lambda mask: self._accept(listener))
         while not self._done():
@@ -82,12 +79,11 @@ class Server:
             self._containers.forsake()
             if self._containers.busy:
                 return False
-        busy = self._connections or any(i.exit is None for i in self._instances.values())
-        if busy and not self._stopping:
+        if self._stopping:
+            return not self._instances.busy
+        if self._connections or self._instances.busy:
             self._idle_since = time.monotonic()
             return False
-        if self._stopping:
-            return all(i.exit is not None for i in self._instances.values())
         return time.monotonic() - self._idle_since > IDLE_S
 
     def _accept(self, listener: socket.socket) -> None:
@@ -118,16 +114,16 @@ class Server:
             "protocol": PROTOCOL,
             "features": self._features,
             "cgroups": self._groups.kind if self._groups else "",
-            "instances": [i.shown() for i in self._instances.values()],
+            "instances": [i.shown() for i in self._instances.by_key.values()],
         }
 
     def _op_start(self, ask: Ask) -> Any:
         key = ask["key"]
-        if key not in self._instances:
+        if key not in self._instances.by_key:
             if self._stopping:
                 raise Refused("StartFailed", "the host is shutting down")
-            self._register(self._started(lambda: self._foreseen.take(ask) or self._start(ask), ask))
-        return self._instances[key].shown()
+            self._instances.register(self._started(lambda: self._foreseen.take(ask) or self._start(ask), ask))
+        return self._instances.by_key[key].shown()
 
     def _op_foresee(self, ask: Ask) -> Any:
         """Prepare a `start` that will be asked for, as far as it leaves nothing. Nobody waits for an answer."""
@@ -171,7 +167,7 @@ class Server:
 
     def _op_make(self, ask: Ask) -> Any:
         """Make a container and hold it: its first process's pid, or the instance where it is there already."""
-        if instance := self._instances.get(ask["key"]):
+        if instance := self._instances.by_key.get(ask["key"]):
             return {"instance": instance.shown()}
         if self._stopping:
             raise Refused("StartFailed", "the host is shutting down")
@@ -193,18 +189,8 @@ class Server:
             raise Refused("StartFailed", "this supervisor was started without mounts")
         return self._containers
 
-    def _register(self, instance: Instance) -> None:
-        """From now on it is one of ours."""
-        self._instances[instance.record.key] = instance
-        self._watch_output(instance)
-        self._watch_words(instance)
-        if instance.status is None:
-            self._children.watch(instance.record.pid, partial(self._ended, instance))
-        else:
-            self._main_ended(instance)
-
     def _op_list(self, ask: Ask) -> Any:
-        return [i.shown() for i in self._instances.values()]
+        return [i.shown() for i in self._instances.by_key.values()]
 
     def _op_inspect(self, ask: Ask) -> Any:
         return self._get(ask).shown()
@@ -213,50 +199,43 @@ class Server:
         instance = self._get(ask)
         if instance.exit is not None:
             return instance.exit
-        self._waiting.setdefault(instance.record.key, []).append(ask.answer)
+        self._instances.when_ended(instance, ask.answer)
         return _LATER
 
     def _op_stop(self, ask: Ask) -> Any:
         instance = self._get(ask)
         if instance.exit is not None:
             return instance.exit
-        self._waiting.setdefault(instance.record.key, []).append(ask.answer)
+        self._instances.when_ended(instance, ask.answer)
         if instance.suspended or ask["grace_s"] <= 0:
-            self._kill(instance)
+            self._instances.kill(instance)
         else:
             instance.signal_main(ask["signal"])
-            self._loop.later(ask["grace_s"], lambda: self._kill(instance))
+            self._loop.later(ask["grace_s"], lambda: self._instances.kill(instance))
         return _LATER
 
     def _op_destroy(self, ask: Ask) -> Any:
-        instance = self._instances.get(ask["key"])
+        instance = self._instances.by_key.get(ask["key"])
         if instance is None:
             self._foreseen.drop(ask["key"])
             return None
         if instance.exit is not None:
-            del self._instances[instance.record.key]
-            self._forget(instance)
+            self._instances.forget(instance)
             return None
         if not ask["force"]:
             raise Refused("InstanceRunning", f"{instance.record.key} still runs")
 
-        def ended(exit_: dict[str, Any]) -> None:
-            self._instances.pop(instance.record.key, None)
-            self._forget(instance)
+        def ended(exit_: Exit) -> None:
+            self._instances.forget(instance)
             ask.answer(None)
 
-        self._waiting.setdefault(instance.record.key, []).append(ended)
-        self._kill(instance)
+        self._instances.when_ended(instance, ended)
+        self._instances.kill(instance)
         return _LATER
-
-    def _forget(self, instance: Instance) -> None:
-        instance.destroy()
-        if instance.record.group:
-            self._common.remove_group(instance.record.group)
 
     def _op_purge(self, ask: Ask) -> Any:
         machine = ask["machine"]
-        if not any(i.record.machine == machine for i in self._instances.values()):
+        if not any(i.record.machine == machine for i in self._instances.by_key.values()):
             self._common.trash.discard(self._files.work(machine))
             self._files.purge_log(machine)
             if self._containers:
@@ -306,109 +285,29 @@ class Server:
         self._stopping = True
         if self._containers:
             self._containers.forsake(every=True)
-        for instance in self._instances.values():
-            if instance.exit is None:
-                if instance.suspended:
-                    self._kill(instance)
-                else:
-                    instance.signal_main(signal.SIGTERM)
-                    self._loop.later(ask["grace_s"], partial(self._kill, instance))
+        for instance in self._instances.running:
+            if instance.suspended:
+                self._instances.kill(instance)
+            else:
+                instance.signal_main(signal.SIGTERM)
+                self._loop.later(ask["grace_s"], partial(self._instances.kill, instance))
         return None
 
-    # --- ends --------------------------------------------------------------------------------------------------------
+    # --- what the daemon hears by itself ------------------------------------------------------------------------------
 
-    def _ended(self, instance: Instance, status: int) -> None:
-        instance.status = status
-        self._main_ended(instance)
-
-    def _main_ended(self, instance: Instance) -> None:
-        """The program's main process is gone. The rest of its tree goes with it."""
-        instance.main_ended = True
-        instance.ended_at_s = time.monotonic()
-        instance.note_oom()
-        self._kill(instance)
-
-    def _kill(self, instance: Instance, again_s: float = KILL_AGAIN_S) -> None:
-        """Kill until nothing is left, then record the end and tell everyone."""
-        if instance.exit is not None:
-            return
-        gone = instance.kill_tree() and instance.main_ended
-        if not gone or not (instance.learn_status() or time.monotonic() - instance.ended_at_s > REAPED_S):
-            longer = min(again_s * 2, KILL_AGAIN_MOST_S)
-            if not instance.main_ended:
-                instance.signal_main(signal.SIGKILL)
-            self._loop.later(again_s, lambda: self._kill(instance, longer))
-            return
-        for pipe in instance.pipes:
-            self._loop.forget(pipe.fd)
-        if (watch := self._heard.pop(instance.record.key, None)) is not None:
-            self._common.writes.forget(watch)
-        ended = instance.finish()
-        if instance.record.group:
-            self._common.remove_group(instance.record.group)
-        self._tell_log(instance.record.machine)
-        for waiter in self._waiting.pop(instance.record.key, []):
-            waiter(ended)
+    def _tell_exit(self, ended: Exit) -> None:
         for connection in self._connections:
             connection.send({"event": "exit", "exit": ended})
-
-    def _watch_words(self, instance: Instance) -> None:
-        """A stranger may have the file that a hypervisor tells its end by, and what is in it takes the host's memory:
-        one that writes more than an end into it is ended."""
-        if not instance.record.status or instance.record.kind != PROCESS:
-            return
-        path = instance.path + STATUS
-
-        def look() -> None:
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.getsize(path) > BYTES_MAX:
-                    instance.signal_main(signal.SIGKILL)
-                    os.truncate(path, 0)
-
-        with contextlib.suppress(OSError):  # it has ended
-            self._heard[instance.record.key] = self._common.writes.watch(path, look)
-            look()
-
-    # --- output ------------------------------------------------------------------------------------------------------
-
-    def _watch_output(self, instance: Instance) -> None:
-        for pipe in instance.pipes:
-            self._loop.watch(pipe.fd, lambda mask: self._read_output(instance))
-
-    def _read_output(self, instance: Instance) -> None:
-        if instance.drain():
-            self._tell_log(instance.record.machine)
 
     def _tell_log(self, machine: str) -> None:
         for connection in self._connections:
             if machine in connection.following:
                 connection.send({"event": "log", "machine": machine})
 
-    # --- taking over -------------------------------------------------------------------------------------------------
-
-    def _recover(self) -> None:
-        self._instances = take_over(self._common, self._containers)
-        for instance in self._instances.values():
-            if instance.exit is None:
-                self._watch_adopted(instance)
-
-    def _watch_adopted(self, instance: Instance) -> None:
-        self._watch_output(instance)
-        self._watch_words(instance)
-        if instance.main_ended:
-            self._loop.later(0, lambda: self._main_ended(instance))
-        else:
-            fd = instance.adopted_fd
-            self._loop.watch(fd, lambda mask: self._adopted_ended(instance))
-
-    def _adopted_ended(self, instance: Instance) -> None:
-        self._loop.forget(instance.adopted_fd)
-        self._main_ended(instance)
-
     # --- helpers -----------------------------------------------------------------------------------------------------
 
     def _get(self, ask: Ask) -> Instance:
-        instance = self._instances.get(ask["key"])
+        instance = self._instances.by_key.get(ask["key"])
         if instance is None:
             raise Refused("UnknownInstance", f"no instance {ask['key']}")
         return instance
