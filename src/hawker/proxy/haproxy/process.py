@@ -348,7 +348,7 @@ async def end_left(settings: HaproxySettings, directory: Path, within_s: float) 
     nobody."""
     if not (directory / "master.sock").exists():
         return
-    with suppress(Invalid, Unreachable):  # where there is none any more
+    with suppress(Invalid, Unreachable, ProcessLookupError):  # where there is none any more
         process = Process(settings, directory, "", lambda: None)
         await process.end_found(within_s)
 
