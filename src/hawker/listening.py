@@ -59,10 +59,18 @@ class Listening:
             for sock, bound in there:
                 if bound in ALL or not hosts.isdisjoint(ALL):
                     self._handed.remove(sock)
-                    inode = os.fstat(sock.fileno()).st_ino
-                    sock.close()
-                    self.dropped(inode)
+                    self._drop(sock)
         return taken
+
+    def leave(self, host: str, port: int) -> None:
+        """Close what was handed over for this address: another program is to listen there."""
+        for sock in self.take(host, port):
+            self._drop(sock)
+
+    def _drop(self, sock: socket.socket) -> None:
+        inode = os.fstat(sock.fileno()).st_ino
+        sock.close()
+        self.dropped(inode)
 
     def keep(self, server: asyncio.AbstractServer) -> None:
         """Its sockets are to outlive this program, if they are open when it ends."""

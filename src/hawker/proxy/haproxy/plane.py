@@ -201,6 +201,7 @@ class HaproxyEngine(Engine):
                 return host, known.port
             await self._serve()
             return host, known.port
+        self._host.listening.leave(host, port)  # there was no HAProxy, or at another address
         reserved = Reserved(host, port)
         try:
             self._frontends[public] = Frontend(public=public, host=host, port=reserved.address[1])
