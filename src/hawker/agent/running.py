@@ -208,16 +208,15 @@ def check(settings: AgentSettings, held: Collection[Address] | None = None) -> N
     """Import what an agent with this configuration needs. With `held`, look whether it could listen, too: what listens
     there ends before it does. Raises what keeps it from starting, as far as that is to be known without starting it."""
     if settings.worker:
-        import hawker.worker.daemon
+        pass
     if settings.broker:
-        import hawker.broker.api
+        pass
     if settings.proxy:
-        import hawker.proxy.service  # noqa: F401
+        from hawker.proxy import service
 
-        if settings.proxy.engine == "haproxy":
-            from hawker.proxy.haproxy.process import program
-
-            program(settings.proxy.haproxy)
+        service.check(settings.proxy, settings.directory)
+    if settings.worker or not (settings.broker and settings.broker.workers):
+        settings.advertised()
     if held is not None:
         for field, (host, port) in settings.addresses().items():
             if port and (host, port) not in held:

@@ -7,6 +7,7 @@ await proxy.close()
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -29,7 +30,7 @@ from hawker.proxy.directory import Directory
 from hawker.proxy.embedded.engine import Engine
 from hawker.proxy.embedded.settings import Settings as Embedded
 from hawker.proxy.haproxy.plane import HaproxyEngine
-from hawker.proxy.haproxy.process import end_left
+from hawker.proxy.haproxy.process import Process, end_left
 from hawker.proxy.haproxy.settings import HaproxySettings
 from hawker.proxy.health import Gauges, Health
 from hawker.proxy.idling import Idling
@@ -41,6 +42,22 @@ from hawker.proxy.router import ProxyRouter
 from hawker.proxy.settings import AcmeSettings, ProxySettings
 from hawker.proxy.sites import Sites
 from hawker.proxy.standby import Standbys
+
+
+def check(settings: ProxySettings, files: Path) -> None:
+    """What `Proxy.open` asks of this host, as far as it is to be seen without opening. Raises `Invalid`."""
+    at = _haproxy_files(settings, files)
+    if settings.engine == "haproxy" and at is not None:
+        Process(settings.haproxy, at, "", lambda: None)
+    if log := settings.embedded.access_log:
+        there = Path(log)
+        if not os.access(there if there.exists() else there.parent, os.W_OK) or there.is_dir():
+            raise Invalid("proxy.embedded.access_log", log, "name a file that can be written")
+
+
+def _haproxy_files(settings: ProxySettings, files: Path | None) -> Path | None:
+    told = settings.haproxy.directory
+    return Path(told).absolute() if told else files and (files / "haproxy").absolute()
 
 
 class Proxy:
@@ -167,7 +184,7 @@ class Proxy:
         if settings.acme is not None and files is not None and certificates is not None:
             await self._issuer(stack, settings.acme, host, certificates, token, worker, files)
         if not isinstance(engine, HaproxyEngine) or not self._haproxy().plain:
-            at_haproxy = self._haproxy_files(files)
+            at_haproxy = _haproxy_files(settings, files)
             if at_haproxy is not None:
                 await end_left(settings.haproxy, at_haproxy, embedded.pause_s)
         for port, at in shared.items():
@@ -184,7 +201,7 @@ class Proxy:
         settings = self.settings
         if settings.engine == "embedded":
             return Engine(self.router, embedded, host, certificates)
-        at = self._haproxy_files(files)
+        at = _haproxy_files(settings, files)
         if at is None:
             raise Invalid("proxy.haproxy.directory", "", "say where HAProxy's files are to be")
         return HaproxyEngine(self.router, SiteLender(self.sites), embedded, self._haproxy(), at, host, certificates)
@@ -193,10 +210,6 @@ class Proxy:
         """With those of its ports that users come to."""
         settings, shared = self.settings.haproxy, self.settings.shared_ports()
         return msgspec.structs.replace(settings, plain=tuple(port for port in settings.plain if port in shared))
-
-    def _haproxy_files(self, files: Path | None) -> Path | None:
-        told = self.settings.haproxy.directory
-        return Path(told).absolute() if told else files and (files / "haproxy").absolute()
 
     async def _certificates(self, stack: AsyncExitStack, host: Host, files: Path | None) -> Certificates | None:
         settings = self.settings
