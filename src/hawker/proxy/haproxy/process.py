@@ -264,13 +264,18 @@ class Process:
     async def _begin(self) -> None:
         for name in ("master.sock", "stats.sock"):
             (self.directory / name).unlink(missing_ok=True)
-        child = self._child = self._spawned()
+        self._child = self._spawned()
+        try:
+            await self._begun(self._child)
+        except BaseException:
+            self._reap()
+            raise
+
+    async def _begun(self, child: subprocess.Popen[bytes]) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + BEGIN_S
         while True:
             if child.poll() is not None or loop.time() > deadline:
-                child.kill()
-                self._reap()
                 raise NotStarted(f"HAProxy did not start: {self._said()}")
             try:
                 workers = await self.runtime.refresh()
@@ -331,10 +336,11 @@ class Process:
         self._ended()
 
     def _reap(self) -> None:
-        if self._child is not None:
-            with suppress(subprocess.TimeoutExpired):
-                self._child.wait(5)
-            self._child = None
+        """It has ended, or nobody waits for its end any more."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            child.wait()
 
     def _said(self) -> str:
         try:
