@@ -154,7 +154,8 @@ class Sites:
     def _worker(self, before: Worker | None, now: Worker | None) -> None:
         """Its machines are reached elsewhere, or in another way."""
         name = (now or before).name  # type: ignore[union-attr]
-        if name in self.fars and before and now and (before.host, before.proxy_port) != (now.host, now.proxy_port):
+        addresses = {(worker.host, worker.proxy_port) if worker else None for worker in (before, now)}
+        if name in self.fars and len(addresses) > 1:
             self.fars[name].moved()
         for site in self._sites.values():
             for machine in [machine for machine in site.app.machines.values() if machine.worker == name]:
