@@ -6,7 +6,8 @@ even this thread gets on, because C code keeps the interpreter's lock, a timer o
 the process after three times as long, for whoever watches over it to start it again.
 
 What is counted are looks, not time: to a process that was stopped, or a host that was asleep or has too much to do,
-those of this thread come late, too, and that is no stall.
+those of this thread come late, too, and that is no stall. The timer counts time: a process that was stopped for as
+long as that ends.
 """
 
 from __future__ import annotations
