@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 from tests.kit.planes import Haproxy
-from tests.kit.raw_http import Answer, Broken, Visit, chunked, echo, head, hello, saying
+from tests.kit.raw_http import Answer, Broken, Upstream, Visit, chunked, echo, head, hello, saying
 from tests.kit.routers import FakeLender
 from tests.kit.waiting import eventually, until
 from tests.proxy.conftest import Stage
@@ -340,6 +340,25 @@ async def test_a_machine_that_is_given_back_has_no_connection_left_and_gets_new_
             return stage.decided == decided
 
         await eventually(carried, "HAProxy asks the machine itself")
+
+
+async def test_no_connection_is_kept_to_where_a_machine_was() -> None:
+    async with hot() as stage:
+        before = await stage.machine()
+        await stage.warm()
+        users = [await stage.user() for _ in range(3)]
+        for _ in range(2):
+            await asyncio.gather(*(user.ask("GET /") for user in users))
+        after = Upstream(hello)
+        await after.open()
+        stage.web.machines[0].address = after.address
+        stage.lender.changed("web")
+        await until(lambda: before.held == 0)
+        seen = len(before.visits)
+        for user in users:
+            assert (await user.ask("GET /")).body == b"hello"
+        assert (len(before.visits), len(after.visits)) == (seen, 3)
+        await after.close()
 
 
 @pytest.mark.parametrize("which", ["master", "worker"])

@@ -24,14 +24,15 @@ Key = tuple[str, int]
 
 
 class Machine:
-    """In a backend. `open`: it is given requests."""
+    """In a backend. `open`: it is given requests. `moved`: HAProxy has it at another address."""
 
-    __slots__ = ("address", "answers", "now", "open", "places", "total")
+    __slots__ = ("address", "answers", "moved", "now", "open", "places", "total")
 
     def __init__(self, address: Address, places: int, *, open: bool) -> None:
         self.address = address
         self.places = places
         self.open = open
+        self.moved = False
         self.now = 0
         self.total = 0
         self.answers = (0,) * len(CLASSES)
@@ -66,6 +67,7 @@ class Carried:
             if known is None:
                 known = self.machines[name] = Machine(one.address, one.places, open=False)
             if not known.open or (known.address, known.places) != (one.address, one.places):
+                known.moved = known.moved or known.address != one.address
                 known.address, known.places = one.address, one.places
                 wanted.append(Server(machine=name, host=one.address[0], port=one.address[1], places=one.places))
         return wanted, [name for name, known in self.machines.items() if known.open and name not in lent]

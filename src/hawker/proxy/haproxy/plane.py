@@ -407,7 +407,9 @@ class HaproxyEngine(Engine):
     async def _open(self, carried: Carried, server: Server) -> None:
         problems = await self._runtime.do(adding(carried.backend, server))
         if problems:
-            problems = await self._runtime.do(opening(carried.backend, server))
+            known = carried.machines[server.machine]
+            problems = await self._runtime.do(opening(carried.backend, server, moved=known.moved))
+            known.moved = False
         if problems:
             _logger.warning("haproxy.not_added", machine=server.machine, said=problems[0], cause="a machine has room")
 

@@ -19,6 +19,8 @@ ASK_S = 5.0
 BATCH = 64
 """Commands that are sent at a time: a line is 16 KiB at most."""
 _FINE = ("", "New server registered.", "Server deleted.")
+_ADDRESS = ("no need to change ", "IP changed from ", "port changed from ")
+"""How it begins to say which address a server has now."""
 
 
 CLASSES = ("1xx", "2xx", "3xx", "4xx", "5xx")
@@ -92,7 +94,8 @@ class Runtime:
         for at in range(0, len(commands), BATCH):
             some = commands[at : at + BATCH]
             said = await ask(self.path, some)
-            problems += [line for line in said.splitlines() if line.strip() not in _FINE]
+            lines = said.splitlines()
+            problems += [line for line in lines if line.strip() not in _FINE and not line.startswith(_ADDRESS)]
             for pid in self.old:
                 await ask(self.master, [f"@!{pid} {command}" for command in some])
         return problems
@@ -160,10 +163,12 @@ def adding(backend: str, server: Server) -> list[str]:
     return [f"add server {at} {server_words(server)}", f"enable health {at}", f"enable server {at}"]
 
 
-def opening(backend: str, server: Server) -> list[str]:
-    """That give requests to one that is there."""
+def opening(backend: str, server: Server, *, moved: bool) -> list[str]:
+    """That give requests to one that is there. Where it has `moved`, connections to where it was are not kept: they
+    would be used as long as they are open."""
     at = f"{backend}/{server.machine}"
     return [
+        *(closing(backend, server.machine) if moved else []),
         f"set server {at} addr {server.host} port {server.port}",
         f"set maxconn server {at} {server.places}",
         f"set server {at} health up",
