@@ -342,22 +342,37 @@ async def test_a_machine_that_is_given_back_has_no_connection_left_and_gets_new_
         await eventually(carried, "HAProxy asks the machine itself")
 
 
-async def test_no_connection_is_kept_to_where_a_machine_was() -> None:
+async def test_no_connection_is_kept_to_where_a_machine_was_also_if_a_request_was_under_way_there() -> None:
+    go = asyncio.Event()
     async with hot() as stage:
-        before = await stage.machine()
+        before = await stage.machine(slow_until(go))
         await stage.warm()
-        users = [await stage.user() for _ in range(3)]
-        for _ in range(2):
-            await asyncio.gather(*(user.ask("GET /") for user in users))
+        late, other = await stage.user(), await stage.user()
+        await late.send(head("GET /slow"))
+        await until(lambda: len(before.visits) == 2)
         after = Upstream(hello)
         await after.open()
         stage.web.machines[0].address = after.address
         stage.lender.changed("web")
-        await until(lambda: before.held == 0)
+
+        async def moved() -> bool:
+            await other.ask("GET /")
+            return len(after.visits) > 0
+
+        await eventually(moved, "requests go to where the machine is now")
         seen = len(before.visits)
-        for user in users:
-            assert (await user.ask("GET /")).body == b"hello"
-        assert (len(before.visits), len(after.visits)) == (seen, 3)
+        go.set()
+        assert (await late.answer()).status == 200
+
+        async def carried() -> bool:
+            decided = stage.decided
+            await late.ask("GET /")
+            return stage.decided == decided
+
+        await eventually(carried, "HAProxy asks the machine itself")
+        for _ in range(5):
+            await other.ask("GET /")
+        assert len(before.visits) == seen
         await after.close()
 
 

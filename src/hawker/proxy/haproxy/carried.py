@@ -24,15 +24,14 @@ Key = tuple[str, int]
 
 
 class Machine:
-    """In a backend. `open`: it is given requests. `moved`: HAProxy has it at another address."""
+    """In a backend. `open`: it is given requests."""
 
-    __slots__ = ("address", "answers", "moved", "now", "open", "places", "total")
+    __slots__ = ("address", "answers", "now", "open", "places", "total")
 
     def __init__(self, address: Address, places: int, *, open: bool) -> None:
         self.address = address
         self.places = places
         self.open = open
-        self.moved = False
         self.now = 0
         self.total = 0
         self.answers = (0,) * len(CLASSES)
@@ -57,20 +56,29 @@ class Carried:
     def open(self) -> int:
         return sum(machine.open for machine in self.machines.values())
 
-    def steps(self, lent: Mapping[str, Lent]) -> tuple[list[Server], list[str]]:
-        """Machines to be given requests, or in another way, and those to be given none."""
+    def steps(self, lent: Mapping[str, Lent]) -> tuple[list[Server], set[str]]:
+        """Machines to be given requests, or in another way, and those to be given none.
+
+        One that has moved is given none until nothing is in flight where it was: a connection on which something is
+        would be kept afterwards, and used as long as it is open.
+        """
         wanted: list[Server] = []
+        moved: set[str] = set()
         for name, one in lent.items():
             if not (_WORD.fullmatch(name) and _IP.fullmatch(one.address[0])):
                 continue  # of a row that makes no sense: it would be read as another command
             known = self.machines.get(name)
             if known is None:
                 known = self.machines[name] = Machine(one.address, one.places, open=False)
+            if known.address != one.address and (known.open or known.now):
+                moved.add(name)
+                continue
             if not known.open or (known.address, known.places) != (one.address, one.places):
-                known.moved = known.moved or known.address != one.address
                 known.address, known.places = one.address, one.places
                 wanted.append(Server(machine=name, host=one.address[0], port=one.address[1], places=one.places))
-        return wanted, [name for name, known in self.machines.items() if known.open and name not in lent]
+        return wanted, {
+            name for name, known in self.machines.items() if known.open and (name not in lent or name in moved)
+        }
 
     def adopt(self, addresses: Mapping[str, Address], usage: Mapping[str, Usage]) -> None:
         """What HAProxy has already."""

@@ -402,14 +402,14 @@ class HaproxyEngine(Engine):
                 machine = carried.machines[name]
                 machine.open = False
                 self._lender.filled(app, port, name, 0, machine.now, False)
+            if not unwanted.isdisjoint(machines):
+                self._changed(app)  # look at those again at once: they have moved
         await self._drop(carried)
 
     async def _open(self, carried: Carried, server: Server) -> None:
         problems = await self._runtime.do(adding(carried.backend, server))
         if problems:
-            known = carried.machines[server.machine]
-            problems = await self._runtime.do(opening(carried.backend, server, moved=known.moved))
-            known.moved = False
+            problems = await self._runtime.do(opening(carried.backend, server))
         if problems:
             _logger.warning("haproxy.not_added", machine=server.machine, said=problems[0], cause="a machine has room")
 

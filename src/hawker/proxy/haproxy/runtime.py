@@ -163,12 +163,10 @@ def adding(backend: str, server: Server) -> list[str]:
     return [f"add server {at} {server_words(server)}", f"enable health {at}", f"enable server {at}"]
 
 
-def opening(backend: str, server: Server, *, moved: bool) -> list[str]:
-    """That give requests to one that is there. Where it has `moved`, connections to where it was are not kept: they
-    would be used as long as they are open."""
+def opening(backend: str, server: Server) -> list[str]:
+    """That give requests to one that is there."""
     at = f"{backend}/{server.machine}"
     return [
-        *(closing(backend, server.machine) if moved else []),
         f"set server {at} addr {server.host} port {server.port}",
         f"set maxconn server {at} {server.places}",
         f"set server {at} health up",
