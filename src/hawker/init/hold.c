@@ -1,8 +1,9 @@
 /* What waits in front of a program, as the program's own process: hold WAIT SAY PROGRAM COUNT GROUP... WORD...
 
    What the program is to have, it has already: its session, directory, environment, descriptors. Into its control groups
-   it goes by writing "0" to these files: what waits is one thread, for which that is quick. A byte from WAIT then lets it become the program; the end of WAIT means that whoever held it is gone, or has thought better
-   of it. The end of SAY tells that the program runs, a number on it why it cannot. */
+   it goes by writing "0" to these files: what waits is one thread, for which that is quick. A byte from WAIT then lets it
+   become the program; the end of WAIT means that whoever held it is gone, or has thought better of it. The end of SAY
+   tells that the program runs, a number on it why it cannot. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -32,6 +32,17 @@ ON_ITS_WAY_S = 0.05
 """What was sent before its proxy knew of a stop that somebody else has asked for arrives within that."""
 
 
+def message(came: bytes) -> tuple[list[str], dict[str, str], int, bytes] | None:
+    """The lines of a request's or an answer's head, its fields by lower-case name, the length of its body, and what
+    came after the head. None: the head is not whole yet."""
+    head, ends, rest = came.partition(b"\r\n\r\n")
+    if not ends:
+        return None
+    lines = head.decode("latin-1").split("\r\n")
+    fields = dict(line.lower().split(": ", 1) for line in lines[1:])
+    return lines, fields, int(fields.get("content-length", 0)), rest
+
+
 class Asked(NamedTuple):
     """A request as its machine has it."""
 
@@ -210,12 +221,10 @@ class _Connection(asyncio.Protocol):
             self._timer.cancel()
 
     def _read(self) -> None:
-        head, ends, rest = self._held.partition(b"\r\n\r\n")
-        if not ends:
+        found = message(self._held)
+        if found is None:
             return
-        lines = head.decode("latin-1").split("\r\n")
-        fields = dict(line.lower().split(": ", 1) for line in lines[1:])
-        length = int(fields.get("content-length", 0))
+        lines, fields, length, rest = found
         if len(rest) < length:
             return
         self._held = rest[length:]

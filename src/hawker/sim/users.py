@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hawker.sim.serving import message
+
 DOMAIN = "apps.example"
 PORT = 80
 WAIT_S = 10.0
@@ -180,12 +182,10 @@ class _Connection(asyncio.Protocol):
             self.done.set_result(None)
 
     def tell(self, found: Outcome) -> None:
-        head, ends, rest = self._came.partition(b"\r\n\r\n")
-        if not ends:
+        whole = message(self._came)
+        if whole is None:
             return
-        lines = head.decode("latin-1").split("\r\n")
-        fields = dict(line.lower().split(": ", 1) for line in lines[1:])
-        length = int(fields.get("content-length", 0))
+        lines, _, length, rest = whole
         found.status = int(lines[0].split(" ")[1])
         found.body, found.more = rest[:length].decode(), rest[length:]
         found.cut = len(rest) < length
