@@ -180,7 +180,9 @@ class Demo:
             if network["state"] == "missing":
                 machine = self._run(f"site-{runtime}", "--runtime", runtime, "site:1")
                 print(f"  nobody can reach its port, as machines have no network here: {network['remedy']}\n")
-                self._time(f"ordered, then {runtime} runs", (time.perf_counter() - began) * 1000, "with the command line")
+                self._time(
+                    f"ordered, then {runtime} runs", (time.perf_counter() - began) * 1000, "with the command line"
+                )
             else:
                 machine = self._serve(runtime, rest, "--runtime", runtime, "--port", "80:8080", "site:1")
                 ms = (time.perf_counter() - began) * 1000
