@@ -9,6 +9,7 @@ import pytest
 from tests.kit.doors import PORT, edge, house
 from tests.kit.waiting import until
 
+from hawker.core.retrying import SENT_MOST
 from hawker.proxy.settings import RouterSettings
 
 
@@ -48,6 +49,28 @@ async def test_a_request_that_waits_for_room_at_its_door_is_not_taken_for_one_th
         await it.machine("web", env={"ANSWER_S": "0.7"}, service=service)
         assert await asyncio.gather(*(each.get("web") for each in (one, other))) == [(200, b"ok")] * 2
         assert [each.proxy.engine.counters.retries for each in (one, other)] == [0, 0]
+
+
+BREAKS = """
+import os, socket
+s = socket.create_server(("127.0.0.1", int(os.environ["PORT"])))
+while True:
+    c, _ = s.accept()
+    if c.recv(65536):
+        with open(os.environ["WROTE"], "ab") as wrote:
+            wrote.write(b".")
+    c.close()
+"""
+"""A program that breaks off whatever it is asked, and writes a dot for it."""
+
+
+async def test_a_request_that_breaks_a_machine_is_sent_no_oftener_by_way_of_two_proxies(tmp_path: Path) -> None:
+    async with house(tmp_path) as it, edge(it) as front:
+        wrote = tmp_path / "requests"
+        await it.machine("web", program=BREAKS, env={"WROTE": str(wrote)})
+        status, _ = await front.get("web")
+        assert status == 502
+        assert wrote.read_bytes() == b"." * SENT_MOST
 
 
 async def test_a_stranger_is_not_let_in_over_the_backhaul(tmp_path: Path) -> None:

@@ -22,9 +22,12 @@ SAFE = frozenset((b"GET", b"HEAD", b"OPTIONS", b"TRACE"))
 IDEMPOTENT = SAFE | {b"PUT", b"DELETE"}
 
 
-def may_retry(method: bytes, how: Failure, *, sent: bool, whole: bool, tries: int, sent_tries: int) -> bool:
+def may_retry(
+    method: bytes, how: Failure, *, sent: bool, whole: bool, tries: int, sent_tries: int, sent_most: int = SENT_MOST
+) -> bool:
     """After a failure. `sent`: any byte of the request may have reached a machine; `whole`: what was sent is kept, to
-    be sent again. `tries` and `sent_tries` count this one: all, and those in which something was sent.
+    be sent again. `tries` and `sent_tries` count this one: all, and those in which something was sent. `sent_most`: 1
+    where another proxy has chosen the machine and counts, else each of its tries would become as many here.
 
     A worker's proxy that says "elsewhere" has passed nothing on. If it adds how its try failed, that is the failure.
     """
@@ -32,4 +35,4 @@ def may_retry(method: bytes, how: Failure, *, sent: bool, whole: bool, tries: in
         return False
     if not sent or how in ("refused", "elsewhere"):
         return True
-    return method in IDEMPOTENT and sent_tries < SENT_MOST
+    return method in IDEMPOTENT and sent_tries < sent_most

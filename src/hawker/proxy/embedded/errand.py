@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 
 from hawker.core.replay import BadReplay, read_json, replay_of
-from hawker.core.retrying import IDEMPOTENT
+from hawker.core.retrying import IDEMPOTENT, SENT_MOST
 from hawker.proxy.base import Failure, Header, Lease, Refused, Route
 from hawker.proxy.embedded.common import Common
 from hawker.proxy.embedded.h2_machine import H2Pool, MachineStream
@@ -23,7 +23,7 @@ from hawker.proxy.embedded.machine import MachineConnection
 from hawker.proxy.embedded.pool import Pool
 from hawker.proxy.embedded.replaying import Replaying, remembered
 from hawker.proxy.embedded.search import Search
-from hawker.proxy.fields import TIMING
+from hawker.proxy.fields import MACHINE, TIMING
 from hawker.telemetry import get_logger
 
 _log = get_logger()
@@ -202,6 +202,12 @@ class Errand:
         """Whether the request may be made twice (RFC 9110 9.2.2)."""
         return self._request.method in IDEMPOTENT
 
+    @property
+    def _sent_most(self) -> int:
+        """How many machines get something of it: another proxy that has chosen the machine counts them itself."""
+        chosen = not self._inlet.edge and any(name == MACHINE and value for name, value in self._request.headers)
+        return 1 if chosen else SENT_MOST
+
     def _deadline(self) -> float:
         return self._common.now() + self._common.settings.wait_s
 
@@ -227,7 +233,8 @@ class Errand:
             lease.release() if stale else lease.failed(how)
             search.tried.add(lease.machine)
             most = self._common.settings.attempts
-            again = search.failed(method, how, problem, sent=sent, whole=self._whole, most=most)
+            most_sent = self._sent_most
+            again = search.failed(method, how, problem, sent=sent, whole=self._whole, most=most, sent_most=most_sent)
         self._common.counters.retries += again
         return again
 

@@ -198,7 +198,8 @@ class Exchange(Errand):
         search = self._search
         tries, sent_tries = (1, 1) if search is None else (search.tries + 1, search.sent_tries + 1)
         method, whole = self._request.method, self._whole
-        return may_retry(method, "timeout", sent=True, whole=whole, tries=tries, sent_tries=sent_tries)
+        most = self._sent_most
+        return may_retry(method, "timeout", sent=True, whole=whole, tries=tries, sent_tries=sent_tries, sent_most=most)
 
     # --- to the machine ----------------------------------------------------------------------------------------------
 

@@ -49,13 +49,21 @@ class Search:
     def spent(self, phase: str, seconds: float) -> None:
         self.phases[phase] = self.phases.get(phase, 0.0) + seconds
 
-    def failed(self, method: bytes, how: Failure, problem: str, *, sent: bool, whole: bool, most: int) -> bool:
+    def failed(
+        self, method: bytes, how: Failure, problem: str, *, sent: bool, whole: bool, most: int, sent_most: int
+    ) -> bool:
         """A machine did not take it. Whether another one may be tried."""
         self.how, self.problem = how, problem
         self.tries += 1
         self.sent_tries += sent
         return self.tries < most and may_retry(
-            method, how, sent=sent, whole=whole, tries=self.tries, sent_tries=self.sent_tries
+            method,
+            how,
+            sent=sent,
+            whole=whole,
+            tries=self.tries,
+            sent_tries=self.sent_tries,
+            sent_most=sent_most,
         )
 
     def outcome(self) -> Refused:
