@@ -64,3 +64,16 @@ def test_a_proxy_needs_the_catalog(tmp_path: Path) -> None:
 @pytest.mark.parametrize("listen", ['{ "http" = "0.0.0.0:80" }', '{ "80" = "80" }', '{ "0" = "0.0.0.0:80" }'])
 def test_what_is_no_port_or_address_is_refused_by_its_field(tmp_path: Path, listen: str) -> None:
     assert refused(tmp_path, f"{BROKER}[proxy]\nlisten = {listen}\n").field == "proxy.listen"
+
+
+@pytest.mark.parametrize(
+    ("said", "field"),
+    [
+        ('trusted = ["10.0.0.1/8"]', "proxy.trusted"),
+        ('trusted = ["balancer.example"]', "proxy.trusted"),
+        ('trusted = ["10.0.0.0/8"]\nproxy_protocol = [0]', "proxy.proxy_protocol"),
+        ("proxy_protocol = [80]", "proxy.proxy_protocol"),
+    ],
+)
+def test_who_is_trusted_must_be_clear(tmp_path: Path, said: str, field: str) -> None:
+    assert refused(tmp_path, f'{BROKER}[proxy]\nlisten = {{ "80" = "0.0.0.0:80" }}\n{said}\n').field == field

@@ -81,12 +81,15 @@ _INNER = _Verdicts(_HOPS, guarded=False)
 
 class Edge:
     """A user's connection: the address it comes from, `http` or `https`, the public port, this proxy's region, and the
-    version of HTTP on it ("1.0", "1.1", "2"), as `Via` has it."""
+    version of HTTP on it ("1.0", "1.1", "2"), as `Via` has it. `peer`: who brought it here, where that is not the
+    user."""
 
     __slots__ = ("_client", "_fixed", "_via")
 
-    def __init__(self, client_ip: bytes, proto: bytes, port: int, region: bytes, version: bytes = b"1.1") -> None:
-        self._client = client_ip
+    def __init__(
+        self, client_ip: bytes, proto: bytes, port: int, region: bytes, version: bytes = b"1.1", peer: bytes = b""
+    ) -> None:
+        self._client = peer or client_ip
         self._via = version + b" " + PSEUDONYM
         number = b"%d" % port
         self._fixed: tuple[Field, ...] = (

@@ -171,6 +171,7 @@ class Proxy:
             self.idling.begin()
             stack.push_async_callback(self.idling.close)
         options: dict[str, Any] = {"region": region, "token": token}
+        options |= {"trusted": settings.trusted, "proxy_protocol": settings.proxy_protocol}
         self.certificates = certificates = await self._certificates(stack, host, files)
         embedded = msgspec.structs.replace(settings.embedded, **options)
         self.engine = engine = self._engine(embedded, host, certificates, files)

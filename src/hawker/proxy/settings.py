@@ -8,6 +8,8 @@ domain = "apps.example"       # apps are <app>.<domain>
 certificates = "/etc/hawker/certificates"   # for TLS: NAME.crt and NAME.key, or as certbot keeps them
 default_certificate = ""      # which of them clients get that ask for a name of none
 tcp = "0.0.0.0"               # where ports that apps have to themselves are opened; without it none are
+trusted = ["10.0.0.0/8"]      # load balancers and CDNs before this one, whose word of who asks is believed
+proxy_protocol = [443]        # public ports where those speak the PROXY protocol, version 1 or 2, always
 
 engine = "embedded"           # or "haproxy": see hawker.proxy.haproxy.settings
 
@@ -31,6 +33,7 @@ import re
 
 import msgspec
 
+from hawker.core.trusted import Trusted
 from hawker.errors import Invalid
 from hawker.model.values import host_port
 from hawker.proxy.base import Address
@@ -111,12 +114,15 @@ class AcmeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class ProxySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The table `[proxy]`. `listen` are addresses by public port: there apps are told apart by their names, any other
     port belongs to the oldest app that claims it. `worker` is whose machines' door this is, by default that of the same
-    agent."""
+    agent. `trusted` are addresses and networks of proxies before this one; those say at the public ports of
+    `proxy_protocol` where each connection comes from."""
 
     listen: dict[str, str] = {}
     backhaul: str = ""
     domain: str = "localhost"
     tcp: str = ""
+    trusted: tuple[str, ...] = ()
+    proxy_protocol: tuple[int, ...] = ()
     certificates: str = ""
     default_certificate: str = ""
     acme: AcmeSettings | None = None
@@ -136,6 +142,15 @@ class ProxySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         self.shared_ports()
         if self.engine not in ("embedded", "haproxy"):
             raise Invalid("proxy.engine", self.engine, "write embedded or haproxy")
+        for network in self.trusted:
+            try:
+                Trusted((network,))
+            except ValueError:
+                raise Invalid("proxy.trusted", network, "write addresses or networks, such as 10.0.0.0/8") from None
+        for port in self.proxy_protocol:
+            _port("proxy.proxy_protocol", str(port))
+        if self.proxy_protocol and not self.trusted:
+            raise Invalid("proxy.proxy_protocol", self.proxy_protocol, "say with `trusted` who speaks it there")
         if self.backhaul:
             host_port("proxy.backhaul", self.backhaul, named=True)
         if self.acme is not None:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from hawker.core.forwarding import Answer
 from hawker.core.replay_cache import Cache
+from hawker.core.trusted import Trusted
 from hawker.host import Host
 from hawker.proxy.base import Route, Router, ServicePort
 from hawker.proxy.certificates import Certificates, SelfSigned
@@ -48,6 +49,7 @@ class Common:
         self.router = router
         self.settings = settings
         self.certificates = certificates
+        self.trusted = Trusted(settings.trusted)
         self.self_signed = SelfSigned(host)
         self.issue: Callable[[str], Awaitable[None]] | None = None
         """Sees to it that a name has a certificate, and returns when that is tried."""

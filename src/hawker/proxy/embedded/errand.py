@@ -62,8 +62,8 @@ class Errand:
         """Here is a connection to the machine of `_lease`."""
         raise NotImplementedError
 
-    def _redirect(self) -> None:
-        """The client is to come again over TLS."""
+    def _redirect(self, host: bytes) -> None:
+        """The client is to come again over TLS, and ask this host."""
         raise NotImplementedError
 
     def _refuse(self, refusal: Refused) -> None:
@@ -82,10 +82,11 @@ class Errand:
     def _enter(self, route: Route) -> bool:
         """Where the request belongs is known. False: it is answered already. Raises `Refused`."""
         self._route = route
-        if self._inlet.redirects(route.port):
-            self._redirect()
-            return False
         request = self._request
+        host = self._inlet.redirects(request, route.port)
+        if host:
+            self._redirect(host)
+            return False
         if request.wishes:
             timed = any(name == TIMING for name, _ in request.headers)
             handed = self._inlet.handed(request)

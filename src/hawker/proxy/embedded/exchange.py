@@ -340,8 +340,8 @@ class Exchange(Errand):
             fields.append((b"server-timing", search.timing(at, lease.phases, self.first - self.begun)))
         return fields
 
-    def _redirect(self) -> None:
-        location = b"https://" + self._request.host.encode() + self._request.target
+    def _redirect(self, host: bytes) -> None:
+        location = b"https://" + host + self._request.target
         self._answer(301, [(b"location", location), (b"content-length", b"0")], b"")
 
     def _refuse(self, refusal: Refused) -> None:

@@ -18,13 +18,14 @@ from collections.abc import Coroutine
 from typing import Any
 
 from hawker.core.client_hello import HANDSHAKE, BadHello, ClientHello, read_hello
+from hawker.core.preface import BadPreface, Way, read_preface
 from hawker.proxy.base import Refused, Route, ServicePort
 from hawker.proxy.certificates import Certificate
 from hawker.proxy.embedded.client import ClientConnection
 from hawker.proxy.embedded.common import Common
 from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.h2_client import H2Connection
-from hawker.proxy.embedded.inlets import Public, peer_of
+from hawker.proxy.embedded.inlets import Forwarded, Public, client_of, peer_of
 from hawker.proxy.embedded.plain import PlainConnection
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -48,6 +49,8 @@ class Greeter(asyncio.Protocol):
         self._deadline = Deadline(common.loop, self.abort)
         self._held = b""
         self._postgres = False
+        self._preface = False  # a load balancer tells first where the connection comes from
+        self._way: Way | None = None
         self._task: asyncio.Task[None] | None = None
         self._landing: _Landing | None = None
 
@@ -72,12 +75,16 @@ class Greeter(asyncio.Protocol):
         self._transport = transport
         self._common.connections[self] = None
         self._deadline.within(self._common.settings.head_timeout_s)
-        if self._own:
+        if self._port in self._common.settings.proxy_protocol:
+            self._preface = peer_of(transport) in self._common.trusted
+        if self._own and not self._preface:
             self._begin(self._whose())
 
     def data_received(self, data: bytes) -> None:
         self._held += data
-        if self._task is None:
+        if self._preface:
+            self._read_preface()
+        elif self._task is None:
             self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -87,6 +94,22 @@ class Greeter(asyncio.Protocol):
             self._task.cancel()
 
     # --- what it is --------------------------------------------------------------------------------------------------
+
+    def _read_preface(self) -> None:
+        try:
+            found = read_preface(self._held)
+        except BadPreface:
+            self.abort()  # what it is for cannot be known, nor be said to whoever it is for
+            return
+        if found is None:
+            return
+        self._preface = False
+        self._way, size = found
+        self._held = self._held[size:]
+        if self._own:
+            self._begin(self._whose())
+        elif self._held:
+            self._look()
 
     def _look(self) -> None:
         held = self._held
@@ -103,7 +126,8 @@ class Greeter(asyncio.Protocol):
                 self._asked_by_postgres()
         elif held[0] == 0x50 and H2_PREFACE.startswith(held[:24]):
             if len(held) >= 24:
-                self._become(H2Connection(self._common, self._port, secure=False), self._transport, held)
+                carrier = H2Connection(self._common, self._port, secure=False, way=self._way)
+                self._become(carrier, self._transport, held)
         else:
             self._become(self._http1(secure=False), self._transport, held)
 
@@ -129,7 +153,8 @@ class Greeter(asyncio.Protocol):
         if route is None:
             self.abort()
         elif _carries_bytes(route.port):
-            self._become(PlainConnection(self._common, self._port), self._transport, b"")
+            carrier = PlainConnection(self._common, self._port, early=self._held, way=self._way)
+            self._become(carrier, self._transport, b"")
         else:
             self._transport.resume_reading()
             if self._held:
@@ -142,7 +167,7 @@ class Greeter(asyncio.Protocol):
         route = await self._route(host)
         port = _OF_NOBODY if route is None else route.port
         if route is not None and _carries_bytes(port):
-            self._become(PlainConnection(common, self._port, host, early=self._held), self._transport, b"")
+            self._become(PlainConnection(common, self._port, host, self._held, self._way), self._transport, b"")
             return
         if self._postgres and "pg_tls" not in port.handlers:
             self._alert(ACCESS_DENIED)
@@ -164,10 +189,11 @@ class Greeter(asyncio.Protocol):
             return
         carrier: asyncio.Protocol
         if "http" not in port.handlers:
-            carrier = PlainConnection(common, self._port, host, early=landing.data)
+            carrier = PlainConnection(common, self._port, host, landing.data, self._way)
             landing.data = b""
         elif transport.get_extra_info("ssl_object").selected_alpn_protocol() == "h2":
-            carrier = H2Connection(common, self._port, secure=True, app="" if route is None else route.app)
+            app = "" if route is None else route.app
+            carrier = H2Connection(common, self._port, secure=True, app=app, way=self._way)
         else:
             carrier = self._http1(secure=True, app="" if route is None else route.app)
         self._become(carrier, transport, landing.data)
@@ -237,9 +263,14 @@ class Greeter(asyncio.Protocol):
 
     def _http1(self, *, secure: bool, app: str = "") -> ClientConnection:
         """Over TLS, made for `app`."""
-        return ClientConnection(
-            self._common, lambda transport: Public(self._common, self._port, peer_of(transport), secure, app)
-        )
+        common, port, way = self._common, self._port, self._way
+
+        def inlet(transport: asyncio.Transport) -> Public:
+            client = peer_of(transport) if way is None else client_of(way)
+            kind = Forwarded if client in common.trusted else Public
+            return kind(common, port, client, secure, app)
+
+        return ClientConnection(common, inlet)
 
     def _become(self, carrier: asyncio.Protocol, transport: asyncio.Transport, data: bytes) -> None:
         """Everything from here on is the carrier's."""

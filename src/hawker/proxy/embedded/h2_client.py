@@ -9,6 +9,7 @@ from typing import ClassVar
 from h2.errors import ErrorCodes
 from h2.events import Event, RequestReceived, StreamEnded, StreamReset, TrailersReceived
 
+from hawker.core.preface import Way
 from hawker.proxy.base import Header, Refused, ServicePort
 from hawker.proxy.embedded import refusals
 from hawker.proxy.embedded.common import Common
@@ -18,14 +19,15 @@ from hawker.proxy.embedded.h2_heads import Malformed, malformed_trailers, read_r
 from hawker.proxy.embedded.h2_transport import StreamTransport
 from hawker.proxy.embedded.h2_wire import Stream, Wire
 from hawker.proxy.embedded.heads import AnswerHead, BadHead, read_trailers
-from hawker.proxy.embedded.inlets import Public, peer_of
+from hawker.proxy.embedded.inlets import Forwarded, Public, client_of, peer_of
 
 _LOOKS = 4
 """How often within the idle time-out streams are looked at."""
 
 
 class H2Connection(Wire):
-    """One for each connection that speaks it, at the public port `port`."""
+    """One for each connection that speaks it, at the public port `port`. `way` is what a load balancer has told of
+    it."""
 
     _heeded: ClassVar[dict[type[Event], str]] = {
         RequestReceived: "_request",
@@ -33,10 +35,12 @@ class H2Connection(Wire):
         TrailersReceived: "_trailers",
     }
 
-    def __init__(self, common: Common, port: int, secure: bool, app: str = "") -> None:
+    def __init__(self, common: Common, port: int, secure: bool, app: str = "", way: Way | None = None) -> None:
         super().__init__(common.settings, common.now, client_side=False)
         self.common = common
-        self.inlet: Over2
+        self._way = way
+        self._shared: Over2 | None = None  # unless a trusted proxy brings requests of many users
+        self._client = b""
         self._port = port
         self._secure = secure
         self._app = app
@@ -63,7 +67,9 @@ class H2Connection(Wire):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.common.connections[self] = None
-        self.inlet = Over2(self.common, self._port, peer_of(transport), self._secure, self._app)
+        self._client = peer_of(transport) if self._way is None else client_of(self._way)
+        if self._client not in self.common.trusted:
+            self._shared = Over2(self.common, self._port, self._client, self._secure, self._app)
         self._deadline.within(self._settings.head_timeout_s)
         super().connection_made(transport)
 
@@ -71,6 +77,11 @@ class H2Connection(Wire):
         super().connection_lost(exc)
         self._deadline.close()
         self.common.left(self)
+
+    @property
+    def inlet(self) -> Public:
+        """For one more request."""
+        return self._shared or ForwardedOver2(self.common, self._port, self._client, self._secure, self._app)
 
     # --- events ------------------------------------------------------------------------------------------------------
 
@@ -142,9 +153,17 @@ class Over2(Public):
     """A user's connection of HTTP/2."""
 
     __slots__ = ()
+    _version = b"2"
 
-    def __init__(self, common: Common, port: int, client: bytes, secure: bool, app: str) -> None:
-        super().__init__(common, port, client, secure, app, b"2")
+    def answer_lines(self, head: AnswerHead, port: ServicePort, request_id: bytes) -> bytes | None:
+        return None
+
+
+class ForwardedOver2(Forwarded):
+    """A request on such a connection of a trusted proxy's."""
+
+    __slots__ = ()
+    _version = b"2"
 
     def answer_lines(self, head: AnswerHead, port: ServicePort, request_id: bytes) -> bytes | None:
         return None

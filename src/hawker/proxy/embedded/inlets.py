@@ -20,6 +20,8 @@ from hawker.core.forwarding import (
     wishes_of,
     without_overruled,
 )
+from hawker.core.preface import Way
+from hawker.core.trusted import Told
 from hawker.proxy.base import ANY, Header, Lease, Refused, Route, ServicePort, Wishes
 from hawker.proxy.embedded import refusals
 from hawker.proxy.embedded.common import Common
@@ -54,8 +56,9 @@ class Inlet(Protocol):
 
     async def load(self, request: RequestHead) -> Route: ...
 
-    def redirects(self, port: ServicePort) -> bool:
-        """Whether the request is to be made again over TLS. Raises `Refused` where HTTP is not served at all."""
+    def redirects(self, request: RequestHead, port: ServicePort) -> bytes:
+        """Of which host the request is to be made again over TLS; b"": it is not. Raises `Refused` where HTTP is not
+        served at all."""
         ...
 
     def wishes(self, request: RequestHead) -> Wishes: ...
@@ -99,20 +102,21 @@ class Public:
     """A user's connection to a public port. `app` is whose certificate it was made by, "" for none: what is asked of
     another one over it goes past that app's own choice of TLS, and past whoever looks at names on the way."""
 
-    __slots__ = ("_app", "_common", "_edge", "_of_old", "_port", "client", "edge", "secure")
+    __slots__ = ("_app", "_common", "_edge", "_https", "_of_old", "_peer", "_port", "_told", "client", "edge", "secure")
 
-    def __init__(
-        self, common: Common, port: int, client: bytes, secure: bool, app: str = "", version: bytes = b"1.1"
-    ) -> None:
+    _version = b"1.1"
+
+    def __init__(self, common: Common, port: int, client: bytes, secure: bool, app: str = "") -> None:
         self.client = client
         self._app = app
         self.secure = secure
+        self._https = secure
+        self._peer = client
+        self._told: Told | None = None
         self.edge = True
         self._common = common
         self._port = port
-        scheme = b"https" if secure else b"http"
-        region = common.settings.region.encode()
-        self._edge = Edge(client, scheme, port, region, version)
+        self._edge = self._edge_of(self._version)
         self._of_old: Edge | None = None
 
     def request_id(self, request: RequestHead) -> bytes:
@@ -137,14 +141,39 @@ class Public:
             raise Refused(421, "PH05", why)  # RFC 9110, 15.5.20: clients do so by themselves
         return route
 
-    def redirects(self, port: ServicePort) -> bool:
+    def redirects(self, request: RequestHead, port: ServicePort) -> bytes:
         if "http" not in port.handlers:
             raise Refused(404, "PR01", "this port does not speak HTTP for this app")
-        if self.secure:
-            return False
-        if "tls" in port.handlers and not port.force_https:
+        if self._https:
+            return b""
+        if port.force_https:
+            return self._host_of(request)
+        if "tls" in port.handlers and not self.secure:
             raise Refused(400, "PH04", "this port speaks TLS for this app, and the request came without")
-        return port.force_https
+        return b""
+
+    def _host_of(self, request: RequestHead) -> bytes:
+        """As the user knows it, without a port: https has its own."""
+        told = self._told
+        if told is not None and told.host:
+            return told.host if told.host[-1:] == b"]" else told.host.rpartition(b":")[0] or told.host
+        return request.host.encode()
+
+    def _heed(self, request: RequestHead, peer: bytes) -> None:
+        """Of a request that a trusted proxy brings: who asks, and how. Where it says nothing, it is the one who
+        asks."""
+        told = self._common.trusted.told(peer, request.headers)
+        if told != self._told or peer != self._peer:
+            self._told, self._peer, self._of_old = told, peer, None
+            self.client = told.client
+            self._https = told.proto == b"https" if told.proto else self.secure
+            self._edge = self._edge_of(self._version)
+
+    def _edge_of(self, version: bytes) -> Edge:
+        told = self._told
+        scheme = b"https" if self._https else b"http"
+        port = self._port if told is None or not told.port else told.port
+        return Edge(self.client, scheme, port, self._common.settings.region.encode(), version, self._peer)
 
     def wishes(self, request: RequestHead) -> Wishes:
         return wishes_of(request.headers)
@@ -170,8 +199,7 @@ class Public:
     def _old(self) -> Edge:
         """For requests of HTTP/1.0, which are rare."""
         if self._of_old is None:
-            scheme = b"https" if self.secure else b"http"
-            self._of_old = Edge(self.client, scheme, self._port, self._common.settings.region.encode(), b"1.0")
+            self._of_old = self._edge_of(b"1.0")
         return self._of_old
 
     def interim(self, head: AnswerHead) -> list[Header]:
@@ -201,6 +229,20 @@ class Public:
             return 200, [(b"content-type", b"application/octet-stream"), (b"content-length", length)], refusal.told
         fields, body = refusals.answer(refusal, self._common.settings.name, request_id)
         return refusal.status, fields, body
+
+
+class Forwarded(Public):
+    """A connection of a trusted proxy, on which requests of many users come, one after another."""
+
+    __slots__ = ()
+
+    def request_id(self, request: RequestHead) -> bytes:
+        self._heed(request, self._peer)
+        return super().request_id(request)
+
+    def _same(self, route: Route) -> Route:
+        """Whose certificate it has seen is its own matter."""
+        return route
 
 
 class Backhaul:
@@ -252,8 +294,8 @@ class Backhaul:
     async def load(self, request: RequestHead) -> Route:
         raise NotImplementedError  # `inner` always finds
 
-    def redirects(self, port: ServicePort) -> bool:
-        return False
+    def redirects(self, request: RequestHead, port: ServicePort) -> bytes:
+        return b""
 
     def wishes(self, request: RequestHead) -> Wishes:
         return wishes_of(request.headers)
@@ -303,8 +345,20 @@ _ELSEWHERE = {
 }
 
 
-def peer_of(transport: asyncio.Transport) -> bytes:
+def way_of(transport: asyncio.Transport) -> Way:
+    """From where a connection comes, and where it was made to."""
+    ends = (transport.get_extra_info(name) or ("", 0) for name in ("peername", "sockname"))
+    (source, source_port), (target, target_port) = (end[:2] for end in ends)
+    return Way((source, source_port), (target, target_port))
+
+
+def client_of(way: Way) -> bytes:
     """The address a client comes from; of a mapped IPv4 address the IPv4 one."""
+    return way.source[0].removeprefix("::ffff:").encode()
+
+
+def peer_of(transport: asyncio.Transport) -> bytes:
+    """The same of a connection that nothing is told of."""
     peer = transport.get_extra_info("peername")
     text: str = peer[0] if peer else ""
     return text.removeprefix("::ffff:").encode()

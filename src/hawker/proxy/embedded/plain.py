@@ -7,31 +7,30 @@ wakes, is tried elsewhere, and passes over the backhaul as CONNECT, which it is 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import struct
 from collections.abc import Sequence
-from typing import Literal
 
+from hawker.core.preface import Way, write_preface
 from hawker.proxy.base import ANY, Header, Lease, Refused, Route, ServicePort, Wishes
 from hawker.proxy.embedded.common import Common
 from hawker.proxy.embedded.exchange import Exchange
 from hawker.proxy.embedded.heads import AnswerHead, RequestHead
-from hawker.proxy.embedded.inlets import Handed, peer_of
+from hawker.proxy.embedded.inlets import Handed, client_of, way_of
 from hawker.proxy.embedded.tunnel import keep_watch
 from hawker.proxy.fields import HOPS
-
-_SIGNATURE = b"\r\n\r\n\x00\r\nQUIT\n"
 
 
 class PlainConnection(asyncio.Protocol):
     """A client at the public port `port`. Nothing is read of it before a machine is there. `host` is the name by which
-    TLS told its app, "" where the port is one app's; `early` is what was read of it already."""
+    TLS told its app, "" where the port is one app's; `early` is what was read of it already. `way` is what a load
+    balancer has told of it."""
 
-    def __init__(self, common: Common, port: int, host: str = "", early: bytes = b"") -> None:
+    def __init__(self, common: Common, port: int, host: str = "", early: bytes = b"", way: Way | None = None) -> None:
         self._common = common
         self._port = port
         self._host = host
         self._early = early
+        self._told = way
+        self._way: Way
         self._transport: asyncio.Transport
         self._exchange: Exchange | None = None
 
@@ -51,9 +50,10 @@ class PlainConnection(asyncio.Protocol):
         keep_watch(transport, self._common.settings.gone_s)
         transport.pause_reading()
         self._common.connections[self] = None
+        self._way = self._told or way_of(transport)
         target = b"service:%d" % self._port
         request = RequestHead(b"CONNECT", target, 1, [(b"host", target)])
-        inlet = PlainInlet(self._common, self._port, peer_of(transport), self._host)
+        inlet = PlainInlet(self._common, self._port, client_of(self._way), self._host)
         self._exchange = Exchange(self._common, self, inlet, request)
         self._exchange.start()
 
@@ -93,7 +93,8 @@ class PlainConnection(asyncio.Protocol):
         assert exchange is not None
         assert exchange.port is not None
         self._common.left(self)
-        return self._transport, proxy_header(exchange.port.proxy_protocol, self._transport) + self._early
+        version = exchange.port.proxy_protocol
+        return self._transport, (write_preface(version, self._way) if version else b"") + self._early
 
     def hold(self, held: bool) -> None:
         pass
@@ -121,8 +122,8 @@ class PlainInlet:
     async def load(self, request: RequestHead) -> Route:
         return await self._common.router.load(self._port, self._host)
 
-    def redirects(self, port: ServicePort) -> bool:
-        return False
+    def redirects(self, request: RequestHead, port: ServicePort) -> bytes:
+        return b""
 
     def handed(self, request: RequestHead) -> Handed | None:
         return None
@@ -148,18 +149,3 @@ class PlainInlet:
 
     def refusal(self, refusal: Refused, request_id: bytes) -> tuple[int, list[Header], bytes]:
         return refusal.status, [], b""
-
-
-def proxy_header(version: Literal["", "v1", "v2"], client: asyncio.Transport) -> bytes:
-    """What the PROXY protocol says before the client's bytes: from where the connection came, and to where."""
-    if not version:
-        return b""
-    source, target = client.get_extra_info("peername"), client.get_extra_info("sockname")
-    one, two = ipaddress.ip_address(source[0].partition("%")[0]), ipaddress.ip_address(target[0].partition("%")[0])
-    if one.version == 6 and one.ipv4_mapped is not None and two.version == 6 and two.ipv4_mapped is not None:
-        one, two = one.ipv4_mapped, two.ipv4_mapped
-    if version == "v1":
-        return f"PROXY TCP{one.version} {one} {two} {source[1]} {target[1]}\r\n".encode()
-    addresses = one.packed + two.packed + struct.pack("!HH", source[1], target[1])
-    family = 0x11 if one.version == 4 else 0x21  # over TCP
-    return _SIGNATURE + struct.pack("!BBH", 0x21, family, len(addresses)) + addresses

@@ -14,6 +14,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The cluster's, which every request over the backhaul carries. Empty: no backhaul is served."""
     name: str = "hawker"
     """In Via and Proxy-Status."""
+    trusted: tuple[str, ...] = ()
+    """Addresses and networks of proxies before this one, whose word of who asks is believed."""
+    proxy_protocol: tuple[int, ...] = ()
+    """Public ports where those speak the PROXY protocol, always."""
 
     access_log: str = ""
     """A file that every request is written to (`hawker.proxy.embedded.access`). Empty: none."""

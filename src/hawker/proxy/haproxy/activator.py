@@ -6,7 +6,7 @@ import base64
 import binascii
 from collections.abc import Callable
 
-from hawker.core.forwarding import REQUEST_ID, Edge, inner_request
+from hawker.core.forwarding import REQUEST_ID, inner_request
 from hawker.proxy.base import Header, Lease, Route, ServicePort, Wishes
 from hawker.proxy.embedded.common import Common
 from hawker.proxy.embedded.heads import AnswerHead, RequestHead
@@ -28,7 +28,7 @@ class Behind(Public):
     HAProxy takes off what users say, were at a machine that handed them on.
     """
 
-    __slots__ = ("_answered", "_host", "_method", "_passed", "_route")
+    __slots__ = ("_answered", "_host", "_method", "_passed", "_route", "_trusting")
 
     def __init__(self, common: Common, port: int, answered: Answered) -> None:
         super().__init__(common, port, b"", False)
@@ -37,6 +37,7 @@ class Behind(Public):
         self._method = b""
         self._route: Route | None = None
         self._passed = False
+        self._trusting = bool(common.trusted)
 
     def request_id(self, request: RequestHead) -> bytes:
         client = request_id = b""
@@ -50,9 +51,13 @@ class Behind(Public):
         client = client.removeprefix(b"::ffff:")
         self._passed = not any(name == CLIENT for name, _ in request.headers)
         self._host, self._method, self._route = request.host, request.method, None
-        if client != self.client:
-            self.client, self._of_old = client, None
-            self._edge = Edge(client, b"http", self._port, self._common.settings.region.encode())
+        if self._trusting and not self._passed and client in self._common.trusted:
+            self._heed(request, client)
+        elif client != self.client or self._told is not None:
+            self.client = self._peer = client
+            self._told = self._of_old = None
+            self._https = False
+            self._edge = self._edge_of(self._version)
         return request_id if self._passed and request_id else self._common.next_id()
 
     def find(self, request: RequestHead) -> Route | None:

@@ -213,8 +213,7 @@ def _frontend(config: Config, frontend: Frontend) -> str:
         f"bind {host}:{frontend.port} backlog 4096",
         f'unique-id-format "{config.prefix}-%pid-%rt{suffix}"',
         *(_log() if config.logged else []),
-        # Once for each connection: an address in letters costs more than all else that is added.
-        'tcp-request connection set-var(sess.client) src,regsub(^::ffff:,"")',
+        *_client(config.times, public),
         "http-request set-var(txn.head) req.hdrs",
         f"acl from_root url -m reg '{PLAIN_TARGET}'",
         "acl current req.ver 1.1",
@@ -225,6 +224,19 @@ def _frontend(config: Config, frontend: Frontend) -> str:
         f"default_backend a{public}",
     ]
     return _section(lines)
+
+
+def _client(settings: Settings, public: int) -> list[str]:
+    """Where a connection comes from: once for each, since an address in letters costs more than all else that is
+    added. What a load balancer tells of it is known only when the connection's session begins."""
+    kept = 'set-var(sess.client) src,regsub(^::ffff:,"")'
+    if public not in settings.proxy_protocol:
+        return [f"tcp-request connection {kept}"]
+    return [
+        f"acl of_trusted src {' '.join(settings.trusted)}",
+        "tcp-request connection expect-proxy layer4 if of_trusted",
+        f"tcp-request session {kept}",
+    ]
 
 
 def _log() -> list[str]:

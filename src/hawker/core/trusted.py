@@ -1,0 +1,116 @@
+"""What proxies that are trusted say of a request: load balancers and CDNs before this one.
+
+    trusted = Trusted(["10.0.0.0/8"])
+    if b"10.0.0.7" in trusted:
+        told = trusted.told(b"10.0.0.7", fields)            # told.client, told.proto, told.port, told.host
+
+Who asks is found from the right of `X-Forwarded-For`: each proxy adds there whom it was asked by, so an address counts
+as long as whoever added it is trusted, and the first that is not trusted is the user's. What stands to the left of it
+is what that user made up. So it is with nginx (`real_ip_recursive`), Caddy (`trusted_proxies_strict`) and Envoy.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from hawker.core.forwarding import Field
+
+FORWARDED = b"x-forwarded-"
+_KEPT = 4096
+"""Addresses of which it is remembered whether they are trusted: there are few load balancers, and many users."""
+_HOST = re.compile(rb"[A-Za-z0-9.-]{1,253}(?::\d{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](?::\d{1,5})?")
+_SCHEMES = {b"http": b"http", b"ws": b"http", b"https": b"https", b"wss": b"https"}
+"""Traefik says `wss` of a WebSocket."""
+_PORTS = {b"http": 80, b"https": 443}
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class Told(msgspec.Struct, frozen=True):
+    """`client` is the user's address. The others are empty, or 0, where nothing is said that makes sense: `proto` is
+    `http` or `https`, `host` has its port."""
+
+    client: bytes
+    proto: bytes = b""
+    port: int = 0
+    host: bytes = b""
+
+
+class Trusted:
+    """Addresses and networks. Raises `ValueError` for what is neither."""
+
+    def __init__(self, networks: Iterable[str]) -> None:
+        self._networks: tuple[Network, ...] = tuple(ipaddress.ip_network(text) for text in networks)
+        self._known: dict[bytes, bool] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._networks)
+
+    def __contains__(self, address: bytes) -> bool:
+        known = self._known.get(address)
+        if known is None:
+            found = address_of(address)
+            known = found is not None and any(found in network for network in self._networks)
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            self._known[address] = known
+        return known
+
+    def told(self, peer: bytes, fields: Iterable[Field]) -> Told:
+        """What a request says that came from `peer`, which is trusted."""
+        hops: list[bytes] = []
+        proto = port = host = b""
+        for name, value in fields:
+            if name[:12] == FORWARDED:
+                if name == b"x-forwarded-for":
+                    hops += value.split(b",")
+                elif name == b"x-forwarded-proto":
+                    proto = value
+                elif name == b"x-forwarded-port":
+                    port = value
+                elif name == b"x-forwarded-host":
+                    host = value
+        proto = _SCHEMES.get(_last(proto).lower(), b"")
+        number = _last(port)
+        told_port = int(number) if number.isdigit() and len(number) <= 5 and 0 < int(number) < 65536 else 0
+        host = _last(host)
+        return Told(
+            client=self._client(peer, hops),
+            proto=proto,
+            port=told_port or _PORTS.get(proto, 0),
+            host=host if _HOST.fullmatch(host) else b"",
+        )
+
+    def _client(self, peer: bytes, hops: Sequence[bytes]) -> bytes:
+        client = peer
+        for hop in reversed(hops):
+            found = address_of(hop.strip())
+            if found is None:  # "unknown", or a word of its own for somebody: whom it hides nobody can tell
+                break
+            client = str(found).encode()
+            if client not in self:
+                break
+        return client
+
+
+def address_of(text: bytes) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """With or without a port, which some load balancers add; of a mapped IPv4 address the IPv4 one."""
+    host = text.decode("latin-1")
+    if host[:1] == "[":
+        host = host[1:].partition("]")[0]
+    elif host.count(":") == 1:
+        host = host.partition(":")[0]
+    try:
+        found = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    return found.ipv4_mapped or found if found.version == 6 else found
+
+
+def _last(value: bytes) -> bytes:
+    """Of a list: what the proxy said that is asked by nobody but those who are trusted."""
+    return value.rpartition(b",")[2].strip()
