@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from hawker.core.swim import LAN, Settings, plain
-from hawker.sim.membership_runs import Outcome, crashes, stalls
+from hawker.sim.membership.runs import Outcome, crashes, stalls
 
 
 class Sizes(msgspec.Struct, frozen=True):

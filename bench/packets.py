@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 
 from hawker.sim.hostile import throw
-from hawker.sim.loop import run
+from hawker.sim.platform.loop import run
 from hawker.telemetry import set_up_logs
 
 

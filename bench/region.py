@@ -31,9 +31,10 @@ from hawker.model.catalog import LogId, Position
 from hawker.model.guest import Resources
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow
-from hawker.sim.loop import Process, SimLoop, run
-from hawker.sim.net import Net
-from hawker.sim.record import Record
+from hawker.sim.platform.loop import SimLoop, run
+from hawker.sim.platform.net import Net
+from hawker.sim.platform.processes import Process
+from hawker.sim.platform.record import Record
 from hawker.store.db import Store
 from hawker.telemetry import Metrics, set_up_logs
 from hawker.worker.publishing import Publishing

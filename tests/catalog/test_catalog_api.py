@@ -24,10 +24,11 @@ from hawker.client.connection import Peer
 from hawker.host import live
 from hawker.http.events import SEND_S, EventStream
 from hawker.model.catalog import LogId, Position
-from hawker.sim.loop import Process, SimLoop, run
-from hawker.sim.net import Net
-from hawker.sim.node import DIRECTORY, Node, the_agent
-from hawker.sim.record import Record
+from hawker.sim.hosts.node import DIRECTORY, Node, the_agent
+from hawker.sim.platform.loop import SimLoop, run
+from hawker.sim.platform.net import Net
+from hawker.sim.platform.processes import Process
+from hawker.sim.platform.record import Record
 
 TOKENS = TokenSettings(cluster="c" * 20, users={"alice": "t" * 20})
 AS_ALICE = {"authorization": "Bearer " + "t" * 20, "content-type": "application/json"}

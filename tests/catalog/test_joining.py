@@ -14,10 +14,10 @@ from hawker.agent.settings import AgentSettings, BrokerRole, CatalogSettings, To
 from hawker.catalog.joining import HINT_S, Joining
 from hawker.client.wire import PeerUnreachable
 from hawker.core.swim.members import Member, Status, View
-from hawker.sim.loop import SimLoop, run
-from hawker.sim.net import Net
-from hawker.sim.node import DIRECTORY, Node, the_agent
-from hawker.sim.record import Record
+from hawker.sim.hosts.node import DIRECTORY, Node, the_agent
+from hawker.sim.platform.loop import SimLoop, run
+from hawker.sim.platform.net import Net
+from hawker.sim.platform.record import Record
 
 PORT = 4280
 

@@ -13,7 +13,7 @@ from hawker.catalog.replica import Replica
 from hawker.model.catalog import LogId, Position, Version
 from hawker.model.guest import Resources
 from hawker.model.rows import LedgerRow, LogHeadRow, TallyRow
-from hawker.sim.disk import CrashDisk
+from hawker.sim.platform.disk import CrashDisk
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.worker.publishing import Publishing

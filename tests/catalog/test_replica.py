@@ -34,7 +34,7 @@ from hawker.model.catalog import (
     Values,
     Version,
 )
-from hawker.sim.disk import CrashDisk
+from hawker.sim.platform.disk import CrashDisk
 
 NOW_MS = 1_700_000_000_000
 

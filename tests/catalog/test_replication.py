@@ -15,10 +15,10 @@ from tests.kit.virtual_time import virtual_host, virtual_time
 from hawker.catalog.exchange import Address, Exchange
 from hawker.catalog.packets import Sealer
 from hawker.catalog.replica import Replica
-from hawker.catalog.replication import HOLE_S, SOON_S, Replication
+from hawker.catalog.replication import HOLE_S, SOON_S, FetchAnswer, Replication
 from hawker.client.wire import PeerUnreachable
 from hawker.model.catalog import Change, Position, Version
-from hawker.sim.disk import CrashDisk
+from hawker.sim.platform.disk import CrashDisk
 from hawker.telemetry import Metrics
 
 NEIGHBOUR = "127.0.0.1", 4281
@@ -104,6 +104,39 @@ async def test_what_is_told_by_its_position_is_asked_for_sooner_than_what_may_on
     assert len(exchange.asked) == 2
     await node.close()
     replica.close()
+
+
+class Answers(Exchange):
+    """What `owner` has is given to who asks for it."""
+
+    def __init__(self, owner: Replica) -> None:
+        super().__init__(Sealer("fleet", ["secret"], Random(1)), "token")
+        self._owner = owner
+
+    async def ask(self, to: Address, path: str, question: Any, kind: Any, timeout_s: float = 5.0) -> Any:
+        found = [self._owner.answer(log, at) for log, at in question.logs]
+        return FetchAnswer(tuple(each for each in found if each))
+
+
+@virtual_time
+async def test_what_was_fetched_is_passed_on_by_its_position(tmp_path: Path) -> None:
+    """Once only those that the owner itself told knew of it; in a large region the others found out a second later."""
+    theirs = Replica.open(tmp_path / "theirs.db", virtual_host())
+    owner = Owner(theirs, "ord-2")
+    owner.put("machines", **row("a"))
+    replica = Replica.open(tmp_path / "catalog.db", virtual_host())
+    passed_on: list[Version] = []
+    node = Replication(
+        "ord-1", NEIGHBOUR, replica, Answers(theirs), passed_on.append, lambda tier, epoch: None, Metrics()
+    )
+    told = Version("ord-2", "region", owner.origin.epoch, owner.origin.head, ())
+    node.told(NEIGHBOUR, [told])
+    await asyncio.sleep(SOON_S * 2)
+    assert replica.rows("select id from machines") == [("a",)]
+    assert passed_on == [told]
+    await node.close()
+    replica.close()
+    theirs.close()
 
 
 @virtual_time

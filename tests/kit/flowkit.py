@@ -34,7 +34,7 @@ from tests.kit.virtual_time import run_in_virtual_time, virtual_host
 
 from hawker.errors import Abort, Broken, Retry, StoreError
 from hawker.model.guest import Resources
-from hawker.sim.world import Program
+from hawker.sim.hosts.world import Program
 from hawker.store.db import Store
 from hawker.worker.flow import Act, Done, Flow, Step, StepContext
 from hawker.worker.flows import MachineFlows

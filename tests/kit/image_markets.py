@@ -29,8 +29,8 @@ from hawker.client.api import Client as PlainClient
 from hawker.host import Host, live
 from hawker.images.service import Images
 from hawker.model.guest import Resources
-from hawker.sim.driver import FakeDriver
-from hawker.sim.world import Program, World
+from hawker.sim.hosts.driver import FakeDriver
+from hawker.sim.hosts.world import Program, World
 from hawker.worker.peers import Peers
 
 PROGRAM = "run"

@@ -16,7 +16,7 @@ from hawker.errors import PreconditionFailed
 from hawker.model.config import check_config
 from hawker.model.machine import State
 from hawker.model.rows import EventRow, MachineRow, RunRow
-from hawker.sim.world import World
+from hawker.sim.hosts.world import World
 from hawker.worker.request import Request
 from hawker.worker.runner import Busy
 

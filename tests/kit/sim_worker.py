@@ -20,9 +20,9 @@ from hawker.model.config import check_config
 from hawker.model.guest import Resources
 from hawker.model.market import Order
 from hawker.model.rows import AppRow, EventRow, MachineRow, RunRow
-from hawker.sim import invariants
-from hawker.sim.driver import FakeDriver
-from hawker.sim.world import Program, World
+from hawker.sim.checks import invariants
+from hawker.sim.hosts.driver import FakeDriver
+from hawker.sim.hosts.world import Program, World
 from hawker.store.db import Store
 from hawker.store.verify import verify
 from hawker.telemetry import Metrics

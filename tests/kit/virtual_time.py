@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
 from hawker.host import Host
-from hawker.sim.loop import SimLoop
+from hawker.sim.platform.loop import SimLoop
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -14,7 +14,7 @@ from tests.kit.planes import APART, NEEDS, PLANES, Plane
 from tests.kit.raw_http import Answer, Behaviour, Upstream, User, hello
 from tests.kit.routers import HTTP, FakeMachine, FakeRoute, FakeRouter
 
-from hawker.sim.loop import SimLoop
+from hawker.sim.platform.loop import SimLoop
 
 
 class Stage:

@@ -24,12 +24,13 @@ def an_order(seed: int) -> tuple[str, str]:
     from hawker.agent.settings import AgentSettings, BrokerRole, TokenSettings, WorkerRole
     from hawker.client.connection import Peer
     from hawker.model.guest import Resources
-    from hawker.sim.logs import logs_into
-    from hawker.sim.loop import Process, SimLoop, run
-    from hawker.sim.net import Net
-    from hawker.sim.node import DIRECTORY, Node, the_agent
-    from hawker.sim.record import Record
-    from hawker.sim.world import Program
+    from hawker.sim.hosts.node import DIRECTORY, Node, the_agent
+    from hawker.sim.hosts.world import Program
+    from hawker.sim.platform.logs import logs_into
+    from hawker.sim.platform.loop import SimLoop, run
+    from hawker.sim.platform.net import Net
+    from hawker.sim.platform.processes import Process
+    from hawker.sim.platform.record import Record
 
     async def main(loop: SimLoop) -> tuple[str, str]:
         record = Record(loop.time)

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from hawker.sim.campaign import Campaign
-from hawker.sim.cluster import Plan, Report, simulate
+from hawker.sim.plan import Plan
+from hawker.sim.running import Report, simulate
 
 pytestmark = pytest.mark.slow
 

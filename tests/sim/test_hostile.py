@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hawker.sim.hostile import throw
-from hawker.sim.loop import run
+from hawker.sim.platform.loop import run
 
 
 @pytest.mark.parametrize("seed", [1, 2])

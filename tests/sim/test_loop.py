@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from hawker.sim.loop import Process, SimLoop, Stalled, run
+from hawker.sim.platform.loop import SimLoop, Stalled, run
+from hawker.sim.platform.processes import Process
 
 
 def test_a_day_takes_no_time() -> None:

@@ -8,9 +8,10 @@ import pytest
 
 from hawker.core.swim import LAN, Member, Status, plain
 from hawker.core.swim.beliefs import Beliefs, Suspicion
-from hawker.sim.membership import Plan, World
-from hawker.sim.membership_rules import Broken, check_settled, settles_in
-from hawker.sim.membership_runs import check_speed, crashes, isolation, stalls, storm
+from hawker.sim.membership.runs import check_speed, crashes, isolation, stalls, storm
+from hawker.sim.membership.settling import check_settled, settles_in
+from hawker.sim.membership.watch import Broken
+from hawker.sim.membership.world import Plan, World
 
 Rules = type[Beliefs]
 

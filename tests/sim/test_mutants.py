@@ -6,8 +6,9 @@ import gc
 
 import pytest
 
-from hawker.sim.cluster import Plan, simulate
-from hawker.sim.mutants import MUTANTS
+from hawker.sim.mutants.market import MUTANTS
+from hawker.sim.plan import Plan
+from hawker.sim.running import simulate
 
 pytestmark = pytest.mark.slow
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from hawker.sim.loop import Process, SimLoop, run
-from hawker.sim.net import Net, Station
-from hawker.sim.record import Record
+from hawker.sim.platform.loop import SimLoop, run
+from hawker.sim.platform.net import Net
+from hawker.sim.platform.processes import Process, Station
+from hawker.sim.platform.record import Record
 
 PORT = 80
 
@@ -46,7 +47,7 @@ class Place:
 
     def die(self, name: str, station: Station, *, silently: bool) -> None:
         self.loop.kill(self.processes[name])
-        station.close_all(self.processes[name], silently=silently)
+        self.net.close_all(self.processes[name], silently=silently)
 
     def cut(self) -> None:
         for link in (self.net.link(self.a, self.b), self.net.link(self.b, self.a)):

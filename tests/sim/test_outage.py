@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from hawker.sim.scenarios import MACHINES, REGION, outage
+from hawker.sim.scenarios.outage import MACHINES, REGION, outage
 
 pytestmark = pytest.mark.slow
 

@@ -8,10 +8,12 @@ import pytest
 
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow
-from hawker.sim.asking import Api, machine_config
-from hawker.sim.cluster import PORT, TOKEN, Cluster, Plan
-from hawker.sim.logs import logs_into
-from hawker.sim.loop import SimLoop, run
+from hawker.sim.cluster import Cluster
+from hawker.sim.fleet import PORT, TOKEN
+from hawker.sim.people.asking import Api, machine_config
+from hawker.sim.plan import Plan
+from hawker.sim.platform.logs import logs_into
+from hawker.sim.platform.loop import SimLoop, run
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,8 @@ from hawker.core import ownerlog
 from hawker.core.ownerlog import Fit, Verdict
 from hawker.model.catalog import Change, LogId, Origin, Position, Tier, Values, Version
 from hawker.model.rows import LogHeadRow, PublishedRow, published_key
-from hawker.sim.replication import campaign, run
-from hawker.sim.replication_node import Kinds
+from hawker.sim.replication.node import Kinds
+from hawker.sim.replication.runs import campaign, run
 from hawker.store.tx import Tx
 
 SEEDS_MOST = 40

@@ -16,10 +16,11 @@ import pytest
 from msgspec.structs import replace
 
 from hawker.core.outage import Outage
-from hawker.sim.cluster import Plan, Report, plan_of, simulate
-from hawker.sim.mutants import Change, Mutant, mutated
-from hawker.sim.proxy_mutants import PROXY_MUTANTS
-from hawker.sim.standbys import outages
+from hawker.sim.mutants.base import Change, Mutant, mutated
+from hawker.sim.mutants.proxy import PROXY_MUTANTS
+from hawker.sim.plan import Plan, plan_of
+from hawker.sim.running import Report, simulate
+from hawker.sim.scenarios.standbys import outages
 
 pytestmark = pytest.mark.slow
 

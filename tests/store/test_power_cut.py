@@ -19,7 +19,7 @@ import pytest
 from hawker.errors import DiskFull, StoreError
 from hawker.host import Host
 from hawker.model.rows import LeaseRow
-from hawker.sim.disk import CrashDisk
+from hawker.sim.platform.disk import CrashDisk
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.store.verify import verify

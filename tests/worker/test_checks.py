@@ -18,10 +18,11 @@ from hawker.core.checking import GROWTH, JITTER, RELEARN_S, WAITING, Health
 from hawker.model.config import check_config
 from hawker.model.machine import State
 from hawker.model.rows import CheckRow, MachineRow
-from hawker.sim.loop import PROCESS, Process, SimLoop
-from hawker.sim.net import Net, Station
-from hawker.sim.record import Record
-from hawker.sim.world import World
+from hawker.sim.hosts.world import World
+from hawker.sim.platform.loop import SimLoop
+from hawker.sim.platform.net import Net
+from hawker.sim.platform.processes import PROCESS, Process, Station
+from hawker.sim.platform.record import Record
 from hawker.worker.check_rows import learned
 from hawker.worker.checks import A_TURN, AT_ONCE, HELD_S, TURN_S, Checks
 

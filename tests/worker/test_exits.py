@@ -13,7 +13,7 @@ from tests.kit.virtual_time import virtual_time
 
 from hawker.errors import DiskFull
 from hawker.model.machine import State
-from hawker.sim.world import Program
+from hawker.sim.hosts.world import Program
 from hawker.worker.drivers.base import Exit, InstanceSpec, Limits
 
 PROGRAMS = {

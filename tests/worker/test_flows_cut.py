@@ -15,7 +15,7 @@ from tests.kit.sim_client import Client
 
 from hawker.model.guest import Resources
 from hawker.model.machine import State
-from hawker.sim.world import Program
+from hawker.sim.hosts.world import Program
 
 PAIRS_MOST = 60
 ABORTS_CUT_MOST = 30

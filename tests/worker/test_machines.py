@@ -18,7 +18,7 @@ from hawker.model.config import check_config
 from hawker.model.guest import Resources
 from hawker.model.machine import State
 from hawker.model.market import Reservation
-from hawker.sim.world import Program
+from hawker.sim.hosts.world import Program
 from hawker.worker import leases
 from hawker.worker.flow import Done, Flow, Step, StepContext
 from hawker.worker.flows import MachineFlows

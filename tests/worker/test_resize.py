@@ -12,8 +12,8 @@ from hawker.errors import Invalid, NotBuilt, PreconditionFailed
 from hawker.model.config import check_config
 from hawker.model.guest import Resources
 from hawker.model.machine import State
-from hawker.sim.driver import FakeDriver
-from hawker.sim.world import Program
+from hawker.sim.hosts.driver import FakeDriver
+from hawker.sim.hosts.world import Program
 from hawker.worker import ledger
 
 SMALL = Resources(cpus_shared=4, memory_mib=1024, disk_mib=1 << 20, machines=10)

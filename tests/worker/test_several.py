@@ -13,8 +13,8 @@ from tests.kit.virtual_time import virtual_time
 from hawker.errors import DeadlineExceeded
 from hawker.model.config import check_config
 from hawker.model.machine import State
-from hawker.sim.driver import FakeDriver
-from hawker.sim.world import Program, World
+from hawker.sim.hosts.driver import FakeDriver
+from hawker.sim.hosts.world import Program, World
 from hawker.worker.drivers.base import Exit, Fingerprint, Instance, InstanceSpec, Limits, StartFailed, UnknownInstance
 from hawker.worker.drivers.several import RETRY_S, DriverDown, Several
 

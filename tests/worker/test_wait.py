@@ -13,7 +13,7 @@ from tests.kit.virtual_time import virtual_time
 from hawker.errors import DeadlineExceeded, Invalid, NotFound, PreconditionFailed
 from hawker.model.config import check_config
 from hawker.model.machine import State
-from hawker.sim.world import Program
+from hawker.sim.hosts.world import Program
 from hawker.worker.wait import Reached, wait_state, wanted_states
 
 

@@ -13,7 +13,7 @@ from hawker.errors import NotFound, PreconditionFailed
 from hawker.model import door
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow
-from hawker.sim.world import Program
+from hawker.sim.hosts.world import Program
 from hawker.worker import leases
 from hawker.worker.machine_api import StartRefused
 from hawker.worker.machine_log import get_machine

@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from hawker.sim.cluster import Plan, Report, plan_of, simulate
-from hawker.sim.kinds import KINDS
-from hawker.sim.paths import COMMON, NAMED, OF_USERS
+from hawker.sim.checks.paths import COMMON, NAMED, OF_USERS
+from hawker.sim.faults.kinds import KINDS
+from hawker.sim.plan import Plan, plan_of
+from hawker.sim.running import Report, simulate
 
 FEW, MANY = 5, 100
 """From `MANY` seeds on, every named path must have been taken; from `FEW` on, the common ones."""

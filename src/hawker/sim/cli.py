@@ -14,7 +14,7 @@ from hawker.errors import HawkerError, Invalid
 
 if TYPE_CHECKING:
     from hawker.sim.campaign import Campaign
-    from hawker.sim.cluster import Report
+    from hawker.sim.running import Report
 
 SHOWN = 40  # events and violations of a failed run on the terminal; the record has more
 
@@ -64,9 +64,10 @@ def run(
     as_json: bool,
 ) -> None:
     """Run one simulation. Ends with status 1 when a promise was broken."""
-    from hawker.sim.cluster import plan_of, simulate
-    from hawker.sim.mutants import MUTANTS
-    from hawker.sim.proxy_mutants import PROXY_MUTANTS
+    from hawker.sim.mutants.market import MUTANTS
+    from hawker.sim.mutants.proxy import PROXY_MUTANTS
+    from hawker.sim.plan import plan_of
+    from hawker.sim.running import simulate
 
     _form(ctx, as_json)
     known = PROXY_MUTANTS if users else MUTANTS
@@ -100,7 +101,8 @@ def replay(
     """
     from hawker import __version__
     from hawker.sim import replay as again
-    from hawker.sim.cluster import plan_of, simulate
+    from hawker.sim.plan import plan_of
+    from hawker.sim.running import simulate
 
     if (record is None) == (seed is None):
         raise click.UsageError("Give either the record of a run or --seed.")

@@ -31,9 +31,10 @@ from hawker.host import Host
 from hawker.http.app import AGENT, Serving, Tokens
 from hawker.http.server import serve
 from hawker.model.catalog import Change, LogId, Numbered, Origin, Position, Range, Version
-from hawker.sim.loop import Process, SimLoop
-from hawker.sim.net import Net
-from hawker.sim.record import Record
+from hawker.sim.platform.loop import SimLoop
+from hawker.sim.platform.net import Net
+from hawker.sim.platform.processes import Process
+from hawker.sim.platform.record import Record
 from hawker.telemetry import Metrics
 
 CLUSTER, TOKEN, PORT = "fuzz", "token", 4281

@@ -10,7 +10,9 @@ import msgspec
 from msgspec.structs import replace
 
 from hawker.errors import Invalid
-from hawker.sim.cluster import Plan, Report, simulate
+from hawker.sim.faults.drawing import faults_of
+from hawker.sim.plan import Plan
+from hawker.sim.running import Report, simulate
 
 ABOUT_MAX = 80
 SHRINK_RUNS_MAX = 80
@@ -52,7 +54,7 @@ def rerun(plan: Plan, violations: Sequence[str]) -> tuple[Report, list[str]]:
 def shrink(plan: Plan, wanted: set[str], note: Callable[[str], None]) -> Plan:
     """A plan with fewer faults that still violates one of the wanted invariants. Halves of the faults are left out,
     then quarters, down to single ones."""
-    faults = plan.the_faults()
+    faults = faults_of(plan)
     runs, size = 0, max(1, len(faults) // 2)
     while runs < SHRINK_RUNS_MAX:
         start = 0

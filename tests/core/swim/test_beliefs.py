@@ -14,7 +14,7 @@ from tests.core.swim.group import known, member
 from hawker.core.swim import LAN, Action, Changed, Conflict, Known, Member, Status, View, plain
 from hawker.core.swim.beliefs import INF, Beliefs
 from hawker.core.swim.wire import Alive, Dead, Entry, Rumour, Suspect
-from hawker.sim.membership_rules import rank
+from hawker.sim.membership.watch import rank
 
 ALIVE, SUSPECT, DEAD, LEFT = Status
 PEERS = ("me", "x", "a", "b", "c", "d")

@@ -1,0 +1,1 @@
+"""What must hold, and what a campaign must have seen."""

@@ -1,0 +1,1 @@
+"""What goes wrong, how often and with whom."""

@@ -1,0 +1,1 @@
+"""Membership alone, on a bare event heap: thousands of members, without asyncio."""

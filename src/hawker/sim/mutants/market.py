@@ -1,0 +1,151 @@
+"""Mutations of the market: of workers, brokers and the catalog, each with the invariants that must notice it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import apsw
+from msgspec.structs import replace
+
+from hawker.broker.orders import Orders
+from hawker.catalog.outbox import Outbox
+from hawker.core import capacity
+from hawker.model.catalog import Change as CatalogChange
+from hawker.model.catalog import Version
+from hawker.model.market import Reason, Refusal
+from hawker.model.rows import LogHeadRow, MachineRow
+from hawker.sim.mutants.base import Change, Mutant
+from hawker.store import db
+from hawker.store.connection import prepare
+from hawker.store.tx import Tx
+from hawker.worker import leases
+from hawker.worker.exits import Exits
+from hawker.worker.flow import Done, StepContext
+from hawker.worker.flows import MachineFlows
+from hawker.worker.market import Market
+from hawker.worker.runner import Runner
+from hawker.worker.superseding import Superseding
+
+# --- what they do instead --------------------------------------------------------------------------------------------
+
+
+def _nothing(*args: Any, **options: Any) -> None: ...
+
+
+async def _nothing_async(*args: Any, **options: Any) -> None: ...
+
+
+def _unsynced(connection: apsw.Connection, *, exclusive: bool) -> None:
+    prepare(connection, exclusive=exclusive)
+    connection.execute("pragma synchronous = off")
+
+
+def _never_lapses(market: Market, tx: Tx) -> int:
+    return 0
+
+
+async def _forgets_what_it_holds(market: Market, key: str, cause: str) -> str:
+    """A release that is acknowledged and not done."""
+    return ""
+
+
+def _resumes_nothing(runner: Runner) -> int:
+    return 0
+
+
+def _takes_orders_while_cordoned(unfit: Callable[..., Refusal | None]) -> Callable[..., Refusal | None]:
+    def look(market: Market, *args: Any) -> Refusal | None:
+        refusal = unfit(market, *args)
+        return None if refusal and refusal.reason is Reason.cordoned else refusal
+
+    return look
+
+
+async def _undoes_nothing(flows: MachineFlows, context: StepContext) -> Done:
+    return Done(flows._settle_destroyed if "purge" in context.run.steps else flows._settle)
+
+
+async def _leaves_the_directory(flows: MachineFlows, context: StepContext) -> Done:
+    return await flows._clear(context)
+
+
+def _publishes_at_once(outbox: Outbox, tx: Tx, head: LogHeadRow, changes: tuple[CatalogChange, ...]) -> None:
+    """Before the commit, which may fail."""
+    tx.put(replace(head, head=head.head + 1))
+    if outbox.on_published:
+        outbox.on_published(Version(outbox.owner, head.tier, head.epoch, head.head + 1, changes, head.floor))
+
+
+def _nobody_supersedes(superseding: Superseding, machine: MachineRow) -> str:
+    return ""
+
+
+MUTANTS: dict[str, Mutant] = {
+    "ledger without check": Mutant(
+        "a worker books what it has no room for", ("oversold", "S1"), (Change(capacity, "shortfall", _nothing),)
+    ),
+    "answer before durable": Mutant(
+        "an answer goes out before its commit is on the disk",
+        ("S2", "without a run", "log record", "expected number"),
+        (Change(db, "prepare", _unsynced),),
+    ),
+    "release forgotten by the broker": Mutant(
+        "an order in doubt is not released",
+        ("S3",),
+        (Change(Orders, "_give_up", _nothing),),
+        ("cut at the answer",),
+    ),
+    "release forgotten by the worker": Mutant(
+        "a worker acknowledges a release and does not do it",
+        ("S3", "L2"),
+        (Change(Market, "release", _forgets_what_it_holds),),
+        ("cut at the answer",),
+    ),
+    "lapse ignored": Mutant("reservations never lapse", ("reservations",), (Change(Market, "_lapse", _never_lapses),)),
+    "claim not taken": Mutant(
+        "an order with a key is confirmed without its claim", ("S4",), (Change(Orders, "_claim", _nothing_async),)
+    ),
+    "exits forgotten at restart": Mutant(
+        "a worker does not look at its start whether its programs are there",
+        ("the world has", "its instance is", "S5"),
+        (Change(Exits, "recover", _nothing_async),),
+    ),
+    "exits not heard": Mutant(
+        "the end of a program is not noticed", ("the world has", "is active"), (Change(Exits, "on_exit", _nothing),)
+    ),
+    "runs not resumed": Mutant(
+        "a worker leaves the runs of the one before it where they were",
+        ("not at rest", "is active"),
+        (Change(Runner, "resume", _resumes_nothing),),
+    ),
+    "lease not checked": Mutant("anybody may change a leased machine", ("S17",), (Change(leases, "check", _nothing),)),
+    "cordon ignored": Mutant(
+        "a cordoned worker takes orders",
+        ("taken while the worker was cordoned",),
+        (Change(Market, "_unfit", _takes_orders_while_cordoned(Market._unfit)),),
+    ),
+    "failed start not undone": Mutant(
+        "what a failed launch left is not removed",
+        ("S5", "the world has", "no machine", "left its directory"),
+        (Change(MachineFlows, "_undo", _undoes_nothing),),
+        ("failing driver", "slow driver"),
+    ),
+    "published before the commit": Mutant(
+        "the catalog hears of rows that may not be kept",
+        ("S11", "S12", "L1"),
+        (Change(Outbox, "_append", _publishes_at_once),),
+        ("full disk", "i/o error"),
+    ),
+    "generation ignored": Mutant(
+        "a returning worker keeps machines that were ordered anew elsewhere",
+        ("S5", "S4"),
+        (Change(Superseding, "by", _nobody_supersedes),),
+        ("long power cut",),
+    ),
+    "directory left": Mutant(
+        "a destroyed machine leaves its directory",
+        ("left its directory",),
+        (Change(MachineFlows, "_purge", _leaves_the_directory),),
+    ),
+}

@@ -1,0 +1,76 @@
+"""How people ask the market in a simulation: over HTTP, each time through another broker."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from hawker.client.connection import Peer
+from hawker.client.wire import PeerUnreachable
+from hawker.sim.people.book import Book
+
+ANSWER_S = 15.0
+SETTLE_TRIES = 40
+"""So often a call whose end matters is made again."""
+
+_decode = msgspec.json.Decoder().decode
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """`status` 0: none came. `sent` false: the request reached nobody."""
+
+    status: int
+    body: Any = None
+    sent: bool = True
+    broker: str = ""
+
+    @property
+    def word(self) -> str:
+        return str(self.body.get("status", "")) if isinstance(self.body, dict) else ""
+
+    @property
+    def definite(self) -> bool:
+        return self.status == 200 or 400 <= self.status < 500
+
+
+class Api:
+    """The public API through one of several brokers, drawn anew for each request."""
+
+    def __init__(self, brokers: Mapping[str, tuple[str, int]], token: str, rng: random.Random, book: Book) -> None:
+        headers = {"authorization": f"Bearer {token}"}
+        self._peers = {name: Peer(*address, headers=headers) for name, address in brokers.items()}
+        self._rng = rng
+        self.book = book
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = ANSWER_S,
+        order: bool = False,
+    ) -> Answer:
+        broker = self._rng.choice(sorted(self._peers))
+        raw = b"" if body is None else msgspec.json.encode(body)
+        self.book.in_flight[broker] += order
+        try:
+            response = await self._peers[broker].request(
+                method, path, body=raw, headers=headers or {}, timeout_s=timeout_s
+            )
+        except PeerUnreachable as error:
+            return Answer(0, broker=broker, sent=error.sent)
+        finally:
+            self.book.in_flight[broker] -= order
+        try:
+            return Answer(response.status, _decode(response.body) if response.body else None, broker=broker)
+        except msgspec.DecodeError:
+            return Answer(response.status, broker=broker)
+
+
+def machine_config(program: str, label: str, **fields: Any) -> dict[str, Any]:
+    return {"image": "host", "init": {"exec": [program]}, "metadata": {"label": label}, **fields}

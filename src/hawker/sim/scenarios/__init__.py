@@ -1,0 +1,1 @@
+"""Stories with an end of their own, told by one world each."""
