@@ -206,16 +206,21 @@ async def test_what_comes_later_waits_behind_what_is_over_budget_and_all_of_it_i
     await node.store.close()
 
 
-async def test_over_budget_each_log_has_its_turn(tmp_path: Path) -> None:
+async def test_what_waited_of_both_logs_goes_out_together(tmp_path: Path) -> None:
+    """Once they went by turns, and an app that was just made was known when both had had theirs."""
     node = Node(tmp_path / "worker.db", Budget(versions_per_s=10, versions_at_once=1))
     await node.do(node.outbox.open)
+    await node.take("m0")
     await node.count("web", 1)
+    await node.take("m1")
     node.now_ms += COALESCE_MS
-    for n in range(6):
-        await node.take(f"m{n}")
-        await node.do(node.outbox.flush)
-        node.now_ms += 100
-    assert [version.tier for version in node.told[:3]] == ["region", "global", "region"]
+    await node.do(node.outbox.flush)
+    assert [(version.tier, len(version.changes)) for version in node.told[1:]] == [("region", 1), ("global", 1)]
+    await node.take("m2")
+    assert len(node.told) == 3, "nothing is left of the budget"
+    node.now_ms += 100
+    await node.do(node.outbox.flush)
+    assert [change.key for change in node.told[-1].changes] == ["m2"], "and nothing is owed"
     await node.store.close()
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.kit.virtual_time import virtual_time
 
 from hawker.catalog import spreading
-from hawker.catalog.spreading import OWN_NEWS_S, TICK_S, Spreading
+from hawker.catalog.spreading import OWN_NEWS_S, Spreading
 from hawker.core.swim.settings import LAN
 from hawker.model.catalog import Change, Version
 
@@ -30,20 +30,47 @@ async def test_a_small_region_hears_of_an_owners_news_at_once(neighbours: int) -
     own.close()
 
 
+def many(first: int, last: int) -> list[Version]:
+    values = {"state": "started", "image": "x" * 300}
+    return [
+        Version("ord-1", "region", 1, number, (Change("machines", f"m{number}", values),))
+        for number in range(first, last + 1)
+    ]
+
+
 @virtual_time
-async def test_more_than_the_next_packets_carry_is_told_by_its_position_at_once() -> None:
-    """Once it waited for its turn: for seconds, where an owner changed a hundred rows at a time."""
+async def test_more_than_the_next_packets_carry_is_told_by_its_position_at_once_and_in_no_other_way() -> None:
+    """Once it waited for its turn: for seconds, where an owner changed a hundred rows at a time. Then it was told whole
+    to whoever fetched it, again and again."""
     sent: list[bytes] = []
     own = Spreading(LAN, Random(1), lambda: [("10.0.0.1", 1)], lambda to, payload: sent.append(payload))
-    values = {"state": "started", "image": "x" * 300}
-    for number in range(1, 101):
-        own.tell(Version("ord-1", "region", 1, number, (Change("machines", f"m{number}", values),)), ours=True)
-    await asyncio.sleep(OWN_NEWS_S + 1.5 * TICK_S)
+    for version in many(1, 100):
+        own.tell(version, ours=True)
+    await asyncio.sleep(OWN_NEWS_S * 1.5)
     told = [version for payload in sent for version in spreading.read(payload[1:])]
-    assert Version("ord-1", "region", 1, 100, ()) in told
-    whole = [version.number for version in told if version.changes]
-    assert sorted({*whole}) == [*range(1, 1 + len({*whole}))], "those that fit, in their order"
-    assert len({*whole}) > 5
+    before = [version.number for version in told if not version.changes]
+    assert len(before) == 1
+    assert [version.number for version in told if version.changes] == [*range(before[0] + 1, 101)]
+    own.close()
+
+
+@pytest.mark.parametrize("neighbours", [2, 3])
+@virtual_time
+async def test_every_neighbour_hears_the_newest_first_however_much_is_told_again(neighbours: int) -> None:
+    """Once what one neighbour had just heard came last for the next one, behind all that is told a second time: a
+    quarter of a second later, where 200 apps were made in a second."""
+    others = [(f"10.0.0.{n}", 1) for n in range(neighbours)]
+    newest = dict.fromkeys(others, 0)
+
+    def hear(to: spreading.Address, payload: bytes) -> None:
+        newest[to] = max(newest[to], *(version.number for version in spreading.read(payload[1:])))
+
+    own = Spreading(LAN, Random(1), lambda: others, hear)
+    for last in range(10, 201, 10):
+        for version in many(last - 9, last):
+            own.tell(version, ours=True)
+        await asyncio.sleep(OWN_NEWS_S * 1.5)
+        assert min(newest.values()) > last - 10
     own.close()
 
 

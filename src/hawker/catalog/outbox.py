@@ -180,31 +180,29 @@ class Outbox:
             tx.after_commit(lambda: self._check_taken(tx))
 
     def flush(self, tx: Tx) -> None:
-        """Publish what has waited long enough, within the budget: one version per tier. To be submitted to the store as
-        a change of its own."""
-        left = False
-        for tier in self._longest_waiting(tx):
+        """Publish what has waited long enough, within the budget: one version per tier. They count as one: a change
+        often has rows of both, which are of no use in halves, and they are told in one packet and asked for together.
+        To be submitted to the store as a change of its own."""
+        left, may, cost = False, None, 1
+        for tier in TIERS:
             waiting = tx.select(DueRow, "tier = ? order by since_ms, id limit ?", (tier, FLUSH_MOST))
             due = [row for row in waiting if ownerlog.is_due(row.since_ms, tx.now_ms)]
             if not due:
                 continue
-            if not self._affords(tx.now_ms):
+            may = self._affords(tx.now_ms) if may is None else may
+            if not may:
                 left = True
                 break
             left |= len(due) == FLUSH_MOST
             tx.record("catalog.published", self.owner, cause="due")
             for row in due:
                 tx.delete(DueRow, row.key)
-            self._write(tx, tier, [Change(row.of, row.id, row.values) for row in due], {})
+            self._write(tx, tier, [Change(row.of, row.id, row.values) for row in due], {}, cost)
+            cost = 0
         self._short = left
         self._tell_due(tx)
 
     # --- helpers ---
-
-    def _longest_waiting(self, tx: Tx) -> list[Tier]:
-        """The tiers with rows that wait, that of the oldest first: with little budget each has its turn."""
-        found = dict(tx.query("select tier, min(since_ms) from due group by tier"))
-        return sorted((tier for tier in TIERS if tier in found), key=lambda tier: found[tier])
 
     def _head(self, reads: Reads, tier: Tier) -> LogHeadRow:
         head = reads.get(LogHeadRow, tier)
@@ -260,8 +258,10 @@ class Outbox:
             wait_ms = max(ownerlog.wait_ms(self._budget, self._bucket), 0 if soon else ownerlog.COALESCE_MS)
             tx.after_commit(lambda: self.on_due(wait_ms) if self.on_due else None)
 
-    def _write(self, tx: Tx, tier: Tier, changes: list[Change], merged: Mapping[tuple[str, str], Values]) -> None:
-        """One version, its rows and the head."""
+    def _write(
+        self, tx: Tx, tier: Tier, changes: list[Change], merged: Mapping[tuple[str, str], Values], cost: int = 1
+    ) -> None:
+        """One version, its rows and the head; `cost` is what it counts as in the budget."""
         head = self._head(tx, tier)
         number = head.head + 1
         for change in changes:
@@ -278,7 +278,7 @@ class Outbox:
             tx.put(
                 PublishedRow(tier=tier, of=table, id=key, number=number, values=values, at_ms=tx.now_ms, merged=True)
             )
-        self._bucket = ownerlog.spent(self._bucket, len(_encode(all_changes)))
+        self._bucket = ownerlog.spent(self._bucket, len(_encode(all_changes)), cost)
         self._append(tx, head, tuple(all_changes))
 
     def _append(self, tx: Tx, head: LogHeadRow, changes: tuple[Change, ...]) -> None:

@@ -25,9 +25,9 @@ DIGEST = "/v1/catalog/digest"
 FETCH = "/v1/catalog/fetch"
 HOLE_S = 0.1
 """Half a gossip tick: another neighbour may be about to tell."""
-SOON_S = 0.02
+SOON_S = 0.005
 """Before rows are asked for that are too many to be told: what comes meanwhile is asked for with them. A few neighbours
-are told at a time, so no owner is asked by all of a region at once."""
+are told at a time, and tell others once they have them, so no owner is asked by all of a region at once."""
 TAKE_S = 0.002
 TAKE_MOST = 256
 """One commit for what is told within a moment: 30,000 versions a second instead of 15,000."""
@@ -204,6 +204,7 @@ class Replication:
         except (PeerUnreachable, StoreError) as error:
             _logger.info("catalog.fetch_failed", error=error.message, logs=len(logs), cause="local rule: a hole")
         else:
+            self._tell_positions(moved)
             for log in moved:
                 if self._lacks(log):  # it went on meanwhile, and what was told of that was not asked for
                     self._want(source, log, SOON_S)
@@ -223,9 +224,7 @@ class Replication:
 
     async def catch_up(self, with_: Address, tier: Tier, *, mutual: bool = True) -> None:
         """Compare, and tell the neighbours how far the logs go that moved on. Raises `PeerUnreachable`."""
-        for log in await self.compare(with_, tier, mutual=mutual):
-            at = self._replica.position(log)
-            self._news(Version(log.owner, log.tier, at.epoch, at.head, ()))
+        self._tell_positions(await self.compare(with_, tier, mutual=mutual))
 
     async def compare(self, with_: Address, tier: Tier, *, mutual: bool = True) -> list[LogId]:
         """Compare digests with another node and fetch what it has and we lack. Returns the logs that moved on.
@@ -271,6 +270,11 @@ class Replication:
             for log in asking:
                 self._asking.pop(log, None)
         return moved
+
+    def _tell_positions(self, logs: Iterable[LogId]) -> None:
+        for log in logs:
+            at = self._replica.position(log)
+            self._news(Version(log.owner, log.tier, at.epoch, at.head, ()))
 
     def _positions(self, tier: Tier) -> dict[str, Position]:
         return {owner: origin.position for owner, origin in self._replica.origins(tier).items()}

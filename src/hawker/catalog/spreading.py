@@ -1,7 +1,8 @@
 """Telling neighbours what is new: versions in data packets, a few random neighbours at each tick, least-told first.
 
 A version that does not fit into a packet, or that meets others that wait, more than the next packets carry, is told by
-its position alone: a version without changes. Whoever lacks it asks, and gets all that is new at once.
+its position alone: a version without changes. Whoever lacks it asks, and gets all that is new at once. So what that log
+had before is not told any more.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Spreading:
         self._neighbours = neighbours
         self._send = send
         self._rumours = Rumours()
+        self._numbered: dict[str, dict[str, None]] = {}  # rumours of versions with their rows, by log; some are over
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -69,8 +71,14 @@ class Spreading:
         key, body = f"{version.tier}/{version.owner}", _encode(version)
         room = UNSENT_MOST - self._rumours.unsent
         if version.changes and len(body) <= min(ITEM_MAX, room) and len(self._rumours) < WAITING_MOST:
-            self._rumours.put(f"{key}/{version.number}", body)
+            name = f"{key}/{version.number}"
+            self._rumours.put(name, body)
+            self._numbered.setdefault(key, {})[name] = None
+            if len(self._numbered[key]) > WAITING_MOST:
+                self._numbered[key] = {each: None for each in self._numbered[key] if each in self._rumours}
         else:
+            for name in self._numbered.pop(key, ()):
+                self._rumours.drop(name)
             self._rumours.put(key, _encode(replace(version, changes=())))
         self._tick_in(OWN_NEWS_S if ours else TICK_S)
 
@@ -88,16 +96,21 @@ class Spreading:
         self._timer = None
         others = self._neighbours()
         fanout = min(len(others), self._settings.gossip_fanout)
+        if not fanout:
+            return
         # As often as membership tells its own, while that is little. With much to tell half of it: who misses a version
         # notices with the next one, or with the next packet of membership, and asks. Never fewer than one tick's
         # neighbours: in a small region those are all there are.
         often = self._settings.retransmits(len(others) + 1)
         limit = max(fanout, often if len(self._rumours) < MUCH else often // 2)
-        for address in self._rng.sample(others, fanout):
-            for items in _packed(self._rumours.take(PACKETS_MOST * ITEM_MAX, WAITING_MOST, limit)):
+        told = self._rumours.share(fanout, PACKETS_MOST * ITEM_MAX, WAITING_MOST, limit)
+        for address, all_items in zip(self._rng.sample(others, fanout), told, strict=True):
+            for items in _packed(all_items):
                 self._send(address, KIND + _encode(items))
-        if len(self._rumours) and fanout:
+        if len(self._rumours):
             self._tick_in(TICK_S)
+        else:
+            self._numbered.clear()
 
 
 def read(payload: bytes) -> list[Version]:

@@ -151,8 +151,8 @@ def affords(bucket: Bucket) -> bool:
     return bucket.versions >= 1 and bucket.bytes > 0
 
 
-def spent(bucket: Bucket, size: int) -> Bucket:
-    return Bucket(bucket.versions - 1, bucket.bytes - size, bucket.at_ms)
+def spent(bucket: Bucket, size: int, versions: int = 1) -> Bucket:
+    return Bucket(bucket.versions - versions, bucket.bytes - size, bucket.at_ms)
 
 
 def wait_ms(budget: Budget, bucket: Bucket) -> int:

@@ -41,9 +41,14 @@ class Rumours:
 
     def take(self, room: int, most: int, limit: int) -> list[msgspec.Raw]:
         """Rumours for one packet: at most `most`, of `room` bytes in all. What was sent `limit` times is dropped."""
+        return self.share(1, room, most, limit)[0]
+
+    def share(self, times: int, room: int, most: int, limit: int) -> list[list[msgspec.Raw]]:
+        """The same for several who are told at once: each hears what is new, and none waits for its turn behind what is
+        told to others again."""
         if not self._of:
-            return []
-        taken: list[msgspec.Raw] = []
+            return [[] for _ in range(times)]
+        taken: list[tuple[msgspec.Raw, int]] = []
         moves: list[tuple[str, int]] = []
         misfits = 0
         for level, waiting in enumerate(self._levels):
@@ -54,17 +59,17 @@ class Rumours:
                     misfits += 1
                     continue
                 room -= size
-                taken.append(raw)
+                taken.append((raw, level))
                 moves.append((name, level))
         for name, level in moves:
             told = self._levels[level].pop(name)
             self.unsent -= 0 if level else told[1]
-            if level + 1 >= limit:
+            if level + times >= limit:
                 del self._of[name]
             else:
-                self._level(level + 1)[name] = told
-                self._of[name] = level + 1
-        return taken
+                self._level(level + times)[name] = told
+                self._of[name] = level + times
+        return [[raw for raw, level in taken if level + each < limit] for each in range(times)]
 
     def _level(self, level: int) -> dict[str, tuple[msgspec.Raw, int]]:
         while len(self._levels) <= level:
