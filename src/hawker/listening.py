@@ -100,7 +100,7 @@ def _both(sock: socket.socket) -> bool:
 def _open(server: asyncio.AbstractServer) -> Sequence[TransportSocket]:
     """None of a simulated network's."""
     sockets = getattr(server, "sockets", ())
-    return [sock for sock in sockets if isinstance(sock, TransportSocket) and sock.fileno() >= 0]
+    return [sock for sock in sockets if hasattr(sock, "fileno") and sock.fileno() >= 0]
 
 
 def let_wait(server: asyncio.AbstractServer, backlog: int) -> None:

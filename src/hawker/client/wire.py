@@ -14,6 +14,7 @@ import asyncio
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import cast
 
 import httptools
 
@@ -81,8 +82,7 @@ class Wire(asyncio.Protocol):
     # --- asyncio.Protocol --------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport  # asyncio has set TCP_NODELAY
+        self._transport = cast(asyncio.Transport, transport)  # asyncio has set TCP_NODELAY
         self._parser = httptools.HttpResponseParser(self)
 
     def data_received(self, data: bytes) -> None:

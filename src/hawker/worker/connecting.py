@@ -78,6 +78,9 @@ class Connection:
     async def write(self, data: bytes) -> None:
         if self._lost:
             return
+        if self._writer.is_closing():  # it broke
+            self._break()
+            return
         try:
             self._writer.write(data)
             await self._writer.drain()
@@ -85,7 +88,7 @@ class Connection:
             self._break()
 
     async def end_input(self) -> None:
-        if not self._lost:
+        if not self._lost and not self._writer.is_closing():
             with contextlib.suppress(OSError):  # it broke
                 self._writer.write_eof()
         self._written_all = True

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
+from typing import cast
 
 from hawker.proxy.base import Header, Refused
 from hawker.proxy.embedded import refusals
@@ -101,7 +102,7 @@ class ClientConnection(asyncio.Protocol):
     # --- asyncio.Protocol --------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)
         self._transport = transport
         self._inlet = self._inlet_of(transport)
         transport.set_write_buffer_limits(self._settings.window_bytes)

@@ -15,7 +15,7 @@ import asyncio
 import ssl
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, cast
 
 from hawker.core.client_hello import HANDSHAKE, BadHello, ClientHello, read_hello
 from hawker.core.preface import BadPreface, Way, read_preface
@@ -71,7 +71,7 @@ class Greeter(asyncio.Protocol):
     # --- asyncio.Protocol --------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)
         self._transport = transport
         self._common.connections[self] = None
         self._deadline.within(self._common.settings.head_timeout_s)
@@ -86,6 +86,8 @@ class Greeter(asyncio.Protocol):
             self._read_preface()
         elif self._task is None:
             self._look()
+        else:  # a loop may read once although it was told not to when the connection was made, as uvloop does
+            self._transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.close()
@@ -336,8 +338,7 @@ class _Landing(asyncio.Protocol):
         self.lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         self.data += data

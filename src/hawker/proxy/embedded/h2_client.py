@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from h2.errors import ErrorCodes
 from h2.events import Event, RequestReceived, StreamEnded, StreamReset, TrailersReceived
@@ -65,7 +65,7 @@ class H2Connection(Wire):
         self.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)
         self.common.connections[self] = None
         self._client = peer_of(transport) if self._way is None else client_of(self._way)
         if self._client not in self.common.trusted:

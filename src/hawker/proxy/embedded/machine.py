@@ -12,7 +12,7 @@ import select
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, cast
 
 from hawker.core.retrying import IDEMPOTENT
 from hawker.proxy.base import Address, Failure, Header
@@ -201,7 +201,7 @@ class MachineConnection(asyncio.Protocol):
     # --- asyncio.Protocol --------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)
         self.transport = transport
         transport.set_write_buffer_limits(self._settings.window_bytes)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import cast
 
 from hawker.core.preface import Way, write_preface
 from hawker.proxy.base import ANY, Header, Lease, Refused, Route, ServicePort, Wishes
@@ -45,7 +46,7 @@ class PlainConnection(asyncio.Protocol):
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)
         self._transport = transport
         keep_watch(transport, self._common.settings.gone_s)
         transport.pause_reading()
@@ -56,6 +57,11 @@ class PlainConnection(asyncio.Protocol):
         inlet = PlainInlet(self._common, self._port, client_of(self._way), self._host)
         self._exchange = Exchange(self._common, self, inlet, request)
         self._exchange.start()
+
+    def data_received(self, data: bytes) -> None:
+        """A loop may read once although it was told not to when the connection was made, as uvloop does."""
+        self._early += data
+        self._transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._common.left(self)

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from hawker.worker.drivers.base import MAX_EXEC_OUTPUT, ExecResult, StartFailed
 from hawker.worker.drivers.microvm import wire
@@ -45,8 +45,7 @@ class _Stream(asyncio.Protocol):
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         for kind, number, payload in self._decoder.feed(data):
