@@ -215,9 +215,11 @@ async def house(
     name: str = "ord-1",
     join: House | None = None,
     haproxy: HaproxySettings | None = None,
+    traces: str = "",
 ) -> AsyncIterator[House]:
     """At the end all machines are stopped. `in_process`: the proxy calls its worker without a wire between. `join`: one
-    whose fleet it becomes a member of. `haproxy`: that carries what needs no decision."""
+    whose fleet it becomes a member of. `haproxy`: that carries what needs no decision. `traces`: its
+    collector's URL."""
     backhaul = free_port()
     settings = AgentSettings(
         name=name,
@@ -240,7 +242,8 @@ async def house(
         worker = agent.worker
         assert worker is not None
         own = worker.waking if in_process else None
-        proxy = await opened(agent, routing, backhaul=f"127.0.0.1:{backhaul}", worker=name, own=own, haproxy=haproxy)
+        at = f"127.0.0.1:{backhaul}"
+        proxy = await opened(agent, routing, backhaul=at, worker=name, own=own, haproxy=haproxy, traces=traces)
         try:
             yield House(agent, proxy)
         finally:
@@ -250,9 +253,9 @@ async def house(
 
 
 @asynccontextmanager
-async def edge(at: House, routing: RouterSettings | None = None) -> AsyncIterator[House]:
+async def edge(at: House, routing: RouterSettings | None = None, *, traces: str = "") -> AsyncIterator[House]:
     """Another proxy that reads the same catalog and is nobody's door, in the place of the first."""
-    proxy = await opened(at.agent, routing)
+    proxy = await opened(at.agent, routing, traces=traces)
     try:
         yield House(at.agent, proxy)
     finally:
@@ -267,6 +270,7 @@ async def opened(
     worker: str = "",
     own: Calls | None = None,
     haproxy: HaproxySettings | None = None,
+    traces: str = "",
 ) -> Proxy:
     assert agent.node is not None
     settings = ProxySettings(
@@ -276,5 +280,6 @@ async def opened(
         engine="haproxy" if haproxy else "embedded",
         routing=routing or RouterSettings(),
         haproxy=haproxy or HaproxySettings(),
+        traces=traces,
     )
     return await Proxy.open(settings, agent.node.replica, live(), region="ord", token=TOKEN, worker=worker, own=own)

@@ -248,6 +248,7 @@ class Agent:
             region=settings.region,
             token=settings.tokens.cluster,
             worker=settings.name if own else "",
+            name=settings.name,
             own=own.waking if own else None,
             unfit=self.reading.unfit if self.reading else _fit,
             directory=settings.directory,

@@ -169,7 +169,7 @@ class ProxyRoute:
         keeper = place.keeper
         place.enter()
         if not isinstance(keeper, Door):
-            return PlaceLease(place, self._header, {})
+            return PlaceLease(place, self._header, {"wait": asyncio.get_running_loop().time() - began})
         try:
             await keeper.opened(deadline, request)
         except BaseException:

@@ -42,10 +42,13 @@ from hawker.proxy.router import ProxyRouter
 from hawker.proxy.settings import AcmeSettings, ProxySettings
 from hawker.proxy.sites import Sites
 from hawker.proxy.standby import Standbys
+from hawker.proxy.traces import Traces, endpoint_of
 
 
 def check(settings: ProxySettings, files: Path) -> None:
     """What `Proxy.open` asks of this host, as far as it is to be seen without opening. Raises `Invalid`."""
+    if settings.traces:
+        endpoint_of("proxy.traces", settings.traces)
     at = _haproxy_files(settings, files)
     if settings.engine == "haproxy" and at is not None:
         Process(settings.haproxy, at, "", lambda: None)
@@ -69,6 +72,7 @@ class Proxy:
         self.backhaul: Address | None = None
         self.ports: OpenPorts | None = None
         self.issuer: Issuer | None = None
+        self.traces: Traces | None = None
         self._idling: Idling | None = None
         self._unfit = unfit
         self._stack = AsyncExitStack()
@@ -83,16 +87,19 @@ class Proxy:
         region: str,
         token: str,
         worker: str = "",
+        name: str = "",
         own: Calls | None = None,
         unfit: Callable[[], str] = lambda: "",
         directory: Path | None = None,
     ) -> Proxy:
-        """`worker` is whose machines' door this is, "" for none; `own` are its calls where it is in this process.
-        `unfit` says why this node should get no traffic, "" when it may (`hawker.catalog.api`). `directory` is the
-        agent's, below which certificates by ACME are kept, and HAProxy's files if `settings` say nothing of that.
+        """`worker` is whose machines' door this is, "" for none; `own` are its calls where it is in this process. `name`
+        and `directory` are the agent's; there certificates by ACME are kept, and HAProxy's files if `settings` say
+        nothing of that. `unfit` says why this node should get no traffic, "" when it may (`hawker.catalog.api`).
         Raises `HawkerError` when an address is taken, `Invalid` where there is no HAProxy, `StoreError` when the
         catalog cannot be read."""
         proxy = cls(settings, unfit)
+        if settings.traces:
+            proxy.traces = Traces(settings.traces, host, region=region, proxy=name or settings.worker or worker)
         async with AsyncExitStack() as stack:
             await proxy._open(stack, view, host, region, token, settings.worker or worker, own, directory)
             proxy._stack = stack.pop_all()
@@ -111,8 +118,8 @@ class Proxy:
 
     def collectors(self) -> tuple[Collector, ...]:
         """Its metrics."""
-        of_certificates = () if self.certificates is None else (self.certificates,)
-        return self.engine.counters, Gauges(self.health), *of_certificates
+        others = (each for each in (self.certificates, self.traces) if each is not None)
+        return self.engine.counters, Gauges(self.health), *others
 
     def health(self) -> Health:
         """A proxy that is behind in the catalog says so: whoever sends it traffic should send it elsewhere."""
@@ -175,6 +182,10 @@ class Proxy:
         self.certificates = certificates = await self._certificates(stack, host, files)
         embedded = msgspec.structs.replace(settings.embedded, **options)
         self.engine = engine = self._engine(embedded, host, certificates, files)
+        if self.traces is not None:
+            self.traces.begin()
+            stack.push_async_callback(self.traces.close)  # after the last request
+            engine.traces = self.traces
         stack.push_async_callback(engine.close)
         sites.on_let_go.append(engine.let_go)
         sites.looking.hand_over = engine.pool.offer

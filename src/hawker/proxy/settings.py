@@ -11,6 +11,8 @@ tcp = "0.0.0.0"               # where ports that apps have to themselves are ope
 trusted = ["10.0.0.0/8"]      # load balancers and CDNs before this one, whose word of who asks is believed
 proxy_protocol = [443]        # public ports where those speak the PROXY protocol, version 1 or 2, always
 
+traces = "http://127.0.0.1:4318/v1/traces"  # a collector of OpenTelemetry gets what requests waited for
+
 engine = "embedded"           # or "haproxy": see hawker.proxy.haproxy.settings
 
 [proxy.acme]                  # certificates from an ACME server such as Let's Encrypt; needs port 80
@@ -128,6 +130,7 @@ class ProxySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     acme: AcmeSettings | None = None
     worker: str = ""
     engine: str = "embedded"
+    traces: str = ""
     routing: RouterSettings = RouterSettings()
     embedded: Embedded = Embedded()
     haproxy: HaproxySettings = HaproxySettings()

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from hawker.core.forwarding import Answer
 from hawker.core.replay_cache import Cache
+from hawker.core.tracing import Mark
 from hawker.core.trusted import Trusted
 from hawker.host import Host
 from hawker.proxy.base import Route, Router, ServicePort
@@ -17,6 +18,7 @@ from hawker.proxy.certificates import Certificates, SelfSigned
 from hawker.proxy.embedded.access import AccessLog
 from hawker.proxy.embedded.counters import Counters
 from hawker.proxy.embedded.h2_machine import H2Pool
+from hawker.proxy.embedded.heads import RequestHead
 from hawker.proxy.embedded.pool import Pool
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.embedded.tunnel import Tunnel
@@ -39,6 +41,24 @@ class Connection(Protocol):
     def abort(self) -> None: ...
 
 
+class Traces(Protocol):
+    def add(
+        self,
+        request: RequestHead,
+        request_id: bytes,
+        *,
+        edge: bool,
+        begun: float,
+        first: float,
+        ended: float,
+        marks: list[Mark],
+        status: int,
+        app: str,
+        machine: str,
+    ) -> None:
+        """A request is over. Times are of the loop's clock; `first` is 0 where no answer began."""
+
+
 class Common:
     """Made on the running loop."""
 
@@ -59,6 +79,8 @@ class Common:
         self.now = self.loop.time
         self.counters = Counters(self)
         self.access = AccessLog(settings.access_log, host, self.loop) if settings.access_log else None
+        self.traces: Traces | None = None
+        """Takes what requests waited for."""
         self.replays = Cache()
         self.remembers = False
         """Whether an app has ever asked that the way of its requests be remembered: most never do."""

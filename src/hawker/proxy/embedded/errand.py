@@ -22,7 +22,8 @@ from hawker.proxy.embedded.inlets import Inlet
 from hawker.proxy.embedded.machine import MachineConnection
 from hawker.proxy.embedded.pool import Pool
 from hawker.proxy.embedded.replaying import Replaying, remembered
-from hawker.proxy.embedded.search import Search
+from hawker.proxy.embedded.search import NOTHING, Search
+from hawker.proxy.embedded.uploads import Upload
 from hawker.proxy.fields import MACHINE, TIMING
 from hawker.telemetry import get_logger
 
@@ -191,7 +192,7 @@ class Errand:
 
     def _spent(self, phase: str, seconds: float, lease: Lease | None = None) -> None:
         assert self._search is not None
-        self._search.spent(phase, seconds)
+        self._search.spent(phase, seconds, self._common.now(), lease.phases if lease is not None else NOTHING)
         counters = self._common.counters
         counters.spent(phase, seconds)
         if lease is not None:

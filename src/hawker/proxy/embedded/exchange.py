@@ -11,10 +11,11 @@ import math
 from collections.abc import Sequence
 
 from hawker.core.retrying import may_retry
+from hawker.core.tracing import Mark
 from hawker.proxy.base import ANY, Failure, Header, Lease, Refused, ServicePort
 from hawker.proxy.embedded.aside import Aside, Signals
 from hawker.proxy.embedded.bodies import chunk, last_chunk
-from hawker.proxy.embedded.common import Common
+from hawker.proxy.embedded.common import Common, Traces
 from hawker.proxy.embedded.compressing import Gzip, compressed, compressible
 from hawker.proxy.embedded.errand import Errand
 from hawker.proxy.embedded.front import Front
@@ -375,6 +376,8 @@ class Exchange(Errand):
         common, begun, first = self._common, self.begun, self.first
         first_s = first - begun if first else -1.0
         common.counters.answered(self.status, first_s)
+        if common.traces is not None and self._search is not None and self._search.waited:
+            self._trace(common.traces, self._search.marks)
         if common.access is not None:
             total_s = common.now() - begun
             common.access.add(
@@ -388,6 +391,21 @@ class Exchange(Errand):
                 first_s,
                 total_s,
             )
+
+    def _trace(self, traces: Traces, marks: list[Mark]) -> None:
+        now = self._common.now()
+        traces.add(
+            self._request,
+            self.request_id,
+            edge=self._inlet.edge,
+            begun=self.begun,
+            first=self.first,
+            ended=self.first if self.status == 101 else now,  # a tunnel may last for days
+            marks=marks,
+            status=self.status,
+            app=self.app,
+            machine=self.machine,
+        )
 
     def _tunnelled(self, sent: int, received: int) -> None:
         self.bytes += sent

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from hawker.core.replay_cache import Key
 from hawker.core.retrying import may_retry
+from hawker.core.tracing import Mark
 from hawker.proxy.base import ANY, Failure, Header, Refused, Wishes
 from hawker.proxy.embedded import refusals
+
+NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 class Search:
@@ -20,6 +26,7 @@ class Search:
             "deadline",
             "fresh",
             "how",
+            "marks",
             "phases",
             "problem",
             "remembered",
@@ -45,9 +52,17 @@ class Search:
         self.how: Failure = "refused"
         self.problem = ""
         self.phases: dict[str, float] = {}
+        self.marks: list[Mark] = []
 
-    def spent(self, phase: str, seconds: float) -> None:
+    def spent(self, phase: str, seconds: float, now: float, within: Mapping[str, float] = NOTHING) -> None:
+        """A phase is over, for the timing and the trace. `within`: what it was made of."""
         self.phases[phase] = self.phases.get(phase, 0.0) + seconds
+        self.marks.append(Mark(phase, now - seconds, now, within))
+
+    @property
+    def waited(self) -> bool:
+        """Whether the request was not simply taken."""
+        return self.tries > 0 or any(mark.within for mark in self.marks)
 
     def failed(
         self, method: bytes, how: Failure, problem: str, *, sent: bool, whole: bool, most: int, sent_most: int

@@ -1,0 +1,148 @@
+"""Sends what requests waited for to a collector of OpenTelemetry, as traces (`hawker.core.tracing`).
+
+Only of requests that had to wait: for a machine that starts, for room, for another try. Those that a machine takes at
+once, nearly all, cost nothing here. A collector that does not answer costs memory up to a bound, and then spans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from hawker.client.connection import Peer
+from hawker.core.tracing import Mark, Span, Value, otlp, parent_of, path_of, spans_of
+from hawker.errors import HawkerError, Invalid
+from hawker.host import Host
+from hawker.proxy.embedded.heads import RequestHead
+from hawker.proxy.rounds import Rounds
+from hawker.telemetry import get_logger
+
+EVERY_S = 1.0
+REQUESTS_MOST = 512
+"""Each time: some kilobytes a request, and a load that makes all of them wait is shown by fewer as well."""
+SEND_S = 5.0
+
+
+def endpoint_of(field: str, url: str) -> tuple[str, int, str]:
+    """Host, port and path of a collector. Raises `Invalid`."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme == "http" and parts.hostname and not parts.query and not parts.username:
+            return parts.hostname, parts.port or 4318, parts.path.rstrip("/") or "/v1/traces"
+    except ValueError:  # such as a port that is none
+        pass
+    raise Invalid(field, url, "write http://HOST:PORT/v1/traces, where a collector takes OTLP over HTTP as JSON")
+
+
+class Traces(Rounds, Collector):
+    """`begin`, then `close`."""
+
+    def __init__(self, url: str, host: Host, *, region: str, proxy: str) -> None:
+        super().__init__("traces", EVERY_S)
+        address, port, self._path = endpoint_of("proxy.traces", url)
+        self._peer = Peer(address, port)
+        self._host = host
+        self._proxy = proxy
+        self._resource: dict[str, Value] = {"service.name": "hawker-proxy", "hawker.region": region}
+        self._resource["service.instance.id"] = proxy
+        self._spans: list[Span] = []
+        self._requests = 0
+        self._failed = False
+        self.sent = 0
+        self.lost = 0
+
+    def add(
+        self,
+        request: RequestHead,
+        request_id: bytes,
+        *,
+        edge: bool,
+        begun: float,
+        first: float,
+        ended: float,
+        marks: list[Mark],
+        status: int,
+        app: str,
+        machine: str,
+    ) -> None:
+        """A request is over."""
+        parent = None
+        for name, value in request.headers:
+            if name == b"traceparent":
+                parent = parent_of(value)
+        if parent is not None and not parent.sampled:
+            return
+        if self._requests >= REQUESTS_MOST:
+            self.lost += 1
+            return
+        self._requests += 1
+        attributes: dict[str, Value] = {
+            "http.request.method": request.method.decode("latin-1"),
+            "url.path": path_of(request.target),
+            "http.response.status_code": status,
+            "hawker.request": request_id.decode("latin-1"),
+            "hawker.app": app,
+            "hawker.machine": machine,
+        }
+        self._spans += spans_of(
+            request_id,
+            parent,
+            edge=edge,
+            proxy=self._proxy,
+            begun=begun,
+            first=first,
+            ended=ended,
+            marks=marks,
+            wall_ns=self._host.now_ms() * 1_000_000,
+            attributes=attributes,
+            failed=status >= 500,
+        )
+
+    async def look(self) -> None:
+        """Send what there is."""
+        spans, requests = self._spans, self._requests
+        if not spans:
+            return
+        self._spans, self._requests = [], 0
+        body = otlp(spans, self._resource)
+        why = ""
+        try:
+            headers = {"content-type": "application/json"}
+            reply = await self._peer.request("POST", self._path, body=body, headers=headers, timeout_s=SEND_S)
+            if reply.status >= 300:
+                why = f"the collector answers {reply.status}"
+        except HawkerError as error:
+            why = error.message
+        if not why:
+            self.sent += requests
+            self._failed = False
+            return
+        self.lost += requests
+        if not self._failed:
+            self._failed = True  # once: the collector may be away for days
+            _logger.warning("traces.lost", error=why, cause="local rule: traces")
+
+    async def close(self) -> None:
+        await super().close()
+        try:
+            async with asyncio.timeout(EVERY_S):
+                await self.look()
+        except TimeoutError:
+            self.lost += self._requests
+        await self._peer.close()
+
+    def collect(self) -> Iterator[Metric]:
+        traces = CounterMetricFamily(
+            "hawker_proxy_traces", "Requests whose spans went to the collector, or were lost", labels=["outcome"]
+        )
+        traces.add_metric(["sent"], self.sent)
+        traces.add_metric(["lost"], self.lost)
+        yield traces
+
+
+_logger = get_logger()
