@@ -21,11 +21,12 @@ from hawker.proxy.haproxy.settings import HaproxySettings
 
 
 class Plane(Protocol):
-    """`http` is public port 80, `backhaul` for other proxies, `tcp` public port 5432 for bytes alone, `own` the same
-    for whatever the service of the app says that has it to itself. `settings` are those of the embedded plane, and
-    `certificates`, a directory. `keeps`: programs that keep connections to machines."""
+    """`http` is public port 80, `tls` the port 443, `backhaul` for other proxies, `tcp` public port 5432 for bytes
+    alone, `own` the same for whatever the service of the app says that has it to itself. `settings` are those of the
+    embedded plane, and `certificates`, a directory. `keeps`: programs that keep connections to machines."""
 
     http: Address
+    tls: Address
     backhaul: Address
     tcp: Address
     own: Address
@@ -40,6 +41,7 @@ class Plane(Protocol):
 
 class Embedded:
     http: Address
+    tls: Address
     backhaul: Address
     tcp: Address
     own: Address
@@ -54,7 +56,9 @@ class Embedded:
         if certificates is not None:
             await certificates.look()
         self.engine = self.made(router, Settings(**settings), host, certificates)
-        self.http = await self.engine.listen("127.0.0.1", 0, public=80)
+        self.http = self.tls = await self.engine.listen("127.0.0.1", 0, public=80)
+        if directory is not None:
+            self.tls = await self.engine.listen("127.0.0.1", 0, public=443)
         self.backhaul = await self.engine.listen_backhaul("127.0.0.1", 0)
         self.tcp = await self.engine.listen_plain("127.0.0.1", 0, public=5432)
         self.own = await self.engine.listen_own("127.0.0.1", 0, public=5432)

@@ -50,7 +50,8 @@ _Mark = tuple[tuple[int, int, int], ...]
 
 
 class Certificate:
-    """`name` says where it is from; `names` are those it is for, in lower case. Times are Unix milliseconds."""
+    """`name` says where it is from; `names` are those it is for, in lower case. `pem` has chain and key.
+    Times are Unix milliseconds."""
 
     def __init__(self, name: str, chain: bytes, key: bytes) -> None:
         """Raises `ValueError` when it is none, or the key is another's."""
@@ -61,7 +62,7 @@ class Certificate:
             raise ValueError("the certificate names no server")
         self.begins_ms = int(certificate.not_valid_before_utc.timestamp() * 1000)
         self.ends_ms = int(certificate.not_valid_after_utc.timestamp() * 1000)
-        self._pem = chain.rstrip() + b"\n" + key
+        self.pem = chain.rstrip() + b"\n" + key
         self._contexts: dict[tuple[tuple[str, ...], tuple[str, ...]], ssl.SSLContext] = {}
         self.context(())
 
@@ -82,7 +83,7 @@ class Certificate:
         if alpn:
             context.set_alpn_protocols(alpn)
         # OpenSSL takes files alone, and those on the disk may be others by now.
-        with contextlib.closing(_Held(self._pem)) as held:
+        with contextlib.closing(_Held(self.pem)) as held:
             try:
                 context.load_cert_chain(held.path, password=lambda: b"")  # without one it would ask at a terminal
             except ssl.SSLError as error:
@@ -91,7 +92,8 @@ class Certificate:
 
 
 class Certificates(Collector):
-    """`problems` are those of pairs that cannot be used, and of certificates that end soon, by where they are from."""
+    """`problems` are those of pairs that cannot be used, and of certificates that end soon, by where they are from.
+    `version` is another one when there are other certificates."""
 
     def __init__(self, directories: Sequence[Path], host: Host, *, default: str = "", look_s: float = LOOK_S) -> None:
         """`default` is the name of the one for clients that ask for none of the names."""
@@ -102,6 +104,8 @@ class Certificates(Collector):
         self._known: dict[str, tuple[_Mark, Certificate | None]] = {}
         self._bad: dict[str, str] = {}
         self._by_name: dict[str, Certificate] = {}
+        self._chosen: dict[Certificate, list[str]] = {}
+        self.version = 0
         self._warned: dict[str, float] = {}
         self._looking = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -121,13 +125,18 @@ class Certificates(Collector):
 
     def find(self, name: str) -> Certificate | None:
         """The one for this name, itself or as `*.` of its parent; else the default one."""
-        return self._exactly(name) or self._by_name.get("")
+        return self.named(name) or self._by_name.get("")
 
     def covers(self, name: str) -> bool:
         """Whether there is one for this name, beside the default one."""
-        return self._exactly(name) is not None
+        return self.named(name) is not None
 
-    def _exactly(self, name: str) -> Certificate | None:
+    def chosen(self, certificate: Certificate) -> list[str]:
+        """The names, `*.` of a parent among them, for which it is that one."""
+        return self._chosen.get(certificate, [])
+
+    def named(self, name: str) -> Certificate | None:
+        """The one for this name, and not just the default one."""
         return self._by_name.get(name) or self._by_name.get("*." + name.partition(".")[2])
 
     @property
@@ -176,7 +185,12 @@ class Certificates(Collector):
             by_name |= dict.fromkeys(each.names, each)
             if each.name == self._default:
                 by_name[""] = each
-        self._by_name = by_name
+        chosen: dict[Certificate, list[str]] = {}
+        for name, each in by_name.items():
+            if name:
+                chosen.setdefault(each, []).append(name)
+        self.version += chosen != self._chosen
+        self._by_name, self._chosen = by_name, chosen
 
     def _ending(self, certificate: Certificate) -> str:
         left_ms = certificate.ends_ms - self._host.now_ms()

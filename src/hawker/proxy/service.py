@@ -195,7 +195,7 @@ class Proxy:
         stack.push_async_callback(pulse.close)
         if settings.acme is not None and files is not None and certificates is not None:
             await self._issuer(stack, settings.acme, host, certificates, token, worker, files)
-        if not isinstance(engine, HaproxyEngine) or not self._haproxy().plain:
+        if not isinstance(engine, HaproxyEngine) or not (self._haproxy().plain or self._haproxy().tls):
             at_haproxy = _haproxy_files(settings, files)
             if at_haproxy is not None:
                 await end_left(settings.haproxy, at_haproxy, embedded.pause_s)
@@ -221,7 +221,8 @@ class Proxy:
     def _haproxy(self) -> HaproxySettings:
         """With those of its ports that users come to."""
         settings, shared = self.settings.haproxy, self.settings.shared_ports()
-        return msgspec.structs.replace(settings, plain=tuple(port for port in settings.plain if port in shared))
+        plain, tls = (tuple(port for port in ports if port in shared) for ports in (settings.plain, settings.tls))
+        return msgspec.structs.replace(settings, plain=plain, tls=tls if self.certificates is not None else ())
 
     async def _certificates(self, stack: AsyncExitStack, host: Host, files: Path | None) -> Certificates | None:
         settings = self.settings

@@ -109,6 +109,9 @@ class Common:
     def handed_on(self, route: Route) -> None:
         """A machine has handed a request of this route on."""
 
+    def secured(self, connection: Connection, port: int, name: str, route: Route) -> None:
+        """TLS has begun for this name at a public port, and HTTP is what is spoken."""
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task that ends with the data plane."""
         task = self.loop.create_task(work)

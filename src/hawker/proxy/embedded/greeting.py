@@ -39,9 +39,10 @@ _OF_NOBODY = ServicePort(handlers=("tls", "http"))
 
 
 class Greeter(asyncio.Protocol):
-    """A connection at the public port `port`, until it is known whose it is. `own`: the port is one app's alone."""
+    """A connection at the public port `port`, until it is known whose it is. `own`: the port is one app's alone.
+    `behind`: it comes from a program of this host, which tells first where it has it from."""
 
-    def __init__(self, common: Common, port: int, *, own: bool = False) -> None:
+    def __init__(self, common: Common, port: int, *, own: bool = False, behind: bool = False) -> None:
         self._common = common
         self._port = port
         self._own = own
@@ -49,7 +50,8 @@ class Greeter(asyncio.Protocol):
         self._deadline = Deadline(common.loop, self.abort)
         self._held = b""
         self._postgres = False
-        self._preface = False  # a load balancer tells first where the connection comes from
+        self._behind = behind
+        self._preface = behind  # a load balancer tells first where the connection comes from
         self._way: Way | None = None
         self._task: asyncio.Task[None] | None = None
         self._landing: _Landing | None = None
@@ -75,7 +77,7 @@ class Greeter(asyncio.Protocol):
         self._transport = transport
         self._common.connections[self] = None
         self._deadline.within(self._common.settings.head_timeout_s)
-        if self._port in self._common.settings.proxy_protocol:
+        if self._port in self._common.settings.proxy_protocol and not self._behind:
             self._preface = peer_of(transport) in self._common.trusted
         if self._own and not self._preface:
             self._begin(self._whose())
@@ -199,6 +201,8 @@ class Greeter(asyncio.Protocol):
         else:
             carrier = self._http1(secure=True, app="" if route is None else route.app)
         self._become(carrier, transport, landing.data)
+        if route is not None and isinstance(carrier, ClientConnection | H2Connection):
+            common.secured(carrier, self._port, host, route)
 
     async def _is_of(self, name: str, route: Route | None) -> bool:
         """Whether a name may be said at a port that one app has to itself. With another app's certificate it would be

@@ -148,7 +148,7 @@ def keep_watch(transport: asyncio.Transport, gone_s: float) -> None:
     """Of a connection that may be silent for hours: the system looks whether its peer's host is there, and ends it so
     long after the last sign of it."""
     its = transport.get_extra_info("socket")
-    if its is None:  # a stream of HTTP/2
+    if its is None or its.family == socket.AF_UNIX:  # a stream of HTTP/2, or HAProxy's, which watches by itself
         return
     for option, value in (
         (socket.TCP_KEEPIDLE, max(int(gone_s / 2), 1)),

@@ -7,14 +7,15 @@ import binascii
 from collections.abc import Callable
 
 from hawker.core.forwarding import REQUEST_ID, inner_request
-from hawker.proxy.base import Header, Lease, Route, ServicePort, Wishes
+from hawker.proxy.base import Header, Lease, Refused, Route, ServicePort, Wishes
 from hawker.proxy.embedded.common import Common
 from hawker.proxy.embedded.heads import AnswerHead, RequestHead
 from hawker.proxy.embedded.inlets import Handed, Public
 from hawker.proxy.fields import HANDED, HOPS
 
 CLIENT = b"hawker-client"
-"""Where the user comes from, as HAProxy saw it. It takes off what users say of that."""
+"""Where the user comes from, as HAProxy saw it. It takes off what users say of that. Over TLS the version of HTTP that
+the user speaks and the name that TLS began for come after it."""
 
 Answered = Callable[[int, str, bytes, Route], None]
 """A machine has answered a user: public port, host, method, route."""
@@ -28,10 +29,12 @@ class Behind(Public):
     HAProxy takes off what users say, were at a machine that handed them on.
     """
 
-    __slots__ = ("_answered", "_host", "_method", "_passed", "_route", "_trusting")
+    __slots__ = ("_answered", "_host", "_method", "_name", "_passed", "_route", "_trusting", "_version")
 
-    def __init__(self, common: Common, port: int, answered: Answered) -> None:
-        super().__init__(common, port, b"", False)
+    def __init__(self, common: Common, port: int, answered: Answered, *, secure: bool = False) -> None:
+        self._version = b"1.1"
+        super().__init__(common, port, b"", secure)
+        self._name = ""
         self._answered = answered
         self._host = ""
         self._method = b""
@@ -48,25 +51,43 @@ class Behind(Public):
                 request_id = value
             elif name == b"fly-client-ip" and not client:
                 client = value
-        client = client.removeprefix(b"::ffff:")
+        client, _, more = client.removeprefix(b"::ffff:").partition(b" ")
+        version, _, name = more.partition(b" ")
+        self._name = name.decode("latin-1")
+        version = version or b"1.1"
         self._passed = not any(name == CLIENT for name, _ in request.headers)
         self._host, self._method, self._route = request.host, request.method, None
         if self._trusting and not self._passed and client in self._common.trusted:
+            if version != self._version:
+                self._version, self._told = version, None
             self._heed(request, client)
-        elif client != self.client or self._told is not None:
+        elif client != self.client or self._told is not None or version != self._version:
             self.client = self._peer = client
             self._told = self._of_old = None
-            self._https = False
+            self._https = self.secure
+            self._version = version
             self._edge = self._edge_of(self._version)
         return request_id if self._passed and request_id else self._common.next_id()
 
     def find(self, request: RequestHead) -> Route | None:
+        self._app = ""
         self._route = super().find(request)
+        if self._name not in ("", request.host):
+            self._route = None  # whose the other name is has to be known, too
         return self._route
 
     async def load(self, request: RequestHead) -> Route:
+        if self._name not in ("", request.host):
+            self._app = await self._app_of(self._name)
         self._route = await super().load(request)
         return self._route
+
+    async def _app_of(self, name: str) -> str:
+        router = self._common.router
+        try:
+            return (router.find(self._port, name) or await router.load(self._port, name)).app
+        except Refused:
+            return "-"
 
     def handed(self, request: RequestHead) -> Handed | None:
         said = next((value for name, value in request.headers if name == HANDED), None)

@@ -54,7 +54,8 @@ core.register_action("again", { "http-res" }, function(txn, address)
   socket:settimeout(WITHIN_S)
   if socket:connect(address) and url and head then
     head = head:gsub("\r\n\r\n$", "\r\n")
-    socket:send(method .. " " .. url .. " HTTP/1.1\r\n" .. head .. "hawker-client: " .. txn:get_var("sess.client")
+    local client = txn:get_var("sess.said") or txn:get_var("sess.client")
+    socket:send(method .. " " .. url .. " HTTP/1.1\r\n" .. head .. "hawker-client: " .. client
       .. "\r\nhawker-handed: " .. said_by(txn) .. "\r\nconnection: close\r\n\r\n" .. (txn:get_var("txn.body") or ""))
     local lines = lines_until_empty(socket)
     while lines and lines[1] and lines[1]:match("^HTTP/1.. 1") do lines = lines_until_empty(socket) end

@@ -213,6 +213,6 @@ def forgetting(config: Config, carried: Carried) -> list[str]:
     ]
 
 
-def fits(service: ServicePort, host: str) -> bool:
+def fits(service: ServicePort, host: str, *, tls: bool = False) -> bool:
     """Whether HAProxy may be told of this host. It was read strictly; what a map cannot hold is not in it."""
-    return carries(service) and bool(host) and not host.startswith("[") and len(host) <= 255
+    return carries(service, tls=tls) and bool(host) and not host.startswith("[") and len(host) <= 255

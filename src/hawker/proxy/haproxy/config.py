@@ -14,10 +14,13 @@ import msgspec
 
 from hawker.proxy.base import ServicePort
 from hawker.proxy.embedded.settings import Settings
+from hawker.proxy.haproxy import secured
 from hawker.proxy.haproxy.lines import RECORD, RECORD_MOST, RING_BYTES, SOCKET, TEXT_MOST
 
 ACTIVATOR = "act"
 PLAIN = ServicePort(handlers=("http",))
+USUAL = ServicePort(handlers=("tls", "http"))
+"""Over TLS."""
 _SAFE_NAME = re.compile(rb"[a-z0-9-]{1,64}")
 _SAFE_VALUE = re.compile(rb"[A-Za-z0-9 .,;:/=+*()@?!<>_-]{0,512}")
 
@@ -67,9 +70,12 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Frontend(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a public port is served. `tls`: it is one with TLS."""
+
     public: int
     host: str
     port: int
+    tls: bool = False
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,8 +93,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     kinds: tuple[Kind, ...]
     servers: dict[str, tuple[Server, ...]]
     times: Settings
-    sockets: dict[int, int]
-    """The activator's by public port: their numbers in HAProxy's master. No part of the text."""
+    sockets: dict[str, int]
+    """The activator's by name: their numbers in HAProxy's master. No part of the text."""
     logged: bool = False
     """Whether what is carried is told, for the access log."""
     joined: bool = False
@@ -100,20 +106,20 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return f"/{path}" if self.root else f"{self.directory}/{path}"
 
 
-def carries(service: ServicePort) -> bool:
-    """Whether HAProxy can do all that a service's public port asks for."""
+def carries(service: ServicePort, *, tls: bool = False) -> bool:
+    """Whether HAProxy can do all that a service's public port asks for, on a port without TLS or with it."""
     return (
-        "http" in service.handlers
-        and "tls" not in service.handlers
-        and not (service.force_https or service.h2_backend or service.compress or service.replay_cache)
+        (secured.ends(service) if tls else "http" in service.handlers and "tls" not in service.handlers)
+        and not (service.force_https and not tls)
+        and not (service.h2_backend or service.compress or service.replay_cache)
         and all(_SAFE_NAME.fullmatch(name) for name in service.removed_headers)
         and all(_SAFE_NAME.fullmatch(name) and _SAFE_VALUE.fullmatch(value) for name, value in service.set_headers)
     )
 
 
-def socket_of(public: int) -> str:
-    """Where the activator listens, below the directory."""
-    return f"act/{public}.sock"
+def socket_of(name: int | str) -> str:
+    """Where the activator listens, below the directory: for requests of a public port, or for its connections."""
+    return f"act/{name}.sock"
 
 
 def map_of(directory: str, public: int, *, writing: bool = False) -> str:
@@ -135,8 +141,11 @@ def server_words(server: Server) -> str:
 def text(config: Config) -> str:
     """The configuration file."""
     parts = [_global(config), *([_ring(config)] if config.logged else []), _base(config)]
+    if any(frontend.tls for frontend in config.frontends):
+        parts.append(_section(secured.bytes_only(config.times)))
     for frontend in config.frontends:
-        parts += [_frontend(config, frontend), _activator(config, frontend.public)]
+        parts += _first(config, frontend) if frontend.tls else []
+        parts += [_frontend(config, frontend), _activator(config, frontend)]
     for kind in config.kinds:
         parts.append(_kind(config, kind))
         parts += [_backend(config, kind, name) for name in backends(kind)]
@@ -199,24 +208,24 @@ def _base(config: Config) -> str:
 
 
 def _frontend(config: Config, frontend: Frontend) -> str:
-    host = f"[{frontend.host}]" if ":" in frontend.host else frontend.host
-    public = frontend.public
+    public, tls = frontend.public, frontend.tls
     suffix = f"-{config.region}" if config.region else ""
 
     def backend(writing: bool) -> str:
         # All of the field but a port: `req.hdr` would take of two names in it the last.
-        of_host = f"req.fhdr(host),host_only,lower,map_str({map_of(config.directory, public, writing=writing)})"
-        return f"use_backend %[{of_host}] if from_root current"
+        host = "var(sess.name)" if tls else "req.fhdr(host),host_only,lower"
+        of_host = f"{host},map_str({map_of(config.directory, public, writing=writing)})"
+        return f"use_backend %[{of_host}] if from_root current{' current_name' if tls else ''}"
 
     lines = [
         f"frontend p{public} from base",
-        f"bind {host}:{frontend.port} backlog 4096",
+        secured.bind(public, config.directory, config.user if config.root else "") if tls else _bind(frontend),
         f'unique-id-format "{config.prefix}-%pid-%rt{suffix}"',
         *(_log() if config.logged else []),
-        *_client(config.times, public),
+        *(secured.session(public, config.directory) if tls else _client(config.times, public)),
         "http-request set-var(txn.head) req.hdrs",
-        f"acl from_root url -m reg '{PLAIN_TARGET}'",
-        "acl current req.ver 1.1",
+        f"acl from_root {'pathq' if tls else 'url'} -m reg '{PLAIN_TARGET}'",
+        *(secured.choosing(public) if tls else ["acl current req.ver 1.1"]),
         f"acl reading method {READING}",
         f"{backend(False)} reading {{ var(txn.head) -m reg '{PLAIN_READING}' }}",
         f"{backend(True)} !reading {{ var(txn.head) -m reg '{PLAIN_FIELDS}' }} {{ req.body_size le {BODY_MOST} }} "
@@ -224,6 +233,27 @@ def _frontend(config: Config, frontend: Frontend) -> str:
         f"default_backend a{public}",
     ]
     return _section(lines)
+
+
+def _bind(frontend: Frontend) -> str:
+    host = f"[{frontend.host}]" if ":" in frontend.host else frontend.host
+    return f"bind {host}:{frontend.port} backlog 4096"
+
+
+def _first(config: Config, frontend: Frontend) -> list[str]:
+    """What is before TLS."""
+    public, directory = frontend.public, config.directory
+    before = [line for line in _client(config.times, public) if "sess.client" not in line]
+    ways = secured.backends(
+        public, config.inside(secured.socket_of(public)), config.inside(socket_of(secured.greeter_of(public)))
+    )
+    first = secured.first(public, _bind(frontend), directory, most(config), config.times, before)
+    return [_section(lines) for lines in (first, *ways)]
+
+
+def most(config: Config) -> int:
+    """Users' connections at a port with TLS. Each counts twice, and those behind must find room, or nobody moves."""
+    return max(1, config.connections // (1 + 2 * sum(frontend.tls for frontend in config.frontends)))
 
 
 def _client(settings: Settings, public: int) -> list[str]:
@@ -249,8 +279,9 @@ def _log() -> list[str]:
     ]
 
 
-def _activator(config: Config, public: int) -> str:
+def _activator(config: Config, frontend: Frontend) -> str:
     """Until it answers, a request is held: it may be on its way up again."""
+    public = frontend.public
     lines = [
         f"backend a{public} from base",
         # Pieces of an answer as they come; at 1 MB it costs a fifth of the throughput, so users say that they listen.
@@ -260,7 +291,7 @@ def _activator(config: Config, public: int) -> str:
         "retry-on conn-failure empty-response",
         f"http-request disable-l7-retry unless {{ method {REPEATABLE} }}",
         "http-request del-header hawker-handed",
-        "http-request set-header hawker-client %[var(sess.client)]",
+        f"http-request set-header hawker-client %[var(sess.{'said' if frontend.tls else 'client'})]",
         # What could be read, and was refused, ends the user's connection, as without HAProxy.
         "http-response set-header connection close if { res.fhdr(proxy-status) -m sub http_request_error }",
         f"server {ACTIVATOR} unix@{config.inside(socket_of(public))}",
@@ -272,6 +303,7 @@ def _kind(config: Config, kind: Kind) -> str:
     service = kind.service
     idle = _time(service.idle_timeout_s)
     body = "{ req.body_size gt 0 }"
+    tls = is_tls(kind)
     lines = [
         f"defaults k{kind.number} from base",
         "balance random(2)",
@@ -282,8 +314,9 @@ def _kind(config: Config, kind: Kind) -> str:
         # With one machine there is no other to try, and what a request is kept for costs a seventh of all.
         "http-request disable-l7-retry if { nbsrv lt 2 }",
         *(["http-request set-log-level info"] if config.logged else []),
-        "http-request set-var(txn.url) url",
-        *_added("request", _of_request(config, kind.public), config.joined),
+        f"http-request set-var(txn.url) {'pathq' if tls else 'url'}",
+        *_added("request", _of_request(config, kind.public, tls), config.joined),
+        *(secured.of_kind(_time(config.times.idle_timeout_s)) if tls else []),
         f"http-request allow if {{ method {READING} }}",
         f"http-request disable-l7-retry unless {{ method {REPEATABLE} }}",
         # Its answer may be that it is for another machine.
@@ -294,15 +327,20 @@ def _kind(config: Config, kind: Kind) -> str:
     return _section(lines)
 
 
-def _of_request(config: Config, public: int) -> list[tuple[str, str]]:
+def is_tls(kind: Kind) -> bool:
+    """Whether its apps are those of a port with TLS."""
+    return "tls" in kind.service.handlers
+
+
+def _of_request(config: Config, public: int, tls: bool) -> list[tuple[str, str]]:
     client = "%[var(sess.client)]"
     return [
-        ("x-forwarded-proto", "http"),
+        ("x-forwarded-proto", "https" if tls else "http"),
         ("x-forwarded-port", f"{public}"),
-        ("x-forwarded-ssl", "off"),
+        ("x-forwarded-ssl", "on" if tls else "off"),
         ("fly-forwarded-port", f"{public}"),
         *([("fly-region", config.region)] if config.region else []),
-        ("via", "1.1 hawker"),
+        ("via", f"{'%[var(sess.http)]' if tls else '1.1'} hawker"),
         ("fly-client-ip", client),
         ("x-forwarded-for", client),
         ("fly-request-id", "%[unique-id]"),
@@ -318,7 +356,9 @@ def _answers(config: Config, kind: Kind) -> list[str]:
     cut = removed | {name for name, _ in given}
     ours = [("server", "hawker"), ("via", "1.1 hawker"), ("fly-request-id", "%ID")]  # which was made for the request
     added = [] if service.pristine else [field for field in ours if field[0] not in cut]
-    own = ("server", "via", "fly-request-id", "fly-cache-status") if service.pristine else ("server",)
+    own: tuple[str, ...] = ("server",)
+    if service.pristine:
+        own = ("server", "via", "fly-request-id", "fly-cache-status")
     followed = [
         f"http-response wait-for-body time 10s if {{ {JSON_REPLAY} }}",
         f"{again} if {{ {JSON_REPLAY} }} or {{ res.fhdr(fly-replay) -m found }}",
@@ -329,15 +369,21 @@ def _answers(config: Config, kind: Kind) -> list[str]:
         "http-response del-header proxy- -m beg",
         *(f"http-response del-header {name}" for name in ("keep-alive", "te", "upgrade", "fly-request-id")),
     ]
+    tls = is_tls(kind)
+    joined = config.joined and not tls  # to a user of HTTP/2 no field is lines
     quick = not cut and (config.joined or service.pristine)
+    if tls and quick and not service.pristine:
+        own += ("fly-request-id",)  # before ours is there under that name
+        for_proxies.remove("http-response del-header fly-request-id")
     taken_off = [f"http-response del-header {name}" for name in own]
     lines = ["http-response allow if { srv_id 1 }"]
     if config.logged:
         lines.insert(0, "http-response set-log-level silent if { srv_id 1 }")
     if quick:
-        ready = rf"http-response allow unless {{ res.hdr_names(\ ) -m reg {OURS} }} or {{ {JSON_REPLAY} }}"
-        return [*lines, *taken_off, *_added("response", added, config.joined), ready, *followed, *for_proxies]
-    lines += [*followed, *for_proxies, *taken_off, *_added("response", added, config.joined)]
+        names = OURS.replace("fly-", r"fly-(?!request-id(\ |$))") if tls and not service.pristine else OURS
+        ready = rf"http-response allow unless {{ res.hdr_names(\ ) -m reg {names} }} or {{ {JSON_REPLAY} }}"
+        return [*lines, *taken_off, *_added("response", added, joined), ready, *followed, *for_proxies]
+    lines += [*followed, *for_proxies, *taken_off, *_added("response", added, joined)]
     lines += [f"http-response del-header {name}" for name in sorted(removed)]
     lines += [f'http-response set-header {name} "{value}"' for name, value in given]
     return lines
@@ -359,6 +405,7 @@ def _backend(config: Config, kind: Kind, name: str) -> str:
     lines = [
         f"backend {name} from k{kind.number}",
         f"use-server {ACTIVATOR} if {{ be_conn_free lt 1 }}",
+        *(secured.of_backend() if is_tls(kind) else []),
         f"server {ACTIVATOR} unix@{config.inside(socket_of(kind.public))} id 1 backup",
         *(f"server {server.machine} {server_words(server)}" for server in config.servers.get(name, ())),
     ]

@@ -1,6 +1,6 @@
 """HAProxy follows what is lent and wished for: it is told of apps and machines, and what is in flight is looked at.
 
-following = Following(process, table, lender, counters, settings, serve)
+following = Following(process, table, lender, counters, settings, serve, names, connections)
 following.begin()
 following.answered(80, "web.example", b"GET", route)
 ...
@@ -10,15 +10,17 @@ await following.close()
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from contextlib import suppress
 
 from hawker.core.retrying import SAFE
 from hawker.errors import HawkerError, Unreachable
 from hawker.proxy.base import Route, ServicePort
+from hawker.proxy.embedded.common import Connection
 from hawker.proxy.haproxy.carried import HOSTS_MOST, Carried, Key, Table, fits, forgetting, naming
 from hawker.proxy.haproxy.config import Server, carries
 from hawker.proxy.haproxy.counting import Counting
+from hawker.proxy.haproxy.names import Names
 from hawker.proxy.haproxy.process import Process
 from hawker.proxy.haproxy.runtime import Usage, adding, closing, opening
 from hawker.proxy.haproxy.settings import HaproxySettings
@@ -46,8 +48,9 @@ class Wish:
 
 
 class Following:
-    """`begin`, then `close`. `serve` has HAProxy begun, or begun anew, with what `table` has. Who says something to
-    HAProxy holds `lock`."""
+    """`begin`, then `close`. `serve` has HAProxy begun, or begun anew, with what `table` has. `names` are those that it
+    ends TLS for, None: it has no port with TLS. `connections` are the embedded plane's. Who says something to HAProxy
+    holds `lock`."""
 
     def __init__(
         self,
@@ -57,6 +60,8 @@ class Following:
         counters: Counting,
         settings: HaproxySettings,
         serve: Callable[[], Awaitable[None]],
+        names: Names | None,
+        connections: Container[Connection],
     ) -> None:
         self.lock = asyncio.Lock()
         self._process = process
@@ -66,6 +71,8 @@ class Following:
         self._counters = counters
         self._settings = settings
         self._serve = serve
+        self._names = names
+        self._connections = connections
         self._loop = asyncio.get_running_loop()
         self._now = self._loop.time
         self._wished: dict[Key, Wish] = {}
@@ -106,6 +113,7 @@ class Following:
         """A machine has answered through the activator: the app's next requests may pass without it. Of those that
         change something the first is always the activator's: an app hands such on from the beginning, or never."""
         key = route.app, port
+        self.asked(port, host, route)
         writing = method not in SAFE
         known = self._table.carried.get(key)
         if known is not None and not known.leaving:
@@ -113,13 +121,27 @@ class Following:
                 return
             if host in (known.writing if writing else known.hosts):
                 return
-        if route.app in self._replaying or not fits(route.port, host):
+        if route.app in self._replaying or not fits(route.port, host, tls=self._tls(port)):
             return
         wish = self._wished.setdefault(key, Wish())
         hosts = wish.writing if writing else wish.hosts
         if len(hosts) < HOSTS_MOST and host not in hosts:
             hosts.add(host)
             self._stirred.set()
+
+    def asked(self, port: int, name: str, route: Route) -> None:
+        """For this name: TLS may end before us the next time."""
+        if self._names is not None and self._names.asked(port, name, route.app):
+            self._stirred.set()
+
+    def secured(self, connection: Connection, port: int, name: str, route: Route) -> None:
+        """The same, and here is a connection that came to us before."""
+        if self._names is not None and fits(route.port, name, tls=True):
+            self._names.early(port, name, connection)
+            self.asked(port, name, route)
+
+    def _tls(self, port: int) -> bool:
+        return self._names is not None and port in self._names.ports
 
     def handed_on(self, route: Route) -> None:
         """All requests of the app pass the activator from now on."""
@@ -129,6 +151,8 @@ class Following:
 
     def _changed(self, app: str) -> None:
         self._dirty.add(app)
+        if self._names is not None:
+            self._names.changed(app)
         self._stirred.set()
 
     async def _withdrawn(self, machine: str) -> bool:
@@ -225,6 +249,8 @@ class Following:
             await self._follow_one(carried)
         for key, wish in wished.items():
             await self._take(key, wish)
+        if self._names is not None:
+            await self._names.follow(self._table.carried, self._connections)
 
     async def _follow_one(self, carried: Carried) -> None:
         app, port = carried.key
@@ -284,7 +310,7 @@ class Following:
             return
         if carried is None:
             offer = self._lender.offer(*key)
-            if offer is None or not offer.machines or not carries(offer.service):
+            if offer is None or not offer.machines or not carries(offer.service, tls=self._tls(key[1])):
                 return
             carried = self._table.take(key, offer.service)
             if carried is None:

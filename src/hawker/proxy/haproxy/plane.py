@@ -1,13 +1,16 @@
-"""The plane as a whole: the embedded one, with HAProxy before the public ports that speak plain HTTP.
+"""The plane as a whole: the embedded one, with HAProxy before the shared public ports that speak HTTP.
 
     engine = HaproxyEngine(router, lender, settings, haproxy, directory, host, certificates)
     await engine.listen("0.0.0.0", 80, public=80)
 
-Ports that speak TLS or bytes, and the backhaul, are the embedded plane's alone.
+Where TLS is spoken HAProxy ends it for some names, and the embedded plane for all others. Ports of one app, and the
+backhaul, are the embedded plane's alone.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 from hawker.errors import HawkerError
@@ -16,16 +19,20 @@ from hawker.listening import LOT, let_wait
 from hawker.proxy.base import Address, Refused, Route, Router
 from hawker.proxy.certificates import Certificates
 from hawker.proxy.embedded.client import ClientConnection
+from hawker.proxy.embedded.common import Connection
 from hawker.proxy.embedded.engine import BACKLOG, Engine
+from hawker.proxy.embedded.greeting import Greeter
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.haproxy.activator import Behind
 from hawker.proxy.haproxy.carried import Key, Table
-from hawker.proxy.haproxy.config import PLAIN, Config, Frontend, map_of, text
+from hawker.proxy.haproxy.config import PLAIN, USUAL, Config, Frontend, map_of, text
 from hawker.proxy.haproxy.counting import Counting
 from hawker.proxy.haproxy.following import Following
 from hawker.proxy.haproxy.lines import SOCKET, Lines
+from hawker.proxy.haproxy.names import Names
 from hawker.proxy.haproxy.process import Process, Reserved, connections_most
 from hawker.proxy.haproxy.runtime import Workers
+from hawker.proxy.haproxy.secured import greeter_of
 from hawker.proxy.haproxy.settings import HaproxySettings
 from hawker.proxy.haproxy.sockets import bound
 from hawker.proxy.lending import Lender
@@ -54,14 +61,20 @@ class HaproxyEngine(Engine):
         self._process = Process(haproxy, directory, settings.name, lambda: self._following.stir())
         self._runtime = self._process.runtime
         self._table = table = Table()
-        self._following = Following(self._process, table, lender, self.counters, haproxy, self._serve)
+        self._names: Names | None = None
+        self._tls = haproxy.tls if certificates is not None else ()
+        if certificates is not None and self._tls:
+            self._names = Names(directory, self._tls, certificates, self._runtime, lender, self.now)
+        self._following = Following(
+            self._process, table, lender, self.counters, haproxy, self._serve, self._names, self.connections
+        )
         self._sought = False
         self._frontends: dict[int, Frontend] = {}
 
     # --- listeners ---------------------------------------------------------------------------------------------------
 
     async def listen(self, host: str, port: int, *, public: int) -> Address:
-        if public not in self._haproxy.plain:
+        if public not in (*self._haproxy.plain, *self._tls):
             return await super().listen(host, port, public=public)
         async with self._following.lock:
             if not self._sought:
@@ -83,6 +96,10 @@ class HaproxyEngine(Engine):
         """Those of them whose requests it passes on whatever their method is."""
         return frozenset(each.key for each in self._table.carried.values() if each.writing and each.open)
 
+    def opened(self, public: int) -> frozenset[str]:
+        """Server names for which HAProxy ends TLS at a public port."""
+        return self._names.open(public) if self._names is not None and public in self._tls else frozenset()
+
     async def workers(self) -> Workers:
         """HAProxy's processes. Raises `Unreachable`."""
         return await self._runtime.refresh()
@@ -94,6 +111,8 @@ class HaproxyEngine(Engine):
                 self._process.leave()
             else:
                 await self._process.end(self.settings.drain_s)
+                if self._names is not None:
+                    self._names.keyring.remove()
             for carried in self._table.carried.values():
                 for name in carried.machines:
                     self._lender.filled(*carried.key, name, 0, 0, False)
@@ -102,12 +121,13 @@ class HaproxyEngine(Engine):
     async def _find(self) -> None:
         """Whether HAProxy serves already, since before this process."""
         self._process.prepare()
-        config = await self._process.find(self._haproxy.plain)
+        wished = (*self._haproxy.plain, *self._tls)
+        config = await self._process.find([*map(str, wished), *map(greeter_of, self._tls)])
         if config is None:
             return
         _logger.info("haproxy.found", directory=config.directory, cause="the proxy is opened")
         self._table.restore(config.kinds)
-        self._frontends = {each.public: each for each in config.frontends if each.public in self._haproxy.plain}
+        self._frontends = {each.public: each for each in config.frontends if each.public in wished}
         addresses = await self._runtime.addresses()
         usage = await self._runtime.usage(addresses)
         for frontend in config.frontends:
@@ -120,6 +140,9 @@ class HaproxyEngine(Engine):
                 carried = self._table.adopt(key, backend)
                 carried.hosts, carried.writing = hosts, hosts & writing.keys()
                 carried.adopt(addresses.get(backend, {}), usage.get(backend, {}))
+        if self._names is not None and any(frontend.tls for frontend in config.frontends):
+            await self._names.adopt(self._whose)
+            await self._names.follow(self._table.carried, self.connections)
 
     async def _whose(self, port: int, host: str) -> Key:
         """The app that a host belongs to. One that is gone has no name, and offers nothing."""
@@ -130,12 +153,17 @@ class HaproxyEngine(Engine):
         return route.app, port
 
     async def _listen_behind(self, public: int) -> None:
-        sock, answered = self._process.sockets[public], self._following.answered
-        server = await self.loop.create_unix_server(
-            lambda: ClientConnection(self, lambda _: Behind(self, public, answered)),
-            sock=sock,
-            backlog=LOT,
-        )
+        answered, tls = self._following.answered, public in self._tls
+
+        def requests() -> ClientConnection:
+            return ClientConnection(self, lambda _: Behind(self, public, answered, secure=tls))
+
+        await self._take_over(str(public), requests)
+        if tls:
+            await self._take_over(greeter_of(public), lambda: Greeter(self, public, behind=True))
+
+    async def _take_over(self, name: str, made: Callable[[], asyncio.Protocol]) -> None:
+        server = await self.loop.create_unix_server(made, sock=self._process.sockets[name], backlog=LOT)
         let_wait(server, BACKLOG)
         self._servers.append(server)
 
@@ -168,9 +196,11 @@ class HaproxyEngine(Engine):
         self._host.listening.leave(host, port)  # there was no HAProxy, or at another address
         reserved = Reserved(host, port)
         try:
-            self._frontends[public] = Frontend(public=public, host=host, port=reserved.address[1])
-            if self._table.kind_of(public, PLAIN) is None:
-                self._table.grow(public, PLAIN, self._haproxy.backends)
+            tls = public in self._tls
+            self._frontends[public] = Frontend(public=public, host=host, port=reserved.address[1], tls=tls)
+            usual = USUAL if tls else PLAIN
+            if self._table.kind_of(public, usual) is None:
+                self._table.grow(public, usual, self._haproxy.backends)
             await self._serve()
         except HawkerError:
             del self._frontends[public]
@@ -205,8 +235,13 @@ class HaproxyEngine(Engine):
         )
 
     async def _serve(self) -> None:
+        if self._names is not None:
+            self._names.write()
         await self._process.serve(self._config(), self._table.hosts())
         await self._runtime.refresh()
+
+    def secured(self, connection: Connection, port: int, name: str, route: Route) -> None:
+        self._following.secured(connection, port, name, route)
 
     def handed_on(self, route: Route) -> None:
         """All requests of the app pass the activator from now on."""

@@ -105,8 +105,8 @@ class Process:
         self.joins = version(self._program) in JOINING
         self._name = name
         self._ended = ended
-        self.sockets: dict[int, socket.socket] = {}  # the activator's, by public port
-        self._numbers: dict[int, int] = {}
+        self.sockets: dict[str, socket.socket] = {}  # the activator's, by name
+        self._numbers: dict[str, int] = {}
         self._child: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._master = 0
@@ -126,7 +126,7 @@ class Process:
     def prepare(self) -> None:
         """Its directory, with all that does not change."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o750)
-        for path in (self.directory, self.directory / "act", self.directory / "maps", self.directory / "errors"):
+        for path in (self.directory, *(self.directory / name for name in ("act", "maps", "errors", "tls"))):
             path.mkdir(exist_ok=True, mode=0o750)
             self.admit(path, 0o750)
         (self.directory / "again.lua").write_bytes(files(__package__).joinpath("again.lua").read_bytes())
@@ -139,19 +139,19 @@ class Process:
         if self.root:
             os.chown(path, 0, self._group)
 
-    async def find(self, ports: Iterable[int]) -> Config | None:
+    async def find(self, names: Iterable[str]) -> Config | None:
         """One that runs already, and what it was given; None: none does. Opens the activator's sockets."""
         config = self.config = await self._found()
-        for port in ports:
-            path = self.directory / socket_of(port)
-            number = config.sockets.get(port, -1) if config else -1
+        for name in names:
+            path = self.directory / socket_of(name)
+            number = config.sockets.get(name, -1) if config else -1
             found = copied(self._pidfd, number, path) if number >= 0 else None
             if found is None:
                 found = bound(path)
                 self.admit(path, 0o660)
             else:
-                self._numbers[port] = number
-            self.sockets[port] = found
+                self._numbers[name] = number
+            self.sockets[name] = found
         return config
 
     async def _found(self) -> Config | None:
@@ -171,9 +171,9 @@ class Process:
         return config
 
     @property
-    def numbers(self) -> dict[int, int]:
+    def numbers(self) -> dict[str, int]:
         """Of the activator's sockets in HAProxy's master, or as it will get them."""
-        return self._numbers if self._master else {port: sock.fileno() for port, sock in self.sockets.items()}
+        return self._numbers if self._master else {name: sock.fileno() for name, sock in self.sockets.items()}
 
     async def serve(self, config: Config, hosts: Hosts) -> None:
         """With this configuration from now on. Raises `NotStarted`."""

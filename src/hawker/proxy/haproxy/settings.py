@@ -17,7 +17,9 @@ class HaproxySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     threads: int = 1
     """As measured on two cores, one thread serves more than two that wait for each other."""
     plain: tuple[int, ...] = (80,)
-    """Shared public ports without TLS, which HAProxy serves. All others are the embedded plane's."""
+    """Shared public ports without TLS, which HAProxy serves."""
+    tls: tuple[int, ...] = (443,)
+    """And those with TLS, where there are certificates. All others are the embedded plane's."""
     backends: int = 64
     """Apps that can be carried before the first reload; a reload makes room for twice as many."""
     backends_most: int = 8192

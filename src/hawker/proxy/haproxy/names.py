@@ -1,0 +1,187 @@
+"""The server names for which HAProxy ends TLS: those that were asked for, whose apps want no more than it can do.
+
+A name is opened after the embedded plane has ended TLS for it once: by then its app is known, and its certificate is
+there. It is closed when its app wants something else, its certificate goes, or nobody asks for it any more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Awaitable, Callable, Container, Iterable
+from pathlib import Path
+
+from hawker.proxy.certificates import Certificate, Certificates
+from hawker.proxy.embedded.common import Connection
+from hawker.proxy.haproxy.carried import Key as Carried
+from hawker.proxy.haproxy.config import carries
+from hawker.proxy.haproxy.keyring import Key, Keyring, key_of
+from hawker.proxy.haproxy.runtime import Runtime
+from hawker.proxy.haproxy.secured import names_of
+from hawker.proxy.lending import Lender
+
+UNUSED_S = 600.0
+"""How long a name stays open that nobody asks for."""
+SWEEP_S = 5.0
+NAMES_MOST = 100_000
+"""That are asked for at a time, and not open yet."""
+_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?(?:\.[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?)+")
+_CHOSEN = re.compile(r"(?:\*\.)?[a-z0-9_.-]+")
+
+
+class Name:
+    """An open one. `file` has its certificate."""
+
+    __slots__ = ("app", "file", "used_at")
+
+    def __init__(self, app: str, file: str, used_at: float) -> None:
+        self.app = app
+        self.file = file
+        self.used_at = used_at
+
+
+class Names:
+    """Of the public ports `ports`. All that says something to HAProxy raises `Unreachable`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        ports: Iterable[int],
+        certificates: Certificates,
+        runtime: Runtime,
+        lender: Lender,
+        now: Callable[[], float],
+    ) -> None:
+        self.ports = tuple(ports)
+        self.keyring = Keyring(directory, runtime)
+        self._directory = str(directory)
+        self._certificates = certificates
+        self._runtime = runtime
+        self._lender = lender
+        self._now = now
+        self._open: dict[int, dict[str, Name]] = {port: {} for port in self.ports}
+        self._asked: dict[tuple[int, str], str] = {}
+        self._early: dict[tuple[int, str], list[Connection]] = {}
+        self._dirty: set[str] = set()  # apps
+        self._version = -1
+        self._sweep_at = 0.0
+
+    def open(self, port: int) -> frozenset[str]:
+        return frozenset(self._open[port])
+
+    # --- what is said of them ----------------------------------------------------------------------------------------
+
+    def asked(self, port: int, name: str, app: str) -> bool:
+        """By somebody whose request, or whose connection, came to the embedded plane. Whether that is news."""
+        if port not in self._open:
+            return False
+        known = self._open[port].get(name)
+        if known is not None:
+            known.used_at = self._now()
+            if known.app == app:
+                return False
+            self._dirty.add(known.app)  # it has gone to another one
+            return True
+        if (port, name) in self._asked or len(self._asked) >= NAMES_MOST or _NAME.fullmatch(name) is None:
+            return False
+        self._asked[port, name] = app
+        return True
+
+    def early(self, port: int, name: str, connection: Connection) -> None:
+        """A connection that the embedded plane has: its user may as well have one of HAProxy's."""
+        if port in self._open:
+            self._early.setdefault((port, name), []).append(connection)
+
+    def changed(self, app: str) -> None:
+        self._dirty.add(app)
+
+    # --- what follows ------------------------------------------------------------------------------------------------
+
+    async def adopt(self, whose: Callable[[int, str], Awaitable[Carried]]) -> None:
+        """What an HAProxy has that serves already."""
+        await self.keyring.adopt()
+        now = self._now()
+        for port in self.ports:
+            for name in await self._runtime.map(names_of(self._directory, port)):
+                app, _ = await whose(port, name)
+                self._open[port][name] = Name(app, "", now)
+
+    async def follow(self, carried: Container[Carried], alive: Container[Connection]) -> None:
+        """What has changed. `carried` are apps' ports that HAProxy passes requests on for, `alive` the connections that
+        the embedded plane has."""
+        version = self._certificates.version
+        if self._asked or self._dirty or version != self._version or self._now() >= self._sweep_at:
+            await self._follow(carried)
+            self._version = version
+        for key, connections in list(self._early.items()):
+            left = self._early[key] = [each for each in connections if each in alive]
+            if not left:
+                del self._early[key]
+            elif key[1] in self._open[key[0]]:
+                for each in left:
+                    each.drain(patiently=True)
+
+    async def _follow(self, carried: Container[Carried]) -> None:
+        asked, self._asked = self._asked, {}
+        dirty, self._dirty = self._dirty, set()
+        now = self._now()
+        sweeps = now >= self._sweep_at
+        if sweeps:
+            self._sweep_at = now + SWEEP_S
+        for port, names in self._open.items():
+            for name, each in list(names.items()):
+                if sweeps and (each.app, port) in carried:
+                    each.used_at = now
+                unused = now - each.used_at > UNUSED_S
+                if unused or (each.app in dirty and not self._fits(port, each.app)) or self._certificate(name) is None:
+                    await self._close(port, name)
+        new = {
+            (port, name): app
+            for (port, name), app in asked.items()
+            if self._certificate(name) is not None and self._fits(port, app)
+        }
+        files: dict[str, Key] = {}
+        of_names: dict[str, str] = {}
+        for name in {*(name for _, name in new), *(name for names in self._open.values() for name in names)}:
+            certificate = self._certificate(name)
+            assert certificate is not None  # those without were closed
+            file = of_names[name] = file_of(certificate)
+            if file not in files:
+                chosen = tuple(sorted(filter(_CHOSEN.fullmatch, self._certificates.chosen(certificate))))
+                key = key_of(certificate, chosen)
+                if key is not None:
+                    files[file] = key
+        for port, names in self._open.items():
+            for name, each in list(names.items()):
+                each.file = of_names[name]
+                if each.file not in files:
+                    await self._close(port, name)
+        await self.keyring.follow(files)
+        for (port, name), app in new.items():
+            if of_names[name] in self.keyring.held:
+                await self._runtime.do([f"add map {names_of(self._directory, port)} {name} {name}"])
+                self._open[port][name] = Name(app, of_names[name], now)
+
+    def _certificate(self, name: str) -> Certificate | None:
+        return self._certificates.named(name)
+
+    def _fits(self, port: int, app: str) -> bool:
+        offer = self._lender.offer(app, port)
+        return offer is not None and carries(offer.service, tls=True)
+
+    async def _close(self, port: int, name: str) -> None:
+        """Its next connections are the embedded plane's."""
+        await self._runtime.do([f"del map {names_of(self._directory, port)} {name}"])
+        del self._open[port][name]
+
+    def write(self) -> None:
+        """What an HAProxy begins with."""
+        for port, names in self._open.items():
+            lines = [f"{name} {name}\n" for name in sorted(names)]
+            Path(names_of(self._directory, port)).write_text("".join(lines))
+        self.keyring.write()
+
+
+def file_of(certificate: Certificate) -> str:
+    """Where a certificate is from says it, but in letters of any kind."""
+    return f"{hashlib.sha256(certificate.name.encode()).hexdigest()[:32]}.pem"
