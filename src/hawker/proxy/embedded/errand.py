@@ -23,7 +23,6 @@ from hawker.proxy.embedded.machine import MachineConnection
 from hawker.proxy.embedded.pool import Pool
 from hawker.proxy.embedded.replaying import Replaying, remembered
 from hawker.proxy.embedded.search import NOTHING, Search
-from hawker.proxy.embedded.uploads import Upload
 from hawker.proxy.fields import MACHINE, TIMING
 from hawker.telemetry import get_logger
 
