@@ -80,7 +80,8 @@ class Door:
         self.calls = calls
         self.places: dict[int, Place] = {}  # by internal port
         self.instance = ""
-        self.used_at = asyncio.get_running_loop().time()  # when the last request ended
+        self._now = asyncio.get_running_loop().time
+        self.used_at = self._now()  # when the last request ended
         self.phases: dict[str, float] = {}
         self._settings = settings
         self._looking = looking
@@ -188,7 +189,7 @@ class Door:
 
     def answered(self, place: Place) -> None:
         self._trouble.over()
-        self.used_at = asyncio.get_running_loop().time()
+        self.used_at = self._now()  # to ask for the running loop is a system call
 
     def heard(self, place: Place, load: bytes) -> None:
         """It is counted here."""

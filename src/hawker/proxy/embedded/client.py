@@ -173,6 +173,10 @@ class ClientConnection(asyncio.Protocol):
         self._reading = True
         try:
             while data and self._left == _AWAITED and not self._choked:
+                if data == self._last_raw:  # a client asks the same again and again
+                    self._searched = 0
+                    data = self._begin(self._last, b"")
+                    break
                 if data[0] == 0x0D:
                     data = self._after_empty_line(data)
                 end = data.find(b"\r\n\r\n", self._searched) + 4
@@ -182,7 +186,7 @@ class ClientConnection(asyncio.Protocol):
                 self._searched = 0
                 raw = data[:end]
                 if raw == self._last_raw:
-                    head = self._last  # a client asks the same again and again
+                    head = self._last
                 else:
                     head = self._last = read_request(raw, self._settings.fields)
                     self._last_raw = raw
@@ -314,9 +318,9 @@ class ClientConnection(asyncio.Protocol):
             self._transport.write(head + b"".join([b"%b: %b\r\n" % field for field in headers]) + b"\r\n")
 
     def answer(self, status: int, reason: bytes, headers: list[Header], length: int) -> None:
-        self.answer_lines(status, reason, b"\r\n".join(map(b": ".join, headers)), length)
+        self.answer_lines(status, reason, (b"\r\n".join(map(b": ".join, headers)),), length)
 
-    def answer_lines(self, status: int, reason: bytes, lines: bytes, length: int) -> None:
+    def answer_lines(self, status: int, reason: bytes, lines: Sequence[bytes], length: int) -> None:
         head = b"HTTP/1.1 200 OK\r\n"
         if status != 200 or reason != b"OK":
             head = b"HTTP/1.1 %d %b\r\n" % (status, reason or _REASONS.get(status, b""))
@@ -336,7 +340,7 @@ class ClientConnection(asyncio.Protocol):
             framing = b"\r\nconnection: close" + framing
         elif not self._minor:
             framing = b"\r\nconnection: keep-alive" + framing
-        self._out.append(b"%b%b%b" % (head, lines, framing))
+        self._out += (head, *lines, framing)
 
     def data(self, data: bytes) -> None:
         if self._chunked:

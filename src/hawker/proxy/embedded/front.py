@@ -21,8 +21,8 @@ class Front(Protocol):
         """The head. `length` is as in `AnswerHead`; `headers` have nothing of a connection, nor Transfer-Encoding."""
         ...
 
-    def answer_lines(self, status: int, reason: bytes, lines: bytes, length: int) -> None:
-        """The same, with the fields as lines of HTTP/1.1, without the last one's end."""
+    def answer_lines(self, status: int, reason: bytes, lines: Sequence[bytes], length: int) -> None:
+        """The same, with the fields as lines of HTTP/1.1, in pieces, without the last one's end."""
         ...
 
     def data(self, data: bytes) -> None: ...

@@ -155,7 +155,7 @@ class Over2(Public):
     __slots__ = ()
     _version = b"2"
 
-    def answer_lines(self, head: AnswerHead, port: ServicePort, request_id: bytes) -> bytes | None:
+    def answer_lines(self, head: AnswerHead, port: ServicePort, request_id: bytes) -> Sequence[bytes] | None:
         return None
 
 
@@ -165,7 +165,7 @@ class ForwardedOver2(Forwarded):
     __slots__ = ()
     _version = b"2"
 
-    def answer_lines(self, head: AnswerHead, port: ServicePort, request_id: bytes) -> bytes | None:
+    def answer_lines(self, head: AnswerHead, port: ServicePort, request_id: bytes) -> Sequence[bytes] | None:
         return None
 
 
@@ -279,7 +279,7 @@ class H2Request(Stream):
     def answer(self, status: int, reason: bytes, headers: list[Header], length: int) -> None:
         self._head = [(b":status", b"%d" % status), *headers]
 
-    def answer_lines(self, status: int, reason: bytes, lines: bytes, length: int) -> None:
+    def answer_lines(self, status: int, reason: bytes, lines: Sequence[bytes], length: int) -> None:
         raise NotImplementedError  # `Over2` gives none
 
     def data(self, data: bytes) -> None:

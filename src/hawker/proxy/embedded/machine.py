@@ -258,6 +258,10 @@ class MachineConnection(asyncio.Protocol):
         asker = self._asker
         assert asker is not None
         while True:
+            if self._method == self._last_method and data.startswith(self._last_raw):
+                head = self._last  # a machine says the same again and again, within a second even its Date
+                data = data[len(self._last_raw) :]
+                break
             end = data.find(b"\r\n\r\n") + 4
             if end < 4 or end > self._settings.head_bytes:
                 if len(data) > self._settings.head_bytes:
@@ -267,13 +271,10 @@ class MachineConnection(asyncio.Protocol):
                 self._held = data
                 return
             raw = data[:end]
-            if raw == self._last_raw and self._method == self._last_method:
-                head = self._last  # a machine says the same again and again, within a second even its Date
-            else:
-                head = read_answer(raw, self._settings.fields, self._method)
-                self._last, self._last_raw, self._last_method = head, raw, self._method
+            head = read_answer(raw, self._settings.fields, self._method)
             data = data[end:]
             if head.status >= 200:
+                self._last, self._last_raw, self._last_method = head, raw, self._method
                 break
             if head.status == 101:
                 self._asker = None

@@ -77,7 +77,7 @@ class PlainConnection(asyncio.Protocol):
     def answer(self, status: int, reason: bytes, headers: list[Header], length: int) -> None:
         pass
 
-    def answer_lines(self, status: int, reason: bytes, lines: bytes, length: int) -> None:
+    def answer_lines(self, status: int, reason: bytes, lines: Sequence[bytes], length: int) -> None:
         pass
 
     def data(self, data: bytes) -> None:
@@ -150,7 +150,7 @@ class PlainInlet:
     ) -> list[Header]:
         return []
 
-    def answer_lines(self, head: AnswerHead, port: ServicePort, request_id: bytes) -> bytes | None:
+    def answer_lines(self, head: AnswerHead, port: ServicePort, request_id: bytes) -> Sequence[bytes] | None:
         return None
 
     def refusal(self, refusal: Refused, request_id: bytes) -> tuple[int, list[Header], bytes]:

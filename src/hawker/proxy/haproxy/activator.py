@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hawker.core.forwarding import REQUEST_ID, inner_request
 from hawker.proxy.base import Header, Lease, Refused, Route, ServicePort, Wishes
@@ -122,7 +122,7 @@ class Behind(Public):
         self._tell()
         return super().back(head, port, request_id, lease, upgrade)
 
-    def answer_lines(self, head: AnswerHead, port: ServicePort, request_id: bytes) -> bytes | None:
+    def answer_lines(self, head: AnswerHead, port: ServicePort, request_id: bytes) -> Sequence[bytes] | None:
         self._tell()
         return super().answer_lines(head, port, request_id)
 
