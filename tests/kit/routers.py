@@ -30,6 +30,10 @@ class FakeLease:
     def load(self) -> bytes:
         return b"%d/20/25" % self._at.in_flight
 
+    @property
+    def others(self) -> int:
+        return self._at.wanted
+
     def heard(self, load: bytes) -> None:
         self._at.heard.append(load)
 
@@ -48,7 +52,8 @@ class FakeLease:
 
 
 class FakeMachine:
-    """`awake` is set where it can be taken at once; else a request that obtains it waits until somebody sets it."""
+    """`awake` is set where it can be taken at once; else a request that obtains it waits until somebody sets it.
+    `wanted` are requests that are said to wait because it is full."""
 
     def __init__(
         self, name: str, address: Address, *, region: str = "ams", headers: tuple[Header, ...] = (), awake: bool = True
@@ -60,7 +65,7 @@ class FakeMachine:
         self.awake = asyncio.Event()
         if awake:
             self.awake.set()
-        self.waiting = self.carried = 0
+        self.waiting = self.carried = self.wanted = 0
         self.refuses = False
         self.in_flight = self.most = self.taken = 0
         self.failures: list[Failure] = []

@@ -52,7 +52,7 @@ async def test_a_body_that_stops_coming_is_408_and_lets_the_machine_go(stage: St
 
     await stage.machine(reading)
     user = await stage.user()
-    await user.send(head("POST / | Content-Length: 10") + b"half")
+    await user.send(head(f"POST / | Content-Length: {2 << 20}") + b"half")
     answer = await user.answer("POST")
     assert (answer.status, answer["connection"]) == (408, "close")
     await asyncio.wait_for(broken.wait(), 5)

@@ -151,9 +151,9 @@ async def test_a_request_may_be_handed_on_before_its_body_has_come(stage: Stage)
     await stage.machine(at_once)
     second = await stage.machine(echo)
     user = await stage.user()
-    await user.send(head("POST / | Content-Length: 8") + b"half")
+    await user.send(head("POST / | Transfer-Encoding: chunked") + b"4\r\nhalf\r\n")
     await until(lambda: len(second.visits) == 1)
-    await user.send(b"half")
+    await user.send(b"4\r\nhalf\r\n0\r\n\r\n")
     assert (await user.answer("POST")).body == b"halfhalf"
 
 

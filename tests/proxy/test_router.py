@@ -136,7 +136,9 @@ async def test_at_the_hard_limit_requests_wait_in_the_order_in_which_they_came(h
         await asyncio.sleep(0)
     late = await here.route()
     assert late.take() is None
+    assert first.others == 5
     first.release()
+    assert first.others == 0, "there is room for one, and who is first has been told"
     assert late.take() is None  # there is room, and others were there before
     await asyncio.gather(*waiting)
     assert order == list(range(5))

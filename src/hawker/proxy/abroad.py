@@ -104,6 +104,11 @@ class RegionLease:
     def load(self) -> bytes:
         return b""
 
+    @property
+    def others(self) -> int:
+        """They wait there."""
+        return 0
+
     def heard(self, load: bytes) -> None:
         """Of one of many machines: all that it says is that their proxy is there."""
         self._answers = True

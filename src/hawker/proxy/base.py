@@ -58,6 +58,11 @@ class Lease(Protocol):
         """What the machine has in flight, and its limits, as `hawker-load` tells it: b"3/20/25"; b"" if not known."""
         ...
 
+    @property
+    def others(self) -> int:
+        """Requests that wait for room where the machine has none left."""
+        ...
+
     def heard(self, load: bytes) -> None:
         """What `hawker-load` of the answer said, of a machine behind its worker's proxy; b"" when that only said what
         became of the machine."""

@@ -88,6 +88,11 @@ class PlaceLease:
         seat = self._place.seat
         return b"%d/%d/%d" % (seat.in_flight, seat.soft, seat.row.hard)
 
+    @property
+    def others(self) -> int:
+        place = self._place
+        return place.room.idle(place.machine) if place.seat.full else 0
+
     def heard(self, load: bytes) -> None:
         self._place.keeper.heard(self._place, load)
 

@@ -41,6 +41,10 @@ class Room:
         queue = self.queues.get(machine)
         return queue is not None and queue.idle > 0
 
+    def idle(self, machine: str) -> int:
+        """How many wait that room at this machine is of use to."""
+        return sum(queue.idle for name in (machine, "") if (queue := self.queues.get(name)))
+
     def one(self, machine: str, after: int = -1) -> None:
         """There is room for one more at this machine. `after`: only those behind that number are told."""
         found = None

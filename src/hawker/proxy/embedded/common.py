@@ -22,6 +22,7 @@ from hawker.proxy.embedded.heads import RequestHead
 from hawker.proxy.embedded.pool import Pool
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.embedded.tunnel import Tunnel
+from hawker.proxy.embedded.uploads import Uploads
 
 _ANSWERS_KEPT = 4096
 
@@ -86,6 +87,7 @@ class Common:
         """Whether an app has ever asked that the way of its requests be remembered: most never do."""
         self.kept_bytes = 0
         """Of requests' bodies, to be sent once more."""
+        self.uploads = Uploads(settings, self.loop)
         self.pool = Pool(settings, self.loop)
         self.h2_pool = H2Pool(settings, self.loop)
         self.connections: dict[Connection, None] = {}

@@ -11,6 +11,7 @@ A request for which a machine and a connection are at hand passes through withou
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from hawker.core.replay import BadReplay, read_json, replay_of
 from hawker.core.retrying import IDEMPOTENT, SENT_MOST
@@ -23,6 +24,7 @@ from hawker.proxy.embedded.machine import MachineConnection
 from hawker.proxy.embedded.pool import Pool
 from hawker.proxy.embedded.replaying import Replaying, remembered
 from hawker.proxy.embedded.search import NOTHING, Search
+from hawker.proxy.embedded.uploads import Upload
 from hawker.proxy.fields import MACHINE, TIMING
 from hawker.telemetry import get_logger
 
@@ -31,8 +33,8 @@ _log = get_logger()
 
 class Errand:
     """What an exchange is as long as it has no answer. `_lease` is its place at a machine, `_whole` whether all that
-    came of its body is kept, to be sent once more. Ends in `_send`, `_redirect` or `_refuse`, the last perhaps after
-    `_again`, which is for a machine that did not answer."""
+    came of its body is kept, to be sent once more, `_upload` what was still to come of it when it began. Ends in
+    `_send`, `_redirect` or `_refuse`, the last perhaps after `_again`, which is for a machine that did not answer."""
 
     __slots__ = (
         "_common",
@@ -43,8 +45,10 @@ class Errand:
         "_route",
         "_search",
         "_task",
+        "_upload",
         "_whole",
         "request_id",
+        "sending",
     )
 
     _common: Common
@@ -55,8 +59,11 @@ class Errand:
     _task: asyncio.Task[None] | None
     _search: Search | None
     _replaying: Replaying | None
+    _upload: Upload | None
     _whole: bool
     request_id: bytes
+    sending: bool
+    """Whether the request's body is not complete yet."""
 
     def _send(self, connection: MachineConnection | MachineStream) -> None:
         """Here is a connection to the machine of `_lease`."""
@@ -69,12 +76,19 @@ class Errand:
     def _refuse(self, refusal: Refused) -> None:
         raise NotImplementedError
 
+    def _watched(self) -> Upload:
+        """What is still to come of the body."""
+        raise NotImplementedError
+
     def start(self) -> None:
+        if self.sending and self._upload is None:
+            self._upload = self._watched()
+        upload = self._upload
         try:
             route = self._inlet.find(self._request)
             if route is None:
                 self._seek()
-            elif self._enter(route):
+            elif self._enter(route) and (upload is None or not upload.awaited):
                 self._take(route)
         except Refused as refusal:
             self._refuse(refusal)
@@ -119,6 +133,27 @@ class Errand:
                     return
         self._seek()
 
+    def _all_came(self) -> None:
+        """The body that no place was taken for before. It is not answered within this call."""
+        assert self._upload is not None
+        self._upload.awaited = False
+        before = self._route
+        if self._task is not None or before is None:  # its app is being loaded
+            return
+        if self._replaying is not None:
+            self._seek()
+            return
+        route = None
+        with suppress(Refused):
+            route = self._inlet.find(self._request)
+        if route is before:
+            if self._search is not None:
+                self._search.deadline = self._deadline()
+            self._take(before)
+        else:  # much may have changed since its head came
+            self._route = self._search = None
+            self._seek()
+
     def _seek(self) -> None:
         self._task = self._common.spawn(self._sought())
 
@@ -148,13 +183,14 @@ class Errand:
             self._send(connection)
 
     async def _found(self) -> MachineConnection | MachineStream | None:
-        """A connection to a machine that takes the request; None: answered already. Raises `Refused`, `_NotThere`."""
+        """A connection to a machine that takes the request; None: it is answered already, or its body is awaited.
+        Raises `Refused`, `_NotThere`."""
         route = self._route
         now = self._common.now
         begun = now()
         if route is None:
             route = await self._inlet.load(self._request)
-            if not self._enter(route):
+            if not self._enter(route) or (self._upload is not None and self._upload.awaited):
                 return None
         if self._search is not None and self._search.app:
             app, self._search.app = self._search.app, ""

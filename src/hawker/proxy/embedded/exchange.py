@@ -24,6 +24,7 @@ from hawker.proxy.embedded.heads import CHUNKED, AnswerHead, RequestHead
 from hawker.proxy.embedded.inlets import Inlet
 from hawker.proxy.embedded.machine import MachineConnection
 from hawker.proxy.embedded.tunnel import Tunnel, keep_watch
+from hawker.proxy.embedded.uploads import Upload
 
 GONE = 499
 """The status in logs and counts of a request whose client left before its answer was complete, as nginx has it."""
@@ -35,14 +36,14 @@ class Exchange(Errand):
 
     __slots__ = (
         *("_answered", "_connection", "_front", "_gzip", "_kept", "_kept_bytes", "_trailers"),
-        *("begun", "bytes", "first", "machine", "over", "sending", "status"),
+        *("begun", "bytes", "first", "machine", "over", "status"),
     )
 
     def __init__(self, common: Common, front: Front, inlet: Inlet, request: RequestHead) -> None:
         self._common = common
         self._inlet = inlet
         self._request = request
-        self._route = self._lease = self._task = self._search = self._replaying = None
+        self._route = self._lease = self._task = self._search = self._replaying = self._upload = None
         self._whole = True
         self.request_id = inlet.request_id(request)
         self._front = front
@@ -74,13 +75,19 @@ class Exchange(Errand):
     def body(self, data: bytes) -> None:
         """More of the request's body."""
         connection = self._connection
+        upload = self._upload
+        if upload is not None:
+            upload.came += len(data)
         if self._whole:
             self._kept.append(data)
             self._kept_bytes += len(data)
             self._common.kept_bytes += len(data)
             if self._keeps_too_much:
                 if connection is None:
-                    self._front.hold(True)
+                    if upload is not None and upload.awaited:
+                        self._all_came()  # of all requests together too much is kept: it passes as it comes
+                    if self._connection is None and not self.over:
+                        self._hold(True)
                 else:
                     self._whole = False
                     self._forget_kept()
@@ -92,6 +99,11 @@ class Exchange(Errand):
         self._trailers = trailers
         if self._connection is not None:
             self._connection.body_end(trailers)
+        upload = self._upload
+        if upload is not None:
+            self._common.uploads.drop(upload)
+            if upload.awaited:
+                self._all_came()
 
     def pause(self) -> None:
         if self._connection is not None:
@@ -192,7 +204,7 @@ class Exchange(Errand):
         self._tunnel(self._front.switch(head.status, head.reason, self._headers(head)), connection.release(), rest)
 
     def stalled(self, stalled: bool) -> None:
-        self._front.hold(stalled)
+        self._hold(stalled)
 
     @property
     def may_go_elsewhere(self) -> bool:
@@ -201,6 +213,31 @@ class Exchange(Errand):
         method, whole = self._request.method, self._whole
         most = self._sent_most
         return may_retry(method, "timeout", sent=True, whole=whole, tries=tries, sent_tries=sent_tries, sent_most=most)
+
+    # --- for uploads -------------------------------------------------------------------------------------------------
+
+    @property
+    def answered(self) -> bool:
+        return self._answered
+
+    @property
+    def others(self) -> int:
+        return 0 if self._lease is None else self._lease.others
+
+    def _watched(self) -> Upload:
+        request = self._request
+        length = request.length
+        held = self._keeps_too_much
+        # Who waits to be told to go on is told so by the machine.
+        awaited = self._inlet.edge and 0 < length <= self._common.settings.replay_bytes and not request.expects
+        upload = self._common.uploads.watch(self, sized=length > 0, awaited=awaited and not held)
+        upload.held = held
+        return upload
+
+    def _hold(self, held: bool) -> None:
+        if self._upload is not None:
+            self._upload.held = held
+        self._front.hold(held)
 
     # --- to the machine ----------------------------------------------------------------------------------------------
 
@@ -248,7 +285,7 @@ class Exchange(Errand):
         if self._keeps_too_much:
             self._whole = False
             self._forget_kept()
-        self._front.hold(False)
+        self._hold(False)
 
     @property
     def _keeps_too_much(self) -> bool:
@@ -363,6 +400,8 @@ class Exchange(Errand):
 
     def _finish(self) -> None:
         self.over = True
+        if self._upload is not None:
+            self._common.uploads.drop(self._upload)
         if self._kept_bytes:
             self._forget_kept()
         lease, self._lease = self._lease, None

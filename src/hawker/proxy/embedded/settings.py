@@ -72,6 +72,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Of a request's body kept until its answer comes, so that it can be sent again."""
     replay_bytes_of_all: int = 256 << 20
     """The same of all requests. Over it, what has a machine is kept no more, and what waits for one is not read on."""
+    upload_look_s: float = 5.0
+    """How often the rate of requests' bodies is looked at."""
+    upload_least: float = 240.0
+    """Bytes a second of a body whose length is known, as Kestrel and IIS have it: over 20 seconds."""
+    upload_crowded: float = 8192.0
+    """Bytes a second of a body whose request has a place that others wait for: 64 kbit/s, the least that is still sold
+    as a connection."""
+
     replays: int = 10
     """`fly-replay` answers followed for one request."""
     hops: int = 2
