@@ -187,6 +187,24 @@ async def test_changes_are_read_in_the_next_turn_of_the_loop(fleet: Fleet) -> No
     directory.close()
 
 
+async def test_machines_that_changed_together_are_told_in_one_order_whatever_the_hash_seed(fleet: Fleet) -> None:
+    """Where a machine stands among others decides which of two equal ones takes a request. Found by the simulator."""
+    fleet.app("web")
+    for machine in MACHINES:
+        fleet.machine(machine, "web", state="stopped")
+    directory = Directory(fleet.replica, REGION)
+    assert directory.load("web") is not None
+    told: list[str] = []
+    directory.on_machine.append(lambda app, before, now: told.append(now.id if now else ""))
+    [changed], fleet.replica.on_rows = fleet.replica.on_rows, []
+    for machine in MACHINES:
+        fleet.machine(machine, "web", state="started")
+    changed({"machines": dict.fromkeys(reversed(MACHINES)).keys()})
+    directory.settle()
+    assert told == list(MACHINES)
+    directory.close()
+
+
 async def test_of_several_apps_on_one_port_the_older_one_has_it(fleet: Fleet) -> None:
     fleet.app("late", created_at_ms=2)
     fleet.app("early", created_at_ms=1)

@@ -61,7 +61,7 @@ class Claims:
         if services is None:
             self._again = {"": None}
         elif "" not in self._again:
-            self._again.update(dict.fromkeys(services))
+            self._again.update(dict.fromkeys(sorted(services)))
         for app in [*self._created] if apps is None else sorted(self._created.keys() & apps):
             del self._created[app]
             self._again.setdefault(f"/{app}", None)  # no key of a service

@@ -184,14 +184,14 @@ class Directory:
             if keys is None:
                 self._all_stale()
             else:
-                for key in keys:
+                for key in sorted(keys):
                     self._machines[key.partition("/")[0]] = None
         for table in ("apps", "app_regions"):
             keys = changed.get(table, ())
             if keys is None:
                 self._all_stale()
             else:
-                for name in keys:
+                for name in sorted(keys):
                     self._make_stale(name)
         if "workers" in changed or "forgotten" in changed:
             self._read_workers()
