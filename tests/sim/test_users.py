@@ -16,9 +16,10 @@ import pytest
 from msgspec.structs import replace
 
 from hawker.core.outage import Outage
-from hawker.sim.mutants.base import Change, Mutant, mutated
+from hawker.sim.mutants.base import Mutant, mutated
 from hawker.sim.mutants.proxy import PROXY_MUTANTS
 from hawker.sim.plan import Plan, plan_of
+from hawker.sim.platform.replacing import Change
 from hawker.sim.running import Report, simulate
 from hawker.sim.scenarios.standbys import outages
 

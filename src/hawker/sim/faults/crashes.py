@@ -19,6 +19,13 @@ def kill(faults: Faults, node: Node, fault: Fault) -> bool:
     return True
 
 
+def _dies(faults: Faults, node: Node, fault: Fault, when: str) -> None:
+    """Now that the moment has come that a kill waited for."""
+    node.kill(f"kill -9 {when}")
+    faults.happened(fault)
+    faults.back_later(node, fault.lasts_s)
+
+
 def kill_at_write(faults: Faults, node: Node, fault: Fault) -> bool:
     """The agent dies in the middle of a commit: before the n-th change of its disk from now on."""
     left = int(fault.amount)
@@ -29,9 +36,7 @@ def kill_at_write(faults: Faults, node: Node, fault: Fault) -> bool:
         if left == 0:
             node.disk.on_call = None
             if node.process:
-                node.kill(f"kill -9 before a {what}")
-                faults.happened(fault)
-                faults.back_later(node, fault.lasts_s)
+                _dies(faults, node, fault, f"before a {what}")
 
     node.disk.on_call = on_call
     return False
@@ -47,9 +52,7 @@ def kill_at_effect(faults: Faults, node: Node, fault: Fault) -> bool:
         if left == 0:
             node.world.point = lambda when, effect: None
             if node.process:
-                node.kill(f"kill -9 {when} {effect}")
-                faults.happened(fault)
-                faults.back_later(node, fault.lasts_s)
+                _dies(faults, node, fault, f"{when} {effect}")
                 raise Killed
 
     node.world.point = point
@@ -67,9 +70,7 @@ def kill_at_answer(faults: Faults, node: Node, fault: Fault, sign: bytes) -> boo
     def on_stream(source: object, to: object, data: bytes) -> bool:
         if to is node.station and node.process and sign in data:
             faults.fleet.net.on_stream = lambda source, to, data: False
-            node.kill(f"kill -9 before an answer with {sign.decode()}")
-            faults.happened(fault)
-            faults.back_later(node, fault.lasts_s)
+            _dies(faults, node, fault, f"before an answer with {sign.decode()}")
         return False
 
     faults.fleet.net.on_stream = on_stream

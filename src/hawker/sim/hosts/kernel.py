@@ -7,9 +7,7 @@ in a socket, and how long its peer may be silent, are asked of the socket. A sim
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import AbstractContextManager, suppress
 
 from hawker.proxy import waking
 from hawker.proxy.base import Address
@@ -17,29 +15,11 @@ from hawker.proxy.embedded.machine import MachineConnection
 from hawker.sim.platform.loop import SimLoop
 from hawker.sim.platform.net import LOOPBACK, Net
 from hawker.sim.platform.processes import current_process
+from hawker.sim.platform.replacing import Change, replaced
 from hawker.sim.platform.streams import StreamEnd
 
 LOOK_S = 30e-6
 """What a look at a port of the own host takes, as was measured."""
-
-
-@contextmanager
-def simulated() -> Iterator[None]:
-    """Until the block ends."""
-    changes: tuple[tuple[Any, str, Any], ...] = (
-        (waking, "connected", _connected),
-        (MachineConnection, "_has_come", _has_come),
-        (MachineConnection, "_last_words", _no_last_words),
-        (MachineConnection, "_guard", _guard),
-    )
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
-    for owner, name, value in changes:
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for owner, name, value in before:
-            setattr(owner, name, value)
 
 
 async def _connected(address: Address, within_s: float = waking.TRY_S) -> StreamEnd | None:
@@ -81,3 +61,15 @@ def _no_last_words(connection: MachineConnection) -> None:
 def _guard(connection: MachineConnection, guarded: bool) -> None:
     connection._guarded = guarded
     _stream(connection).guard(connection._settings.connect_timeout_s if guarded else 0.0)
+
+
+def simulated() -> AbstractContextManager[None]:
+    """Until the block ends."""
+    return replaced(
+        (
+            Change(waking, "connected", _connected),
+            Change(MachineConnection, "_has_come", _has_come),
+            Change(MachineConnection, "_last_words", _no_last_words),
+            Change(MachineConnection, "_guard", _guard),
+        )
+    )

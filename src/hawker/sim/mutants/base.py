@@ -7,16 +7,10 @@ person could make; `breaks` names the invariants of which at least one must then
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from contextlib import contextmanager
+from typing import NamedTuple
 
-
-class Change(NamedTuple):
-    """`owner.name` is `value` instead."""
-
-    owner: Any
-    name: str
-    value: Any
+from hawker.sim.platform.replacing import Change, replaced
 
 
 class Mutant(NamedTuple):
@@ -32,15 +26,8 @@ class Mutant(NamedTuple):
         return any(word in text for text in violations for word in self.breaks)
 
 
-_MISSING: Any = object()
-
-
 @contextmanager
 def mutated(mutant: Mutant | None) -> Iterator[None]:
     """Run with a mutant."""
-    with ExitStack() as undo:
-        for owner, attribute, value in mutant.changes if mutant else ():
-            before = vars(owner).get(attribute, _MISSING)
-            undo.callback(*((delattr, owner, attribute) if before is _MISSING else (setattr, owner, attribute, before)))
-            setattr(owner, attribute, value)
+    with replaced(mutant.changes if mutant else ()):
         yield

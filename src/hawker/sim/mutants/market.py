@@ -15,7 +15,8 @@ from hawker.model.catalog import Change as CatalogChange
 from hawker.model.catalog import Version
 from hawker.model.market import Reason, Refusal
 from hawker.model.rows import LogHeadRow, MachineRow
-from hawker.sim.mutants.base import Change, Mutant
+from hawker.sim.mutants.base import Mutant
+from hawker.sim.platform.replacing import Change
 from hawker.store import db
 from hawker.store.connection import prepare
 from hawker.store.tx import Tx

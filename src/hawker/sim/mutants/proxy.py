@@ -16,8 +16,9 @@ from hawker.proxy.embedded.exchange import Exchange
 from hawker.proxy.embedded.machine import MachineConnection
 from hawker.proxy.embedded.pool import Pool
 from hawker.proxy.idling import Idling
-from hawker.sim.mutants.base import Change, Mutant
+from hawker.sim.mutants.base import Mutant
 from hawker.sim.platform.processes import current_process
+from hawker.sim.platform.replacing import Change
 
 
 def _one_more(seat: Seat) -> None:
