@@ -58,6 +58,30 @@ def test_keys_that_differ_are_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("tokens", "field"),
+    [
+        ('cluster = ""', "tokens.cluster"),
+        ('cluster = "a,b"', "tokens.cluster"),
+        ('cluster = "secret"\nusers = { alice = " " }', "tokens.users.alice"),
+        ('cluster = "secret"\nusers = { alice = "secret" }', "tokens.users.alice"),
+        ('cluster = "secret"\nusers = { alice = "a", bob = "a" }', "tokens.users.bob"),
+        ('cluster = "secret"\nusers = { agent = "a" }', "tokens.users"),
+        ('cluster = "secret"\nusers = { metrics = "a" }', "tokens.users"),
+        ('cluster = "secret"\nmetrics = "secret"', "tokens.metrics"),
+    ],
+)
+def test_a_token_that_would_be_anybodys_or_more_than_it_says_is_refused_and_not_shown(
+    tokens: str, field: str, tmp_path: Path
+) -> None:
+    file = written(tmp_path)
+    file.write_text(file.read_text().replace('cluster = "token"', tokens))
+    with pytest.raises(Invalid) as caught:
+        read_settings(file)
+    assert caught.value.field == field
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("listen", "advertise", "announced"),
     [
         ("10.0.0.1:4280", "", ("10.0.0.1", 4280)),

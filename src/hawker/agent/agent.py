@@ -17,7 +17,7 @@ from hawker.agent.outfit import MakeOutfit, live_outfit, open_resolver
 from hawker.agent.settings import AgentSettings, BrokerRole, WorkerRole, host_capacity
 from hawker.errors import HawkerError
 from hawker.host import Host
-from hawker.http.app import AGENT, Serving, Tokens
+from hawker.http.app import Serving, Tokens
 from hawker.http.server import BACKLOG, Server, serve
 from hawker.model.values import host_port
 from hawker.telemetry import METRICS_CONTENT_TYPE, Metrics
@@ -70,8 +70,7 @@ class Agent:
         self._restarting = False
         self._publisher: Publisher | None = None
         self._stack = AsyncExitStack()
-        users = {token: owner for owner, token in settings.tokens.users.items()}
-        self._tokens = Tokens({settings.tokens.cluster: AGENT, **users})
+        self._tokens = Tokens(settings.tokens.by_token())
 
     async def open(self) -> None:
         """Raises what keeps a role from starting; nothing of it runs on then."""

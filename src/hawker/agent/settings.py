@@ -9,6 +9,7 @@ watchdog_s = 10           # so long the event loop may stand still before the ag
 
 [tokens]
 cluster = "..."           # shared by all agents; speaks for any owner
+# metrics = "..."          # reads /metrics, and nothing else
 [tokens.users]            # owner = token
 alice = "..."
 
@@ -66,6 +67,7 @@ import msgspec
 from hawker.errors import Invalid
 from hawker.images.settings import ImageSettings
 from hawker.model.guest import Resources
+from hawker.model.owners import AGENT, SCRAPER
 from hawker.model.values import host_port
 from hawker.network.base import Settings as Network
 from hawker.proxy.settings import ProxySettings
@@ -76,8 +78,34 @@ _DISK_SCALE_MAX = 1000.0
 
 
 class TokenSettings(msgspec.Struct, forbid_unknown_fields=True):
+    """`users` are tokens by owner. `metrics` reads `/metrics` and nothing else; "": the cluster's alone does."""
+
     cluster: str
     users: dict[str, str] = {}
+    metrics: str = ""
+
+    def by_token(self) -> dict[str, str]:
+        """Owners."""
+        users = {token: owner for owner, token in self.users.items()}
+        return {self.cluster: AGENT, **users, **({self.metrics: SCRAPER} if self.metrics else {})}
+
+    def check(self) -> None:
+        """Raises `Invalid`, which shows no token."""
+        fields = [
+            ("tokens.cluster", self.cluster),
+            *((f"tokens.users.{name}", self.users[name]) for name in self.users),
+        ]
+        fields += [("tokens.metrics", self.metrics)] if self.metrics else []
+        for n, (field, token) in enumerate(fields):
+            if not token.strip() or "," in token:
+                remedy = "write a random text without commas, such as `openssl rand -hex 32` prints"
+                raise Invalid(field, token and "...", remedy)
+            if other := next((other for other, same in fields[:n] if same == token), ""):
+                raise Invalid(field, "...", f"it is the same as {other}: nobody could tell who uses it")
+        for owner in {AGENT, SCRAPER} & self.users.keys():
+            raise Invalid(
+                "tokens.users", owner, "give this owner another name: it means an agent, or who reads metrics"
+            )
 
 
 class WorkerRole(msgspec.Struct, forbid_unknown_fields=True):
@@ -234,6 +262,7 @@ def read_settings(path: Path) -> AgentSettings:
             raise Invalid("catalog.keys", key, "each key is a text of its own, and not empty")
     if not 0 <= settings.watchdog_s < math.inf:
         raise Invalid("watchdog_s", settings.watchdog_s, "write seconds, or 0 for no watchdog")
+    settings.tokens.check()
     settings.images.check()
     if settings.worker:
         settings.worker.check()

@@ -23,6 +23,8 @@ from hawker.errors import HawkerError, Invalid, Misdirected, NotBuilt, NotFound,
 from hawker.host import Host
 from hawker.http.call import BATCH_BYTES_MAX, BODY_BYTES_MAX, Call, TooLarge, check_levels
 from hawker.model.endpoints import Endpoint
+from hawker.model.owners import AGENT as AGENT
+from hawker.model.owners import SCRAPER
 from hawker.telemetry import Metrics, get_logger
 
 Handler = Callable[[Call], Awaitable[Any]]
@@ -34,9 +36,7 @@ WORKER = "hawker-worker"
 """The worker that a broker means. Addresses are used again: by another worker of a market that was started anew, or
 after a host has gone."""
 OPEN_PATHS = frozenset({"/health", "/openapi.json"})
-AGENT = "agent"
-"""The owner behind the token that agents share: it may speak for others (`hawker-owner`) and reach agents' own
-paths."""
+METRICS = "/metrics"
 
 _encode = msgspec.json.Encoder().encode
 
@@ -106,7 +106,9 @@ class Serving:
                 path = path_of(request)
                 owner = "" if path in OPEN_PATHS else self._tokens.owner(_authorization(request))
                 agent = owner == AGENT
-                if agents_only and not agent:
+                if owner == SCRAPER and path not in OPEN_PATHS and not (agents_only and path == METRICS):
+                    raise Unauthorized(f"Authenticate: this token reads {METRICS} alone", hint="use a user's token")
+                if agents_only and not agent and owner != SCRAPER:
                     raise NotFound(f"no such path: {path}")
                 if agent:
                     request_id = request.headers.get(REQUEST_ID, request_id)
