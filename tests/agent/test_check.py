@@ -18,6 +18,8 @@ from hawker.errors import Invalid
         ('[proxy]\nengine = "haproxy"\nhaproxy = { program = "no-such" }\n', "proxy.haproxy.program"),
         ('[proxy]\nengine = "haproxy"\nhaproxy = { directory = "/tmp/%s" }\n' % ("x" * 99), "proxy.haproxy.directory"),
         ('[proxy]\nembedded = { access_log = "/no/such/log" }\n', "proxy.embedded.access_log"),
+        ('[proxy]\ncertificates = "/no/such/directory"\n', "proxy.certificates"),
+        ('[proxy]\ntraces = "collector:4318"\n', "proxy.traces"),
         ('[catalog]\nadvertise = "no-such.invalid:4281"\n', "catalog.advertise"),
     ],
 )

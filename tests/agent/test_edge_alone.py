@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 
 import msgspec
+import pytest
 from tests.kit.doors import PORT, TOKEN, free_port, house
 
 from hawker.agent.agent import Agent
 from hawker.agent.settings import AgentSettings, CatalogSettings, TokenSettings
 from hawker.client.connection import Peer
+from hawker.errors import HawkerError
 from hawker.host import live
 from hawker.proxy.settings import ProxySettings
 
@@ -23,7 +26,7 @@ async def test_a_proxy_alone_serves_apps_and_tells_how_it_is(tmp_path: Path) -> 
             name="edge-1",
             region="ord",
             directory=tmp_path / "edge-1",
-            tokens=TokenSettings(cluster=TOKEN),
+            tokens=TokenSettings(cluster=TOKEN, metrics="scraper"),
             proxy=ProxySettings(listen={str(PORT): "127.0.0.1:0"}),
             catalog=CatalogSettings(listen=f"127.0.0.1:{api}", join=[it.agent.settings.listens[0]]),
         )
@@ -46,6 +49,28 @@ async def test_a_proxy_alone_serves_apps_and_tells_how_it_is(tmp_path: Path) -> 
             metrics = (await peer.request("GET", "/metrics", timeout_s=5)).body.decode()
             assert 'hawker_proxy_requests_total{status="200"} 1.0' in metrics.splitlines()
             assert (await peer.request("GET", "/v1/apps", timeout_s=5)).status == 404
+            scraper = Peer("127.0.0.1", api, headers={"authorization": "Bearer scraper"})
+            paths = {"/metrics": 200, "/v1/apps": 401, "/v1/hawker/members": 401, "/v1/catalog/digest": 401, "/x": 401}
+            for path, status in paths.items():
+                assert (await scraper.request("GET", path, timeout_s=5)).status == status
+            await scraper.close()
             await peer.close()
         finally:
             await edge.close()
+
+
+@pytest.mark.parametrize("field", ["proxy.listen.80", "proxy.backhaul"])
+async def test_an_address_that_is_taken_is_told_by_its_field(tmp_path: Path, field: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        settings = AgentSettings(
+            name="edge-1",
+            region="ord",
+            directory=tmp_path,
+            tokens=TokenSettings(cluster=TOKEN),
+            proxy=ProxySettings(listen={"80": taken}) if field != "proxy.backhaul" else ProxySettings(backhaul=taken),
+            catalog=CatalogSettings(listen=f"127.0.0.1:{free_port()}"),
+        )
+        with pytest.raises(HawkerError) as caught:
+            await Agent(settings, live()).open()
+        assert str(caught.value).startswith(f"{field}: cannot listen on {taken}: Address already in use")

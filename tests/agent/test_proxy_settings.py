@@ -77,3 +77,27 @@ def test_what_is_no_port_or_address_is_refused_by_its_field(tmp_path: Path, list
 )
 def test_who_is_trusted_must_be_clear(tmp_path: Path, said: str, field: str) -> None:
     assert refused(tmp_path, f'{BROKER}[proxy]\nlisten = {{ "80" = "0.0.0.0:80" }}\n{said}\n').field == field
+
+
+@pytest.mark.parametrize(
+    ("said", "field"),
+    [
+        ('domain = "apps .example"', "proxy.domain"),
+        ('domain = "Apps.example"', "proxy.domain"),
+        ('domain = ".example"', "proxy.domain"),
+        ('tcp = "everywhere"', "proxy.tcp"),
+        ("embedded = { wait_s = -1 }", "proxy.embedded.wait_s"),
+        ("embedded = { wait_s = nan }", "proxy.embedded.wait_s"),
+        ("routing = { queue = -1 }", "proxy.routing.queue"),
+        ("haproxy = { threads = -1 }", "proxy.haproxy.threads"),
+    ],
+)
+def test_what_no_proxy_could_work_with_is_refused_by_its_field(tmp_path: Path, said: str, field: str) -> None:
+    assert refused(tmp_path, f"{BROKER}[proxy]\n{said}\n").field == field
+
+
+@pytest.mark.parametrize(
+    "said", ['domain = "localhost"', 'tcp = "::"', 'tcp = "0.0.0.0"', "routing = { idle_s = inf }"]
+)
+def test_what_is_unusual_and_makes_sense_is_taken(tmp_path: Path, said: str) -> None:
+    assert read(tmp_path, f"{BROKER}[proxy]\n{said}\n").proxy

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,6 +135,22 @@ def test_a_market_that_is_down_is_told_with_the_way_to_start_one(
     first, second = capsys.readouterr().err.splitlines()
     assert first == f"error: http://127.0.0.1:{closed_port} takes no connections"
     assert second.startswith("  try: is the market up? hawker dev")
+
+
+def test_a_command_waits_for_a_market_that_is_coming_up(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, closed_port: int
+) -> None:
+    """As whoever types the tutorial is quicker than `hawker dev`."""
+    told = json.dumps({"endpoint": f"http://127.0.0.1:{closed_port}", "token": "t"})
+    with (tmp_path / "dev.lock").open("w") as lock:
+        assert run(["apps", "list"]) == 1
+        assert "none runs on this machine" in capsys.readouterr().err
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        begun = threading.Timer(0.2, (tmp_path / "client.json").write_text, [told])
+        begun.start()
+        assert run(["apps", "list"]) == 1
+        begun.join()
+    assert f"127.0.0.1:{closed_port} takes no connections" in capsys.readouterr().err
 
 
 def test_with_json_an_error_has_the_apis_form(capsys: pytest.CaptureFixture[str]) -> None:

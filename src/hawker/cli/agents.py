@@ -28,6 +28,9 @@ def agent_command(config: Path, join: tuple[str, ...], check: bool) -> None:
     settings = read_settings(config)
     settings.catalog.join += join
     if check:
-        running.check(settings, restart.held(os.environ))
+        held = restart.held(os.environ)
+        running.check(settings, held)
+        if held is None:
+            click.echo(f"{config} is fine; hawker doctor --config {config} tries its directory and its addresses, too")
     else:
         asyncio.run(running.run_agent(settings))

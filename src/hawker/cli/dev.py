@@ -107,8 +107,10 @@ class Dev:
     async def run(self) -> None:
         """Until Ctrl-C, SIGTERM, or the end of its terminal. Raises `Refused` when another market runs in this
         directory, `HawkerError` when an agent does not come up."""
+        from hawker.client.settings import FILE, LOCK
+
         self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = os.open(self._home / "dev.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(self._home / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -120,7 +122,7 @@ class Dev:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
                 loop.add_signal_handler(number, self._stopping.set)
-        client = self._home / "client.json"
+        client = self._home / FILE
         client.unlink(missing_ok=True)
         endpoint, http, configs = self._configure()
         self._keepers = [loop.create_task(self._keep(path), name=path.stem) for path in configs]

@@ -142,7 +142,7 @@ def push(session: Session, reference: str, to: str | None, worker: str | None, u
     if username and not password:
         raise Invalid("HAWKER_REGISTRY_PASSWORD", password, "set it to the password that goes with --username")
     events = session.client.push_image(reference, to, worker=worker, username=username, password=password)
-    _follow(session, events, "has pushed")
+    _follow(session, events, "has pushed", f" to {to}" if to else "")
 
 
 @image.command("import")
@@ -263,8 +263,9 @@ def _note_other_meanings(session: Session, made: Object) -> None:
         output.note(f"  try: give each build a tag of its own, or hawker image remove {name} --worker {others[0]}")
 
 
-def _follow(session: Session, events: Any, verb: str) -> list[Object]:
-    """Show progress until every worker has ended, then tell what came of it. Raises when one failed."""
+def _follow(session: Session, events: Any, verb: str, where: str = "") -> list[Object]:
+    """Show progress until every worker has ended, then tell what came of it: it `verb` the image `where`. Raises when
+    one failed."""
     done: list[Object] = []
     failed: list[Object] = []
     with output.bars() as bar, events:
@@ -282,7 +283,8 @@ def _follow(session: Session, events: Any, verb: str) -> list[Object]:
     else:
         for entry in done:
             name = entry["names"][0] if entry["names"] else entry["digest"]
-            output.say(f"{entry['worker']} {verb} {name} ({entry['digest'][:_SHORT]}, {size_text(entry['size'])})")
+            image = f"{name} ({entry['digest'][:_SHORT]}, {size_text(entry['size'])})"
+            output.say(f"{entry['worker']} {verb} {image}{where}")
     if failed:
         raise HawkerError("; ".join(f"{f['worker']}: {f['error']}" for f in failed), hint=failed[0]["hint"])
     if not done:

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from time import monotonic
+from time import monotonic, sleep
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self
 
@@ -27,6 +27,8 @@ P = ParamSpec("P")
 Object = dict[str, Any]
 
 SILENT = "hawker-unreachable-workers"  # the header in which a list names who did not answer
+COMING_UP_S = 60.0  # as long as `hawker dev` gives its agents
+COMING_UP_LOOK_S = 0.1
 LONGEST_STOP_S = 330.0  # the longest grace time there is, and what it takes around it
 
 
@@ -54,8 +56,13 @@ class Session:
     def another_client(self) -> Client:
         """For another thread; whoever asked for it closes it."""
         from hawker.client.api import Client
-        from hawker.client.settings import find_settings
+        from hawker.client.settings import coming_up, find_settings
 
+        if not self._endpoint and coming_up(os.environ):
+            with output.working("waiting for the market of hawker dev, which is coming up"):
+                deadline = monotonic() + COMING_UP_S
+                while coming_up(os.environ) and monotonic() < deadline:
+                    sleep(COMING_UP_LOOK_S)
         settings = find_settings(os.environ, self._endpoint, self._token)
         return Client(settings.endpoint, settings.token)
 

@@ -8,6 +8,7 @@ variable left over from other work would hand one service's secret to another.
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,8 @@ import msgspec
 from hawker.errors import Refused
 
 FILE = "client.json"
+LOCK = "dev.lock"
+"""Held by `hawker dev` as long as it runs."""
 _START = "start a market on this machine with hawker dev"
 
 
@@ -48,6 +51,24 @@ def dev_directory(environ: Mapping[str, str]) -> Path:
     if not environ.get("HOME"):
         raise Refused("neither HAWKER_HOME nor HOME is set", hint="set HAWKER_HOME to a directory for Hawker's state")
     return Path(environ["HOME"]) / ".local" / "state" / "hawker" / "dev"
+
+
+def coming_up(environ: Mapping[str, str]) -> bool:
+    """Whether `hawker dev` runs and has not written down yet where its market is; False where the environment names
+    another market."""
+    if any(environ.get(name) for name in ("HAWKER_ENDPOINT", "FLY_FLAPS_BASE_URL")):
+        return False
+    try:
+        home = dev_directory(environ)
+        if (home / FILE).exists():
+            return False
+        with (home / LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (OSError, Refused):
+        return False
+    return False
 
 
 def find_settings(environ: Mapping[str, str], flag_endpoint: str = "", flag_token: str = "") -> Settings:

@@ -7,8 +7,9 @@ await proxy.close()
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from hawker.catalog.view import RowView
 from hawker.core.rendezvous import ranked
-from hawker.errors import Invalid
+from hawker.errors import HawkerError, Invalid
 from hawker.host import Host
 from hawker.model.values import host_port
 from hawker.proxy.acme import Issuer
@@ -49,6 +50,8 @@ def check(settings: ProxySettings, files: Path) -> None:
     """What `Proxy.open` asks of this host, as far as it is to be seen without opening. Raises `Invalid`."""
     if settings.traces:
         endpoint_of("proxy.traces", settings.traces)
+    if settings.certificates and not Path(settings.certificates).is_dir():
+        raise Invalid("proxy.certificates", settings.certificates, "name a directory of certificates")
     at = _haproxy_files(settings, files)
     if settings.engine == "haproxy" and at is not None:
         Process(settings.haproxy, at, "", lambda: None)
@@ -56,6 +59,24 @@ def check(settings: ProxySettings, files: Path) -> None:
         there = Path(log)
         if not os.access(there if there.exists() else there.parent, os.W_OK) or there.is_dir():
             raise Invalid("proxy.embedded.access_log", log, "name a file that can be written")
+
+
+async def _listening(field: str, at: Address, opening: Awaitable[Address]) -> Address:
+    """What `opening` does. Raises `HawkerError` that names the field of the configuration."""
+    try:
+        return await opening
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno in _HINTS else error.strerror or str(error)
+        raise HawkerError(
+            f"{field}: cannot listen on {at[0]}:{at[1]}: {why}", hint=_HINTS.get(error.errno or 0, "")
+        ) from error
+
+
+_HINTS = {
+    errno.EADDRINUSE: "is another agent, or another server, running there? Give another address, or end it",
+    errno.EADDRNOTAVAIL: "give an address of this host, or 0.0.0.0 for all of them",
+    errno.EACCES: "ports below 1024 are for root, or for a socket of systemd; or give another one",
+}
 
 
 def _haproxy_files(settings: ProxySettings, files: Path | None) -> Path | None:
@@ -200,13 +221,15 @@ class Proxy:
             if at_haproxy is not None:
                 await end_left(settings.haproxy, at_haproxy, embedded.pause_s)
         for port, at in shared.items():
-            self.listening[port] = await engine.listen(*at, public=port)
+            self.listening[port] = await _listening(f"proxy.listen.{port}", at, engine.listen(*at, public=port))
         if settings.tcp:
             self.ports = OpenPorts(engine, claims, view, settings.tcp, worker)
             await self.ports.begin()
             stack.push_async_callback(self.ports.close)
         if settings.backhaul:
-            self.backhaul = await engine.listen_backhaul(*host_port("proxy.backhaul", settings.backhaul, named=True))
+            field = "proxy.backhaul"
+            at = host_port(field, settings.backhaul, named=True)
+            self.backhaul = await _listening(field, at, engine.listen_backhaul(*at))
 
     def _engine(self, embedded: Embedded, host: Host, certificates: Certificates | None, files: Path | None) -> Engine:
         """The data plane that is wished for. Raises `Invalid` when it is not here."""

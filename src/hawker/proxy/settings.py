@@ -44,6 +44,8 @@ from hawker.proxy.haproxy.settings import HaproxySettings
 
 NAME = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9])?\.)+[a-z0-9-]{2,63}")
 """Of a server, with a dot at least."""
+_DOMAIN = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9])?\.)*[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_ADDRESS = re.compile(r"[0-9.]+|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\]?|localhost")
 
 
 class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -158,13 +160,20 @@ class ProxySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             host_port("proxy.backhaul", self.backhaul, named=True)
         if self.acme is not None:
             self.acme.check()
+        if self.tcp and not _ADDRESS.fullmatch(self.tcp):
+            raise Invalid("proxy.tcp", self.tcp, "write the address of this host to open them on, such as 0.0.0.0")
+        for table, values in ("routing", self.routing), ("embedded", self.embedded), ("haproxy", self.haproxy):
+            for name in values.__struct_fields__:
+                value = getattr(values, name)
+                if isinstance(value, int | float) and not value >= 0:  # nor NaN
+                    raise Invalid(f"proxy.{table}.{name}", value, "write 0 or more")
         if self.default_certificate and not self.certificates:
             raise Invalid(
                 "proxy.default_certificate",
                 self.default_certificate,
                 "say with `certificates` in which directory it is",
             )
-        if not self.domain or self.domain.startswith(".") or self.domain != self.domain.lower():
+        if not _DOMAIN.fullmatch(self.domain):
             raise Invalid("proxy.domain", self.domain, "write the name that apps are below of, such as apps.example")
 
 
