@@ -50,9 +50,13 @@ async def test_a_proxy_alone_serves_apps_and_tells_how_it_is(tmp_path: Path) -> 
             assert 'hawker_proxy_requests_total{status="200"} 1.0' in metrics.splitlines()
             assert (await peer.request("GET", "/v1/apps", timeout_s=5)).status == 404
             scraper = Peer("127.0.0.1", api, headers={"authorization": "Bearer scraper"})
-            paths = {"/metrics": 200, "/v1/apps": 401, "/v1/hawker/members": 401, "/v1/catalog/digest": 401, "/x": 401}
-            for path, status in paths.items():
-                assert (await scraper.request("GET", path, timeout_s=5)).status == status
+            for method, path, status in (
+                ("GET", "/metrics", 200),
+                ("GET", "/v1/hawker/members", 401),
+                ("POST", "/v1/catalog/digest", 401),  # agents' own
+                ("GET", "/v1/apps", 404),
+            ):
+                assert (await scraper.request(method, path, timeout_s=5)).status == status
             await scraper.close()
             await peer.close()
         finally:
