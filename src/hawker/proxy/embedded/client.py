@@ -1,15 +1,13 @@
 """A client's connection that speaks HTTP/1: requests one after another, each with its exchange, answers in their order.
 
 A request is read only when the one before it was answered; what a client sends ahead waits, at first here and then in
-its own socket. A head comes within its time or the connection ends. The answer's head and what is there of its body go
-out in one write.
+its own socket. A head comes within its time or the connection ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from http import HTTPStatus
 from typing import cast
 
 from hawker.proxy.base import Header, Refused
@@ -18,45 +16,36 @@ from hawker.proxy.embedded.bodies import Chunks
 from hawker.proxy.embedded.common import Common
 from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.exchange import Exchange
-from hawker.proxy.embedded.heads import ABSENT, CHUNKED, BadHead, RequestHead, never_a_head, read_request
+from hawker.proxy.embedded.heads import CHUNKED, BadHead, RequestHead, never_a_head, read_request
 from hawker.proxy.embedded.inlets import Inlet
+from hawker.proxy.embedded.telling import Telling
 from hawker.proxy.embedded.tunnel import reset
 
 _AWAITED, _BUSY, _LINGER, _CLOSED = -2, -3, -4, -5
 """As what is left to read: the next head; nothing until the answer is out; nothing ever again, but the client's end."""
 
-_REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
-
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(Telling, asyncio.Protocol):
     """One for each connection that a listener accepts."""
 
     __slots__ = (
         "_choked",
-        "_chunked",
         "_chunks",
         "_common",
         "_deadline",
         "_ended",
-        "_exchange",
         "_head_s",
         "_held",
         "_hold",
         "_idle_s",
         "_inlet",
         "_inlet_of",
-        "_keep",
         "_last",
         "_last_raw",
         "_left",
-        "_minor",
-        "_out",
         "_reading",
         "_searched",
-        "_settings",
         "_stopped",
-        "_transport",
-        "served",
     )
 
     def __init__(self, common: Common, inlet: Callable[[asyncio.Transport], Inlet]) -> None:
@@ -312,55 +301,8 @@ class ClientConnection(asyncio.Protocol):
 
     # --- the exchange's front ----------------------------------------------------------------------------------------
 
-    def interim(self, status: int, headers: Sequence[Header]) -> None:
-        if self._minor:
-            head = b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b""))
-            self._transport.write(head + b"".join([b"%b: %b\r\n" % field for field in headers]) + b"\r\n")
-
-    def answer(self, status: int, reason: bytes, headers: list[Header], length: int) -> None:
-        self.answer_lines(status, reason, (b"\r\n".join(map(b": ".join, headers)),), length)
-
-    def answer_lines(self, status: int, reason: bytes, lines: Sequence[bytes], length: int) -> None:
-        head = b"HTTP/1.1 200 OK\r\n"
-        if status != 200 or reason != b"OK":
-            head = b"HTTP/1.1 %d %b\r\n" % (status, reason or _REASONS.get(status, b""))
-        exchange = self._exchange
-        if exchange is not None and exchange.sending:
-            self._keep = False  # an early answer: what is still to come of the request could not be told from the next
-        if self._settings.requests_per_connection and self.served + 1 >= self._settings.requests_per_connection:
-            self._keep = False
-        framing = b"\r\n\r\n"
-        if length < 0 and length != ABSENT:
-            if self._minor:
-                self._chunked = True
-                framing = b"\r\ntransfer-encoding: chunked\r\n\r\n"
-            else:
-                self._keep = False  # the body ends with the connection
-        if not self._keep:
-            framing = b"\r\nconnection: close" + framing
-        elif not self._minor:
-            framing = b"\r\nconnection: keep-alive" + framing
-        self._out += (head, *lines, framing)
-
-    def data(self, data: bytes) -> None:
-        if self._chunked:
-            self._out += (b"%x\r\n" % len(data), data, b"\r\n")
-        else:
-            self._out.append(data)
-
-    def flush(self) -> None:
-        out = self._out
-        if out:
-            self._out = []
-            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
-
     def end(self, trailers: Sequence[Header]) -> None:
-        if self._chunked:
-            self._chunked = False
-            self._out.append(b"0\r\n%b\r\n" % b"".join([b"%b: %b\r\n" % field for field in trailers]))
-        out = self._out
-        self._out = []
-        self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+        self._write_end(trailers)
         exchange, self._exchange = self._exchange, None
         self._hold = False
         self.served += 1
@@ -387,8 +329,7 @@ class ClientConnection(asyncio.Protocol):
         reset(self._transport)
 
     def switch(self, status: int, reason: bytes, headers: list[Header]) -> tuple[asyncio.Transport, bytes]:
-        head = b"HTTP/1.1 %d %b\r\n" % (status, reason or _REASONS.get(status, b""))
-        self._transport.write(head + b"".join([b"%b: %b\r\n" % field for field in headers]) + b"\r\n")
+        self._write_head(status, reason, headers)
         self._common.left(self)
         self._deadline.close()
         self._exchange = None
