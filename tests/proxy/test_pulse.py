@@ -8,10 +8,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
+from tests.kit.doors import free_port
 from tests.kit.fleets import REGION, Fleet
+from tests.kit.raw_http import Answer, Behaviour, Upstream, User, Visit, hello, silent
 from tests.kit.waiting import until
 
 from hawker.host import live
+from hawker.proxy.embedded.settings import Settings
+from hawker.proxy.far import SILENT_TIMES
 from hawker.proxy.service import Proxy
 from hawker.proxy.settings import ProxySettings, RouterSettings
 
@@ -128,6 +133,16 @@ async def test_what_waits_at_a_proxy_that_hangs_goes_elsewhere_if_it_may_be_made
     assert set(await edge.by("db")) == {"ord-1", "ord-2"}
 
 
+async def test_what_may_be_made_only_once_gets_an_error_when_a_proxy_goes_on_to_say_nothing(edge: Edge) -> None:
+    edge.machine("web", "ord-1")
+    edge.one.goes.clear()
+    once = asyncio.create_task(edge.ask("web", "POST"))
+    await until(lambda: edge.one.asked == ["POST"])
+    answer = await asyncio.wait_for(once, HUNG_S * SILENT_TIMES + 5)
+    assert " 504 " in answer
+    assert 'details="PC05"' in answer
+
+
 async def test_a_machine_that_is_slow_is_waited_for_as_long_as_its_workers_proxy_answers(edge: Edge) -> None:
     edge.machine("web", "ord-1")
     edge.one.serves.clear()
@@ -178,3 +193,97 @@ async def test_an_edge_learns_how_far_other_regions_are(edge: Edge) -> None:
     assert 0 < edge.proxy.router.distances.distance("basement") < 0.1
     assert edge.proxy.router.distances.nearest(["attic", "lhr", "basement"]) == ["basement", "lhr", "attic"]
     await far.close()
+
+
+# --- programs --------------------------------------------------------------------------------------------------------
+
+
+class Programs:
+    """The proxy of worker ord-1 and an edge, before programs of this host."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.proxies: dict[str, Proxy] = {}
+        self.upstreams: dict[str, Upstream] = {}
+
+    async def machine(self, name: str, behaviour: Behaviour) -> Upstream:
+        upstream = self.upstreams[name] = Upstream(behaviour)
+        await upstream.open()
+        self.fleet.machine(name, "web")
+        self.fleet.service(name, "web", internal=upstream.address[1])
+        return upstream
+
+    def check(self, name: str, status: str) -> None:
+        self.fleet.check(name, "web", status=status, service=f"tcp/{self.upstreams[name].address[1]}")
+
+    async def ask(self, at: str, method: str) -> Answer:
+        user = await User.at(self.proxies[at].listening[PORT])
+        try:
+            return await user.ask(f"{method} / | Host: web.localhost", within=30)
+        finally:
+            await user.close()
+
+
+@pytest.fixture
+async def programs(tmp_path: Path) -> AsyncIterator[Programs]:
+    fleet = Fleet(tmp_path)
+    backhaul = free_port()
+    fleet.worker("ord-1", proxy=backhaul)
+    fleet.app("web")
+    programs = Programs(fleet)
+    door = ProxySettings(
+        listen={str(PORT): "127.0.0.1:0"},
+        backhaul=f"127.0.0.1:{backhaul}",
+        routing=RouterSettings(hung_s=HUNG_S),
+        embedded=Settings(drain_s=0.1),
+    )
+    for name, worker in (("door", "ord-1"), ("edge", "")):
+        settings = replace(door, backhaul=door.backhaul if worker else "")
+        programs.proxies[name] = await Proxy.open(
+            settings, fleet.replica, live(), region=REGION, token="secret", worker=worker
+        )
+    try:
+        yield programs
+    finally:
+        for upstream in programs.upstreams.values():
+            await upstream.close()
+        for proxy in reversed(programs.proxies.values()):
+            await proxy.close()
+        fleet.close()
+
+
+@pytest.mark.parametrize("at", ["door", "edge"])
+async def test_what_waits_at_a_program_whose_checks_fail_goes_elsewhere_if_it_may_be_made_twice(
+    programs: Programs, at: str
+) -> None:
+    hung = await programs.machine("m1", silent)
+    twice, once = (asyncio.create_task(programs.ask(at, method)) for method in ("GET", "POST"))
+    await until(lambda: len(hung.visits) == 2)
+    other = await programs.machine("m2", hello)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(twice), HUNG_S * 2)
+    programs.check("m1", "critical")
+    assert (await twice).body == b"hello"
+    assert [(await programs.ask(at, "GET")).body for _ in range(5)] == [b"hello"] * 5
+    assert (len(hung.visits), len(other.visits)) == (2, 6)
+    assert not once.done(), "it may have been acted on"
+    once.cancel()
+    await asyncio.gather(once, return_exceptions=True)
+
+
+async def test_where_no_other_machine_takes_it_a_request_waits_for_the_program_that_hangs(programs: Programs) -> None:
+    go = asyncio.Event()
+
+    async def late(visit: Visit) -> None:
+        await go.wait()
+        await hello(visit)
+
+    hung = await programs.machine("m1", late)
+    waits = asyncio.create_task(programs.ask("edge", "GET"))
+    await until(lambda: len(hung.visits) == 1)
+    programs.check("m1", "critical")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(waits), HUNG_S * 2)
+    go.set()
+    assert (await waits).body == b"hello"
+    assert len(hung.visits) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import Literal, Protocol
 
 from hawker.proxy.base import Address, Failure
 from hawker.proxy.places import Place
@@ -18,6 +19,21 @@ LOOK_S = 0.25
 ANSWER_PART = 0.4
 """Of `hung_s`: a proxy that is only busy answers within that. One that does not gets no more requests; after all of it
 those that it has are made elsewhere."""
+SILENT_TIMES = 4
+"""That many times `hung_s` it may say nothing, before requests that it has and that cannot be made elsewhere get an
+error: an agent that is stalled is ended by its watchdog before that."""
+PROBLEM = "its worker's proxy says nothing"
+
+
+class GiveUp(Protocol):
+    """What waits at this address for the first byte of an answer, for so long at least, waits in vain: it is made
+    elsewhere, if it may be. `every`: what may not gets an error."""
+
+    def __call__(self, address: Address, problem: str, *, waited_s: float = 0.0, every: bool = False) -> None: ...
+
+
+def nobody_waits(address: Address, problem: str, *, waited_s: float = 0.0, every: bool = False) -> None:
+    """For who has no connections."""
 
 
 class Far:
@@ -30,7 +46,7 @@ class Far:
         settings: RouterSettings,
         looking: Looking,
         places: Callable[[], Iterable[Place]] = tuple,
-        give_up: Callable[[Address], None] = lambda address: None,
+        give_up: GiveUp = nobody_waits,
     ) -> None:
         """`places` gives all that it keeps. `give_up` is told when requests wait at its address in vain."""
         self.worker = worker
@@ -101,8 +117,12 @@ class Far:
             for place in [*self._failed, *self._places()]:
                 self._leave_alone(place)
             if not await asking:
-                self._give_up(address)
-                await self._back(address)
+                self._give_up(address, PROBLEM)
+                ending = asyncio.get_running_loop().create_task(self._end(address))
+                try:
+                    await self._back(address)
+                finally:
+                    ending.cancel()
             self._trouble.over()
             for place in self._failed:
                 place.pool.rest(place.seat, 0.0)
@@ -111,6 +131,13 @@ class Far:
             asking.cancel()
             if self._look is asyncio.current_task():
                 self.away, self._failed, self._look = False, {}, None
+
+    async def _end(self, address: Address) -> None:
+        """If it is only silent. One that refuses connections may have those that it took answered before it goes."""
+        hung_s = self._settings.hung_s
+        await asyncio.sleep(hung_s * (SILENT_TIMES - 1))
+        if await said(address, hung_s * ANSWER_PART) == "nothing":
+            self._give_up(address, PROBLEM, every=True)
 
     def _leave_alone(self, place: Place) -> None:
         self._failed[place] = None
@@ -136,12 +163,20 @@ class Far:
 
 async def answers(address: Address, within_s: float) -> bool:
     """Whether a proxy says anything on its backhaul, if only that the caller is a stranger."""
-    with suppress(OSError, EOFError, TimeoutError):
+    return await said(address, within_s) == "something"
+
+
+async def said(address: Address, within_s: float) -> Literal["something", "nothing", "no"]:
+    """The same; "no": it takes no connection, or none to answer anything."""
+    try:
         async with asyncio.timeout(within_s):
             reader, writer = await asyncio.open_connection(*address)
             try:
                 writer.write(b"GET / HTTP/1.1\r\nhost: backhaul\r\nconnection: close\r\n\r\n")
-                return bool(await reader.read(1))
+                return "something" if await reader.read(1) else "no"
             finally:
                 writer.close()
-    return False
+    except TimeoutError:
+        return "nothing"
+    except OSError:
+        return "no"

@@ -11,7 +11,7 @@ from hawker.proxy.base import Address, Header
 from hawker.proxy.calls import Workers
 from hawker.proxy.directory import App, Directory, Machine, Worker
 from hawker.proxy.door import Door
-from hawker.proxy.far import Far
+from hawker.proxy.far import Far, GiveUp, nobody_waits
 from hawker.proxy.groups import Group, Site, joined, shape_of
 from hawker.proxy.places import Place
 from hawker.proxy.published import Served
@@ -44,8 +44,7 @@ class Sites:
         self.doors: dict[str, Door] = {}  # by machine
         self.fars: dict[str, Far] = {}  # by worker
         self.looking = Looking()
-        self.give_up: Callable[[Address], None] = lambda address: None
-        """What waits there for an answer waits in vain."""
+        self.give_up: GiveUp = nobody_waits
         self.withdraw: Callable[[str], Awaitable[bool]] | None = None  # of `hawker.proxy.lending`
         self.on_door: list[Callable[[Door], None]] = []
         self.on_let_go: list[Callable[[Address, bool], None]] = []
@@ -82,11 +81,12 @@ class Sites:
         """Of another worker's proxy."""
         found = self.fars.get(worker)
         if found is None:
-            found = Far(
-                worker, self.settings, self.looking, lambda: self.places_at(worker), lambda at: self.give_up(at)
-            )
+            found = Far(worker, self.settings, self.looking, lambda: self.places_at(worker), self._give_up)
             self.fars[worker] = found
         return found
+
+    def _give_up(self, address: Address, problem: str, *, waited_s: float = 0.0, every: bool = False) -> None:
+        self.give_up(address, problem, waited_s=waited_s, every=every)
 
     # --- what is not needed ------------------------------------------------------------------------------------------
 

@@ -154,11 +154,16 @@ class Engine(Common):
 
     def unanswered(self) -> dict[Address, float]:
         """Where requests wait for the first byte of an answer, and for how many seconds the longest."""
-        return self.pool.unanswered()
+        found = self.pool.unanswered()
+        for address, seconds in self.h2_pool.unanswered().items():
+            found[address] = max(seconds, found.get(address, 0.0))
+        return found
 
-    def give_up(self, address: Address) -> None:
-        """The proxy at this address says nothing at all."""
-        self.pool.give_up(address, "its worker's proxy says nothing")
+    def give_up(self, address: Address, problem: str, *, waited_s: float = 0.0, every: bool = False) -> None:
+        """Who is at this address answers nothing: requests that wait there so long, and may be made elsewhere, are;
+        `every`: the others get an error."""
+        self.pool.give_up(address, problem, waited_s, every)
+        self.h2_pool.give_up(address, problem, waited_s, every)
 
 
 def _address(server: asyncio.Server) -> Address:

@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 
-from hawker.core.retrying import may_retry
+from hawker.core.retrying import IDEMPOTENT, may_retry
 from hawker.core.tracing import Mark
 from hawker.proxy.base import ANY, Failure, Header, Lease, Refused, ServicePort
 from hawker.proxy.embedded.aside import Aside, Signals
@@ -20,7 +20,7 @@ from hawker.proxy.embedded.compressing import Gzip, compressed, compressible
 from hawker.proxy.embedded.errand import Errand
 from hawker.proxy.embedded.front import Front
 from hawker.proxy.embedded.h2_machine import MachineStream
-from hawker.proxy.embedded.heads import CHUNKED, AnswerHead, RequestHead
+from hawker.proxy.embedded.heads import ABSENT, CHUNKED, AnswerHead, RequestHead
 from hawker.proxy.embedded.inlets import Inlet
 from hawker.proxy.embedded.machine import MachineConnection
 from hawker.proxy.embedded.tunnel import Tunnel, keep_watch
@@ -211,8 +211,9 @@ class Exchange(Errand):
         search = self._search
         tries, sent_tries = (1, 1) if search is None else (search.tries + 1, search.sent_tries + 1)
         method, whole = self._request.method, self._whole
-        most = self._sent_most
-        return may_retry(method, "timeout", sent=True, whole=whole, tries=tries, sent_tries=sent_tries, sent_most=most)
+        if self._sent_most == 1:  # the other proxy makes it elsewhere, if it has it yet: a body it may not have
+            return method in IDEMPOTENT and self._request.length in (ABSENT, 0)
+        return may_retry(method, "timeout", sent=True, whole=whole, tries=tries, sent_tries=sent_tries)
 
     # --- for uploads -------------------------------------------------------------------------------------------------
 

@@ -223,6 +223,18 @@ class MachineStream(Stream):
     def release(self) -> asyncio.Transport:
         raise NotImplementedError  # it never switches
 
+    def unanswered_s(self, now: float) -> float:
+        """As of `MachineConnection`."""
+        if self._asker is None or self.heard or self._asker.sending:
+            return 0.0
+        return max(0.0, now - (self._deadline.at - self._idle_s))
+
+    def give_up(self, problem: str, every: bool) -> None:
+        """As of `MachineConnection`."""
+        asker = self._asker
+        if asker is not None and not self.heard and (every or asker.may_go_elsewhere):
+            self._break(problem)
+
     # --- for the connection ------------------------------------------------------------------------------------------
 
     def answered(self, fields: list[Header], *, ended: bool) -> None:
@@ -294,9 +306,14 @@ class MachineStream(Stream):
         if asker.sending and not self.heard:
             self._deadline.within(self._idle_s)  # it waits for its request: the client's time-out is the one
             return
-        self._asker = None
+        self._break(f"nothing came from it for {self._idle_s:g} s")
+
+    def _break(self, problem: str) -> None:
+        asker, self._asker = self._asker, None
+        self._deadline.close()
         self.wire.reset(self, ErrorCodes.CANCEL)
-        asker.broken("timeout", f"nothing came from it for {self._idle_s:g} s")
+        if asker is not None:
+            asker.broken("timeout", problem)
 
 
 class H2Pool:
@@ -348,6 +365,25 @@ class H2Pool:
         self._attempts.end(address)
         for link in list(self._links.get(address, ())):
             link.close()
+
+    def unanswered(self) -> dict[Address, float]:
+        """As of `Pool`."""
+        now, found = self._loop.time(), dict[Address, float]()
+        for address in self._links:
+            if seconds := max((each.unanswered_s(now) for each in self._streams(address)), default=0.0):
+                found[address] = seconds
+        return found
+
+    def give_up(self, address: Address, problem: str, waited_s: float, every: bool) -> None:
+        """As of `Pool`."""
+        now = self._loop.time()
+        for stream in self._streams(address):
+            if every or stream.unanswered_s(now) >= waited_s:
+                stream.give_up(problem, every)
+
+    def _streams(self, address: Address) -> list[MachineStream]:
+        streams = [stream for link in self._links.get(address, ()) for stream in link.streams.values()]
+        return [stream for stream in streams if isinstance(stream, MachineStream)]
 
     def close(self) -> None:
         self._closed = True

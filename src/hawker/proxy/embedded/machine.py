@@ -192,10 +192,12 @@ class MachineConnection(asyncio.Protocol):
             return 0.0
         return max(0.0, now - (self.deadline.at - self._idle_s))
 
-    def give_up(self, problem: str) -> None:
-        """Whoever is to answer here does not answer anything."""
+    def give_up(self, problem: str, every: bool) -> None:
+        """Whoever is to answer here does not answer anything. `every`: also what cannot be made elsewhere."""
         asker = self._asker
-        if asker is not None and not self._heard and asker.may_go_elsewhere and self.usable and not self._has_come():
+        if asker is None or self._heard or not (every or asker.may_go_elsewhere):
+            return
+        if self.usable and not self._has_come():
             self._break("timeout", problem)
 
     # --- asyncio.Protocol --------------------------------------------------------------------------------------------

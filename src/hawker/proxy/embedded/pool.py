@@ -141,10 +141,13 @@ class Pool:
                 found[connection.address] = max(seconds, found.get(connection.address, 0.0))
         return found
 
-    def give_up(self, address: Address, problem: str) -> None:
-        """Nothing there answers: what may be asked elsewhere is."""
+    def give_up(self, address: Address, problem: str, waited_s: float, every: bool) -> None:
+        """Nothing there answers: what has waited so long, and may be asked elsewhere, is; `every`: the rest gets an
+        error."""
+        now = self._loop.time()
         for connection in [each for each in self._every if each.address == address]:
-            connection.give_up(problem)
+            if every or connection.unanswered_s(now) >= waited_s:
+                connection.give_up(problem, every)
 
     def close(self) -> None:
         self._closed = True
