@@ -20,8 +20,9 @@ from typing import Any
 import click
 import msgspec
 
+from hawker.catalog.layout import Layout
 from hawker.catalog.replica import Replica
-from hawker.catalog.schema import TABLES, Layout, Table
+from hawker.catalog.schema import TABLES, Table
 from hawker.core import hlc, ownerlog
 from hawker.host import Host
 from hawker.model.catalog import Change, LogId, Numbered, Origin, Range, Tier, Values, Version

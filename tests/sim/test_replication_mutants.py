@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from hawker.catalog.ingest import Batch
+from hawker.catalog.layout import Layout
 from hawker.catalog.outbox import Outbox, Projected
 from hawker.catalog.replica import Replica
-from hawker.catalog.schema import Layout
 from hawker.core import ownerlog
 from hawker.core.ownerlog import Fit, Verdict
 from hawker.model.catalog import Change, LogId, Origin, Position, Tier, Values, Version

@@ -15,7 +15,7 @@ import apsw
 import msgspec
 
 from hawker.catalog.checkpoints import PAGES
-from hawker.catalog.schema import Described, Layout
+from hawker.catalog.layout import Described, Layout
 from hawker.errors import StoreError
 from hawker.model.catalog import Tier, Values
 from hawker.store.connection import BUSY_MS, rows

@@ -18,7 +18,8 @@ import msgspec
 from hawker.catalog import file
 from hawker.catalog.checkpoints import Checkpoints
 from hawker.catalog.ingest import AsideOf, Batch
-from hawker.catalog.schema import TABLES, Layout, Table
+from hawker.catalog.layout import Layout
+from hawker.catalog.schema import TABLES, Table
 from hawker.catalog.view import Changed
 from hawker.host import Host
 from hawker.model.catalog import LogId, Numbered, Origin, Position
