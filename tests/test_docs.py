@@ -43,6 +43,15 @@ def test_decisions_are_numbered_without_gaps_and_have_the_four_sections() -> Non
         assert re.findall(r"^## .*", text, re.MULTILINE) == sections, page.name
 
 
+def test_metrics_that_the_documentation_names_are_there() -> None:
+    code = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    named = {name for page in DOCS.glob("*.md") for name in re.findall(r"\bhawker_[a-z_]+[a-z]\b", page.read_text())}
+    assert len(named) > 20
+    bases = {re.sub("_(total|bucket|sum|count)$", "", name) for name in named}
+    words = set(re.findall(r"[\"`]([a-z_]+)", code))
+    assert {base for base in bases if not {base, base.removeprefix("hawker_proxy_")} & words} == set()
+
+
 def test_changelog_fragments_name_their_kind() -> None:
     fragments = [page.name for page in ROOT.glob("changelog.d/*") if page.name != "README.md"]
     assert [
