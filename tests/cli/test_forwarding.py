@@ -98,6 +98,14 @@ class Proxy:
         sock.sendall(kind)
         return sock
 
+    def answers(self) -> bool:
+        """Whether the machine's program says again what it is told."""
+        with self.connect(b"e?") as sock:
+            try:
+                return sock.recv(1) == b"?"
+            except ConnectionResetError:
+                return False
+
     def said(self) -> str:
         """The next line on standard error."""
         assert self.process.stderr
@@ -132,14 +140,7 @@ def proxy(site: Site) -> Iterator[Proxy]:
         ready = proxy.connect(b"e")  # the program may not listen yet
         ready.close()
 
-        def answers() -> bool:
-            with proxy.connect(b"e?") as sock:
-                try:
-                    return sock.recv(1) == b"?"
-                except ConnectionResetError:
-                    return False
-
-        wait_until(answers, "the machine's program answers")
+        wait_until(proxy.answers, "the machine's program answers")
         yield proxy
 
 
@@ -285,11 +286,4 @@ def test_the_next_connection_goes_to_a_machine_that_runs(site: Site, proxy: Prox
     )
     site.run(site.market.home / "program.py", "two")
 
-    def answers() -> bool:
-        with proxy.connect(b"e?") as sock:
-            try:
-                return sock.recv(1) == b"?"
-            except ConnectionResetError:
-                return False
-
-    wait_until(answers, "the other machine answers")
+    wait_until(proxy.answers, "the other machine answers")
