@@ -107,9 +107,7 @@ class SimWorker:
         self.log = log = MachineLog(host, self.capacity)
         self.superseding = superseding = Superseding("ord-1", self._catalog)
         launches = Launches()
-        machine_flows = MachineFlows(
-            store, host, driver, log, superseding.by, self.driver.images, launched=launches.launched
-        )
+        machine_flows = MachineFlows(store, host, driver, log, superseding.by, self.driver.images, waiters=launches)
         self.runner = runner = Runner(store, host, self._flows(machine_flows), self.metrics)
         self.exits = exits = Exits(store, host, driver, log, runner)
         runner.on_end = exits.on_end
@@ -120,7 +118,7 @@ class SimWorker:
         await exits.recover()
         self.resumed = runner.resume()
         self.machines = Machines(store, host, driver, log, runner)
-        self.waking = Waking(store, host, runner, self.machines, launches)
+        self.waking = Waking(store, host, runner, self.machines, launches, machine_flows)
         superseding.watch(store, self.machines)
         if sweeping:
             self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name="sweeper")

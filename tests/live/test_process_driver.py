@@ -39,7 +39,9 @@ class Foreseeing(ProcessDriver):
         if self._finding:
             await self._finding
         await self.supervisor.call("hello")  # foreseen is only what a supervisor is there for
-        self.foresee(spec)
+        if self.foresee(spec):
+            await self.supervisor.call("hello")
+            self.release(spec)
         return await super().start(spec)
 
 
@@ -132,11 +134,12 @@ async def test_a_start_that_was_foreseen_gets_the_process_that_waits(tmp_path: P
 
         async def waits() -> bool:
             """It takes some time to compile what waits."""
-            driver.foresee(one)
-            return bool(marked(mark))
+            return driver.foresee(one)
 
         await eventually(waits, "a process waits for the start")
         assert await driver.recover() == []
+        assert driver.release(one)
+        await until(lambda: bool(marked(mark)))
         [pid] = marked(mark)
         assert (await driver.start(one)).pid == pid
 

@@ -24,7 +24,7 @@ from hawker.errors import Unreachable
 from hawker.model import door as words
 from hawker.model.machine import State
 from hawker.proxy.base import Failure, Lease, Refused
-from hawker.proxy.calls import Declined, Workers
+from hawker.proxy.calls import Declined, Released, Workers
 from hawker.proxy.directory import Directory
 from hawker.proxy.router import ProxyRouter
 from hawker.proxy.settings import RouterSettings
@@ -133,7 +133,7 @@ class Story:
 
     # --- the worker --------------------------------------------------------------------------------------------------
 
-    async def wake(self, wish: words.Wake) -> words.Awake:
+    async def wake(self, wish: words.Wake, released: Released = lambda awake: None) -> words.Awake:
         machine = self.machines[wish.machine]
         self.must(machine.asked == "", f"{machine.name}: a start in the middle of a {machine.asked}")
         machine.asked = "wake"

@@ -42,7 +42,7 @@ class Worker:
         self.go = asyncio.Event()
         self.go.set()
 
-    async def wake(self, wish: words.Wake) -> words.Awake:
+    async def wake(self, wish: words.Wake, released: object = None) -> words.Awake:
         self.woken.append(wish.machine)
         await self.go.wait()
         answer = self.answers.pop(0) if self.answers else words.Awake(before=State.stopped, instance="i")

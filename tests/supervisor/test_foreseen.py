@@ -1,7 +1,9 @@
-"""A start that was foreseen: its process waits for the order, and leaves nothing when that does not come."""
+"""A start that was foreseen: its process waits, runs as soon as somebody lets it go, and leaves nothing when nobody
+does."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -15,22 +17,42 @@ from tests.kit.waiting import eventually, until
 
 from hawker.init.build import program
 from hawker.init.place import shared
-from hawker.worker.drivers.base import StartFailed
+from hawker.worker.drivers.base import Exit, StartFailed
 from hawker.worker.drivers.supervisor import Supervisor
 
 LIMITS = {"cpu_millis": 100, "memory_mib": 64, "dedicated": False, "pids": 64}
 KEY = "run/launch"
 
 
+class Foreseeing(Supervisor):
+    ends: list[Exit]
+
+    async def waiting(self, *argv: str) -> int:
+        """The process that waits to become this program."""
+        assert self.foresee(**order(*argv))
+        assert await self.call("list") == []
+        return int(json.loads((self.directory / "run/run.launch.record").read_bytes())["pid"])
+
+    async def blank(self) -> list[int]:
+        """Processes that were told nothing yet."""
+        own = (await self.call("hello"))["pid"]
+        return [pid for pid in children_of(own) if "hold-" in command(pid)[0]]
+
+
+both = pytest.mark.parametrize(
+    "supervisor",
+    ["--no-cgroups", pytest.param("", marks=pytest.mark.root)],
+    ids=["no-cgroups", "cgroups"],
+    indirect=True,
+)
+
+
 @pytest.fixture
-def hold(tmp_path: Path) -> str:
-    return str(program("hold", shared() or tmp_path))
-
-
-@pytest.fixture(params=["--no-cgroups", pytest.param("", marks=pytest.mark.root)], ids=["no-cgroups", "cgroups"])
-async def supervisor(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Supervisor]:
-    connection = Supervisor(tmp_path / "there", *filter(None, [request.param]))
-    await connection.open(lambda ended: None)
+async def supervisor(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Foreseeing]:
+    connection = Foreseeing(tmp_path / "there", *filter(None, [getattr(request, "param", "--no-cgroups")]))
+    connection.ends = []
+    await connection.open(connection.ends.append)
+    connection.keep(str(program("hold", shared() or tmp_path)))
     await connection.call("hello")
     yield connection
     await connection.shut_down(grace_s=0)
@@ -38,70 +60,127 @@ async def supervisor(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIte
 
 
 def order(*argv: str) -> dict[str, Any]:
-    return {"key": KEY, "machine": "m", "argv": list(argv), "env": {}, "limits": LIMITS, "status": False}
+    return {"key": KEY, "machine": "m", "argv": list(argv), "env": {"A": ""}, "limits": LIMITS, "status": False}
 
 
-async def waiting(supervisor: Supervisor, hold: str, mark: str) -> int:
-    """The process that waits to become `sleep` with this mark."""
-    supervisor.foresee(hold=hold, **order("/bin/sleep", mark))
-    await until(lambda: bool(marked(mark)))
-    assert await supervisor.call("list") == []
-    [pid] = marked(mark)
-    return pid
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def command(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1] or [""]
+    except FileNotFoundError:
+        return [""]
 
 
-async def test_its_process_becomes_the_program_once_that_is_ordered(supervisor: Supervisor, hold: str) -> None:
+@both
+async def test_its_process_becomes_the_program_once_that_is_ordered(supervisor: Foreseeing) -> None:
     mark = word()
-    pid = await waiting(supervisor, hold, mark)
-    assert command(pid)[0] == hold
-    started = await supervisor.call("start", **order("/bin/sleep", mark))
+    pid = await supervisor.waiting("/bin/sh", "-c", 'test "$1" = "" && exec sleep $2', "-", "", mark)
+    assert marked(mark) == []
+    started = await supervisor.call("start", **order("/bin/sh", "-c", 'test "$1" = "" && exec sleep $2', "-", "", mark))
     assert started["pid"] == pid
-    await until(lambda: command(pid) == ["/bin/sleep", mark])
+    await until(lambda: command(pid) == ["sleep", mark])
     assert {int(fd) for fd in os.listdir(f"/proc/{pid}/fd")} == {0, 1, 2}
+    assert os.getpgid(pid) == os.getsid(pid) == pid
+    assert os.readlink(f"/proc/{pid}/cwd") == str(supervisor.directory / "work" / "m")
     assert (await supervisor.call("stats", key=KEY))["processes"] == 1
     os.kill(pid, signal.SIGTERM)
     assert (await supervisor.call("wait", key=KEY))["signal"] == signal.SIGTERM
 
 
-async def test_another_order_starts_another_process(supervisor: Supervisor, hold: str) -> None:
+async def test_it_runs_as_soon_as_its_daemon_lets_it_go_and_is_what_the_order_finds(supervisor: Foreseeing) -> None:
+    mark = word()
+    pid = await supervisor.waiting("/bin/sleep", mark)
+    assert supervisor.release(KEY)
+    await until(lambda: marked(mark) == [pid])
+    assert await supervisor.call("list") == []
+    started = await supervisor.call("start", **order("/bin/sleep", mark))
+    assert started["pid"] == pid
+    assert not supervisor.release(KEY)
+
+
+@pytest.mark.parametrize("end", ["no order", "daemon gone", "supervisor killed", "another order"])
+async def test_what_was_let_go_is_known_whether_or_not_it_was_ordered(supervisor: Foreseeing, end: str) -> None:
+    """Whoever is killed between the two: whoever asks for that start later has it."""
+    mark = word()
+    pid = await supervisor.waiting("/bin/sleep", mark)
+    assert supervisor.release(KEY)
+    if end == "daemon gone":
+        await supervisor.close()
+        await supervisor.open(lambda ended: None)
+    elif end == "supervisor killed":
+        await until(lambda: marked(mark) == [pid])
+        os.kill((await supervisor.call("hello"))["pid"], signal.SIGKILL)
+    elif end == "another order":
+        assert (await supervisor.call("start", **order("/bin/sleep", word())))["pid"] == pid
+
+    async def known() -> bool:
+        return [each["pid"] for each in await supervisor.call("list")] == [pid]
+
+    await eventually(known, "the program is known")
+    assert marked(mark) == [pid]
+    assert (await supervisor.call("start", **order("/bin/sleep", mark)))["pid"] == pid
+    assert marked(mark) == [pid]
+
+
+@both
+async def test_the_end_of_what_was_let_go_is_told_without_an_order(supervisor: Foreseeing) -> None:
+    await supervisor.waiting("/bin/sh", "-c", "exit 7")
+    assert supervisor.release(KEY)
+    await until(lambda: [ended.code for ended in supervisor.ends] == [7])
+    assert (await supervisor.call("start", **order("/bin/sh", "-c", "exit 7")))["exit"]["code"] == 7
+
+
+@both
+async def test_what_was_let_go_is_destroyed_with_its_key(supervisor: Foreseeing) -> None:
+    mark = word()
+    await supervisor.waiting("/bin/sleep", mark)
+    assert supervisor.release(KEY)
+    await supervisor.call("destroy", key=KEY, force=True)
+    await nothing_left(supervisor, mark)
+
+
+async def test_another_order_starts_another_process(supervisor: Foreseeing) -> None:
     mark, other = word(), word()
-    pid = await waiting(supervisor, hold, mark)
+    pid = await supervisor.waiting("/bin/sleep", mark)
     started = await supervisor.call("start", **order("/bin/sleep", other))
     assert started["pid"] != pid
     await gone(pid=pid)
     assert alive(started["pid"])
 
 
-async def test_one_that_ended_while_it_waited_is_started_anew(supervisor: Supervisor, hold: str) -> None:
+async def test_one_that_ended_while_it_waited_is_started_anew(supervisor: Foreseeing) -> None:
     mark = word()
-    pid = await waiting(supervisor, hold, mark)
+    pid = await supervisor.waiting("/bin/sleep", mark)
     os.kill(pid, signal.SIGKILL)
     await gone(pid=pid)
     started = await supervisor.call("start", **order("/bin/sleep", mark))
     await until(lambda: command(started["pid"]) == ["/bin/sleep", mark])
 
 
+@pytest.mark.parametrize("released", [False, True], ids=["ordered", "let go"])
 async def test_a_program_that_the_kernel_does_not_take_is_told_of_as_ever(
-    supervisor: Supervisor, hold: str, tmp_path: Path
+    supervisor: Foreseeing, tmp_path: Path, released: bool
 ) -> None:
     broken = tmp_path / word()
     broken.write_bytes(b"\x7fELF")
     broken.chmod(0o755)
-    supervisor.foresee(hold=hold, **order(str(broken)))
-    await until(lambda: bool(marked(broken.name)))
+    pid = await supervisor.waiting(str(broken))
+    if released:
+        assert supervisor.release(KEY)
+        await gone(pid=pid)
     with pytest.raises(StartFailed, match=r"cannot be started: .*Exec format error"):
         await supervisor.call("start", **order(str(broken)))
     await nothing_left(supervisor, broken.name)
 
 
-@pytest.mark.parametrize("end", ["no order", "daemon gone", "supervisor killed", "destroyed"])
-async def test_it_leaves_nothing_without_its_order(supervisor: Supervisor, hold: str, end: str) -> None:
+@both
+@pytest.mark.parametrize("end", ["no order", "daemon gone", "supervisor killed", "destroyed", "host shuts down"])
+async def test_it_leaves_nothing_without_its_order(supervisor: Foreseeing, end: str) -> None:
     mark = word()
-    await waiting(supervisor, hold, mark)
+    pid = await supervisor.waiting("/bin/sleep", mark)
     if end == "daemon gone":
         await supervisor.close()
         await supervisor.open(lambda ended: None)
@@ -109,16 +188,39 @@ async def test_it_leaves_nothing_without_its_order(supervisor: Supervisor, hold:
         os.kill((await supervisor.call("hello"))["pid"], signal.SIGKILL)
     elif end == "destroyed":
         await supervisor.call("destroy", key=KEY, force=True)
+    elif end == "host shuts down":
+        await supervisor.shut_down(grace_s=0)
+        await supervisor.open(lambda ended: None)
+    await gone(pid=pid)
     await nothing_left(supervisor, mark)
 
 
-async def nothing_left(supervisor: Supervisor, mark: str) -> None:
+async def nothing_left(supervisor: Foreseeing, mark: str) -> None:
     await gone(mark)
     assert await supervisor.call("list") == []
 
     async def clean() -> bool:
         await supervisor.call("hello")
-        files = os.listdir(supervisor.directory / "run")
+        files = [name for name in os.listdir(supervisor.directory / "run") if not name.startswith("blank.")]
         return not files and not cgroups.machine_groups(supervisor.directory)
 
     await eventually(clean, "its files and its group are removed")
+
+
+@pytest.mark.parametrize("end", ["daemon gone", "supervisor killed"])
+async def test_processes_are_kept_ready_as_long_as_a_daemon_is_there(supervisor: Foreseeing, end: str) -> None:
+    async def ready() -> bool:
+        return len(await supervisor.blank()) == 4
+
+    await eventually(ready, "four wait to be told something")
+    first = await supervisor.blank()
+    pid = await supervisor.waiting("/bin/sleep", word())
+    assert pid in first
+    await eventually(ready, "another one has taken its place")
+    kept = await supervisor.blank()
+    if end == "daemon gone":
+        await supervisor.close()
+    else:
+        os.kill((await supervisor.call("hello"))["pid"], signal.SIGKILL)
+    for each in kept:
+        await gone(pid=each)

@@ -16,6 +16,7 @@ from hawker.supervisor.container import CONTAINER, Container
 from hawker.supervisor.files import Files, RecordFile
 from hawker.supervisor.instance import Instance, Record
 from hawker.supervisor.programs import CannotStart
+from hawker.supervisor.starting import start
 
 KEY = "01JD/launch"
 LIMITS = Limits(cpu_millis=62, memory_mib=64, dedicated=False, pids=100)
@@ -87,9 +88,7 @@ def test_a_program_that_cannot_be_recorded_does_not_run(files: Files, tmp_path: 
     os.mkdir(files.instance(KEY) + ".record")  # in the way of the file
     mark = f"test:{tmp_path}:{KEY}"
     with pytest.raises(CannotStart, match="cannot be recorded"):
-        Instance.start(
-            key=KEY, machine="m", argv=["sleep", "60"], env={}, limits=LIMITS, files=files, mark=mark, groups=None
-        )
+        start(key=KEY, machine="m", argv=["sleep", "60"], env={}, limits=LIMITS, files=files, mark=mark, groups=None)
     wait_until(lambda: not [pid for pid in proc.everyone() if proc.marker(pid) == mark], "the program is gone")
     os.waitpid(-1, os.WNOHANG)
     assert os.listdir(tmp_path / "run") == ["01JD.launch.record"]

@@ -1,43 +1,115 @@
-/* What waits in front of a program, as the program's own process: hold WAIT SAY PROGRAM COUNT GROUP... WORD...
+/* What waits in front of a program, as the program's own process: hold WAIT SAY.
 
-   What the program is to have, it has already: its session, directory, environment, descriptors. Into its control groups
-   it goes by writing "0" to these files: what waits is one thread, for which that is quick. A byte from WAIT then lets it
-   become the program; the end of WAIT means that whoever held it is gone, or has thought better of it. The end of SAY
-   tells that the program runs, a number on it why it cannot. */
+   From WAIT it is told what to become: the length of all that follows, then strings, each with its zero: WAIT's name, a
+   directory, where standard output and standard error go, the files of its control groups, the program, its words, its
+   environment; before each of these three lists stands how many. Into a group it goes by writing "0" to its file: what
+   waits is one thread, for which that is quick. The next byte decides, whoever wrote it: "g" lets it become the program.
+   It takes WAIT's name away first: as long as that is there, the program has not run. Any other byte, or the end of WAIT,
+   means that whoever held it is gone, or has thought better of it. The end of SAY tells that it waits no more, a number
+   on it why the program cannot be run. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
+
+static char *at, *end;
+
+static int all(int fd, void *to, size_t size)
+{
+    for (size_t got = 0; got < size;) {
+        ssize_t some = read(fd, (char *)to + got, size - got);
+
+        if (some == 0 || (some < 0 && errno != EINTR))
+            return 0;
+        got += some > 0 ? some : 0;
+    }
+    return 1;
+}
+
+static char *next(void)
+{
+    char *word = at;
+
+    if (at >= end)
+        exit(2);
+    at += strlen(at) + 1;
+    return word;
+}
+
+static char **list(void)
+{
+    long count = atol(next());
+    char **words = count < 0 || count > end - at ? NULL : calloc(count + 1, sizeof *words);
+
+    if (!words)
+        exit(2);
+    for (long n = 0; n < count; n++)
+        words[n] = next();
+    return words;
+}
+
+static int output(const char *path, int as)
+{
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+
+    if (fd < 0 || dup2(fd, as) < 0)
+        return errno;
+    close(fd);
+    return 0;
+}
+
+static int enter(const char *path)
+{
+    int group = open(path, O_WRONLY | O_CLOEXEC);
+    int failed = group < 0 || write(group, "0", 1) != 1 ? errno : 0;
+
+    if (group >= 0)
+        close(group);
+    return failed;
+}
 
 int main(int count, char **words)
 {
-    char byte;
-    ssize_t got;
-    int error = 0, wait, say, groups;
+    unsigned size;
+    char byte, *name, *directory, *program, **argv, **env;
+    int error, wait, say;
 
-    if (count < 5 || count < 6 + atoi(words[4]))
+    if (count != 3)
         return 2;
-    groups = atoi(words[4]);
     wait = atoi(words[1]);
     say = atoi(words[2]);
     fcntl(wait, F_SETFD, FD_CLOEXEC);
     fcntl(say, F_SETFD, FD_CLOEXEC);
-    for (int n = 5; n < 5 + groups && !error; n++) {
-        int group = open(words[n], O_WRONLY | O_CLOEXEC);
-
-        if (group < 0 || write(group, "0", 1) != 1)
-            error = errno;
-        if (group >= 0)
-            close(group);
-    }
-    do
-        got = read(wait, &byte, 1);
-    while (got < 0 && errno == EINTR);
-    if (got != 1)
+    if (!all(wait, &size, sizeof size))
         return 0;
+    if (!(at = malloc(size + 1)) || !all(wait, at, size))
+        return 0;
+    end = at + size;
+    *end = 0;
+    name = next();
+    directory = next();
+    error = chdir(directory) ? errno : 0;
+    for (int fd = 1; fd < 3; fd++) {
+        int failed = output(next(), fd);
+
+        error = error ? error : failed;
+    }
+    for (char **group = list(); *group; group++) {
+        int failed = enter(*group);
+
+        error = error ? error : failed;
+    }
+    program = next();
+    argv = list();
+    env = list();
+    if (!all(wait, &byte, 1) || byte != 'g')
+        return 0;
+    if (unlink(name) && !error)
+        error = errno;
     if (!error) {
-        execve(words[3], words + 5 + groups, environ);
+        execve(program, argv, env);
         error = errno;
     }
     if (write(say, &error, sizeof error) != sizeof error)

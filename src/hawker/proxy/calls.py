@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -26,10 +27,19 @@ class Declined(HawkerError):
         self.code = code
 
 
+Released = Callable[[door.Awake], None]
+
+
+def _nobody(awake: door.Awake) -> None:
+    """Is in a hurry."""
+
+
 class Calls(Protocol):
     """One worker. Both raise `HawkerError`, `Unreachable` when the outcome is in doubt."""
 
-    async def wake(self, wish: door.Wake) -> door.Awake: ...
+    async def wake(self, wish: door.Wake, released: Released = _nobody) -> door.Awake:
+        """`released` may be told of what will be answered as soon as nothing keeps the machine from running. It may
+        still fail to, and then this raises."""
 
     async def rest(self, wish: door.Rest) -> door.Resting: ...
 
@@ -47,7 +57,7 @@ class WorkerCalls:
         headers = {"authorization": f"Bearer {token}", WORKER: worker.name}
         self._peer = Peer(worker.host, worker.port, headers=headers)
 
-    async def wake(self, wish: door.Wake) -> door.Awake:
+    async def wake(self, wish: door.Wake, released: Released = _nobody) -> door.Awake:
         return await self._call(door.WAKE, wish, door.Awake, door.WAKE_S + 5.0, wish.request)
 
     async def rest(self, wish: door.Rest) -> door.Resting:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Literal
 
 from msgspec.structs import replace
@@ -25,6 +26,7 @@ from hawker.proxy.calls import Calls, Declined
 from hawker.proxy.directory import Machine
 from hawker.proxy.places import Place
 from hawker.proxy.settings import RouterSettings
+from hawker.proxy.states import leads_back, on_the_way
 from hawker.proxy.trouble import Trouble
 from hawker.proxy.waking import Looking
 from hawker.telemetry import get_logger
@@ -43,13 +45,6 @@ ASK_AGAIN_S = 1.0
 STARTS_MOST = 3
 """Of a program that ends before it listens, for one batch of requests."""
 START_AGAIN_MOST_S = 60.0
-
-
-_TOWARDS_RUNNING = {
-    **dict.fromkeys(("stopping", "suspending"), 1),
-    **dict.fromkeys(("stopped", "suspended", "created"), 2),
-    **dict.fromkeys(("starting", "restarting", "updating"), 3),
-}
 
 
 class NotOpened(Refused):
@@ -89,6 +84,7 @@ class Door:
         self._withdraw = withdraw
         self._hang_up = hang_up
         self._opening: asyncio.Task[None] | None = None
+        self._starting: asyncio.Task[words.Awake] | None = None  # the last one
         self._resting: asyncio.Future[Any] | None = None
         self._believed: tuple[str, float] | None = None  # a state, and until when it counts
         self._seen = asyncio.Event()  # another row
@@ -125,13 +121,13 @@ class Door:
         before, self.machine = self.machine, machine
         if self._believed is not None and machine.state != before.state:
             believed = self._believed[0]
-            if machine.state == believed or not _on_the_way(before.state, machine.state, believed):
+            if machine.state == believed or not on_the_way(before.state, machine.state, believed):
                 self._believed = None
         if machine.state == RUNNING and before.state != RUNNING:
             self.used_at = asyncio.get_running_loop().time()
             self._shown = True
         if machine.state not in (RUNNING, before.state):
-            self._left |= _leads_back(before.state, machine.state)
+            self._left |= leads_back(before.state, machine.state)
             asleep = machine.state in ASLEEP
             self._no_connections(asleep=asleep)
             if asleep:  # and those that requests with a place there had yet to begin
@@ -217,6 +213,9 @@ class Door:
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.gather(self._opening, return_exceptions=True)
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
 
     async def _open(self, request: str, why: str) -> None:
         loop = asyncio.get_running_loop()
@@ -259,32 +258,52 @@ class Door:
         loop = asyncio.get_running_loop()
         starts = 0
         while True:
-            awake = await self._start(request, why)
-            started = loop.time()
-            self.instance = awake.instance
-            self._waits_for = "it runs and takes no connection"
-            if awake.before != RUNNING:
-                starts += 1
-            if starts > STARTS_MOST:
-                raise NotOpened(
-                    "PR03",
-                    f"machine {self.machine.id} has ended {STARTS_MOST} times before it took a connection",
-                    self._settings.retry_after_s,
-                )
-            with suppress(TimeoutError):
-                async with asyncio.timeout(ASK_AGAIN_S):
-                    for place in list(self.places.values()):
-                        place.address = await self._looking.until_listening(place.addresses)
-                    if not self._left:  # else what listens is on its way out
-                        return started, awake
+            released: asyncio.Future[words.Awake] = loop.create_future()
+            starting = loop.create_task(self._start(request, why, released), name=f"start {self.machine.id}")
+            starting.add_done_callback(partial(_pass_on, released))
+            try:
+                awake = await released
+                started = loop.time()
+                self.instance = awake.instance
+                self._waits_for = "it runs and takes no connection"
+                if awake.before != RUNNING:
+                    starts += 1
+                if starts > STARTS_MOST:
+                    raise NotOpened(
+                        "PR03",
+                        f"machine {self.machine.id} has ended {STARTS_MOST} times before it took a connection",
+                        self._settings.retry_after_s,
+                    )
+                if await self._listens(starting):
+                    self._starting = starting  # its worker may still be about to say so
+                    return started, awake
+                await starting
+            except BaseException:
+                starting.cancel()
+                raise
 
-    async def _start(self, request: str, why: str) -> words.Awake:
+    async def _listens(self, starting: asyncio.Future[words.Awake]) -> bool:
+        """Whether it takes connections within a while. Raises what `starting` raises."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ASK_AGAIN_S):
+                for place in list(self.places.values()):
+                    place.address = await self._looking.until_listening(place.addresses, starting)
+                return not self._left  # else what listens is on its way out
+        return False
+
+    async def _start(self, request: str, why: str, released: asyncio.Future[words.Awake]) -> words.Awake:
+        """`released` has what the worker will say as soon as the program may be looked for."""
+
+        def told(awake: words.Awake) -> None:
+            if not released.done():
+                released.set_result(awake)
+
         wish = words.Wake(app=self.machine.app, machine=self.machine.id, request=request, why=why)
         self._waits_for = "its worker does not start it"
         self._shown = self._left = False  # what is told of a start from here on is told of this one, or a later one
         while True:
             try:
-                return await self.calls.wake(wish)
+                return await self.calls.wake(wish, told)
             except Unreachable as error:
                 self._waits_for = f"its worker does not answer ({error.message})"
                 _logger.info("door.worker_silent", machine=wish.machine, error=error.message, cause=why)
@@ -338,19 +357,6 @@ class Door:
             self._changed(self)
 
 
-def _on_the_way(before: str, state: str, to: str) -> bool:
-    """Whether a row of this state, after one of the state `before`, may come ahead of the row that tells what is
-    believed. Rows come in order, though not each is seen: one that leads back tells of something later."""
-    if to == RUNNING:
-        return _TOWARDS_RUNNING.get(before, 0) < _TOWARDS_RUNNING.get(state, 0)
-    return state == RUNNING
-
-
-def _leads_back(before: str, state: str) -> bool:
-    """Whether a machine ran when it came from one state into the other, or came to run in between."""
-    return before == RUNNING or _TOWARDS_RUNNING.get(state, 0) < _TOWARDS_RUNNING.get(before, 0)
-
-
 def _declined(error: HawkerError, retry_after_s: int) -> NotOpened:
     """A worker's refusal in the words of a proxy."""
     details = error.details if isinstance(error.details, dict) else {}
@@ -367,6 +373,20 @@ def _look_at_error(task: asyncio.Task[None]) -> None:
     """asyncio complains of an error that nobody has looked at: nobody may be waiting."""
     if not task.cancelled():
         task.exception()
+
+
+def _pass_on(released: asyncio.Future[words.Awake], starting: asyncio.Task[words.Awake]) -> None:
+    """What came of a start, to whoever waits for its program to be let go. One that fails when its program has taken a
+    connection is told of by the machine's row."""
+    error = None if starting.cancelled() else starting.exception()
+    if released.done():
+        return
+    if starting.cancelled():
+        released.cancel()
+    elif error is not None:
+        released.set_exception(error)
+    else:
+        released.set_result(starting.result())
 
 
 _logger = get_logger()

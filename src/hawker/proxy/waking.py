@@ -11,6 +11,7 @@ import errno
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from hawker.proxy.base import Address
 
@@ -38,8 +39,11 @@ class Looking:
         self.hand_over: Callable[[Address, socket.socket], None] = lambda address, sock: sock.close()
         """Takes a connection to a machine that has begun to listen."""
 
-    async def until_listening(self, addresses: Sequence[Address]) -> Address:
-        """Until one of the addresses takes a connection. Returns it. To be ended by a time-out of the caller's."""
+    async def until_listening(
+        self, addresses: Sequence[Address], starting: asyncio.Future[Any] | None = None
+    ) -> Address:
+        """Until one of the addresses takes a connection. Returns it. To be ended by a time-out of the caller's. Raises
+        what `starting` raises, meanwhile: then nothing will listen."""
         loop = asyncio.get_running_loop()
         began, pause = loop.time(), 0.0
         self.machines += 1
@@ -49,6 +53,8 @@ class Looking:
                     if sock := await connected(address):
                         self.hand_over(address, sock)
                         return address
+                if starting is not None and starting.done():
+                    starting.result()
                 await asyncio.sleep(pause * max(1.0, self.machines / AT_ONCE))
                 past = loop.time() - began
                 if past > QUICK_S:

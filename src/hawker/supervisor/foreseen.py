@@ -1,19 +1,25 @@
-"""Programs whose start is about to be ordered: their processes are there and wait (`hawker.supervisor.programs.Gate`).
+"""Programs whose start is about to be ordered: their processes are there and wait (`hawker.supervisor.gates`).
 
-A daemon says what it will order while its database makes the order durable. What was said binds nobody and leaves
-nothing: it is forgotten when the order does not come, when the daemon is gone, and with this process.
+A daemon says what it will order while its database makes the order durable. Then it lets the process go itself, or has
+us do it by the order. What was said binds nobody and leaves nothing: it is forgotten when the order does not come, when
+the daemon is gone, and with this process. But a program that the daemon has let go is what a start has made, whether or
+not we hear of the order: so whatever ends a wait first finds out which it was.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from hawker.supervisor.cgroups import Limits
 from hawker.supervisor.common import Common
+from hawker.supervisor.gates import Gate, Gates, Gone
 from hawker.supervisor.instance import Instance
 from hawker.supervisor.loop import Timer
-from hawker.supervisor.programs import CannotStart, Gone
+from hawker.supervisor.programs import CannotStart
+from hawker.supervisor.starting import wait_in_front
 from hawker.supervisor.wire import Ask, Connection
 
 WAITS_S: Final = 1.0
@@ -23,7 +29,8 @@ _FIELDS: Final = ("machine", "argv", "env", "limits", "cwd", "status")
 
 
 class _Waiting:
-    def __init__(self, instance: Instance, fields: list[Any], connection: Connection, timer: Timer) -> None:
+    def __init__(self, gate: Gate, instance: Instance, fields: list[Any], connection: Connection, timer: Timer) -> None:
+        self.gate = gate
         self.instance = instance
         self.fields = fields
         self.connection = connection
@@ -31,73 +38,123 @@ class _Waiting:
 
 
 class Foreseen:
-    """`start` makes an instance of an order, with the file of what waits in front of its program. `known` says whether
-    a key is an instance's."""
+    """`began` is told of a program that was let go without us. `known` says whether a key is an instance's."""
 
-    def __init__(self, common: Common, start: Callable[[Ask, str], Instance], known: Callable[[str], bool]) -> None:
+    def __init__(self, common: Common, began: Callable[[Instance], None], known: Callable[[str], bool]) -> None:
         self._common = common
-        self._start = start
+        self._began = began
         self._known = known
+        self._gates = Gates(common)
+        self._keeper: Connection | None = None
         self._waiting: dict[str, _Waiting] = {}
         self._ending: dict[int, str] = {}  # keys by process
 
     @property
     def busy(self) -> bool:
-        """Whether a process of ours is left."""
+        """Whether a process of ours is left that was told something."""
         return bool(self._waiting or self._ending)
+
+    def keep(self, ask: Ask) -> None:
+        """Have processes ready for what a daemon will foresee, as long as it is there."""
+        self._keeper = ask.connection
+        self._gates.keep(ask["hold"])
 
     def add(self, ask: Ask) -> None:
         """Raises `CannotStart`: the order will meet the same, and is told."""
         key = ask["key"]
         if self._known(key) or key in self._waiting or len(self._waiting) >= MOST:
             return
-        instance = self._start(ask, ask["hold"])
-        timer = self._common.loop.later(WAITS_S, lambda: self.drop(key))
-        self._waiting[key] = _Waiting(instance, _fields(ask), ask.connection, timer)
-        self._common.children.watch(instance.record.pid, partial(self._ended, key, instance))
+        gate = self._gates.take(ask["hold"])
+        common = self._common
+        try:
+            with common.host_mounts():
+                instance = wait_in_front(
+                    gate,
+                    key=key,
+                    machine=ask["machine"],
+                    argv=ask["argv"],
+                    env=ask["env"],
+                    limits=Limits.of(ask["limits"]),
+                    files=common.files,
+                    mark=common.mark(ask["machine"], key),
+                    groups=common.groups,
+                    cwd=ask.get("cwd", ""),
+                )
+        except BaseException as error:
+            gate.close()
+            if isinstance(error, Gone):
+                raise CannotStart(f"{ask['argv'][0]}: what waited for its start has ended") from error
+            raise
+        instance.outside = common.host_mounts
+        timer = common.loop.later(WAITS_S, lambda: self.drop(key))
+        self._waiting[key] = _Waiting(gate, instance, _fields(ask), ask.connection, timer)
+        common.children.watch(gate.pid, partial(self._ended, key, instance))
 
     def take(self, ask: Ask) -> Instance | None:
-        """What waits for this order, begun. None: nothing does, or it was told of another order. Raises
-        `CannotStart`."""
+        """What waits for this order, or has been let go, as its program. None: nothing does, or it was told of another
+        order. Raises `CannotStart`."""
         waiting = self._waiting.get(ask["key"])
         if waiting is None:
             return None
         if waiting.fields != _fields(ask):
-            self.drop(ask["key"])
-            return None
-        waiting.timer.cancel()
-        del self._waiting[ask["key"]]
+            return self._decided(waiting)
         try:
-            waiting.instance.begin()
+            waiting.gate.open()
         except Gone:
-            waiting.instance.forsake()
-            return None
-        except CannotStart:
-            self._common.children.forget(waiting.instance.record.pid)
-            raise
-        return waiting.instance
+            return self._decided(waiting)
+        return self._decided(waiting, shut=False)
 
     def drop(self, key: str) -> None:
-        if waiting := self._waiting.pop(key, None):
-            waiting.timer.cancel()
-            self._ending[waiting.instance.record.pid] = key
-            waiting.instance.forsake()
+        """Nobody will order it."""
+        if waiting := self._waiting.get(key):
+            try:
+                instance = self._decided(waiting)
+            except CannotStart:  # its daemon asks for it again, and is told
+                return
+            if instance is not None:
+                self._began(instance)
 
     def forsake(self, *, every: bool = False) -> None:
         """Those whose daemon is gone: nobody will order them."""
+        if every or (self._keeper is not None and not self._keeper.open):
+            self._keeper = None
+            self._gates.keep("")
         for key, waiting in list(self._waiting.items()):
             if every or not waiting.connection.open:
                 self.drop(key)
 
+    def _decided(self, waiting: _Waiting, *, shut: bool = True) -> Instance | None:
+        """It waits no more: what it has become, if somebody let it go. Raises `CannotStart`."""
+        instance, problem, became = waiting.instance, None, False
+        waiting.timer.cancel()
+        del self._waiting[instance.record.key]
+        if shut:
+            waiting.gate.shut()
+        try:
+            became = waiting.gate.became()
+        except OSError as error:
+            problem = error
+        waiting.gate.close()
+        if became:
+            return instance
+        self._ending[instance.record.pid] = instance.record.key
+        instance.forsake()
+        if problem:
+            raise CannotStart(f"{waiting.fields[1][0]}: cannot be started: {problem}") from problem
+        return None
+
     def _ended(self, key: str, instance: Instance, status: int) -> None:
-        """Its process is gone, because we wished so or by itself. Its group goes, unless its key has an instance by
-        now."""
+        """Its process is gone: because we wished so, or by itself, perhaps as the program. What only waited leaves its
+        group, which goes unless its key has an instance by now."""
         instance.main_ended = True
-        self._ending.pop(instance.record.pid, None)
         waiting = self._waiting.get(key)
         if waiting is not None and waiting.instance is instance:
-            self.drop(key)
-            del self._ending[instance.record.pid]
+            with contextlib.suppress(CannotStart):
+                if self._decided(waiting):
+                    instance.status = status
+                    self._began(instance)
+                    return
+        self._ending.pop(instance.record.pid, None)
         if instance.record.group:
             self._common.remove_group(instance.record.group, unless=lambda: key in self._waiting or self._known(key))
 

@@ -1,4 +1,5 @@
-"""One program's life: spawned into its group with its pipes, watched, killed to the last process, its end recorded.
+"""One program's life, once it was started (`hawker.supervisor.starting`): watched, killed to the last process, its end
+recorded.
 
 Everything a new supervisor needs to take over is in files: the record, appended to before anyone is told, and the
 pipes `out` and `err` (see `hawker.supervisor.files`).
@@ -15,17 +16,15 @@ import signal
 import subprocess
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hawker.supervisor import proc
 from hawker.supervisor.cgroups import CannotResize, Groups, Limits
-from hawker.supervisor.confined import Confinement
-from hawker.supervisor.disks import disks_of
 from hawker.supervisor.files import Files, RecordFile
 from hawker.supervisor.output import MachineLog, Pipe
-from hawker.supervisor.programs import CannotStart, Gate, Invocation, Launch, open_terminal, spawn, take_terminal, which
+from hawker.supervisor.programs import CannotStart, Invocation, open_terminal, take_terminal, which
 from hawker.supervisor.words import STATUS, last_words
 
 STREAMS = ("out", "err")
@@ -47,6 +46,7 @@ class Record:
     started_at_ms: int
     group: str
     status: bool = False  # it tells itself how it ended
+    waits: bool = False  # it was written down while it waited to become its program
     kind: str = PROCESS
     note: dict[str, Any] = field(default_factory=dict)  # the daemon's own
     made_of: dict[str, Any] = field(default_factory=dict)  # of its kind
@@ -70,137 +70,29 @@ class Instance:
         self.status: int | None = None  # of waitid: the exit code, or minus the signal
         self.oom = False
         self.pipes: list[Pipe] = []
-        self.gate: Gate | None = None  # while it waits to become its program
         self.path = files.instance(record.key)
         self._file = RecordFile(self.path)
         self._groups = groups if record.group else None
 
-    # --- starting and taking over ------------------------------------------------------------------------------------
-
-    @classmethod
-    def start(
-        cls,
-        *,
-        key: str,
-        machine: str,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        limits: Limits,
-        files: Files,
-        mark: str,
-        groups: Groups | None,
-        cwd: str = "",
-        status: bool = False,
-        confinement: Confinement | None = None,
-        hold: str = "",
-    ) -> Instance:
-        """Spawn, in the machine's working directory unless `cwd` says where. Raises `CannotStart`.
-
-        With `status`, `{status}` in its arguments becomes the number of the descriptor to tell its end by, and so do
-        the names of what it is handed with a `confinement`.
-
-        With `hold`, the file of what waits in front of a program, it is not written down yet and does not run its
-        program before `begin`; it ends with this process, or at `forsake`.
-        """
-        program = which(argv[0], env.get("PATH", os.defpath))
-        path, work = files.instance(key), files.work(machine)
-        group = group_of(machine, key) if groups else ""
-        pipes: list[Pipe] = []
-        ends: list[int] = []
-        inherited: dict[str, int] = {}
-        gate: Gate | None = None
-        try:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(work, 0o700)
-            for stream in STREAMS:
-                pipes.append(Pipe(f"{path}.{stream}", stream[0], key))
-                ends.append(pipes[-1].open_for_child())
-            if status:
-                ends.append(os.open(path + STATUS, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600))
-                inherited["status"] = ends[-1]
-            if confinement:
-                confinement.give(ends)
-                inherited |= confinement.open(cwd or work)
-                ends += [fd for fd in inherited.values() if fd not in ends]
-            own = argv.index("--") if "--" in argv else len(argv)  # what follows is another program's
-            argv = [_numbered(word, inherited) if n < own else word for n, word in enumerate(argv)]
-            if groups:
-                groups.create(group, limits, disks_of({work, cwd or work}))
-            launch = Launch(
-                program,
-                argv,
-                {**env, proc.MARKER: mark},
-                cwd=cwd or work,
-                output=(ends[0], ends[1]),
-                kept=list(inherited.values()),
-            )
-            if hold:
-                gate = Gate(hold, program)
-                launch = gate.before(launch, groups.entrances(group) if groups else ())
-            with groups.entered(group) if groups and not hold else contextlib.nullcontext():
-                pid = confinement.spawn(launch) if confinement else spawn(launch)
-        except (OSError, ValueError) as error:
-            for pipe in pipes:
-                pipe.remove()
-            _remove(path + STATUS)
-            if gate:
-                gate.close()
-            raise CannotStart(f"{argv[0]}: cannot be started: {error}") from error
-        finally:
-            for fd in ends:
-                os.close(fd)
-            if gate:
-                gate.spawned()
-        now = proc.stat(pid)
-        record = Record(
-            key=key,
-            machine=machine,
-            pid=pid,
-            start_ticks=now.start if now else 0,
-            started_at_ms=int(time.time() * 1000),
-            group=group,
-            status=status,
-        )
-        instance = cls(record, files, mark, groups)
-        instance.pipes, instance.gate = pipes, gate
-        if gate is None:
-            instance.begin()
-        return instance
+    # --- its beginning, and taking over ------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Have it known from now on, and run its program where it waits for that. Raises `CannotStart`, and `Gone` when
-        it has ended while it waited: `forsake` it then."""
-        gate = self.gate
+        """Have it known from now on. Raises `CannotStart`, and then nothing is left of it but its group."""
         try:
-            if gate:
-                gate.open()
-                self.record = replace(self.record, started_at_ms=int(time.time() * 1000))
-            try:
-                self.write_down()  # the kernel starts the program meanwhile
-            except OSError as error:  # nobody would know of it
-                raise CannotStart(f"machine {self.record.machine}: cannot be recorded: {error}") from error
-            if gate:
-                gate.passed()
-                gate.close()
-                self.gate = None
-        except (CannotStart, OSError) as error:
+            self.write_down()
+        except OSError as error:  # nobody would know of it
             self.forsake()
-            if isinstance(error, CannotStart):
-                raise
-            raise CannotStart(f"{error.filename}: cannot be started: {error}") from error
+            raise CannotStart(f"machine {self.record.machine}: cannot be recorded: {error}") from error
 
     def forsake(self) -> None:
-        """Kill what has not begun, and leave nothing of it but its group."""
+        """Kill what nobody is to know of, and leave nothing of it but its group."""
         if not self.main_ended:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.record.pid, signal.SIGKILL)
-        if self.gate:
-            self.gate.close()
-            self.gate = None
         for pipe in self.pipes:
             pipe.remove()
         self.pipes = []
-        _remove(self.path + STATUS)
+        self.clear()
         self._file.remove()
 
     def write_down(self) -> None:
@@ -405,12 +297,6 @@ class Instance:
             "exit": self.exit,
             "note": self.record.note,
         }
-
-
-def _numbered(word: str, descriptors: Mapping[str, int]) -> str:
-    for name, number in descriptors.items():
-        word = word.replace(f"{{{name}}}", str(number))
-    return word
 
 
 def _remove(path: str) -> None:

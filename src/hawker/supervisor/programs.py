@@ -8,18 +8,13 @@ import os
 import stat as stats
 import struct
 import subprocess
-import sys
 import termios
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 class CannotStart(Exception):
     """The program cannot be started; nothing is left of the attempt but its group, if it was made."""
-
-
-class Gone(Exception):
-    """What waited in front of a program has ended."""
 
 
 @dataclass(frozen=True)
@@ -78,46 +73,6 @@ def spawn(launch: Launch) -> int:
     )
     child.returncode = 0  # reaped by the loop's waitid, not by subprocess
     return child.pid
-
-
-class Gate:
-    """In front of a program, whose process is there and waits (`hawker/init/hold.c`). It ends when we do."""
-
-    def __init__(self, hold: str, program: str) -> None:
-        """`hold` is the file of what waits."""
-        self._program = program
-        self._hold = hold
-        self._wait, self._open = os.pipe2(os.O_CLOEXEC)
-        self._said, self._say = os.pipe2(os.O_CLOEXEC)
-
-    def before(self, launch: Launch, groups: Sequence[str]) -> Launch:
-        """What is to be started instead. `groups` as `hawker.supervisor.cgroups.Groups.entrances` has them."""
-        ends = self._wait, self._say
-        argv = [self._hold, *map(str, ends), launch.program, str(len(groups)), *groups, *launch.argv]
-        return replace(launch, program=self._hold, argv=argv, kept=[*launch.kept, *ends])
-
-    def spawned(self) -> None:
-        """The child has its ends, or there is none."""
-        for fd in (self._wait, self._say):
-            os.close(fd)
-
-    def open(self) -> None:
-        """Let it become its program. Raises `Gone`."""
-        try:
-            os.write(self._open, b"g")
-        except BrokenPipeError as error:
-            raise Gone from error
-
-    def passed(self) -> None:
-        """Return once it runs its program. Raises OSError when that cannot be started."""
-        why = os.read(self._said, 4)
-        if len(why) == 4:
-            number = int.from_bytes(why, sys.byteorder)
-            raise OSError(number, os.strerror(number), self._program)
-
-    def close(self) -> None:
-        os.close(self._open)
-        os.close(self._said)
 
 
 def open_terminal(columns: int, rows: int) -> tuple[int, int]:

@@ -16,11 +16,20 @@ PROTOCOL: Final = 1
 MOUNTS: Final = "mounts"  # it was started so that it can make containers
 CONFINED: Final = "confined"  # `start` takes `confined`
 DISKS: Final = "disks"  # limits have `disk_bytes` and `disk_operations`
-FORESEES: Final = "foresees"  # it knows the order `foresee`
+FORESEES: Final = "releases"  # it knows the orders `keep` and `foresee`, and what waits has a name (`release_of`)
 
 _LIMITS_OF_DISKS: Final = ("disk_bytes", "disk_operations")
 _ORDERS: Final = {"make": MOUNTS, "go": MOUNTS, "unmake": MOUNTS}
 _FIELDS: Final = {("start", "confined"): CONFINED}
+
+
+RELEASE: Final = ".go"
+
+
+def release_of(directory: str, key: str) -> str:
+    """The pipe, below a supervisor's directory, by which a process that waits for the order of a start is let go: who
+    has made that order durable writes a "g" into it, once."""
+    return f"{directory}/run/{key.replace('/', '.')}{RELEASE}"
 
 
 def features(options: Iterable[str]) -> list[str]:

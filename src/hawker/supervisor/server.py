@@ -27,6 +27,7 @@ from hawker.supervisor.instances import Exit, Instances
 from hawker.supervisor.kinds import Containers
 from hawker.supervisor.programs import CannotStart
 from hawker.supervisor.protocol import PROTOCOL, features
+from hawker.supervisor.starting import start
 from hawker.supervisor.taking_over import one_that_runs, take_over
 from hawker.supervisor.wire import Ask, Connection, Refused, listen
 
@@ -48,7 +49,7 @@ class Server:
         self._children = self._common.children
         self._instances = Instances(self._common, self._tell_exit, self._tell_log)
         self._containers = Containers(self._common, self._instances.register) if "--mounts" in options else None
-        self._foreseen = Foreseen(self._common, self._start, lambda key: key in self._instances.by_key)
+        self._foreseen = Foreseen(self._common, self._instances.register, lambda key: key in self._instances.by_key)
         self._connections: list[Connection] = []
         self._idle_since = time.monotonic()
         self._stopping = False
@@ -64,6 +65,7 @@ class Server:
         self._loop.watch(listener.fileno(), lambda mask: self._accept(listener))
         while not self._done():
             self._loop.turn()
+        self._foreseen.forsake(every=True)
         with contextlib.suppress(FileNotFoundError):
             os.unlink("socket")
         if self._groups:
@@ -125,6 +127,12 @@ class Server:
             self._instances.register(self._started(lambda: self._foreseen.take(ask) or self._start(ask), ask))
         return self._instances.by_key[key].shown()
 
+    def _op_keep(self, ask: Ask) -> Any:
+        """Have what `foresee` needs ready before it is asked for."""
+        if not self._stopping:
+            self._foreseen.keep(ask)
+        return _LATER
+
     def _op_foresee(self, ask: Ask) -> Any:
         """Prepare a `start` that will be asked for, as far as it leaves nothing. Nobody waits for an answer."""
         with contextlib.suppress(Refused):
@@ -139,9 +147,9 @@ class Server:
             self._common.remove_group(group_of(ask["machine"], ask["key"]))
             raise Refused("StartFailed", str(error)) from error
 
-    def _start(self, ask: Ask, hold: str = "") -> Instance:
+    def _start(self, ask: Ask) -> Instance:
         with self._common.host_mounts():
-            instance = Instance.start(
+            instance = start(
                 key=ask["key"],
                 machine=ask["machine"],
                 argv=ask["argv"],
@@ -153,7 +161,6 @@ class Server:
                 cwd=ask.get("cwd", ""),
                 status=ask.get("status", False),
                 confinement=self._confinement(ask),
-                hold=hold,
             )
         instance.outside = self._common.host_mounts
         return instance
@@ -215,9 +222,9 @@ class Server:
         return _LATER
 
     def _op_destroy(self, ask: Ask) -> Any:
+        self._foreseen.drop(ask["key"])
         instance = self._instances.by_key.get(ask["key"])
         if instance is None:
-            self._foreseen.drop(ask["key"])
             return None
         if instance.exit is not None:
             self._instances.forget(instance)
@@ -283,6 +290,7 @@ class Server:
     def _op_shutdown(self, ask: Ask) -> Any:
         """Stop everything, answer, and end."""
         self._stopping = True
+        self._foreseen.forsake(every=True)
         if self._containers:
             self._containers.forsake(every=True)
         for instance in self._instances.running:

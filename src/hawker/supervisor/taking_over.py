@@ -15,6 +15,7 @@ from hawker.supervisor.common import Common
 from hawker.supervisor.files import RECORD, RecordFile
 from hawker.supervisor.instance import Instance, Record
 from hawker.supervisor.kinds import Containers
+from hawker.supervisor.protocol import RELEASE
 from hawker.supervisor.words import STATUS, words
 
 ENDED_S: Final = 5.0  # how long a killed process may take
@@ -42,12 +43,15 @@ def one_that_runs(directory: str) -> int:
 
 
 def _recorded(path: str, common: Common, containers: Containers | None) -> Instance | None:
-    """None when it was killed before it had written anything, or before the program of a container was seen to begin:
-    whoever ordered it was not told, and orders it again."""
+    """None when it was killed before it had written anything, or before the program of a container was seen to begin,
+    or had been let go: whoever ordered it was not told, and orders it again."""
     known = RecordFile(path).read()
     if not known:
         return None
     record = Record(**{each.name: known[each.name] for each in fields(Record) if each.name in known})
+    if record.waits and os.path.exists(path + RELEASE):  # nobody let it go, and it has ended with who would have
+        RecordFile(path).remove()
+        return None
     if record.kind in Containers.kinds and "exit" not in known and not _began(path):
         _end(record)
         RecordFile(path).remove()

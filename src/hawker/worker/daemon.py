@@ -127,7 +127,7 @@ class Worker:
         self.superseding = superseding = Superseding(settings.name, catalog)
         launches = Launches()
         scale = settings.disk_scale
-        flows = MachineFlows(store, host, driver, log, superseding.by, self._images, scale, launched=launches.launched)
+        flows = MachineFlows(store, host, driver, log, superseding.by, self._images, scale, waiters=launches)
         self.runner = runner = Runner(store, host, flows.all(), self.metrics)
         self.exits = exits = Exits(store, host, driver, log, runner)
         runner.on_end = exits.on_end
@@ -144,7 +144,7 @@ class Worker:
         driver.stand_by(name for (name,) in store.read.query(_RUNTIMES))
         resumed = runner.resume()
         machines = Machines(store, host, driver, log, runner)
-        self.waking = Waking(store, host, runner, machines, launches)
+        self.waking = Waking(store, host, runner, machines, launches, flows)
         superseding.watch(store, machines)
         self.adopting = Adopting(settings.name, catalog, store) if catalog else None
         if self.adopting:

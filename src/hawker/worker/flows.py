@@ -24,11 +24,12 @@ decided in `hawker.worker.machines` and `hawker.worker.exits`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from hawker.core.journal import effect_key
 from hawker.errors import Abort, DiskFull, HawkerError, ImageError, Retry, Unreachable
@@ -60,8 +61,37 @@ def launching(config: Mapping[str, Any]) -> list[str]:
     return ["launch"] if is_host_image(str(config["image"])) else ["prepare", "launch"]
 
 
-async def _nobody_waits(run: str, instance: str) -> None:
-    """For a program to run."""
+class Waiters(Protocol):
+    """Who waits for the programs of runs."""
+
+    async def released(self, run: str, instance: str) -> None:
+        """The order of a start is durable, and its program was let go; whether it runs, its driver is still to say.
+        Returns when that may be asked."""
+
+    async def launched(self, run: str, instance: str) -> None:
+        """The program runs. Returns when that may be committed."""
+
+
+class _Nobody:
+    async def released(self, run: str, instance: str) -> None: ...
+
+    async def launched(self, run: str, instance: str) -> None: ...
+
+
+class _Foreseen:
+    """What a launch will ask of its driver, for its first attempt: of `machine`, as its row was then. `waits`: there is
+    something to let go."""
+
+    def __init__(self, spec: InstanceSpec, machine: MachineRow, waits: bool) -> None:
+        self.spec = spec
+        self.machine = machine
+        self.waits = waits
+        self.released = False
+
+    def still(self, machine: MachineRow) -> bool:
+        """Whether it is right for the row that the run begins with, which may differ in how it comes to be started."""
+        now = {name: getattr(machine, name) for name in ("state", "desired", "cause", "restarts", "updated_at_ms")}
+        return replace(self.machine, **now) == machine
 
 
 class MachineFlows(Settling):
@@ -77,15 +107,15 @@ class MachineFlows(Settling):
         images: ImageSource | None = None,
         disk_scale: float = 1.0,
         *,
-        launched: Callable[[str, str], Awaitable[None]] = _nobody_waits,
+        waiters: Waiters | None = None,
     ) -> None:
         """`superseded` says why a machine must not be started here any more, or "". `disk_scale` as in `limits_of`.
-        `launched` is told of a run and its instance as soon as the program runs, before that is committed."""
+        `waiters` are told of a run and its instance before that is committed."""
         super().__init__(store, driver, log, images, disk_scale)
         self._host = host
         self._superseded = superseded
-        self._launched = launched
-        self._foreseen: dict[str, InstanceSpec] = {}  # by key, for the first attempt
+        self._waiters: Waiters = waiters or _Nobody()
+        self._foreseen: dict[str, _Foreseen] = {}  # by key
 
     def all(self) -> list[Flow]:
         prepare = Step("prepare", act=self._prepare)
@@ -141,28 +171,50 @@ class MachineFlows(Settling):
             raise Abort(f"not started: {why}")
         return machine
 
-    def _foresee(self, tx: Tx, run: RunRow) -> None:
-        """What can be done for a launch while its order becomes durable, and need not be done after that."""
+    def foresee(self, machine: MachineRow, run_id: str) -> None:
+        """What can be done for a launch while its order becomes durable, and need not be done after that. Of a run that
+        is about to be begun; `forget` it when it is not."""
         with suppress(HawkerError):  # the launch meets the same, and says so
-            machine = get_machine(tx, run.resource)
-            spec = instance_spec(machine, effect_key(run.id, "launch"), self._disk_scale)
-            self._driver.foresee(spec)
             if not self._superseded(machine):
+                spec = instance_spec(machine, effect_key(run_id, "launch"), self._disk_scale)
                 if len(self._foreseen) >= FORESEEN_MOST:
                     self._foreseen.clear()  # of changes that have failed
-                self._foreseen[spec.key] = spec
+                self._foreseen[spec.key] = _Foreseen(spec, machine, self._driver.foresee(spec))
+
+    def forget(self, run_id: str) -> None:
+        self._foreseen.pop(effect_key(run_id, "launch"), None)
+
+    def _foresee(self, tx: Tx, run: RunRow) -> None:
+        machine, key = get_machine(tx, run.resource), effect_key(run.id, "launch")
+        if key not in self._foreseen:
+            self.foresee(machine, run.id)
+        foreseen = self._foreseen.get(key)
+        if foreseen is None:
+            return
+        if not foreseen.still(machine):  # what waits is another program: the order that comes tells its driver
+            self.forget(run.id)
+        elif foreseen.waits:
+            tx.after_commit(lambda: self._release(foreseen))
+
+    def _release(self, foreseen: _Foreseen) -> None:
+        """The order is durable: what waits for it need not wait until our driver has heard of it."""
+        foreseen.released = self._driver.release(foreseen.spec)
 
     async def _launch(self, context: StepContext) -> Done:
-        spec = self._foreseen.pop(context.key, None)
-        if spec is None:
+        foreseen = self._foreseen.pop(context.key, None)
+        if foreseen is None:
             spec = instance_spec(self._not_superseded(context.run), context.key, self._disk_scale)
+        else:
+            spec = foreseen.spec
+            if foreseen.released:
+                await self._waiters.released(context.run.id, context.key)
         try:
             instance = await self._driver.of(spec.driver).start(spec)
         except (StartFailed, NotSupported, ImageError) as error:
             raise Abort(str(error)) from error
         except (Unreachable, DiskFull, NetworkError) as error:
             raise _tried(context, str(error)) from error
-        await self._launched(context.run.id, instance.key)
+        await self._waiters.launched(context.run.id, instance.key)
 
         def commit(tx: Tx, run: RunRow) -> None:
             row = get_machine(tx, run.resource)
@@ -241,7 +293,7 @@ class MachineFlows(Settling):
             await self._had(context.run).resume(key)
         except UnknownInstance as error:
             raise Abort("the suspended program is gone") from error
-        await self._launched(context.run.id, key)
+        await self._waiters.launched(context.run.id, key)
 
         def commit(tx: Tx, run: RunRow) -> None:
             row = self._log.move(tx, get_machine(tx, run.resource), State.started, cause=run.cause)

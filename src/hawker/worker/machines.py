@@ -46,14 +46,14 @@ class Machines(Updates):
 
         return await self._when_free(change)
 
-    async def wake(self, app: str, machine_id: str, request: Request) -> str:
+    async def wake(self, app: str, machine_id: str, request: Request, run_id: str = "") -> str:
         """`start` for a proxy: what holds the machine is neither waited for nor ended. Returns the run ("" if none was
-        needed). Raises `Busy`, too."""
+        needed), which is `run_id` where that is given. Raises `Busy`, too."""
         return await self._store.submit(
-            lambda tx: self._start(tx, self._free(tx, app, machine_id, request), request),
+            lambda tx: self._start(tx, self._free(tx, app, machine_id, request), request, run_id),
         )
 
-    def _start(self, tx: Tx, row: MachineRow, request: Request) -> str:
+    def _start(self, tx: Tx, row: MachineRow, request: Request, run_id: str = "") -> str:
         if row.state is State.started:
             return ""
         require(row, "start", State.created, State.stopped, State.suspended, State.failed, IN_BACKOFF)
@@ -64,7 +64,7 @@ class Machines(Updates):
             self._log.event(tx, after, "start", "starting", run)
 
         steps = ["resume"] if asleep else launching(row.config)
-        return self._begin(tx, "machine.start", row, steps, request, writes, {"instance": row.instance}).id
+        return self._begin(tx, "machine.start", row, steps, request, writes, {"instance": row.instance}, run_id).id
 
     async def rest(
         self, app: str, machine_id: str, request: Request, *, suspend: bool = False, instance: str = ""

@@ -104,6 +104,7 @@ class Requests:
         request: Request,
         writes: Callable[[Tx, RunRow], None],
         args: dict[str, Any],
+        run_id: str = "",
     ) -> RunRow:
         return self._runner.begin(
             tx,
@@ -115,6 +116,7 @@ class Requests:
             trace=request.trace,
             args=args,
             writes=writes,
+            run_id=run_id,
         )
 
     async def _when_free(self, change: Callable[[Tx], T], *, force: bool = False, ends_backoff: bool = False) -> T:

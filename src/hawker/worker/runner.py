@@ -72,17 +72,19 @@ class Runner:
         args: dict[str, Any] | None = None,
         writes: Callable[[Tx, RunRow], None] | None = None,
         exclusive: bool = True,
+        run_id: str = "",
     ) -> RunRow:
         """Record a run in the caller's change; its task starts once that is committed.
 
         `steps` are the names this run takes, without the final step, which is always added. `writes` are the domain
-        writes that belong to the beginning. Raises `Busy` when an exclusive run holds the resource.
+        writes that belong to the beginning. `run_id` is a ULID of this host where it was needed before. Raises `Busy`
+        when an exclusive run holds the resource.
         """
         flow = self._flows[flow_name]
         if exclusive and (holder := active_run(tx, resource)):
             raise Busy(holder)
         run = RunRow(
-            id=self._host.ulid(),
+            id=run_id or self._host.ulid(),
             flow=flow.name,
             flow_version=flow.version,
             resource=resource,
@@ -178,6 +180,14 @@ class Runner:
         waiter: asyncio.Future[RunRow] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(run_id, []).append(waiter)
         return await waiter
+
+    def ending(self, run_id: str) -> asyncio.Future[RunRow]:
+        """`wait_ended` as a future, to be cancelled when it is not needed any more."""
+        if run_id not in self._tasks:
+            return asyncio.ensure_future(self.wait_ended(run_id))
+        waiter: asyncio.Future[RunRow] = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(run_id, []).append(waiter)
+        return waiter
 
     def resume(self) -> int:
         """Take up every run that was active when the worker last stopped. Returns how many."""

@@ -8,6 +8,8 @@ its key, and writes what was answered.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from hawker.errors import Conflict, DeadlineExceeded, NotFound
@@ -20,6 +22,7 @@ from hawker.model.config import check_config
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow, RunRow
 from hawker.store.db import Store
+from hawker.worker.flows import MachineFlows, launching
 from hawker.worker.machine_api import StartRefused
 from hawker.worker.machine_log import get_machine
 from hawker.worker.machines import Machines
@@ -49,23 +52,39 @@ class InBackoff(Conflict):
 
 
 class Launches:
-    """Tells whoever waits that a run has its program. `hawker.worker.flows` awaits `launched` before the commit."""
+    """Tells whoever waits that a run has its program (`hawker.worker.flows.Waiters`)."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, list[asyncio.Future[RunRow | str]]] = {}
+        self._waiting: dict[str, list[tuple[asyncio.Future[RunRow | str], Callable[[str], None]]]] = {}
+        self._released: dict[str, str] = {}  # instances by run, while they are told
+
+    async def released(self, run: str, instance: str) -> None:
+        self._released[run] = instance
+        try:
+            for _, released in self._waiting.get(run, ()):
+                released(instance)
+            await asyncio.sleep(0)  # who has begun the run comes to wait for it now
+            if run in self._waiting:
+                await asyncio.sleep(FIRST_S)
+        finally:
+            del self._released[run]
 
     async def launched(self, run: str, instance: str) -> None:
         if waiting := self._waiting.pop(run, None):
-            for waiter in waiting:
+            for waiter, _ in waiting:
                 if not waiter.done():
                     waiter.set_result(instance)
             await asyncio.sleep(FIRST_S)
 
-    async def wait(self, run: str, runner: Runner) -> RunRow | str:
-        """The instance once it runs, or the run once it has ended without one, or had one before this was asked."""
+    async def wait(self, run: str, runner: Runner, released: Callable[[str], None]) -> RunRow | str:
+        """The instance once it runs, or the run once it has ended without one, or had one before this was asked.
+        `released` is told of the instance when it was let go, before that."""
         waiter: asyncio.Future[RunRow | str] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(run, []).append(waiter)
-        ended = asyncio.ensure_future(runner.wait_ended(run))
+        mine = waiter, released
+        self._waiting.setdefault(run, []).append(mine)
+        if instance := self._released.get(run):
+            released(instance)
+        ended = runner.ending(run)
 
         def over(ended: asyncio.Future[RunRow]) -> None:
             if not waiter.done() and not ended.cancelled():
@@ -80,8 +99,8 @@ class Launches:
         finally:
             ended.cancel()
             waiting = self._waiting.get(run)
-            if waiting and waiter in waiting:
-                waiting.remove(waiter)
+            if waiting and mine in waiting:
+                waiting.remove(mine)
                 if not waiting:
                     del self._waiting[run]
 
@@ -89,12 +108,15 @@ class Launches:
 class Waking:
     """A worker's answers to proxies. `wake` and `rest` raise what their bodies on the wire say as errors."""
 
-    def __init__(self, store: Store, host: Host, runner: Runner, machines: Machines, launches: Launches) -> None:
+    def __init__(
+        self, store: Store, host: Host, runner: Runner, machines: Machines, launches: Launches, flows: MachineFlows
+    ) -> None:
         self._store = store
         self._host = host
         self._runner = runner
         self._machines = machines
         self._launches = launches
+        self._flows = flows
 
     def routes(self) -> dict[tuple[str, str], Handler]:
         return {door.WAKE: self._wake_call, door.REST: self._rest_call}
@@ -105,27 +127,29 @@ class Waking:
     async def _rest_call(self, call: Call) -> Any:
         return await self.rest(call.read(door.Rest), trace=call.trace)
 
-    async def wake(self, wish: door.Wake, *, trace: str = "") -> door.Awake:
+    async def wake(
+        self, wish: door.Wake, released: Callable[[door.Awake], None] = lambda awake: None, *, trace: str = ""
+    ) -> door.Awake:
         """Start a machine, or resume it, unless it runs; join a start that is under way, and wait for the end of
-        whatever else holds it. Answers once the program runs.
+        whatever else holds it. Answers once the program runs. `released` is told before that, with what will be the
+        answer, once nothing keeps it from running, where that is known: whoever is in a hurry may look for it then.
 
         Raises what `Machines.start` raises, `InBackoff`, `StartRefused`, and `DeadlineExceeded` after `WAKE_S`.
         """
         began = clock_s()
+
+        def awake(row: MachineRow | None, before: State, instance: str) -> door.Awake:
+            return door.Awake(before=before, instance=instance, checked=_checked(row), seconds=clock_s() - began)
+
         request = Request(id=wish.request, why=wish.why, trace=trace)
         try:
             async with asyncio.timeout(door.WAKE_S):
-                before, instance = await self._until_it_runs(wish, request)
+                runs = await self._until_it_runs(wish, request, lambda *runs: released(awake(*runs)))
+            return awake(self._store.read.get(MachineRow, wish.machine), *runs)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"deadline_exceeded: machine {wish.machine} has not started within {door.WAKE_S:g} s"
             ) from None
-        return door.Awake(
-            before=before,
-            instance=instance,
-            checked=self._checked(wish.machine),
-            seconds=clock_s() - began,
-        )
 
     async def rest(self, wish: door.Rest, *, trace: str = "") -> door.Resting:
         """Begin to stop or suspend a machine. One that something else holds is left alone: raises `Busy`."""
@@ -136,7 +160,9 @@ class Waking:
         )
         return door.Resting(state=state)
 
-    async def _until_it_runs(self, wish: door.Wake, request: Request) -> tuple[State, str]:
+    async def _until_it_runs(
+        self, wish: door.Wake, request: Request, released: Callable[[MachineRow, State, str], None]
+    ) -> tuple[State, str]:
         before: State | None = None
         while True:
             row = get_machine(self._store.read, wish.machine, wish.app)
@@ -151,7 +177,7 @@ class Waking:
                 continue
             if run is None:
                 continue
-            outcome = await self._launches.wait(run, self._runner)
+            outcome = await self._launches.wait(run, self._runner, partial(released, row, before))
             if isinstance(outcome, str):
                 return before, outcome
             if outcome.status == "parked":
@@ -161,14 +187,10 @@ class Waking:
                     f"machine {row.id} did not start: {outcome.error or outcome.status}", details={"machine": row.id}
                 )
 
-    def _checked(self, machine: str) -> bool:
-        row = self._store.read.get(MachineRow, machine)
-        return row is not None and has_checks(row.config) and any(c.gates for c in check_config(row.config).checks)
-
     async def _joined(self, row: MachineRow, holder: RunRow | None, request: Request) -> str | None:
         """The run that starts the machine; None after the end of one that did something else."""
         if holder is None:
-            return await self._machines.wake(row.app, row.id, request) or None
+            return await self._begun(row, request)
         if holder.status == "parked":
             raise Parked(holder)
         ahead = holder.steps[holder.next :]
@@ -183,6 +205,24 @@ class Waking:
                 await self._store.submit(lambda tx: None)
             return None
         return holder.id
+
+    async def _begun(self, row: MachineRow, request: Request) -> str | None:
+        """A run of our own. What it will ask of its driver is known before the change that begins it is built."""
+        run_id = self._host.ulid()
+        if row.state in _AT_REST - {State.suspended} and launching(row.config) == ["launch"]:
+            self._flows.foresee(row, run_id)
+        try:
+            run = await self._machines.wake(row.app, row.id, request, run_id)
+        except BaseException:
+            self._flows.forget(run_id)
+            raise
+        if run != run_id:
+            self._flows.forget(run_id)
+        return run or None
+
+
+def _checked(row: MachineRow | None) -> bool:
+    return row is not None and has_checks(row.config) and any(c.gates for c in check_config(row.config).checks)
 
 
 def _leaves_it(run: RunRow) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from typing import Literal, TypeVar
@@ -28,6 +29,7 @@ from hawker.worker.drivers.base import (
     LogLine,
     NotSupported,
     Process,
+    StartFailed,
     Stats,
     Terminal,
     UnknownInstance,
@@ -149,9 +151,18 @@ class FakeDriver:
     def opened(self) -> frozenset[str]:
         return frozenset(RUNTIMES)
 
-    def foresee(self, spec: InstanceSpec) -> None:
+    def foresee(self, spec: InstanceSpec) -> bool:
         """It has no effect here, but what is foreseen is what must be asked for."""
         self.foreseen[spec.key] = spec
+        return self._world.releases
+
+    def release(self, spec: InstanceSpec) -> bool:
+        if not self._dead:
+            with suppress(StartFailed):  # `start` is told
+                self._world.point("before", f"release {spec.key}")
+                self._world.start(spec)
+                self._world.point("after", f"release {spec.key}")
+        return not self._dead
 
     def stand_by(self, runtimes: Iterable[str]) -> None:
         """It is always there."""

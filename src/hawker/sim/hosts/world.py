@@ -103,6 +103,7 @@ class World:
         self.faults: dict[str, list[Exception]] = {}
         self.late_faults: dict[str, list[Exception]] = {}
         self.delays: dict[str, float] = {}
+        self.releases = False  # whether what was foreseen is let go by the daemon's own hand
         self.exits_late_s = 0.0
         self.exits_twice = False
         self.violations: list[str] = []

@@ -67,8 +67,8 @@ class ProcessDriver(SupervisedDriver):
         self._images = images
         self._programs = programs or directory / "programs"
         self._shared = programs
-        self._hold = ""  # the file of what waits in front of a program, once there is one
         self._finding: asyncio.Task[None] | None = None
+        self._released: set[str] = set()  # keys whose start has still to be asked for
 
     async def open(self, on_exit: Callable[[Exit], None]) -> None:
         if self._shared is not None:
@@ -83,7 +83,7 @@ class ProcessDriver(SupervisedDriver):
     async def _find_hold(self, programs: Path) -> None:
         """Without a compiler programs start a little later than they might."""
         with suppress(NoCompiler, OSError):
-            self._hold = str(await asyncio.to_thread(program, "hold", programs))
+            self.supervisor.keep(str(await asyncio.to_thread(program, "hold", programs)))
 
     async def fingerprint(self) -> Fingerprint:
         limited = bool(self._kind)
@@ -102,7 +102,10 @@ class ProcessDriver(SupervisedDriver):
             await self._sources(image).ensure(image)
 
     async def start(self, spec: InstanceSpec) -> Instance:
-        await self._refuse_held(spec)
+        if spec.key in self._released:
+            self._released.discard(spec.key)  # its ports are its own by now
+        else:
+            await self._refuse_held(spec)
         if spec.image != HOST:
             async with self.alone(spec.key):
                 return await self._start_from_image(spec)
@@ -111,10 +114,22 @@ class ProcessDriver(SupervisedDriver):
             argv, env = await self._with_terminal(spec)
         return msgspec.convert(await self.supervisor.call("start", **_start(spec, argv, env)), Instance)
 
-    def foresee(self, spec: InstanceSpec) -> None:
+    def foresee(self, spec: InstanceSpec) -> bool:
         """What takes longest of a start is done while the order for it becomes durable."""
-        if self._hold and spec.image == HOST and not spec.tty:
-            self.supervisor.foresee(hold=self._hold, **_start(spec, list(spec.argv), dict(spec.env)))
+        if spec.image != HOST or spec.tty:
+            return False
+        return self.supervisor.foresee(**_start(spec, list(spec.argv), dict(spec.env)))
+
+    def release(self, spec: InstanceSpec) -> bool:
+        if not all(is_free(port.protocol, port.host_port) for port in spec.listens):
+            return False
+        if released := self.supervisor.release(spec.key):
+            self._released.add(spec.key)
+        return released
+
+    async def destroy(self, key: str, *, force: bool = False) -> None:
+        self._released.discard(key)
+        await super().destroy(key, force=force)
 
     async def _refuse_held(self, spec: InstanceSpec) -> None:
         """Who has a port of the machine would get its requests, and answer its checks. That may be itself, when it is

@@ -54,9 +54,14 @@ class Runtimes(Driver, Protocol):
     async def fingerprints(self) -> Mapping[str, Fingerprint]:
         """By runtime, also of those that are not healthy."""
 
-    def foresee(self, spec: InstanceSpec) -> None:
+    def foresee(self, spec: InstanceSpec) -> bool:
         """A start of this will be asked for as soon as the order for it is durable. A driver that knows how may begin
-        what leaves nothing when that does not come, be it that we are killed."""
+        what leaves nothing when that does not come, be it that we are killed. False: this one does not."""
+
+    def release(self, spec: InstanceSpec) -> bool:
+        """Now the order is durable: what was foreseen may run. True: it does, or cannot, which `start` tells. It is to
+        be called in any case, and what runs is the instance of that key, also for who is asked for it after a crash.
+        False: there is nothing that could run before `start` is called."""
 
     def stand_by(self, runtimes: Iterable[str]) -> None:
         """Machines with these runtimes may be started: drivers that have something to get ready for the first one may
@@ -66,7 +71,9 @@ class Runtimes(Driver, Protocol):
 class Foresees(Protocol):
     """What a driver may do beside what all do: get ready what is about to be asked of it."""
 
-    def foresee(self, spec: InstanceSpec) -> None: ...
+    def foresee(self, spec: InstanceSpec) -> bool: ...
+
+    def release(self, spec: InstanceSpec) -> bool: ...
 
     def stand_by(self) -> None: ...
 
@@ -177,10 +184,15 @@ class Several:
         self._remember(spec.driver, spec.key, spec.machine)  # first: a start that was cut off may have happened
         return await self._drivers[spec.driver].start(spec)
 
-    def foresee(self, spec: InstanceSpec) -> None:
+    def foresee(self, spec: InstanceSpec) -> bool:
         if spec.driver in self._opened and hasattr(self._drivers[spec.driver], "foresee"):
-            self._remember(spec.driver, spec.key, spec.machine)
-            cast(Foresees, self._drivers[spec.driver]).foresee(spec)
+            return cast(Foresees, self._drivers[spec.driver]).foresee(spec)
+        return False
+
+    def release(self, spec: InstanceSpec) -> bool:
+        """Of one that `foresee` was true for."""
+        self._remember(spec.driver, spec.key, spec.machine)
+        return spec.driver in self._opened and cast(Foresees, self._drivers[spec.driver]).release(spec)
 
     def stand_by(self, runtimes: Iterable[str]) -> None:
         for name in self._opened.intersection(runtimes):

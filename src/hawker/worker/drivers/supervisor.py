@@ -11,93 +11,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
-from hawker.supervisor.protocol import FORESEES, understood
+from hawker.supervisor.protocol import FORESEES, release_of
 from hawker.telemetry import get_logger
 from hawker.worker.drivers.base import Exit, LogLine
 from hawker.worker.drivers.logs import follow_lines, tail_lines
-from hawker.worker.drivers.refusals import SupervisorLost, told
+from hawker.worker.drivers.refusals import SupervisorLost
 from hawker.worker.drivers.versions import Peer, is_empty
+from hawker.worker.drivers.wire import Wire
 
 CONNECT_S = 10.0
 RECONNECT_S = 1.0
-
-
-class _Wire(asyncio.Protocol):
-    """The socket to the supervisor: requests by number, events as they come."""
-
-    def __init__(self, on_event: Callable[[dict[str, Any]], None], on_lost: Callable[[_Wire], None]) -> None:
-        self._on_event = on_event
-        self._on_lost = on_lost
-        self._transport: asyncio.Transport | None = None
-        self._numbers = count()
-        self.peer: Peer | None = None  # until its hello
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._rest = b""
-        self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            message = msgspec.json.decode(line)
-            if "event" in message:
-                self._on_event(message)
-            elif (future := self._waiting.pop(message["id"], None)) and not future.done():
-                if "error" in message:
-                    future.set_exception(told(message))
-                else:
-                    future.set_result(message["ok"])
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
-            if not future.done():
-                future.set_exception(SupervisorLost())
-        if not self._gone.done():
-            self._gone.set_result(None)
-        self._on_lost(self)
-
-    async def call(self, op: str, **fields: Any) -> Any:
-        if self._transport is None or self._transport.is_closing():
-            raise SupervisorLost()
-        if self.peer:
-            self.peer.check(op, fields)
-            fields = understood(fields, self.peer.features)
-        number = next(self._numbers)
-        future = asyncio.get_running_loop().create_future()
-        self._waiting[number] = future
-        self._transport.write(_line({"id": number, "op": op, **fields}))
-        try:
-            return await future
-        finally:
-            self._waiting.pop(number, None)
-
-    def tell(self, op: str, **fields: Any) -> None:
-        """What nobody waits for the answer of."""
-        assert self.peer is not None  # its hello was waited for
-        if self._transport is not None and not self._transport.is_closing():
-            fields = understood(fields, self.peer.features)
-            self._transport.write(_line({"id": next(self._numbers), "op": op, **fields}))
-
-    async def close(self) -> None:
-        """Returns once the socket is closed."""
-        if self._transport:
-            self._transport.abort()
-            await asyncio.shield(self._gone)
 
 
 class Supervisor:
@@ -106,14 +39,15 @@ class Supervisor:
     def __init__(self, directory: Path, *options: str) -> None:
         self.directory = directory
         self._options = options
-        self._wire: _Wire | None = None
-        self._connecting: asyncio.Task[_Wire] | None = None
+        self._wire: Wire | None = None
+        self._connecting: asyncio.Task[Wire] | None = None
         self._on_exit: Callable[[Exit], None] = lambda exit_: None
         self._closed = False
         self._retry: asyncio.TimerHandle | None = None
         self._followers: dict[str, set[asyncio.Event]] = {}
         self._child = 0  # the supervisor that was started last
         self._replacing: asyncio.Task[None] | None = None
+        self._hold = ""
 
     async def open(self, on_exit: Callable[[Exit], None]) -> None:
         """Take hold of what is there; `on_exit` is told every end, also those nobody has heard of yet."""
@@ -145,6 +79,11 @@ class Supervisor:
         there = self.directory
         return not ((there / "socket").exists() or (there / "run").is_symlink() or _any_inside(there / "run"))
 
+    @property
+    def _foreseeing(self) -> Wire | None:
+        wire = self._wire
+        return wire if wire and wire.peer and FORESEES in wire.peer.features else None
+
     async def call(self, op: str, **fields: Any) -> Any:
         """Ask the supervisor; when it dies in the middle, ask the next one."""
         while True:
@@ -156,11 +95,33 @@ class Supervisor:
                     raise
                 await asyncio.sleep(0)  # a socket that closes in this turn is told to `_lost` in the next
 
-    def foresee(self, **fields: Any) -> None:
-        """Say that a start like this will be asked for. Does nothing where no supervisor is there that knows what to
-        do about that."""
-        if self._wire and self._wire.peer and FORESEES in self._wire.peer.features:
-            self._wire.tell("foresee", **fields)
+    def keep(self, hold: str) -> None:
+        """Have processes ready for what will be foreseen; `hold` is their file."""
+        self._hold = hold
+        if wire := self._foreseeing:
+            wire.tell("keep", hold=hold)
+
+    def foresee(self, **fields: Any) -> bool:
+        """Say that a start like this will be asked for. False where no supervisor is there that knows what to do about
+        that, and nothing waits to be foreseen."""
+        wire = self._foreseeing
+        if not wire or not self._hold:
+            return False
+        wire.tell("foresee", hold=self._hold, **fields)
+        return True
+
+    def release(self, key: str) -> bool:
+        """Let what was foreseen run, by our own hand. False: it does not wait, or not yet, and is to be started."""
+        try:
+            pipe = os.open(release_of(str(self.directory), key), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            return os.write(pipe, b"g") == 1
+        except OSError:
+            return False
+        finally:
+            os.close(pipe)
 
     def stand_by(self) -> None:
         """Have a supervisor soon."""
@@ -226,16 +187,16 @@ class Supervisor:
                 await asyncio.gather(*ends, return_exceptions=True)
         await _gone(self.directory, self._child)
 
-    async def _connected(self) -> _Wire:
+    async def _connected(self) -> Wire:
         if self._wire:
             return self._wire
         return await asyncio.shield(self._connecting or self._start_connecting())
 
-    def _start_connecting(self) -> asyncio.Task[_Wire]:
+    def _start_connecting(self) -> asyncio.Task[Wire]:
         self._connecting = asyncio.get_running_loop().create_task(self._connect(), name="connect to supervisor")
         return self._connecting
 
-    async def _connect(self) -> _Wire:
+    async def _connect(self) -> Wire:
         """Connect, starting a supervisor when none listens, and tell the worker of ends it has not heard of."""
         wire, replaced = None, False
         try:
@@ -267,26 +228,28 @@ class Supervisor:
         finally:
             self._connecting = None
         self._wire = wire
+        if self._hold:
+            self.keep(self._hold)
         for shown in hello["instances"]:
             if shown["exit"]:
                 self._ended(shown["exit"])
         return wire
 
-    async def _dial(self) -> _Wire | None:
+    async def _dial(self) -> Wire | None:
         loop = asyncio.get_running_loop()
         fd = os.open(self.directory, os.O_PATH | os.O_CLOEXEC) if self.directory.exists() else -1
         if fd < 0:
             return None
         try:  # by way of the descriptor: the path may be longer than the 108 bytes a socket's name takes
             path = f"/proc/self/fd/{fd}/socket"
-            _, wire = await loop.create_unix_connection(lambda: _Wire(self._event, self._lost), path)
+            _, wire = await loop.create_unix_connection(lambda: Wire(self._event, self._lost), path)
         except (FileNotFoundError, ConnectionRefusedError):
             return None
         finally:
             os.close(fd)
         return wire
 
-    async def _dial_soon(self) -> _Wire | None:
+    async def _dial_soon(self) -> Wire | None:
         for _ in range(400):
             if wire := await self._dial():
                 return wire
@@ -327,7 +290,7 @@ class Supervisor:
         if self._replacing is None or self._replacing.done():
             self._replacing = asyncio.get_running_loop().create_task(self._replace(wire), name="replace supervisor")
 
-    async def _replace(self, wire: _Wire) -> None:
+    async def _replace(self, wire: Wire) -> None:
         with contextlib.suppress(SupervisorLost):
             if wire.peer and is_empty({"instances": await wire.call("list")}):
                 await wire.peer.end()
@@ -341,7 +304,7 @@ class Supervisor:
         else:
             self._on_exit(ended)
 
-    def _lost(self, wire: _Wire) -> None:
+    def _lost(self, wire: Wire) -> None:
         if wire is not self._wire:
             return  # it was still being connected, and whoever does that has been told
         self._wire = None
@@ -354,17 +317,10 @@ class Supervisor:
         if not (self._closed or self._wire or self._connecting):
             self._start_connecting().add_done_callback(self._reconnected)
 
-    def _reconnected(self, task: asyncio.Task[_Wire]) -> None:
+    def _reconnected(self, task: asyncio.Task[Wire]) -> None:
         if not task.cancelled() and (error := task.exception()):
             _logger.error("supervisor.unreachable", error=str(error), cause="the supervisor's socket closed")
             self._retry = asyncio.get_running_loop().call_later(RECONNECT_S, self._reconnect)
-
-
-def _line(message: dict[str, Any]) -> bytes:
-    try:
-        return msgspec.json.encode(message) + b"\n"
-    except UnicodeEncodeError:  # words that are no text, as a command line may have them
-        return json.dumps(message).encode() + b"\n"
 
 
 def _any_inside(directory: Path) -> bool:

@@ -1,0 +1,179 @@
+"""Processes that wait in front of a program (`hawker/init/hold.c`): made before anybody knows for which.
+
+To make a process takes longer than all else of a start, and what it is to become can be said later. So a few are kept
+that have been told nothing yet. Each ends with us, and with whoever it is kept for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from itertools import count
+from typing import Final
+
+from hawker.supervisor import proc
+from hawker.supervisor.common import Common
+from hawker.supervisor.programs import CannotStart, Launch, spawn
+from hawker.supervisor.protocol import RELEASE
+
+KEPT: Final = 4
+AGAIN_S: Final = 0.02
+"""After one was taken, when whoever waits for the program has most likely been answered, the next is made."""
+BLANK: Final = "blank"
+
+
+class Gone(Exception):
+    """What waited has ended."""
+
+
+class Gate:
+    """One such process. It is told what to become, once, and then let become it, or not: by the first byte that
+    anybody writes into the pipe at `name`."""
+
+    def __init__(self, hold: str, path: str, mark: str) -> None:
+        """`hold` is its file, `path` a name for its pipe. Raises OSError."""
+        self.name = path
+        self._ends: list[int] = []
+        os.mkfifo(path, 0o600)
+        try:
+            wait = self._opened(path, os.O_RDONLY | os.O_NONBLOCK)
+            self._tell = self._opened(path, os.O_WRONLY | os.O_NONBLOCK)
+            os.set_blocking(wait, True)
+            self._said, say = os.pipe2(os.O_CLOEXEC)
+            self._ends += [self._said, say]
+            null = self._opened(os.devnull, os.O_RDWR)
+            argv, env = [hold, str(wait), str(say)], {proc.MARKER: mark}
+            self.pid = spawn(Launch(hold, argv, env, cwd="/", output=(null, null), kept=[wait, say]))
+        except BaseException:
+            self.close()
+            raise
+        for fd in (wait, say, null):
+            os.close(fd)
+        self._ends = [self._tell, self._said]
+        now = proc.stat(self.pid)
+        self.start_ticks = now.start if now else 0
+
+    def _opened(self, path: str, flags: int) -> int:
+        self._ends.append(os.open(path, flags | os.O_CLOEXEC))
+        return self._ends[-1]
+
+    def tell(self, launch: Launch, output: Sequence[str], groups: Sequence[str], name: str) -> None:
+        """What it is to become: `launch`, but with its output to two named pipes, in the groups of these `entrances`.
+        From then on `name` is its pipe's. Raises `Gone`, and ValueError for what cannot be said."""
+        env = [f"{key}={value}" for key, value in launch.env.items()]
+        said = [name, launch.cwd, *output, *_counted(groups), launch.program, *_counted(launch.argv), *_counted(env)]
+        words = [os.fsencode(word) for word in said]
+        if any(b"\0" in word for word in words):
+            raise ValueError("embedded null byte")
+        data = b"".join(word + b"\0" for word in words)
+        data = len(data).to_bytes(4, sys.byteorder) + data
+        try:
+            if os.write(self._tell, data) < len(data):
+                raise ValueError("its words are too many")
+        except (BrokenPipeError, BlockingIOError) as error:
+            raise Gone from error
+        os.rename(self.name, name)
+        self.name = name
+
+    def open(self) -> None:
+        """Let it become the program, unless somebody has already done so, or `shut` it. Raises `Gone`."""
+        try:
+            os.write(self._tell, b"g")
+        except BrokenPipeError as error:
+            raise Gone from error
+
+    def shut(self) -> None:
+        """Have it end, unless somebody has let it go before."""
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._tell, b"x")
+
+    def became(self) -> bool:
+        """Return once it waits no more: whether it runs its program, or did. To be called after one of the two before,
+        or its end. Raises OSError when the program cannot be run."""
+        why = os.read(self._said, 4)
+        if len(why) == 4:
+            number = int.from_bytes(why, sys.byteorder)
+            raise OSError(number, os.strerror(number))
+        return not os.path.exists(self.name)
+
+    def close(self) -> None:
+        """Nothing is left of it but the process, which ends if it was still waiting."""
+        ends, self._ends = self._ends, []
+        for fd in ends:
+            os.close(fd)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.name)
+
+
+class Gates:
+    """Some that have been told nothing. `keep` a file of what waits to have them made."""
+
+    def __init__(self, common: Common) -> None:
+        self._common = common
+        self._hold = ""
+        self._blank: list[Gate] = []
+        self._numbers = count()
+        self._mark = common.mark(BLANK, "")
+        self._coming = False
+
+    def keep(self, hold: str) -> None:
+        """From now on, until `keep` of ""."""
+        if hold != self._hold:
+            self._hold = hold
+            self.clear()
+            if hold:
+                self._soon()
+
+    def take(self, hold: str) -> Gate:
+        """Raises `CannotStart`."""
+        if hold == self._hold:
+            self._soon()
+            if self._blank:
+                return self._blank.pop()
+        try:
+            return self._made(hold)
+        except OSError as error:
+            raise CannotStart(f"no process can wait for a program: {error}") from error
+
+    def clear(self) -> None:
+        """End those that are there."""
+        blank, self._blank = self._blank, []
+        for gate in blank:
+            gate.close()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(gate.pid, signal.SIGKILL)  # not reaped yet: it is watched
+
+    def _made(self, hold: str) -> Gate:
+        path = self._common.files.instance(f"{BLANK}/{next(self._numbers)}") + RELEASE
+        with self._common.host_mounts():
+            return Gate(hold, path, self._mark)
+
+    def _soon(self) -> None:
+        if not self._coming:
+            self._coming = True
+            self._common.loop.later(AGAIN_S, self._fill)
+
+    def _fill(self) -> None:
+        self._coming = False
+        if not self._hold or len(self._blank) >= KEPT:
+            return
+        with contextlib.suppress(OSError):  # then they are made when they are needed, or not
+            gate = self._made(self._hold)
+            self._common.children.watch(gate.pid, lambda status: self._ended(gate))
+            self._blank.insert(0, gate)
+            self._coming = True
+            self._common.loop.later(0, self._fill)
+
+    def _ended(self, gate: Gate) -> None:
+        """Somebody killed it."""
+        if gate in self._blank:
+            self._blank.remove(gate)
+            gate.close()
+            self._soon()
+
+
+def _counted(words: Sequence[str]) -> list[str]:
+    return [str(len(words)), *words]

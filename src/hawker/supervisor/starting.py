@@ -1,0 +1,168 @@
+"""How a program comes to run: with its pipes, in its group; at once, or as a process that waits at a gate.
+
+What waits has its record already: whoever takes over after a supervisor that was killed tells by its pipe's name
+whether it was let go (`hawker.supervisor.gates`), and then has what runs as if the order had been carried out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hawker.supervisor import proc
+from hawker.supervisor.cgroups import Groups, Limits
+from hawker.supervisor.confined import Confinement
+from hawker.supervisor.disks import disks_of
+from hawker.supervisor.files import Files
+from hawker.supervisor.gates import Gate, Gone
+from hawker.supervisor.instance import STREAMS, Instance, Record, group_of
+from hawker.supervisor.output import Pipe
+from hawker.supervisor.programs import CannotStart, Launch, spawn, which
+from hawker.supervisor.protocol import RELEASE
+from hawker.supervisor.words import STATUS
+
+
+def start(
+    *,
+    key: str,
+    machine: str,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    limits: Limits,
+    files: Files,
+    mark: str,
+    groups: Groups | None,
+    cwd: str = "",
+    status: bool = False,
+    confinement: Confinement | None = None,
+) -> Instance:
+    """Spawn, in the machine's working directory unless `cwd` says where. Raises `CannotStart`.
+
+    With `status`, `{status}` in its arguments becomes the number of the descriptor to tell its end by, and so do the
+    names of what it is handed with a `confinement`.
+    """
+    program = which(argv[0], env.get("PATH", os.defpath))
+    making = _Making(key, machine, files, mark, groups)
+    ends: list[int] = []
+    inherited: dict[str, int] = {}
+    with making.or_nothing(argv[0]):
+        try:
+            making.pipe()
+            ends += [pipe.open_for_child() for pipe in making.pipes]
+            if status:
+                ends.append(os.open(making.path + STATUS, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600))
+                inherited["status"] = ends[-1]
+            if confinement:
+                confinement.give(ends)
+                inherited |= confinement.open(cwd or making.work)
+                ends += [fd for fd in inherited.values() if fd not in ends]
+            own = argv.index("--") if "--" in argv else len(argv)  # what follows is another program's
+            argv = [_numbered(word, inherited) if n < own else word for n, word in enumerate(argv)]
+            making.group(limits, cwd)
+            launch = Launch(
+                program,
+                argv,
+                {**env, proc.MARKER: mark},
+                cwd=cwd or making.work,
+                output=(ends[0], ends[1]),
+                kept=list(inherited.values()),
+            )
+            with groups.entered(making.name) if groups else contextlib.nullcontext():
+                pid = confinement.spawn(launch) if confinement else spawn(launch)
+        finally:
+            for fd in ends:
+                os.close(fd)
+    now = proc.stat(pid)
+    instance = making.instance(pid, now.start if now else 0, status=status)
+    instance.begin()
+    return instance
+
+
+def wait_in_front(
+    gate: Gate,
+    *,
+    key: str,
+    machine: str,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    limits: Limits,
+    files: Files,
+    mark: str,
+    groups: Groups | None,
+    cwd: str = "",
+) -> Instance:
+    """Have what waits at a gate be ready to become this program. It is recorded as that: let it go, or `forsake` it.
+    Raises `CannotStart`, and `Gone`."""
+    program = which(argv[0], env.get("PATH", os.defpath))
+    making = _Making(key, machine, files, mark, groups)
+    with making.or_nothing(argv[0]):
+        making.pipe()
+        making.group(limits, cwd)
+        instance = making.instance(gate.pid, gate.start_ticks, waits=True)
+        instance.write_down()
+        launch = Launch(program, argv, {**env, proc.MARKER: mark}, cwd=cwd or making.work, output=(-1, -1))
+        entrances = groups.entrances(making.name) if groups else ()
+        gate.tell(launch, [pipe.path for pipe in making.pipes], entrances, making.path + RELEASE)
+    return instance
+
+
+class _Making:
+    """What a program finds when it begins."""
+
+    def __init__(self, key: str, machine: str, files: Files, mark: str, groups: Groups | None) -> None:
+        self.path, self.work = files.instance(key), files.work(machine)
+        self.name = group_of(machine, key) if groups else ""
+        self.pipes: list[Pipe] = []
+        self._key, self._machine = key, machine
+        self._files, self._mark, self._groups = files, mark, groups
+        self._instance: Instance | None = None
+
+    @contextlib.contextmanager
+    def or_nothing(self, program: str) -> Iterator[None]:
+        """What fails leaves nothing but a group."""
+        try:
+            yield
+        except (OSError, ValueError, Gone) as error:
+            for pipe in self.pipes:
+                pipe.remove()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path + STATUS)
+            if self._instance:
+                self._instance.destroy()
+            if isinstance(error, Gone):
+                raise
+            raise CannotStart(f"{program}: cannot be started: {error}") from error
+
+    def pipe(self) -> None:
+        """Its directory, and where its output goes."""
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self.work, 0o700)
+        for stream in STREAMS:
+            self.pipes.append(Pipe(f"{self.path}.{stream}", stream[0], self._key))
+
+    def group(self, limits: Limits, cwd: str) -> None:
+        if self._groups:
+            self._groups.create(self.name, limits, disks_of({self.work, cwd or self.work}))
+
+    def instance(self, pid: int, start_ticks: int, **more: Any) -> Instance:
+        record = Record(
+            key=self._key,
+            machine=self._machine,
+            pid=pid,
+            start_ticks=start_ticks,
+            started_at_ms=int(time.time() * 1000),
+            group=self.name,
+            **more,
+        )
+        instance = self._instance = Instance(record, self._files, self._mark, self._groups)
+        instance.pipes = self.pipes
+        return instance
+
+
+def _numbered(word: str, descriptors: Mapping[str, int]) -> str:
+    for name, number in descriptors.items():
+        word = word.replace(f"{{{name}}}", str(number))
+    return word

@@ -1,0 +1,89 @@
+"""The socket to a supervisor, as its daemon has it: requests by number, events as they come. See
+`hawker.supervisor.wire`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from itertools import count
+from typing import Any, cast
+
+import msgspec
+
+from hawker.supervisor.protocol import understood
+from hawker.worker.drivers.refusals import SupervisorLost, told
+from hawker.worker.drivers.versions import Peer
+
+
+class Wire(asyncio.Protocol):
+    """The socket to the supervisor: requests by number, events as they come."""
+
+    def __init__(self, on_event: Callable[[dict[str, Any]], None], on_lost: Callable[[Wire], None]) -> None:
+        self._on_event = on_event
+        self._on_lost = on_lost
+        self._transport: asyncio.Transport | None = None
+        self._numbers = count()
+        self.peer: Peer | None = None  # until its hello
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._rest = b""
+        self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            message = msgspec.json.decode(line)
+            if "event" in message:
+                self._on_event(message)
+            elif (future := self._waiting.pop(message["id"], None)) and not future.done():
+                if "error" in message:
+                    future.set_exception(told(message))
+                else:
+                    future.set_result(message["ok"])
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(SupervisorLost())
+        if not self._gone.done():
+            self._gone.set_result(None)
+        self._on_lost(self)
+
+    async def call(self, op: str, **fields: Any) -> Any:
+        if self._transport is None or self._transport.is_closing():
+            raise SupervisorLost()
+        if self.peer:
+            self.peer.check(op, fields)
+            fields = understood(fields, self.peer.features)
+        number = next(self._numbers)
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        self._transport.write(_line({"id": number, "op": op, **fields}))
+        try:
+            return await future
+        finally:
+            self._waiting.pop(number, None)
+
+    def tell(self, op: str, **fields: Any) -> None:
+        """What nobody waits for the answer of."""
+        assert self.peer is not None  # its hello was waited for
+        if self._transport is not None and not self._transport.is_closing():
+            fields = understood(fields, self.peer.features)
+            self._transport.write(_line({"id": next(self._numbers), "op": op, **fields}))
+
+    async def close(self) -> None:
+        """Returns once the socket is closed."""
+        if self._transport:
+            self._transport.abort()
+            await asyncio.shield(self._gone)
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode(message) + b"\n"
+    except UnicodeEncodeError:  # words that are no text, as a command line may have them
+        return json.dumps(message).encode() + b"\n"
