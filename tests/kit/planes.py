@@ -56,9 +56,8 @@ class Embedded:
         if certificates is not None:
             await certificates.look()
         self.engine = self.made(router, Settings(**settings), host, certificates)
-        self.http = self.tls = await self.engine.listen("127.0.0.1", 0, public=80)
-        if directory is not None:
-            self.tls = await self.engine.listen("127.0.0.1", 0, public=443)
+        self.http = await self.engine.listen("127.0.0.1", 0, public=80)
+        self.tls = await self.engine.listen("127.0.0.1", 0, public=443)
         self.backhaul = await self.engine.listen_backhaul("127.0.0.1", 0)
         self.tcp = await self.engine.listen_plain("127.0.0.1", 0, public=5432)
         self.own = await self.engine.listen_own("127.0.0.1", 0, public=5432)
@@ -100,7 +99,6 @@ _CUT = "the machine closes while the user still writes: HAProxy resets what it c
 _REST = "HAProxy reads what is left of a body that was answered early, and keeps the connection"
 APART: dict[str, dict[str, str]] = {
     "haproxy": {
-        "test_tls": _ALONE,
         "test_backhaul": _ALONE,
         "test_embedded": _ALONE,
         "test_http2": _ALONE,

@@ -66,11 +66,11 @@ class Stage:
         return self._plane
 
     async def user(
-        self, to: str = "http", source: str = "", *, tls: ssl.SSLContext | None = None, name: str = "web.example"
+        self, to: str = "", source: str = "", *, tls: ssl.SSLContext | None = None, name: str = "web.example"
     ) -> User:
-        """`to`: "http" (public port 80), "backhaul", "tcp" or "own" (public port 5432). `tls`: by this for `name`."""
+        """`to`: "http" (public port 80), "tls" (443), "backhaul", "tcp" or "own" (5432). `tls`: by this for `name`."""
         plane = await self.open()
-        user = await User.at(getattr(plane, to), source, tls, name)
+        user = await User.at(getattr(plane, to or ("tls" if tls else "http")), source, tls, name)
         self._users.append(user)
         return user
 

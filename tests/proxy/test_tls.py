@@ -20,9 +20,6 @@ from tests.proxy.test_tunnels import plain_machine
 
 from hawker.proxy.embedded.greeting import Greeter
 
-# HAProxy's own HTTP/2 and TLS are not ours to test; where it hands on, it is to this plane.
-pytestmark = pytest.mark.parametrize("stage", ["embedded"], indirect=True)
-
 AUTHORITY = Authority()
 TLS_HTTP = ("tls", "http")
 
@@ -88,7 +85,7 @@ async def test_a_service_may_be_content_with_a_certificate_of_no_worth(secure: S
 
 
 async def test_a_hello_that_makes_no_sense_is_refused(secure: Stage) -> None:
-    user = await secure.user()
+    user = await secure.user("tls")
     await user.send(b"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x00")
     assert await user.bytes(7) == b"\x15\x03\x03\x00\x02\x02\x32"  # decode_error
 
@@ -131,7 +128,7 @@ async def test_a_hello_may_come_in_pieces(secure: Stage) -> None:
     plane = await secure.open()
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = AUTHORITY.client().wrap_bio(incoming, outgoing, server_hostname="web.example")
-    reader, writer = await asyncio.open_connection(*plane.http)
+    reader, writer = await asyncio.open_connection(*plane.tls)
 
     async def step(call: Any) -> Any:
         while True:
@@ -151,7 +148,7 @@ async def test_a_hello_may_come_in_pieces(secure: Stage) -> None:
 
 async def test_a_handshake_that_takes_too_long_ends(secure: Stage) -> None:
     secure.settings["handshake_timeout_s"] = 0.05
-    user = await secure.user()
+    user = await secure.user("tls")
     tls = AUTHORITY.client().wrap_bio(ssl.MemoryBIO(), outgoing := ssl.MemoryBIO(), server_hostname="web.example")
     with pytest.raises(ssl.SSLWantReadError):
         tls.do_handshake()
@@ -162,12 +159,12 @@ async def test_a_handshake_that_takes_too_long_ends(secure: Stage) -> None:
 
 async def test_a_user_who_says_nothing_is_not_waited_for(secure: Stage) -> None:
     secure.settings["head_timeout_s"] = 0.05
-    user = await secure.user()
+    user = await secure.user("tls")
     assert await user.ended() in ("closed", "reset")
 
 
 async def test_closing_does_not_wait_for_handshakes_that_nobody_ends(secure: Stage) -> None:
-    user = await secure.user()
+    user = await secure.user("tls")
     tls = AUTHORITY.client().wrap_bio(ssl.MemoryBIO(), outgoing := ssl.MemoryBIO(), server_hostname="web.example")
     with pytest.raises(ssl.SSLWantReadError):
         tls.do_handshake()
@@ -294,7 +291,7 @@ async def test_a_connection_that_was_made_for_one_app_serves_no_other(secure: St
     machine = await secure.machine(route=other)
     context = AUTHORITY.client(version, newest=ssl.TLSVersion.TLSv1_2)  # which the other app does not speak
     if version == "h2":
-        user2 = await User2.at((await secure.open()).http, context, "web.example")
+        user2 = await User2.at((await secure.open()).tls, context, "web.example")
         answers = [await user2.ask(f"GET / | :authority: {host}") for host in ("db.example", "web.example")]
         await user2.close()
         assert [answer.status for answer in answers] == [421, 200]
@@ -322,7 +319,7 @@ def postgres(address: tuple[str, int], first: bytes = b"") -> bytes:
             return tls.recv(100)
 
 
-@pytest.mark.parametrize("to", ["http", "own"])
+@pytest.mark.parametrize("to", ["tls", "own"])
 @pytest.mark.parametrize("first", [b"", GSS_REQUEST], ids=["", "gss"])
 async def test_postgresql_asks_for_tls_in_its_own_way(secure: Stage, to: str, first: bytes) -> None:
     _, seen = await plain_machine(secure, handlers=("pg_tls",))
@@ -333,7 +330,7 @@ async def test_postgresql_asks_for_tls_in_its_own_way(secure: Stage, to: str, fi
 
 async def test_bytes_smuggled_in_before_tls_are_not_taken(secure: Stage) -> None:
     await plain_machine(secure, handlers=("pg_tls",))
-    user = await secure.user()
+    user = await secure.user("tls")
     await user.send(SSL_REQUEST + b"\x16\x03")
     assert await user.ended() in ("closed", "reset")
 
@@ -341,7 +338,7 @@ async def test_bytes_smuggled_in_before_tls_are_not_taken(secure: Stage) -> None
 async def test_a_service_without_pg_tls_does_not_take_postgresql(secure: Stage) -> None:
     await secure.machine()
     with pytest.raises((ssl.SSLError, ConnectionError)):
-        await asyncio.to_thread(postgres, (await secure.open()).http)
+        await asyncio.to_thread(postgres, (await secure.open()).tls)
 
 
 async def test_machines_that_end_a_connection_end_it_for_the_user_too(secure: Stage) -> None:

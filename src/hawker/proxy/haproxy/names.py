@@ -25,7 +25,7 @@ UNUSED_S = 600.0
 SWEEP_S = 5.0
 NAMES_MOST = 100_000
 """That are asked for at a time, and not open yet."""
-_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?(?:\.[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?)+")
+_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?")
 _CHOSEN = re.compile(r"(?:\*\.)?[a-z0-9_.-]+")
 
 

@@ -60,8 +60,9 @@ def first(public: int, bind: str, directory: str, most: int, times: Settings, be
         f"maxconn {most}",  # each comes a second time: behind, there must be room for all that are let in here
         *before,
         f"tcp-request inspect-delay {round(times.head_timeout_s * 1000)}ms",
+        "tcp-request content accept if !{ req.payload(0,1) -m bin 16 }",  # no handshake
         "tcp-request content accept if { req.ssl_hello_type 1 }",
-        "tcp-request content reject if { req.len lt 5 }",  # it has said nothing in all the time
+        "tcp-request content reject if { req.len lt 1 }",  # it has said nothing in all the time
         f"use_backend l{public} if {{ req.ssl_sni,lower,map_str({names_of(directory, public)}) -m found }}",
         f"default_backend g{public}",
     ]
@@ -103,10 +104,11 @@ def session(public: int, directory: str) -> list[str]:
 
 
 def choosing(public: int) -> list[str]:
-    """What must be so of a request beside what must be on any port. Targets of HTTP/2 are whole URLs to HAProxy."""
+    """What must be so of a request beside what must be on any port. Targets of HTTP/2 are whole URLs to HAProxy, which writes
+    those of other schemes as such to machines."""
     return [
         "acl two var(sess.http) -m str 2",
-        f"use_backend a{public} if !two !{{ url_beg / }}",
+        f"use_backend a{public} unless {{ url_beg / }} !two or {{ url_beg https:// http:// }} two",
         "acl current req.ver 1.1 2.0",
         "acl current_name req.fhdr(host),host_only,lower,strcmp(sess.name) eq 0",
     ]
