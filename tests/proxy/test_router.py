@@ -20,7 +20,7 @@ from hawker.model.machine import State
 from hawker.proxy.base import Failure, Lease, Refused
 from hawker.proxy.calls import Declined, Workers
 from hawker.proxy.directory import Directory
-from hawker.proxy.router import ProxyRouter
+from hawker.proxy.router import UNKNOWN_MOST, UNKNOWN_S, ProxyRouter
 from hawker.proxy.routes import LOOK_AGAIN_S, ProxyRoute
 from hawker.proxy.settings import RouterSettings
 from hawker.proxy.sites import Sites
@@ -72,8 +72,14 @@ class Here:
             self.directory, calls, settings, worker="ord-1", region="ord", token="token", random=fleet.host.rng.random
         )
         self.router = ProxyRouter(
-            self.sites, settings, domain="apps.example", claims=lambda port: "", random=fleet.host.rng.random
+            self.sites,
+            settings,
+            domain="apps.example",
+            claims=lambda port: "",
+            random=fleet.host.rng.random,
+            complete=lambda: self.complete,
         )
+        self.complete = True
 
     def machine(
         self, machine: str, *, state: str = "started", soft: int = 20, hard: int = 0, worker: str = "ord-1"
@@ -117,6 +123,41 @@ async def test_a_machine_that_runs_is_given_at_once_and_counted_until_the_end(he
     lease.failed("reset")
     assert lease.load == b"0/20/0"
     assert here.worker.woken == []
+
+
+async def test_what_is_unknown_is_held_for_a_while_by_who_has_yet_to_catch_up_and_then_asked_to_come_again(
+    here: Here,
+) -> None:
+    """Once it was 404, which says that there is no such app: users believe that."""
+    asked = [("nobody.apps.example", "PR01"), ("web.apps.example", "PR01"), ("elsewhere.example", "PR01")]
+    for complete, status, after_s in ((True, 404, 0), (False, 503, 1)):
+        here.complete = complete
+        for host, code in asked:
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(Refused) as refused:
+                here.router.find(80, host) or await here.router.load(80, host)
+            assert (refused.value.status, refused.value.code, refused.value.retry_after_s) == (status, code, after_s)
+            held_s = asyncio.get_running_loop().time() - began
+            assert held_s == pytest.approx(0.0 if complete else UNKNOWN_S, abs=0.1)
+    asking = asyncio.ensure_future(here.router.load(80, "web.apps.example"))
+    await asyncio.sleep(UNKNOWN_S / 2)
+    here.machine("m1")
+    assert (await asking).app == "web"
+    assert here.router.held == 0
+
+
+async def test_of_those_that_wait_for_what_is_unknown_no_more_are_held_than_a_bound(here: Here) -> None:
+    here.complete = False
+    asking = [asyncio.ensure_future(here.router.load(80, f"{n}.apps.example")) for n in range(UNKNOWN_MOST)]
+    await asyncio.sleep(SOON_S)
+    assert here.router.held == UNKNOWN_MOST
+    with pytest.raises(Refused) as refused:
+        async with asyncio.timeout(SOON_S):
+            await here.router.load(80, "more.apps.example")
+    assert refused.value.status == 503
+    here.complete = True
+    answers = await asyncio.gather(*asking, return_exceptions=True)
+    assert {each.status for each in answers if isinstance(each, Refused)} == {404}
 
 
 async def test_at_the_hard_limit_requests_wait_in_the_order_in_which_they_came(here: Here) -> None:

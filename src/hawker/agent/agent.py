@@ -250,6 +250,7 @@ class Agent:
             name=settings.name,
             own=own.waking if own else None,
             unfit=self.reading.unfit if self.reading else _fit,
+            complete=node.caught_up,
             directory=settings.directory,
         )
         stack.push_async_callback(self.proxy.close)

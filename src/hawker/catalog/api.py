@@ -159,7 +159,8 @@ class CatalogApi:
             others |= {f"{host}:{port}" for host, port in node.settings.join if (host, port) != here}
             others |= {name for (name,) in node.replica.rows(_REMEMBERED, (me,))}
         silent_s = node.freshness.silent_s(now)
-        return unfit(behind_s=self._behind_s(now), others=len(others), silent_s=silent_s)
+        caught_up = node.caught_up()
+        return unfit(behind_s=self._behind_s(now), others=len(others), silent_s=silent_s, caught_up=caught_up)
 
     def _behind_s(self, now: float) -> float:
         """Of the logs whose owners live in this region. What a node announced that died before anybody had it is not

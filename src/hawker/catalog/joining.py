@@ -110,6 +110,13 @@ class Joining:
         """Whether there is anybody to ask."""
         return bool(self._seeds())
 
+    def expected(self) -> bool:
+        """Whether anybody should be there: one of those to join, or one that did not leave."""
+        if any(address != self._me.address for address in self._configured):
+            return True
+        found = "select count(*) from members where name <> ? and status <> 'left'"
+        return bool(self._replica.rows(found, (self._me.name,))[0][0])
+
     def elsewhere(self) -> list[tuple[str, Address]]:
         """Workers of other regions."""
         found = self._replica.rows(
@@ -196,7 +203,7 @@ class Joining:
             if same:
                 self._introduce(answer.members)
             for tier in TIERS if same else ("global",):
-                await self._replication.catch_up(address, tier)
+                await self._replication.catch_up(address, tier, home=same)
             if same and len(answer.members) > 2:  # it knows more than itself and us: not one that has just started, too
                 self.joined.set()
         except (PeerUnreachable, StoreError) as error:

@@ -23,6 +23,7 @@ from typing import Any, cast
 import msgspec
 
 from hawker.catalog import membership, spreading
+from hawker.catalog.caught_up import CaughtUp
 from hawker.catalog.exchange import Address, Answering, Exchange
 from hawker.catalog.joining import JOIN, Joining
 from hawker.catalog.membership import MEMBERS, PROBE, Membership
@@ -89,6 +90,9 @@ class Node:
             me, settings.join, self.replica, self._exchange, self.membership, self.replication, host.rng
         )
         self.freshness = Freshness()
+        self.caught_up = self.replication.caught_up = CaughtUp(
+            settings.name, settings.region, self.replica, self.freshness, self._joining.expected, self.membership.live
+        )
         self._notes = Notes(settings.name, self.replica, host.rng, self.swim.set_note, self._heard, self._differs)
         self.replica.on_applied.append(self._applied)
         self._publisher: Publisher | None = None
@@ -103,6 +107,7 @@ class Node:
     async def open(self, publisher: Publisher | None = None) -> None:
         """Raises `HawkerError` when the port is taken."""
         await self._listen()
+        self.caught_up()  # whom it meets later meets one that was all there is
         if publisher:
             await publisher.open(self.replica, self._tell)
             self._publisher = publisher
@@ -212,7 +217,7 @@ class Node:
 
     async def exchange_logs(self, member: Member) -> None:
         for tier in TIERS:
-            await self.replication.compare(member.address, tier)
+            await self.replication.compare(member.address, tier, home=True)
 
     def send(self, to: Address, payload: bytes) -> None:
         # asyncio ends an endpoint for good over an address that makes no sense, and members announce what they like.
@@ -314,6 +319,8 @@ class Node:
             await asyncio.sleep(RECHECK_S)
             with self._unless_disk_fails():
                 self.replica.recheck()
+                if not self.caught_up():
+                    self._notes.write()  # a file that was begun anew: the next packet of anybody tells what is lacking
 
     # --- the rest ----------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from hawker.catalog.caught_up import CaughtUp
 from hawker.catalog.exchange import FETCH_S, Address, Exchange
 from hawker.catalog.replica import Replica
 from hawker.client.wire import PeerUnreachable
@@ -44,9 +45,10 @@ class DigestAsk(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DigestAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """The positions of the logs in the buckets that differ."""
+    """The positions of the logs in the buckets that differ. `complete`: the answering node has caught up itself."""
 
     positions: tuple[tuple[str, Position], ...]
+    complete: bool = True
 
 
 class FetchAsk(msgspec.Struct, frozen=True, array_like=True):
@@ -82,6 +84,7 @@ class Replication:
         self._exchange = exchange
         self._news = news
         self._ahead = ahead
+        self.caught_up: CaughtUp | None = None
         self._count = metrics.catalog_versions
         self._wanted: dict[Address, dict[LogId, None]] = {}  # to be asked for, by whom to ask
         self._timers: dict[Address, asyncio.TimerHandle] = {}
@@ -222,18 +225,19 @@ class Replication:
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
-    async def catch_up(self, with_: Address, tier: Tier, *, mutual: bool = True) -> None:
+    async def catch_up(self, with_: Address, tier: Tier, *, mutual: bool = True, home: bool = False) -> None:
         """Compare, and tell the neighbours how far the logs go that moved on. Raises `PeerUnreachable`."""
-        self._tell_positions(await self.compare(with_, tier, mutual=mutual))
+        self._tell_positions(await self.compare(with_, tier, mutual=mutual, home=home))
 
-    async def compare(self, with_: Address, tier: Tier, *, mutual: bool = True) -> list[LogId]:
-        """Compare digests with another node and fetch what it has and we lack. Returns the logs that moved on.
+    async def compare(self, with_: Address, tier: Tier, *, mutual: bool = True, home: bool = False) -> list[LogId]:
+        """Compare digests with another node and fetch what it has and we lack. Returns the logs that moved on. `home`:
+        it is of our region.
 
         If it differs from us it does the same with us then, when `mutual`. Raises `PeerUnreachable`.
         """
         ask = DigestAsk(tier, ownerlog.digest(self._positions(tier)), self._address if mutual else None)
         answer = await self._exchange.ask(with_, DIGEST, ask, DigestAnswer)
-        lacking = []
+        lacking: dict[LogId, Position] = {}
         for owner, theirs in answer.positions:
             log = LogId(owner, tier)
             at = self._replica.position(log)
@@ -242,8 +246,11 @@ class Replication:
                     self._ahead(tier, theirs.epoch)
             elif theirs > at and not self._replica.gave_up(log, theirs):
                 self._note(log, theirs)
-                lacking.append(log)
-        return await self.fetch(with_, lacking)
+                lacking[log] = theirs
+        moved = await self.fetch(with_, lacking)
+        if home and self.caught_up and not any(self._behind(log, theirs) for log, theirs in lacking.items()):
+            self.caught_up.compared(tier, answer.complete)
+        return moved
 
     async def fetch(self, source: Address, logs: Iterable[LogId]) -> list[LogId]:
         """Ask for what lies beyond where we stand in these logs. Returns the logs that moved on. Raises
@@ -288,7 +295,7 @@ class Replication:
         found = tuple((owner, mine[owner]) for owner in ownerlog.in_buckets(mine, differing))
         if differing and ask.back:
             self._start(self._compare_back(ask.back, ask.tier), "compare back")
-        return _encode(DigestAnswer(found))
+        return _encode(DigestAnswer(found, self.caught_up is None or self.caught_up()))
 
     async def answer_fetch(self, question: bytes) -> bytes:
         ask = _decode_fetch(question)

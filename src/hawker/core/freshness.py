@@ -18,17 +18,19 @@ ISOLATED_S = 60.0
 """Sixty probes in vain. Shorter silences are those that suspicion is there to bridge."""
 
 
-def unfit(*, behind_s: float, others: int, silent_s: float) -> str:
+def unfit(*, behind_s: float, others: int, silent_s: float, caught_up: bool = True) -> str:
     """Why a node should get no traffic now, "" when it may.
 
     `behind_s`: for how long it has known that it lacks versions. `others`: nodes it knows of or was told to join, taken
     for dead or not, but not those that left. `silent_s`: since when it has heard from none of them. A node that knows
-    nobody is all there is, and is fit.
+    nobody is all there is, and is fit. `caught_up`: since it began it has had all that its region knows.
     """
     if behind_s > BEHIND_S:
         return f"behind: it has known for {behind_s:.0f} s of versions that it lacks"
     if others and silent_s > ISOLATED_S:
         return f"isolated: it has heard from none of {others} other nodes for {silent_s:.0f} s"
+    if not caught_up:
+        return "behind: since it began it has not caught up with its region"
     return ""
 
 

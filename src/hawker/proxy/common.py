@@ -21,11 +21,23 @@ FORGET_S = 1.0
 """How long a machine that was asked to start is taken for one on its way after that was answered: its row comes."""
 
 
+class NotYet(Refused):
+    """Nothing is known of it here, and that says nothing: who lost its catalog has to catch up first."""
+
+
 class Common:
     """Made on the running loop."""
 
-    def __init__(self, sites: Sites, settings: RouterSettings, random: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        sites: Sites,
+        settings: RouterSettings,
+        random: Callable[[], float],
+        complete: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`complete`: whether what the catalog does not show is not there (`hawker.catalog.caught_up`)."""
         self.sites = sites
+        self._complete = complete
         self.settings = settings
         self.abroad = Abroad(sites, settings, random)
         self.now = asyncio.get_running_loop().time
@@ -56,8 +68,20 @@ class Common:
         """The same for a user who asks for it. Raises `Refused`."""
         site = self.load(app)
         if site is None:
-            raise Refused(404, "PR01", f"no app is called {app}")
+            raise self.not_there(f"no app is called {app}")
         return site
+
+    def not_there(self, message: str, code: str = "PR01", status: int = 404) -> Refused:
+        """The answer where nothing is known of what was asked for; 503 while that says nothing."""
+        if self.complete():
+            return Refused(status, code, message)
+        return NotYet(503, code, f"{message} so far: this proxy has yet to catch up with its region", retry_after_s=1)
+
+    def complete(self) -> bool:
+        try:
+            return self._complete()
+        except StoreError:
+            return False
 
     def is_here(self, site: Site, machine: str) -> bool:
         known = site.app.machines.get(machine)

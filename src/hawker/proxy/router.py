@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from typing import TypeVar
 
 from hawker.proxy.base import Refused, Route, ServicePort
-from hawker.proxy.common import Common
+from hawker.proxy.common import Common, NotYet
 from hawker.proxy.groups import Site
 from hawker.proxy.routes import ProxyRoute
 from hawker.proxy.settings import RouterSettings
 from hawker.proxy.sites import Sites
+
+UNKNOWN_S = 5.0
+"""How long a request is held at most whose app is not known here, while this proxy has yet to catch up."""
+UNKNOWN_MOST = 1024
+"""Requests that are held so."""
+LOOK_S = 0.05
+
+T = TypeVar("T")
 
 
 class ProxyRouter:
@@ -24,8 +34,11 @@ class ProxyRouter:
         domain: str,
         claims: Callable[[int], str],
         random: Callable[[], float],
+        complete: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._common = Common(sites, settings, random)
+        """`complete`: whether what the catalog does not show is not there; `held` counts requests that wait for it."""
+        self._common = Common(sites, settings, random, complete)
+        self.held = 0
         self.distances = self._common.abroad.distances
         self._claims = claims
         self._suffix = f".{domain}"
@@ -35,21 +48,22 @@ class ProxyRouter:
         route = self._routes.get((port, host))
         if route is not None and route.valid:
             return route
-        name = self._app_of(port, host)
-        route = self._routes.get((port, name + self._suffix))  # a host of its own choice, where the port is the app's
-        if route is not None and route.valid:
-            return route
-        site = self._common.find(name)
-        return self._route(site, port) if site else None
+        try:
+            name = self._app_of(port, host)
+            route = self._routes.get((port, name + self._suffix))  # a host of its choice, where the port is the app's
+            if route is not None and route.valid:
+                return route
+            site = self._common.find(name)
+            return self._route(site, port) if site else None
+        except NotYet:
+            return None  # it is waited for
 
     async def load(self, port: int, host: str) -> ProxyRoute:
-        return self._route(self._common.site(self._app_of(port, host)), port)
+        return await self._once_known(lambda: self._route(self._common.site(self._app_of(port, host)), port))
 
     async def other(self, route: Route, app: str) -> ProxyRoute:
         assert isinstance(route, ProxyRoute)  # it came from here
-        site = self._common.load(app)
-        if site is None:
-            raise Refused(502, "PA04", f"fly-replay: no app is called {app}")
+        site = await self._once_known(lambda: self._other(app))
         if site.app.org != route.site.app.org:
             raise Refused(502, "PA05", f"fly-replay: app {app} is another organization's")
         return self._route(site, route.number)
@@ -66,6 +80,24 @@ class ProxyRouter:
     async def close(self) -> None:
         await self._common.close()
 
+    async def _once_known(self, look: Callable[[], T]) -> T:
+        """What a look finds. While this proxy has yet to catch up it is held for a while: mostly that takes a second.
+        Raises `Refused`."""
+        until = self._common.now() + UNKNOWN_S
+        held = False
+        try:
+            while True:
+                try:
+                    return look()
+                except NotYet:
+                    if self._common.now() >= until or (not held and self.held >= UNKNOWN_MOST):
+                        raise
+                self.held += not held
+                held = True
+                await asyncio.sleep(LOOK_S)
+        finally:
+            self.held -= held
+
     # --- helpers -----------------------------------------------------------------------------------------------------
 
     def _app_of(self, port: int, host: str) -> str:
@@ -76,14 +108,21 @@ class ProxyRouter:
                 return name
         if claimed := self._claims(port):
             return claimed
-        raise Refused(404, "PR01", f"no app is served as {host or 'nothing'} on port {port}")
+        raise self._common.not_there(f"no app is served as {host or 'nothing'} on port {port}")
+
+    def _other(self, app: str) -> Site:
+        """Raises `Refused`."""
+        site = self._common.load(app)
+        if site is None:
+            raise self._common.not_there(f"fly-replay: no app is called {app}", "PA04", 502)
+        return site
 
     def _route(self, site: Site, port: int, *, machine: str = "", within: bool = False) -> ProxyRoute:
         found = site.at(port)
         if found is None and (within or not site.app.elsewhere):
             if within:
                 raise Refused(421, "elsewhere", f"app {site.app.name} serves nothing on port {port} here")
-            raise Refused(404, "PR01", f"app {site.app.name} serves nothing on port {port}")
+            raise self._common.not_there(f"app {site.app.name} serves nothing on port {port}")
         # How an app is served whose machines are in other regions is known there.
         service = found[1] if found else ServicePort(handlers=("http",))
         route = ProxyRoute(self._common, site, port, service, machine, within)

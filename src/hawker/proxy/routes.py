@@ -265,12 +265,9 @@ class ProxyRoute:
     def _nothing(self, decision: Nothing, failed: NotOpened | None) -> Lease:
         if failed is not None:
             raise failed
-        status = 404 if decision.code == "PR02" else 503
         if (self._machine and decision is not FULL) or (self._within and decision is GONE):
             raise Refused(421, "elsewhere", decision.message)
-        raise Refused(
-            status,
-            decision.code,
-            f"app {self.app}: {decision.message}",
-            retry_after_s=self._common.settings.retry_after_s,
-        )
+        message = f"app {self.app}: {decision.message}"
+        if decision is GONE:
+            raise self._common.not_there(message, decision.code)
+        raise Refused(503, decision.code, message, retry_after_s=self._common.settings.retry_after_s)

@@ -96,6 +96,7 @@ class Proxy:
         self.traces: Traces | None = None
         self._idling: Idling | None = None
         self._unfit = unfit
+        self._complete: Callable[[], bool] = lambda: True
         self._stack = AsyncExitStack()
 
     @classmethod
@@ -111,14 +112,17 @@ class Proxy:
         name: str = "",
         own: Calls | None = None,
         unfit: Callable[[], str] = lambda: "",
+        complete: Callable[[], bool] = lambda: True,
         directory: Path | None = None,
     ) -> Proxy:
         """`worker` is whose machines' door this is, "" for none; `own` are its calls where it is in this process. `name`
         and `directory` are the agent's; there certificates by ACME are kept, and HAProxy's files if `settings` say
-        nothing of that. `unfit` says why this node should get no traffic, "" when it may (`hawker.catalog.api`).
+        nothing of that. `unfit` says why this node should get no traffic, "" when it may (`hawker.catalog.api`),
+        `complete` whether what the catalog does not show is not there (`hawker.catalog.caught_up`).
         Raises `HawkerError` when an address is taken, `Invalid` where there is no HAProxy, `StoreError` when the
         catalog cannot be read."""
         proxy = cls(settings, unfit)
+        proxy._complete = complete
         if settings.traces:
             proxy.traces = Traces(settings.traces, host, region=region, proxy=name or settings.worker or worker)
         async with AsyncExitStack() as stack:
@@ -184,7 +188,12 @@ class Proxy:
             directory, workers, settings.routing, worker=worker, region=region, token=token, random=random
         )
         self.router = router = ProxyRouter(
-            sites, settings.routing, domain=settings.domain, claims=self._claimed, random=random
+            sites,
+            settings.routing,
+            domain=settings.domain,
+            claims=self._claimed,
+            random=random,
+            complete=self._complete,
         )
         stack.push_async_callback(router.close)
         self.measuring = Measuring(directory, region, router.distances, random)

@@ -1,0 +1,97 @@
+"""Whether a replica knows all that its region knows, so that what it does not show is not there.
+
+Its file is written without waiting for the disk: a host that lost power comes back with an old one, perhaps an empty
+one, and damage is answered by beginning anew. Until it has caught up, that a row is missing means nothing.
+
+It has caught up once it has compared with a member of its region that has, and fetched what it lacked. Where all began
+together there is no such member; then every worker of the region must have said how far its logs go, since each is the
+source of truth of what it has. One that is gone says nothing: it is waited for a while, and so is the first worker
+where none is known. With nobody to ask a node is all there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from hawker.catalog.replica import Replica
+from hawker.core.freshness import Freshness
+from hawker.core.swim.members import Member
+from hawker.model.catalog import TIERS, LogId, Tier
+
+WAIT_S = 60.0
+"""For workers that are not heard of. Their hosts have begun again by then, or what they had nobody knows."""
+LOOK_S = 0.02
+"""How old an answer that it has not may be."""
+
+_WORKERS = "select name from workers where region = ? order by name"
+
+
+class CaughtUp:
+    """Of one node. `anyone` says whether anybody should be there to ask, `live` gives the members taken for living."""
+
+    def __init__(
+        self,
+        name: str,
+        region: str,
+        replica: Replica,
+        freshness: Freshness,
+        anyone: Callable[[], bool],
+        live: Callable[[], Iterable[Member]],
+    ) -> None:
+        self._name = name
+        self._region = region
+        self._replica = replica
+        self._freshness = freshness
+        self._anyone = anyone
+        self._live = live
+        self._now = asyncio.get_running_loop().time
+        self._begin()
+
+    def _begin(self) -> None:
+        self._resets = self._replica.resets
+        self._since, self._looked_at = self._now(), float("-inf")
+        self._met: set[Tier] = set()  # compared with anybody of the region
+        self._compared: set[Tier] = set()  # with one that had caught up
+        self._done = False
+
+    def compared(self, tier: Tier, complete: bool) -> None:
+        """All that a member of the region has of a tier is here; `complete`: it has caught up itself."""
+        self()
+        self._met.add(tier)
+        if complete:
+            self._compared.add(tier)
+        self._looked_at = float("-inf")
+
+    def __call__(self) -> bool:
+        """Whether it has. Raises `StoreError`."""
+        if self._resets != self._replica.resets:
+            self._begin()
+        now = self._now()
+        if not self._done and now >= self._looked_at + LOOK_S:
+            self._looked_at = now
+            self._done = self._look(now)
+        return self._done
+
+    def _look(self, now: float) -> bool:
+        if len(self._compared) == len(TIERS):
+            return True
+        live = [member for member in self._live() if member.name != self._name]
+        known = {name for (name,) in self._replica.rows(_WORKERS, (self._region,))} - {self._name}
+        if not live and not known and not self._anyone():
+            return True
+        if len(self._met) < len(TIERS):
+            return False
+        working = {member.name for member in live if "worker" in member.roles}
+        waited = now >= self._since + WAIT_S
+        expected = working if waited else known | working
+        return all(self._heard(name, now) for name in expected) and (bool(expected) or waited)
+
+    def _heard(self, worker: str, now: float) -> bool:
+        """Whether it has said since then how far its logs go, and all of that is here."""
+        for tier in TIERS:
+            log = LogId(worker, tier)
+            at = self._freshness.standing(log, self._replica.position(log), now).confirmed_s
+            if at is None or now - at < self._since:
+                return False
+        return True
