@@ -216,10 +216,11 @@ async def house(
     join: House | None = None,
     haproxy: HaproxySettings | None = None,
     traces: str = "",
+    way: int = 0,
 ) -> AsyncIterator[House]:
     """At the end all machines are stopped. `in_process`: the proxy calls its worker without a wire between. `join`: one
     whose fleet it becomes a member of. `haproxy`: that carries what needs no decision. `traces`: its
-    collector's URL."""
+    collector's URL. `way`: another port than the backhaul's own by which others come there."""
     backhaul = free_port()
     settings = AgentSettings(
         name=name,
@@ -231,7 +232,7 @@ async def house(
             drivers=["process"],
             cgroups=False,
             capacity=Resources(cpus_shared=640, cpus_dedicated=0, memory_mib=1 << 20, disk_mib=1 << 20, machines=1000),
-            proxy_port=backhaul,
+            proxy_port=way or backhaul,
         ),
         catalog=CatalogSettings(join=[join.agent.settings.listens[0]] if join else []),
         stop_machines_on_exit=True,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from tests.kit.doors import PORT, edge, house
 from tests.kit.waiting import until
 
 from hawker.core.retrying import SENT_MOST
+from hawker.proxy.base import Address
 from hawker.proxy.settings import RouterSettings
 
 
@@ -71,6 +74,51 @@ async def test_a_request_that_breaks_a_machine_is_sent_no_oftener_by_way_of_two_
         status, _ = await front.get("web")
         assert status == 502
         assert wrote.read_bytes() == b"." * SENT_MOST
+
+
+@asynccontextmanager
+async def slow_way(seconds: float) -> AsyncIterator[tuple[int, list[Address]]]:
+    """A port, and a list for the address that it leads to; so much later does all arrive, in both directions."""
+    to: list[Address] = []
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        later: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+
+        async def write() -> None:
+            data = b"."
+            while data:
+                at, data = await later.get()
+                await asyncio.sleep(at - loop.time())
+                writer.write(data)
+            writer.close()
+
+        writing = loop.create_task(write())
+        data = b"."
+        while data:
+            data = await reader.read(65536)
+            later.put_nowait((loop.time() + seconds, data))
+        await writing
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        further, back = await asyncio.open_connection(*to[0])
+        with suppress(OSError):
+            await asyncio.gather(carry(reader, back), carry(further, writer))
+
+    loop = asyncio.get_running_loop()
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[1], to
+    server.close()
+
+
+async def test_requests_that_wake_a_machine_over_a_slow_link_are_answered_and_start_it_once(tmp_path: Path) -> None:
+    """As over an ocean: a proxy of others was reported to hold such a request for ever."""
+    async with slow_way(0.1) as (way, to), house(tmp_path, way=way) as it, edge(it) as one, edge(it) as other:
+        assert it.proxy.backhaul is not None
+        to.append(it.proxy.backhaul)
+        machine = await it.machine("web", env={"BEFORE_S": "0.05"})
+        answers = await asyncio.gather(*(proxy.get("web") for proxy in (one, other) for _ in range(10)))
+        assert answers == [(200, b"ok")] * 20
+        assert it.story(machine).count("start starting") == 1
 
 
 async def test_a_stranger_is_not_let_in_over_the_backhaul(tmp_path: Path) -> None:
