@@ -85,6 +85,7 @@ def test_a_session_is_told_by_its_cookie_or_header() -> None:
     assert one == ("web", "h", "/app", b"cookie sid=7")
     assert session_key("web", "h", "/app/x", fields, by_header) == ("web", "h", "/app", b"header x-session=7")
     assert session_key("web", "h", "/other", fields, by_cookie) is None
+    assert session_key("web", "h", "/apple", fields, by_cookie) is None
     assert session_key("web", "h", "/app", [(b"cookie", b"asid=7")], by_cookie) is None
     assert session_key("web", "h", "/app", [(b"cookie", b"sid=" + b"x" * 5000)], by_cookie) is None
     assert keys_of("web", "h", "/app/x", fields, [by_cookie])[0] == one
@@ -94,6 +95,15 @@ def test_a_session_is_told_by_its_cookie_or_header() -> None:
     assert found is not None
     assert (found.replay, found.allow_bypass) == (ORD, True)
     assert cache.find(keys_of("web", "h", "/app/y", [(b"cookie", b"sid=8")], [by_cookie]), 0) is None
+
+
+def test_of_several_rules_for_sessions_the_longest_path_counts_and_one_may_be_of_a_host() -> None:
+    short, long = (ReplayCache(path_prefix=path, ttl_s=60, type="cookie", name="s") for path in ("/", "/api/"))
+    fields = [(b"cookie", b"s=1")]
+    assert [key[2] for key in keys_of("web", "h", "/api/x", fields, [short, long])][:2] == ["/api", ""]
+    of_host = ReplayCache(path_prefix="api.example/v1", ttl_s=60, type="cookie", name="s")
+    assert session_key("web", "api.example", "/v1/x", fields, of_host) == ("web", "api.example", "/v1", b"cookie s=1")
+    assert session_key("web", "web.example", "/v1/x", fields, of_host) is None
 
 
 def test_a_request_may_ask_to_pass_by_the_cache() -> None:

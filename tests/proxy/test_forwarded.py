@@ -41,9 +41,9 @@ async def test_a_trusted_proxy_says_who_asks_and_how(before: Stage, tmp_path: Pa
     await user.ask("GET /")
     one, two, three = machine.visits
     names = ("fly-client-ip", "x-forwarded-proto", "x-forwarded-ssl", "x-forwarded-port", "fly-forwarded-port")
-    assert of(one, *names) == ["203.0.113.7", "https", "on", "443", "443"]
+    assert of(one, *names) == ["203.0.113.7", "https", "on", "443", "80"]
     assert one["x-forwarded-for"] == "192.0.2.6, 203.0.113.7, 127.0.0.1"
-    assert of(two, *names) == ["2001:db8::7", "http", "off", "8080", "8080"]
+    assert of(two, *names) == ["2001:db8::7", "http", "off", "8080", "80"]
     assert of(three, *names) == ["127.0.0.1", "http", "off", "80", "80"]
     await before.close()
     assert [line.split()[0] for line in (tmp_path / "log").read_text().splitlines()] == [

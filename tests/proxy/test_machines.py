@@ -178,6 +178,20 @@ async def test_a_preferred_machine_that_is_not_there_is_named_to_the_other(stage
     assert machine.visits[0]["fly-preferred-instance-unavailable"] == "m9"
 
 
+@pytest.mark.parametrize("stage", ["embedded"], indirect=True)
+async def test_whether_it_is_the_preferred_one_is_said_by_the_proxy_that_chooses_the_machine(stage: Stage) -> None:
+    machine = await stage.machine(headers=((b"hawker-app", b"web"), (b"hawker-machine", b"")))
+    await stage.ask("GET / | Fly-Prefer-Instance-Id: m1")
+    assert machine.visits[0].all("fly-preferred-instance-unavailable") == []
+    stage.web.machines[0].headers = ()
+    there = await stage.user("backhaul")
+    for wished, chosen in (("m1", ""), ("m9", ""), ("m9", "m1")):
+        own = f"Hawker-Backhaul: secret | Hawker-App: web | Hawker-Port: 80 | Hawker-Machine: {chosen}"
+        await there.ask(f"GET / | {own} | Fly-Prefer-Instance-Id: {wished}")
+    said = [visit.all("fly-preferred-instance-unavailable") for visit in machine.visits[1:]]
+    assert said == [[], ["m9"], []], "the last one was chosen by the edge, which has said it"
+
+
 async def test_a_user_is_told_what_took_how_long_if_it_asks(stage: Stage) -> None:
     await stage.machine()
     user = await stage.user()

@@ -41,6 +41,7 @@ async def test_a_request_goes_where_its_machine_says_with_its_body(stage: Stage)
     source = dict(part.split("=") for part in second.visits[0]["fly-replay-src"].split(";"))
     assert (source["instance"], source["region"], source["state"]) == ("m1", "ams", "seen")
     assert int(source["t"]) > 1_600_000_000_000_000
+    assert second.visits[0]["fly-replay-cache-status"] == "miss"
     assert (first.connections, len(first.visits)) == (1, 2), "its answer was read, and its connection kept"
     assert second.visits[0]["fly-request-id"] == first.visits[0]["fly-request-id"]
 
@@ -189,6 +190,13 @@ async def test_what_nobody_takes_falls_back_to_the_machine_that_handed_it_on(sta
     assert (await stage.ask("POST / | Content-Length: 4", b"body")).body == b"body"
     failed = dict(part.split("=") for part in first.visits[1]["fly-replay-failed"].split(";"))
     assert (failed["instance"], failed["replay_source"], failed["reason"]) == ("m9", "m1", "no_candidate")
+
+
+async def test_what_came_back_is_not_handed_on_again(stage: Stage) -> None:
+    first = await stage.machine(handing("instance=m9;fallback=force_self"))
+    answer = await stage.ask("GET /")
+    assert (answer.status, answer.body[:4]) == (502, b"PA03")
+    assert len(first.visits) == 2
 
 
 async def test_what_breaks_off_elsewhere_falls_back_if_it_may_be_repeated(stage: Stage) -> None:

@@ -82,22 +82,28 @@ _INNER = _Verdicts(_HOPS, guarded=False)
 class Edge:
     """A user's connection: the address it comes from, `http` or `https`, the public port, this proxy's region, and the
     version of HTTP on it ("1.0", "1.1", "2"), as `Via` has it. `peer`: who brought it here, where that is not the
-    user."""
+    user; `asked`: the port that the user went to, where it is another than that of the connection here."""
 
     __slots__ = ("_client", "_fixed", "_via")
 
     def __init__(
-        self, client_ip: bytes, proto: bytes, port: int, region: bytes, version: bytes = b"1.1", peer: bytes = b""
+        self,
+        client_ip: bytes,
+        proto: bytes,
+        port: int,
+        region: bytes,
+        version: bytes = b"1.1",
+        peer: bytes = b"",
+        asked: int = 0,
     ) -> None:
         self._client = peer or client_ip
         self._via = version + b" " + PSEUDONYM
-        number = b"%d" % port
         self._fixed: tuple[Field, ...] = (
             (b"fly-client-ip", client_ip),
             (b"x-forwarded-proto", proto),
-            (b"x-forwarded-port", number),
+            (b"x-forwarded-port", b"%d" % (asked or port)),
             (b"x-forwarded-ssl", b"on" if proto == b"https" else b"off"),
-            (b"fly-forwarded-port", number),
+            (b"fly-forwarded-port", b"%d" % port),
             (b"fly-region", region),
         )
 

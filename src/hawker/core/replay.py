@@ -36,7 +36,7 @@ _PART = re.compile(r"\s*([A-Za-z_]+)\s*=\s*(\"[^\"]*\"|[^;]*?)\s*(?:;|$)")
 _TARGET = re.compile(r"/[!-\"$-~]*")
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_PATTERN = re.compile(r"([A-Za-z0-9.-]*)(/[!-\"$-~]*)?/\*")
+_PATTERN = re.compile(r"([A-Za-z0-9.-]*)(/[!-\"$-~]*)")
 _FRAMING = HOP_BY_HOP | {b"content-length"}
 
 
@@ -257,10 +257,11 @@ def _fallback(text: str) -> Fallback:
 def _remember(pattern: str, ttl_s: int, allow_bypass: bool) -> Remember:
     match = _PATTERN.fullmatch(pattern)
     if match is None:
-        raise BadReplay(f"the cache's prefix {pattern!r} is no path that ends with /*, such as /some/path/*")
+        raise BadReplay(f"the cache's prefix {pattern!r} is no path, such as /some/path/*")
     if ttl_s < TTL_S_LEAST:
         raise BadReplay(f"the cache's ttl is {ttl_s} seconds; give {TTL_S_LEAST} or more")
-    return Remember(prefix=match[2] or "", domain=match[1].lower(), ttl_s=ttl_s, allow_bypass=allow_bypass)
+    prefix = match[2].removesuffix("/*").rstrip("/")  # which it ends with in any case
+    return Remember(prefix=prefix, domain=match[1].lower(), ttl_s=ttl_s, allow_bypass=allow_bypass)
 
 
 def _transform(said: _JsonTransform | None) -> Transform:

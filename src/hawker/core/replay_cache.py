@@ -75,9 +75,10 @@ class Cache:
 def keys_of(
     app: str, host: str, path: str, fields: Sequence[Field] = (), sessions: Sequence[ReplayCache] = ()
 ) -> list[Key]:
-    """Under what a request may be remembered, the most special first: its session, then longer prefixes before shorter
-    ones. `path` without its query, `host` without its port."""
+    """Under what a request may be remembered, the most special first: its session, then paths; of each longer prefixes
+    before shorter ones. `path` without its query, `host` without its port."""
     found = [key for entry in sessions if (key := session_key(app, host, path, fields, entry))]
+    found.sort(key=lambda key: len(key[2]), reverse=True)
     end = len(path.rstrip("/"))
     ends = [end, *(n for n in range(end - 1, -1, -1) if path[n] == "/")]
     return [*found, *((app, host, path[:n], b"") for n in ends[-DEPTH_MOST:])]
@@ -93,13 +94,15 @@ def prefix_key(app: str, host: str, path: str, remember: Remember) -> Key | None
 
 def session_key(app: str, host: str, path: str, fields: Sequence[Field], entry: ReplayCache) -> Key | None:
     """Under what the replay of a request of a session is kept; None when it has none, or is for another path."""
-    if not path.startswith(entry.path_prefix):
+    domain, _, prefix = entry.path_prefix.partition("/")
+    prefix = f"/{prefix}".rstrip("/")
+    if domain not in ("", host) or not (path == prefix or path.startswith(f"{prefix}/")):
         return None
     name = entry.name.encode("latin-1")
     value = _cookie(fields, name) if entry.type == "cookie" else _header(fields, name)
     if not value or len(value) > VALUE_MOST:
         return None
-    return app, host, entry.path_prefix, b"%b %b=%b" % (entry.type.encode(), name, value)
+    return app, host, prefix, b"%b %b=%b" % (entry.type.encode(), name, value)
 
 
 def bypasses(fields: Iterable[Field]) -> bool:

@@ -33,6 +33,7 @@ LEAST_AGGRESSIVE: tuple[Autostop, ...] = ("off", "suspend", "stop")
 """A machine with several services is stopped by the first of these that one of them says."""
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
+_PREFIX = re.compile(r"[A-Za-z0-9.-]*/")
 _BAD_IN_VALUE = re.compile(r"[\0\r\n]")
 _AUTOSTOP: dict[Any, Autostop] = {None: "off", "": "off", "off": "off", "stop": "stop", "suspend": "suspend"}
 _ALPN_KNOWN = ("h2", "http/1.1", "http/1.0")
@@ -59,7 +60,7 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class ReplayCache(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An entry of `replay_cache`: where a replay went is remembered for `ttl_s` seconds for requests below
-    `path_prefix` that have the same value in the cookie or header `name`."""
+    `path_prefix`, which may have a host before it, that have the same value in the cookie or header `name`."""
 
     path_prefix: str
     ttl_s: int
@@ -300,8 +301,8 @@ def _latin(text: str) -> bool:
 
 def _replay_cache(raw: dict[str, Any], at: str) -> ReplayCache:
     prefix, kind, name = raw.get("path_prefix"), raw.get("type"), raw.get("name")
-    if not isinstance(prefix, str) or not prefix.startswith("/"):
-        raise Invalid(f"{at}.path_prefix", prefix, "give the start of a path, such as /")
+    if not isinstance(prefix, str) or not _PREFIX.match(prefix):
+        raise Invalid(f"{at}.path_prefix", prefix, "give the start of a path, such as / or example.com/api")
     if kind != "cookie" and kind != "header":
         raise Invalid(f"{at}.type", kind, "use cookie or header")
     if not isinstance(name, str) or not _TOKEN.fullmatch(name):
@@ -311,6 +312,8 @@ def _replay_cache(raw: dict[str, Any], at: str) -> ReplayCache:
         raise Invalid(f"{at}.ttl_seconds", ttl, f"give seconds, at least {REPLAY_TTL_S_LEAST}")
     bypass = _flag(raw.get("allow_bypass"), f"{at}.allow_bypass", False)
     name = name.lower() if kind == "header" else name
+    host, slash, path = prefix.partition("/")
+    prefix = f"{host.lower()}{slash}{path}"
     return ReplayCache(path_prefix=prefix, ttl_s=ttl, type=kind, name=name, allow_bypass=bypass)
 
 

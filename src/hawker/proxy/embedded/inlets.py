@@ -27,7 +27,7 @@ from hawker.proxy.base import ANY, Header, Lease, Refused, Route, ServicePort, W
 from hawker.proxy.embedded import refusals
 from hawker.proxy.embedded.common import Common
 from hawker.proxy.embedded.heads import AnswerHead, RequestHead
-from hawker.proxy.fields import APP, ELSEWHERE, HOPS, LOAD, MACHINE, PORT, TIMING, TOKEN
+from hawker.proxy.fields import ANYWHERE, APP, ELSEWHERE, HOPS, LOAD, MACHINE, PORT, TIMING, TOKEN
 
 VERSIONS = (b"1.0", b"1.1", b"2")
 """Of HTTP, as Via has them, by the `minor` of a head."""
@@ -173,8 +173,8 @@ class Public:
     def _edge_of(self, version: bytes) -> Edge:
         told = self._told
         scheme = b"https" if self._https else b"http"
-        port = self._port if told is None or not told.port else told.port
-        return Edge(self.client, scheme, port, self._common.settings.region.encode(), version, self._peer)
+        region = self._common.settings.region.encode()
+        return Edge(self.client, scheme, self._port, region, version, self._peer, 0 if told is None else told.port)
 
     def wishes(self, request: RequestHead) -> Wishes:
         return wishes_of(request.headers)
@@ -187,7 +187,7 @@ class Public:
     ) -> list[Header]:
         edge = self._edge if request.minor else self._old()
         fields = edge.request(request.headers, request_id, upgrade=upgrade)
-        if wishes is not ANY:
+        if wishes is not ANY and ANYWHERE not in lease.headers:
             fields += unavailable(wishes, lease.machine)
         if lease.headers:
             if wishes is not ANY:
@@ -290,7 +290,8 @@ class Backhaul:
             raise Refused(400, "PB02", "hawker-port and hawker-hops are numbers") from None
         if self._hops > self._common.settings.hops:
             raise Refused(508, "PB03", f"this request went through {self._hops} proxies already")
-        return self._common.router.inner(app.decode("latin-1"), number, machine.decode("latin-1"))
+        self._machine = machine.decode("latin-1")
+        return self._common.router.inner(app.decode("latin-1"), number, self._machine)
 
     async def load(self, request: RequestHead) -> Route:
         raise NotImplementedError  # `inner` always finds
@@ -308,6 +309,8 @@ class Backhaul:
         self, request: RequestHead, request_id: bytes, lease: Lease, wishes: Wishes, upgrade: bytes
     ) -> list[Header]:
         fields = inner_request(request.headers, upgrade=upgrade)
+        if wishes is not ANY and not self._machine:
+            fields += unavailable(wishes, lease.machine)
         if lease.headers:
             fields += lease.headers
             fields.append((HOPS, b"%d" % (self._hops + 1)))

@@ -13,11 +13,12 @@ from hawker.proxy.embedded.search import Search
 class Replaying:
     """The replays of one request. `follow` says how it goes on, `back` how when that failed."""
 
-    __slots__ = ("_begun", "_common", "_count", "_last", "_request", "_route", "_source")
+    __slots__ = ("_begun", "_common", "_count", "_last", "_request", "_returned", "_route", "_source")
 
     def __init__(self, common: Common) -> None:
         self._common = common
         self._count = 0
+        self._returned = False
         self._last: Replay | None = None
         self._source = ""
         self._request: RequestHead
@@ -29,6 +30,8 @@ class Replaying:
     ) -> tuple[RequestHead, Search]:
         """The machine `source` said `replay`. Raises `Refused`."""
         common = self._common
+        if self._returned:
+            raise Refused(502, "PA03", "the app hands on what came back to it because that had failed before")
         self._count += 1
         if self._count > common.settings.replays:
             raise Refused(508, "PA02", f"this request was handed on {self._count - 1} times already")
@@ -42,8 +45,8 @@ class Replaying:
             timed=timed,
         )
         search.added.append(source_field(replay, source, region, common.now_us()))
-        if self._remember(replay, request, route):
-            search.added.append(status_field("bypass" if bypasses(request.headers) else "miss"))
+        self._remember(replay, request, route)
+        search.added.append(status_field("bypass" if bypasses(request.headers) else "miss"))
         target, fields = replay.transform.apply(request.target, request.headers)
         return request.changed(target, fields), search
 
@@ -53,6 +56,7 @@ class Replaying:
         wishes = None if replay is None else replay.fallback_wishes(self._source)
         if replay is None or wishes is None:
             return None
+        self._returned = True
         now = self._common.now()
         reason: Reason = "retries_exhausted" if search.tries else "no_candidate"
         if now >= search.deadline:
@@ -61,17 +65,17 @@ class Replaying:
         again.added.append(failed_field(replay, self._source, reason, round((now - self._begun) * 1000)))
         return self._request, self._route, again
 
-    def _remember(self, replay: Replay, request: RequestHead, route: Route) -> bool:
-        """Whether the app wants such requests to be remembered. They are, where the replay says the same for all."""
+    def _remember(self, replay: Replay, request: RequestHead, route: Route) -> None:
+        """Where the app wants that, and the replay says the same for all such requests."""
         cache, now = self._common.replays, self._common.now()
         remember, sessions = replay.remember, route.port.replay_cache
         if remember is None and not sessions:
-            return False
+            return
         path = _path(request)
         self._common.remembers = True
         if remember is not None and remember.invalidate:
             cache.forget(keys_of(route.app, request.host, path, request.headers, sessions))
-            return True
+            return
         if remember is not None:
             key = prefix_key(route.app, request.host, path, remember)
             if key is not None:
@@ -81,7 +85,6 @@ class Replaying:
                 key = session_key(route.app, request.host, path, request.headers, entry)
                 if key is not None:
                     cache.keep(key, replay, ttl_s=entry.ttl_s, allow_bypass=entry.allow_bypass, now=now)
-        return True
 
 
 def remembered(common: Common, request: RequestHead, route: Route, search: Search) -> None:
