@@ -1,6 +1,8 @@
-"""A data plane on HAProxy in a process of its own, to be killed: `python -m tests.kit.plane_process DIRECTORY MACHINE`.
+"""A data plane on HAProxy in a process of its own, to be killed:
+`python -m tests.kit.plane_process DIRECTORY MACHINE [CERTIFICATES]`.
 
-It serves the app `web`, which has the machine at this port of 127.0.0.1, and says on its output at which port.
+It serves the app `web`, which has the machine at this port of 127.0.0.1, and says on its output at which port. With
+certificates it does so over TLS.
 """
 
 from __future__ import annotations
@@ -13,19 +15,26 @@ from pathlib import Path
 from tests.kit.routers import FakeLender, FakeMachine, FakeRoute, FakeRouter
 
 import hawker.host
+from hawker.proxy.base import ServicePort
+from hawker.proxy.certificates import Certificates
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.haproxy.plane import HaproxyEngine
 from hawker.proxy.haproxy.settings import HaproxySettings
 
 
-async def main(directory: str, machine: str) -> None:
+async def main(directory: str, machine: str, of_tls: str = "") -> None:
     said = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # where the log goes
-    router = FakeRouter(FakeRoute("web", [FakeMachine("m1", ("127.0.0.1", int(machine)))]))
+    service = ServicePort(handlers=("tls", "http") if of_tls else ("http",))
+    router = FakeRouter(FakeRoute("web", [FakeMachine("m1", ("127.0.0.1", int(machine)))], service))
     haproxy = HaproxySettings(look_s=0.02, backends=4)
     settings = Settings(region="ams", token="secret")
-    engine = HaproxyEngine(router, FakeLender(router), settings, haproxy, Path(directory), hawker.host.live())
-    _, port = await engine.listen("127.0.0.1", 0, public=80)
+    host = hawker.host.live()
+    certificates = Certificates((Path(of_tls),), host) if of_tls else None
+    if certificates is not None:
+        await certificates.look()
+    engine = HaproxyEngine(router, FakeLender(router), settings, haproxy, Path(directory), host, certificates)
+    _, port = await engine.listen("127.0.0.1", 0, public=443 if of_tls else 80)
     print(port, file=said, flush=True)
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tests.kit.authority import Authority
 from tests.kit.processes import alive
 from tests.kit.raw_http import Broken, Upstream, User, head, hello
 from tests.kit.waiting import eventually
@@ -23,8 +24,8 @@ pytestmark = pytest.mark.skipif(shutil.which("haproxy") is None, reason="the pro
 class Leader:
     """The process that leads HAProxy. `kill -9` is its usual end here."""
 
-    def __init__(self, directory: Path, machine: int) -> None:
-        self._argv = [sys.executable, "-m", "tests.kit.plane_process", str(directory), str(machine)]
+    def __init__(self, directory: Path, machine: int, *certificates: str) -> None:
+        self._argv = [sys.executable, "-m", "tests.kit.plane_process", str(directory), str(machine), *certificates]
         self.process: asyncio.subprocess.Process
         self.port = 0
 
@@ -52,11 +53,11 @@ class Leader:
 
 
 @asynccontextmanager
-async def led() -> AsyncIterator[tuple[Leader, Upstream, Path]]:
+async def led(*certificates: str) -> AsyncIterator[tuple[Leader, Upstream, Path]]:
     directory = Path(tempfile.mkdtemp(prefix="haproxy-"))
     machine = Upstream(hello)
     await machine.open()
-    leader = Leader(directory / "h", machine.address[1])
+    leader = Leader(directory / "h", machine.address[1], *certificates)
     await leader.start()
     try:
         yield leader, machine, directory / "h"
@@ -103,6 +104,38 @@ async def test_no_request_fails_while_its_leader_is_killed_and_comes_back() -> N
         assert set(statuses) == {200}
         assert await workers(f"{directory}/master.sock") == before, "nothing was started anew"
         assert (await user.ask("GET /")).body == b"hello", "a connection from before"
+        await user.close()
+
+
+async def test_users_of_tls_are_served_while_its_leader_is_killed_and_comes_back(tmp_path: Path) -> None:
+    """By HAProxy, with new connections, too; those that the leader had itself end with it."""
+    authority = Authority()
+    authority.write(tmp_path, "web.example")
+    async with led(str(tmp_path)) as (leader, _, directory):
+
+        async def connected() -> User:
+            return await User.at(("127.0.0.1", leader.port), "", authority.client("http/1.1"), "web.example")
+
+        async def carried() -> bool:
+            user = await connected()
+            await user.ask("GET /")
+            await user.close()
+            return await leader.carried() == [b"web"]
+
+        await eventually(carried, "HAProxy carries the app")
+        before = await workers(f"{directory}/master.sock")
+        user = await connected()
+        assert (await user.ask("GET /")).body == b"hello"
+        await leader.kill()
+        assert (await user.ask("GET /")).body == b"hello"
+        other = await connected()
+        assert (await other.ask("GET /")).body == b"hello"
+        needs_a_decision = asyncio.create_task(other.ask("GET / | X-Forwarded-For: 192.0.2.1"))
+        await leader.start()
+        assert (await needs_a_decision).status == 200
+        await eventually(carried, "it knows what HAProxy carries")
+        await other.close()
+        assert await workers(f"{directory}/master.sock") == before, "nothing was started anew"
         await user.close()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kit.authority import Authority
 
 from hawker.errors import Invalid
 from hawker.model.services import ReplayCache
@@ -19,6 +20,7 @@ from hawker.proxy.haproxy.config import (
     PLAIN,
     PLAIN_FIELDS,
     PLAIN_READING,
+    USUAL,
     Config,
     Frontend,
     Kind,
@@ -48,14 +50,18 @@ def config(
         connections=1000,
         region="ams",
         prefix="01ABC",
-        frontends=(Frontend(public=80, host="127.0.0.1", port=8080),),
+        frontends=(
+            Frontend(public=80, host="127.0.0.1", port=8080),
+            Frontend(public=443, host="127.0.0.1", port=8443, tls=True),
+        ),
         kinds=(
             Kind(number=0, public=80, service=PLAIN, count=2),
             Kind(number=1, public=80, service=service, count=1),
+            Kind(number=2, public=443, service=USUAL, count=1),
         ),
         servers={"k0b0": (Server(machine="m1", host="fdaa::1", port=8080, places=19),)},
         times=Settings(region="ams", token="secret"),
-        sockets={80: 7},
+        sockets={"80": 7},
         logged=True,
         joined=joined,
     )
@@ -72,10 +78,12 @@ def test_the_clusters_token_is_not_in_it() -> None:
 
 def taken(directory: Path, service: ServicePort = RICH, *, joined: bool = True) -> str:
     """What HAProxy says against it."""
-    for name in ("maps", "errors"):
+    for name in ("maps", "errors", "tls", "certs"):
         (directory / name).mkdir(exist_ok=True)
-    for name in ("80", "80w"):
+    for name in ("80", "80w", "443", "443w", "443n"):
         (directory / "maps" / f"{name}.map").write_text("web.example k0b0\n")
+    (directory / "certs" / "one.pem").write_bytes(b"".join(Authority().pair("web.example")))
+    (directory / "certs" / "all.list").write_text(f"{directory}/certs/one.pem web.example\n")
     for status in ERRORS:
         (directory / "errors" / f"{status}.http").write_bytes(error_file(status, "hawker"))
     import hawker.proxy.haproxy as package

@@ -222,6 +222,7 @@ def _frontend(config: Config, frontend: Frontend) -> str:
         secured.bind(public, config.directory, config.user if config.root else "") if tls else _bind(frontend),
         f'unique-id-format "{config.prefix}-%pid-%rt{suffix}"',
         *(_log() if config.logged else []),
+        *([f"maxconn {most(config)}"] if not tls and any(each.tls for each in config.frontends) else []),
         *(secured.session(public, config.directory) if tls else _client(config.times, public)),
         "http-request set-var(txn.head) req.hdrs",
         f"acl from_root {'pathq' if tls else 'url'} -m reg '{PLAIN_TARGET}'",
@@ -252,8 +253,9 @@ def _first(config: Config, frontend: Frontend) -> list[str]:
 
 
 def most(config: Config) -> int:
-    """Users' connections at a port with TLS. Each counts twice, and those behind must find room, or nobody moves."""
-    return max(1, config.connections // (1 + 2 * sum(frontend.tls for frontend in config.frontends)))
+    """Users' connections at a port, where some port has TLS: there each counts twice, and those behind must find room,
+    whatever comes to other ports, or nobody moves."""
+    return max(1, config.connections // sum(1 + frontend.tls for frontend in config.frontends))
 
 
 def _client(settings: Settings, public: int) -> list[str]:

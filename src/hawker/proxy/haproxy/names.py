@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hawker.proxy.certificates import Certificate, Certificates
 from hawker.proxy.embedded.common import Connection
+from hawker.proxy.embedded.counters import Counters
 from hawker.proxy.haproxy.carried import Key as Carried
 from hawker.proxy.haproxy.config import carries
 from hawker.proxy.haproxy.keyring import Key, Keyring, key_of
@@ -50,6 +51,7 @@ class Names:
         certificates: Certificates,
         runtime: Runtime,
         lender: Lender,
+        counters: Counters,
         now: Callable[[], float],
     ) -> None:
         self.ports = tuple(ports)
@@ -58,6 +60,8 @@ class Names:
         self._certificates = certificates
         self._runtime = runtime
         self._lender = lender
+        self._counters = counters
+        self._counted = dict.fromkeys(self.ports, (0, 0, 0))
         self._now = now
         self._open: dict[int, dict[str, Name]] = {port: {} for port in self.ports}
         self._asked: dict[tuple[int, str], str] = {}
@@ -102,6 +106,8 @@ class Names:
         await self.keyring.adopt()
         now = self._now()
         for port in self.ports:
+            shaken, failing = await self._runtime.handshakes(f"p{port}")
+            self._counted[port] = shaken, failing, failing
             for name in await self._runtime.map(names_of(self._directory, port)):
                 app, _ = await whose(port, name)
                 self._open[port][name] = Name(app, "", now)
@@ -128,6 +134,7 @@ class Names:
         sweeps = now >= self._sweep_at
         if sweeps:
             self._sweep_at = now + SWEEP_S
+            await self._count()
         for port, names in self._open.items():
             for name, each in list(names.items()):
                 if sweeps and (each.app, port) in carried:
@@ -161,6 +168,18 @@ class Names:
             if of_names[name] in self.keyring.held:
                 await self._runtime.do([f"add map {names_of(self._directory, port)} {name} {name}"])
                 self._open[port][name] = Name(app, of_names[name], now)
+
+    async def _count(self) -> None:
+        """Handshakes. One that is under way looks as if it had failed, so failures are those of the last time, too."""
+        for port in self.ports:
+            shaken, failed, failing = self._counted[port]
+            shaken_now, failing_now = await self._runtime.handshakes(f"p{port}")
+            if shaken_now < shaken or failing_now < failed:  # another worker counts anew
+                shaken = failed = 0
+            failed_now = max(failed, min(failing, failing_now))
+            self._counters.handshakes += shaken_now - shaken
+            self._counters.handshakes_failed += failed_now - failed
+            self._counted[port] = shaken_now, failed_now, failing_now
 
     def _certificate(self, name: str) -> Certificate | None:
         return self._certificates.named(name)

@@ -64,7 +64,7 @@ class HaproxyEngine(Engine):
         self._names: Names | None = None
         self._tls = haproxy.tls if certificates is not None else ()
         if certificates is not None and self._tls:
-            self._names = Names(directory, self._tls, certificates, self._runtime, lender, self.now)
+            self._names = Names(directory, self._tls, certificates, self._runtime, lender, self.counters, self.now)
         self._following = Following(
             self._process, table, lender, self.counters, haproxy, self._serve, self._names, self.connections
         )

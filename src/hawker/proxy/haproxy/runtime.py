@@ -142,6 +142,17 @@ class Runtime:
                     _add(found, row)
         return found
 
+    async def handshakes(self, frontend: str) -> tuple[int, int]:
+        """Of TLS, those that succeeded and connections that came to none, of the worker that serves; what is under way
+        counts among the latter."""
+        for line in (await ask(self.path, [f"show stat {frontend} 1 -1"])).splitlines():
+            if line.startswith("# "):
+                total, sessions, shaken = map(line[2:].split(",").index, ("conn_tot", "stot", "ssl_sess"))
+            elif line:
+                fields = line.split(",")
+                return _number(fields[shaken]), _number(fields[total]) - _number(fields[sessions])
+        return 0, 0
+
     async def map(self, path: str) -> dict[str, str]:
         """Backends by host."""
         said = (await ask(self.path, [f"show map {path}"])).splitlines()

@@ -104,8 +104,8 @@ def session(public: int, directory: str) -> list[str]:
 
 
 def choosing(public: int) -> list[str]:
-    """What must be so of a request beside what must be on any port. Targets of HTTP/2 are whole URLs to HAProxy, which writes
-    those of other schemes as such to machines."""
+    """What must be so of a request beside what must be on any port. Targets of HTTP/2 are whole URLs to HAProxy, and
+    those of unknown schemes to machines, too."""
     return [
         "acl two var(sess.http) -m str 2",
         f"use_backend a{public} unless {{ url_beg / }} !two or {{ url_beg https:// http:// }} two",
