@@ -9,7 +9,7 @@ import pytest
 from tests.kit.authority import Authority
 from tests.kit.http2 import User2
 from tests.kit.planes import Haproxy
-from tests.kit.raw_http import User, Visit, head, hello
+from tests.kit.raw_http import Visit, head, hello
 from tests.kit.waiting import until
 from tests.proxy.conftest import Stage
 from tests.proxy.test_tunnels import plain_machine
@@ -131,19 +131,18 @@ async def test_a_cdn_behind_a_load_balancer_is_believed_if_it_is_trusted_too(bef
 AUTHORITY = Authority()
 
 
-@pytest.mark.parametrize("stage", ["embedded"], indirect=True)
 async def test_over_tls_and_to_a_plain_service_it_comes_first_of_all(before: Stage, tmp_path: Path) -> None:
     AUTHORITY.write(tmp_path, "web.example")
-    before.settings |= {"proxy_protocol": (80, 5432), "certificates": tmp_path}
+    before.settings |= {"proxy_protocol": (443, 5432), "certificates": tmp_path}
     machine = await before.machine(hello)
     before.serves(handlers=("tls", "http"))
-    address = (await before.open()).http
-    user = await User.at(address)
-    await user.send(write_preface("v1", WAY))
-    await user.writer.start_tls(AUTHORITY.client(), server_hostname="web.example")
-    assert (await user.ask("GET /")).status == 200
-    assert of(machine.visits[0], "fly-client-ip", "x-forwarded-proto") == ["203.0.113.7", "https"]
-    user.writer.transport.abort()
+    for number in range(2):
+        user = await before.user("tls")
+        await user.send(write_preface("v1", WAY))
+        await user.writer.start_tls(AUTHORITY.client(), server_hostname="web.example")
+        assert (await user.ask("GET /")).status == 200
+        assert of(machine.visits[number], "fly-client-ip", "x-forwarded-proto") == ["203.0.113.7", "https"]
+        user.writer.transport.abort()
     _, seen = await plain_machine(before, proxy_protocol="v1")
     own = await before.user("own")
     await own.send(write_preface("v2", WAY) + b"hello")
