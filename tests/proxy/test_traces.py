@@ -22,9 +22,11 @@ class Collector:
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
+        self.taken: set[asyncio.Task[None] | None] = set()
         self.url = ""
 
     async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.taken.add(asyncio.current_task())
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 assert head.startswith(b"POST /v1/traces HTTP/1.1\r\n")
@@ -57,6 +59,7 @@ async def collector() -> AsyncIterator[Collector]:
     it.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/traces"
     yield it
     server.close()
+    await asyncio.gather(*(task for task in it.taken if task))
 
 
 async def test_a_request_that_wakes_a_machine_leaves_a_trace_of_both_proxies(

@@ -80,6 +80,7 @@ async def test_a_request_that_breaks_a_machine_is_sent_no_oftener_by_way_of_two_
 async def slow_way(seconds: float) -> AsyncIterator[tuple[int, list[Address]]]:
     """A port, and a list for the address that it leads to; so much later does all arrive, in both directions."""
     to: list[Address] = []
+    taken: set[asyncio.Task[None] | None] = set()
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         later: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
@@ -100,6 +101,7 @@ async def slow_way(seconds: float) -> AsyncIterator[tuple[int, list[Address]]]:
         await writing
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        taken.add(asyncio.current_task())
         further, back = await asyncio.open_connection(*to[0])
         with suppress(OSError):
             await asyncio.gather(carry(reader, back), carry(further, writer))
@@ -108,6 +110,7 @@ async def slow_way(seconds: float) -> AsyncIterator[tuple[int, list[Address]]]:
     server = await asyncio.start_server(take, "127.0.0.1", 0)
     yield server.sockets[0].getsockname()[1], to
     server.close()
+    await asyncio.gather(*(task for task in taken if task))
 
 
 async def test_requests_that_wake_a_machine_over_a_slow_link_are_answered_and_start_it_once(tmp_path: Path) -> None:
@@ -153,3 +156,14 @@ async def test_a_machine_that_stands_by_is_started_once_when_the_worker_is_gone(
         assert it.story(standby).count("start starting") == 1
         assert it.causes(standby)[1:] == ["proxy standby: worker ord-2 is gone"] * 2
         assert it.story(unrelated) == ["launch created"]
+        await it.stop(standby)
+        async with edge(it, settings) as late:  # it does not know what the others did
+            away = late.proxy.standbys
+            await until(lambda: away.outages["ord-2"].told)
+            assert it.story(standby).count("start starting") == 1
+            await it.start(standby)
+            await it.stop(standby)
+        async with edge(it, settings) as later:  # it stands by again, as if it never had
+            away = later.proxy.standbys
+            await until(lambda: away.outages["ord-2"].told)
+            await it.in_state(standby, "started")
