@@ -33,6 +33,7 @@ from hawker.proxy.sites import Sites
 MACHINES = ("m1", "m2", "m3")
 LIMITS = {"m1": (1, 1), "m2": (1, 2), "m3": (2, 2)}
 AWAKE_MOST_S = 0.4
+LET_GO = ("let go", "let go in vain")
 """A start of the model worker, its longest."""
 ALL_OVER_S = 200.0
 """Longer than any deadline, start or rest."""
@@ -52,6 +53,7 @@ class Machine:
         self.running = False
         self.instance = 0
         self.asked = ""  # what the proxy has under way at the worker: "wake" or "rest"
+        self.starts = 0  # of those: one that was let go may still be under way when the next is asked for
         self.at_rest = False  # by the proxy's wish, and nobody started it since
         self._taken = socket.socket()
         self._taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -135,8 +137,8 @@ class Story:
 
     async def wake(self, wish: words.Wake, released: Released = lambda awake: None) -> words.Awake:
         machine = self.machines[wish.machine]
-        self.must(machine.asked == "", f"{machine.name}: a start in the middle of a {machine.asked}")
-        machine.asked = "wake"
+        self.must(machine.asked != "rest", f"{machine.name}: a start in the middle of a stop")
+        machine.asked, machine.starts = "wake", machine.starts + 1
         try:
             before = State.started if machine.running else State.stopped
             answer = self.answers.pop(0) if self.answers else "quickly"
@@ -147,15 +149,25 @@ class Story:
                 raise Declined(422, "start_failed", "no such program")
             machine.start()
             self.show_later(machine)
+            if answer.startswith("let go"):
+                released(words.Awake(before=before, instance=f"i{machine.instance}"))
+                await asyncio.sleep(AWAKE_MOST_S)
+            if answer == "let go in vain":
+                machine.stop()
+                self.show_later(machine)
+                raise Declined(422, "start_failed", "it cannot be recorded")
             if answer == "silent after all":
                 raise Unreachable("no answer")
             return words.Awake(before=before, instance=f"i{machine.instance}")
         finally:
-            machine.asked = ""
+            machine.starts -= 1
+            machine.asked = "wake" if machine.starts else ""
 
     async def rest(self, wish: words.Rest) -> words.Resting:
         machine = self.machines[wish.machine]
-        self.must(machine.asked == "", f"{machine.name}: a stop in the middle of a {machine.asked}")
+        self.must(machine.asked != "rest", f"{machine.name}: a stop in the middle of another")
+        if machine.asked == "wake":
+            raise Declined(409, "busy", "it is being started")
         machine.asked = "rest"
         try:
             self.must(not self.at(machine.name), f"{machine.name} is put to rest under a request")
@@ -366,7 +378,7 @@ RARE: st.SearchStrategy[Step] = st.one_of(
     st.tuples(st.just("worker_moves")),
     st.tuples(
         st.just("answers"),
-        st.lists(st.sampled_from(("quickly", "slowly", "declined", "silent", "silent after all")), max_size=3),
+        st.lists(st.sampled_from(("quickly", "slowly", "declined", "silent", "silent after all", *LET_GO)), max_size=3),
     ),
 )
 STEPS: st.SearchStrategy[list[Step]] = st.lists(

@@ -18,7 +18,7 @@ from hawker.core.routing import Wishes
 from hawker.model import door as words
 from hawker.model.machine import State
 from hawker.proxy.base import Failure, Lease, Refused
-from hawker.proxy.calls import Declined, Workers
+from hawker.proxy.calls import Declined, Released, Workers
 from hawker.proxy.directory import Directory
 from hawker.proxy.router import UNKNOWN_MOST, UNKNOWN_S, ProxyRouter
 from hawker.proxy.routes import LOOK_AGAIN_S, ProxyRoute
@@ -39,11 +39,14 @@ class Worker:
         self.rested: list[str] = []
         self.answers: list[words.Awake | Declined] = []
         self.instance = "i"
+        self.lets_go = False  # it tells that a program may run before it can say that it does
         self.go = asyncio.Event()
         self.go.set()
 
-    async def wake(self, wish: words.Wake, released: object = None) -> words.Awake:
+    async def wake(self, wish: words.Wake, released: Released = lambda awake: None) -> words.Awake:
         self.woken.append(wish.machine)
+        if self.lets_go:
+            released(words.Awake(before=State.stopped, instance="i"))
         await self.go.wait()
         answer = self.answers.pop(0) if self.answers else words.Awake(before=State.stopped, instance="i")
         if isinstance(answer, Declined):
@@ -231,6 +234,15 @@ async def test_a_machine_that_cannot_be_started_is_left_for_another(here: Here) 
     lease = await here.obtain()
     assert here.worker.woken[-1] == lease.machine
     assert sorted(here.worker.woken) == ["m1", "m2"]
+
+
+async def test_a_connection_to_a_program_that_was_let_go_proves_that_it_runs(here: Here) -> None:
+    here.machine("m1", state="stopped")
+    here.worker.lets_go = True
+    here.worker.go.clear()
+    lease = await here.obtain()
+    assert (lease.machine, here.sites.doors["m1"].state) == ("m1", "started")
+    here.worker.go.set()
 
 
 async def test_a_start_that_failed_does_not_keep_from_waiting_for_room_elsewhere(here: Here) -> None:

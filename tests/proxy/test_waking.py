@@ -157,6 +157,19 @@ async def test_who_cannot_be_started_is_told_why_at_once(tmp_path: Path) -> None
         assert it.story(machine)[-1] == "start failed"
 
 
+async def test_a_program_that_was_let_go_and_that_the_kernel_does_not_take_is_waited_for_no_more(
+    tmp_path: Path,
+) -> None:
+    broken = tmp_path / "broken"
+    broken.write_bytes(b"\x7fELF")
+    broken.chmod(0o755)
+    async with house(tmp_path) as it:
+        machine = await it.machine("web", init={"exec": [str(broken)]})
+        status, _, body = await it.asked("web")
+        assert (status, b"Exec format error" in body) == (503, True)
+        assert it.story(machine) == ["launch created", "start starting", "start failed"]
+
+
 async def test_a_machine_that_a_client_has_leased_is_left_alone(tmp_path: Path) -> None:
     async with house(tmp_path) as it:
         machine = await it.machine("web")

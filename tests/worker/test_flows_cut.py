@@ -41,6 +41,12 @@ async def stop_and_start(client: Client) -> None:
     await client.start("a")
 
 
+async def let_go_by_its_daemon(client: Client) -> None:
+    client.world.releases = True
+    await client.create("a")
+    await client.stop("a")
+
+
 async def a_slow_stop(client: Client) -> None:
     await client.create("a", "stubborn")
     await client.stop("a", timeout_s=5)
@@ -255,6 +261,7 @@ SCENARIOS = [
         create_at_rest,
         a_program_that_cannot_start,
         stop_and_start,
+        let_go_by_its_daemon,
         a_slow_stop,
         restart,
         update_running,

@@ -53,6 +53,52 @@ async def test_a_start_is_answered_before_the_commit_that_tells_of_it(tmp_path: 
 
 
 @virtual_time
+async def test_who_is_in_a_hurry_is_told_of_a_program_that_was_let_go(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await stopped(worker)
+        worker.world.releases = True
+        worker.world.delays["start"] = 1.0
+        told: list[door.Awake] = []
+        waking = asyncio.ensure_future(worker.waking.wake(door.Wake(app=APP.name, machine=machine), told.append))
+        other = wake(worker, machine)
+        await worker.until(lambda: bool(told))
+        assert worker.world.instances[told[0].instance].exit is None
+        assert not waking.done()
+        awake = await waking
+        assert (awake.before, awake.instance) == (told[0].before, told[0].instance) == (State.stopped, awake.instance)
+        assert (await other).instance == awake.instance
+        await worker.at_rest(machine)
+        assert (worker.machine(machine).instance, len(worker.world.starts)) == (awake.instance, 2)
+
+
+@virtual_time
+async def test_a_program_that_was_let_go_and_cannot_run_is_told_of(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await stopped(worker)
+        worker.world.releases = True
+        worker.world.programs["serve"] = Program(fails="not executable")
+        told: list[door.Awake] = []
+        with pytest.raises(StartRefused, match="not executable"):
+            await worker.waking.wake(door.Wake(app=APP.name, machine=machine), told.append)
+        assert len(told) == 1
+        assert worker.machine(machine).state is State.failed
+
+
+@virtual_time
+async def test_nothing_is_let_go_whose_order_never_came_to_be(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await stopped(worker)
+        worker.world.releases = True
+        holder = worker.request(owner="somebody")
+        await worker.store.submit(lambda tx: leases.acquire(tx, worker.host, get_machine(tx, machine), holder, 60))
+        with pytest.raises(leases.LeaseHeld):
+            await wake(worker, machine)
+        assert len(worker.driver.foreseen) == 1
+        assert len(worker.world.starts) == 1
+        assert worker.waking._flows._foreseen == {}
+
+
+@virtual_time
 async def test_any_number_who_ask_get_one_start(tmp_path: Path) -> None:
     async with a_worker(tmp_path) as worker:
         machine = await stopped(worker)

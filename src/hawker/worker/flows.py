@@ -54,6 +54,8 @@ STARTS_TRIED = 24
 try takes. Then the machine has failed."""
 
 FORESEEN_MOST = 1024
+_ON_ITS_WAY = ("state", "desired", "cause", "restarts", "updated_at_ms", "instance", "started_at_ms")
+"""Fields of a machine's row that no instance is told of."""
 
 
 def launching(config: Mapping[str, Any]) -> list[str]:
@@ -88,11 +90,6 @@ class _Foreseen:
         self.waits = waits
         self.released = False
 
-    def still(self, machine: MachineRow) -> bool:
-        """Whether it is right for the row that the run begins with, which may differ in how it comes to be started."""
-        now = {name: getattr(machine, name) for name in ("state", "desired", "cause", "restarts", "updated_at_ms")}
-        return replace(self.machine, **now) == machine
-
 
 class MachineFlows(Settling):
     """The flows over one driver. `all()` gives them to the runner."""
@@ -116,6 +113,7 @@ class MachineFlows(Settling):
         self._superseded = superseded
         self._waiters: Waiters = waiters or _Nobody()
         self._foreseen: dict[str, _Foreseen] = {}  # by key
+        self._specs: dict[str, tuple[MachineRow, InstanceSpec]] = {}  # what machines were last started as
 
     def all(self) -> list[Flow]:
         prepare = Step("prepare", act=self._prepare)
@@ -175,11 +173,22 @@ class MachineFlows(Settling):
         """What can be done for a launch while its order becomes durable, and need not be done after that. Of a run that
         is about to be begun; `forget` it when it is not."""
         with suppress(HawkerError):  # the launch meets the same, and says so
+            spec = self._spec(machine, effect_key(run_id, "launch"))
+            waits = self._driver.foresee(spec)
             if not self._superseded(machine):
-                spec = instance_spec(machine, effect_key(run_id, "launch"), self._disk_scale)
                 if len(self._foreseen) >= FORESEEN_MOST:
                     self._foreseen.clear()  # of changes that have failed
-                self._foreseen[spec.key] = _Foreseen(spec, machine, self._driver.foresee(spec))
+                self._foreseen[spec.key] = _Foreseen(spec, machine, waits)
+
+    def _spec(self, machine: MachineRow, key: str) -> InstanceSpec:
+        """A machine that wakes most often wakes as what it was."""
+        row, spec = self._specs.get(machine.id, (None, None))
+        if row is None or spec is None or not _alike(row, machine):
+            spec = instance_spec(machine, key, self._disk_scale)
+            if len(self._specs) >= FORESEEN_MOST:
+                self._specs.clear()
+            self._specs[machine.id] = machine, spec
+        return replace(spec, key=key)
 
     def forget(self, run_id: str) -> None:
         self._foreseen.pop(effect_key(run_id, "launch"), None)
@@ -191,7 +200,9 @@ class MachineFlows(Settling):
         foreseen = self._foreseen.get(key)
         if foreseen is None:
             return
-        if not foreseen.still(machine):  # what waits is another program: the order that comes tells its driver
+        if not _alike(
+            foreseen.machine, machine
+        ):  # what waits is another program: the order that comes tells its driver
             self.forget(run.id)
         elif foreseen.waits:
             tx.after_commit(lambda: self._release(foreseen))
@@ -322,6 +333,12 @@ class MachineFlows(Settling):
         rest."""
         await asyncio.sleep(max(0, context.run.args["resume_at_ms"] - self._host.now_ms()) / 1000)
         return Done()
+
+
+def _alike(before: MachineRow, machine: MachineRow) -> bool:
+    """Whether two rows of a machine differ at most in how it comes to be started."""
+    now = {name: getattr(machine, name) for name in _ON_ITS_WAY}
+    return replace(before, **now) == machine
 
 
 def patient(act: Act) -> Act:
