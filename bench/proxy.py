@@ -23,7 +23,7 @@ import statistics
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -199,9 +199,10 @@ def children(pid: int, name: str) -> Iterator[int]:
     """Processes of a name below another one."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            fields = (entry / "stat").read_text().rpartition(")")
-            if fields[0].endswith(f"({name}") and pid in ancestors(int(entry.name)):
-                yield int(entry.name)
+            with suppress(FileNotFoundError, ProcessLookupError):  # another one has ended meanwhile
+                fields = (entry / "stat").read_text().rpartition(")")
+                if fields[0].endswith(f"({name}") and pid in ancestors(int(entry.name)):
+                    yield int(entry.name)
 
 
 def ancestors(pid: int) -> Iterator[int]:
