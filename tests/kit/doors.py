@@ -141,6 +141,16 @@ class House:
             ),
         )
 
+    async def stop(self, machine: str) -> None:
+        """By order, until the catalog shows it."""
+        app = self.row(machine).app
+        calls = Client(f"http://{self.agent.settings.listens[0]}", TOKEN)
+        try:
+            await calls.ok("POST", f"/apps/{app}/machines/{machine}/stop")
+        finally:
+            await calls.close()
+        await self.in_state(machine, "stopped")
+
     async def destroy(self, machine: str) -> None:
         """Until the catalog shows it no more."""
         app = self.row(machine).app

@@ -80,6 +80,8 @@ class Machine(Columns, frozen=True):
     cordoned: Flag | None = None
     hidden: Flag | None = None  # no name that many machines share leads to it
     standbys: JsonList | None = None  # machines that it is started for when their worker is gone
+    stood_for: Text | None = None  # the worker for whose absence it was started last, and when that was
+    stood_at_ms: Count | None = None
     created_at_ms: Count | None = None
     updated_at_ms: Count | None = None
 

@@ -20,18 +20,21 @@ DEAD_PART = 1 / 3
 
 
 class Outage:
-    """What is known of one worker. `told` is for the caller: whether it has acted on the present outage."""
+    """What is known of one worker. `told` is for the caller: whether it has acted on the present outage. `ever`: it was
+    heard of since this was made, so that an outage is one that began since then."""
 
     def __init__(self, now: float) -> None:
         self.heard_at = now
         self.failures = 0
         self.told = False
+        self.ever = False
 
     def heard(self, now: float) -> None:
         """It took a connection, or answered: whatever was, is over."""
         self.heard_at = now
         self.failures = 0
         self.told = False
+        self.ever = True
 
     def failed(self) -> None:
         self.failures += 1

@@ -18,6 +18,19 @@ WAKE_S = 60.0
 
 AUTOSTART = "proxy autostart"
 AUTOSTOP = "proxy autostop"
+_STANDBY = "proxy standby: worker "
+_GONE = " is gone"
+
+
+def standby_cause(worker: str) -> str:
+    """Why a machine is started that stands by for those of a worker."""
+    return f"{_STANDBY}{worker}{_GONE}"
+
+
+def stands_in_for(cause: str) -> str:
+    """The worker that such a cause names, "" of any other."""
+    named = cause.startswith(_STANDBY) and cause.endswith(_GONE)
+    return cause[len(_STANDBY) : -len(_GONE)] if named else ""
 
 
 class Wake(msgspec.Struct, frozen=True, kw_only=True):

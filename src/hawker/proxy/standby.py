@@ -2,7 +2,8 @@
 
 Every proxy of the region looks by itself, and each that takes a worker for gone (`hawker.core.outage`) asks for the
 same starts; to ask twice for one is harmless. A standby is started once for an outage: what becomes of it then is its
-user's business, also when the worker comes back.
+user's business, also when the worker comes back. A proxy that began in the middle of an outage does not know what
+others did: the standby's row tells it whether it was started for that worker since the worker itself began last.
 
 Only workers are looked at whose machines have somebody standing by, with a connection a second.
 """
@@ -16,8 +17,9 @@ import msgspec
 
 from hawker.catalog.view import Changed, RowView
 from hawker.core.outage import Outage
+from hawker.core.ownerlog import began_ms
 from hawker.errors import HawkerError
-from hawker.model.door import Wake
+from hawker.model.door import Wake, standby_cause
 from hawker.proxy.rounds import Rounds
 from hawker.proxy.sites import Sites
 from hawker.proxy.waking import connects
@@ -29,20 +31,24 @@ AGAIN_S = 5.0
 """After a start that its worker refused or did not answer."""
 
 _STANDBYS = (
-    "select id, app, worker, standbys from machines where standbys <> '[]' "
-    "and state in ('stopped', 'suspended', 'created')"
+    "select id, app, worker, standbys, case when desired = 'started' then '' else stood_for end, stood_at_ms "
+    "from machines where standbys <> '[]' and state in ('stopped', 'suspended', 'created')"
 )
+_EPOCHS = "select epoch from _log where owner = ?"
 _NAMED = "select id from machines_rows where standbys <> '[]'"
 ROWS_A_QUERY = 500
 
 
 class Standby(msgspec.Struct, frozen=True):
-    """A machine, and those that it stands by for."""
+    """A machine, and those that it stands by for. `stood_for` is the worker for whose absence it was started last, at
+    `stood_at_ms`, if it was stopped by order since."""
 
     machine: str
     app: str
     worker: str
     of: tuple[str, ...]
+    stood_for: str = ""
+    stood_at_ms: int = 0
 
 
 class Named:
@@ -73,12 +79,12 @@ class Named:
         found = []
         for some in _some(self._ids):
             sql = f"{_STANDBYS} and id in ({','.join('?' * len(some))}) order by id"
-            for machine, app, worker, text in self._view.rows(sql, some):
+            for machine, app, worker, text, stood_for, stood_at_ms in self._view.rows(sql, some):
                 try:
                     of = msgspec.json.decode(text, type=tuple[str, ...])
                 except msgspec.MsgspecError:
                     continue  # one bad row stops nothing
-                found.append(Standby(machine, app, worker, of))
+                found.append(Standby(machine, app, worker, of, stood_for, stood_at_ms))
         return found
 
     def _note(self, changed: Changed) -> None:
@@ -96,12 +102,14 @@ def _some(ids: set[str]) -> list[list[str]]:
 
 
 class Standbys(Rounds):
+    """`outages` are those of workers that are looked at, by worker."""
+
     def __init__(self, sites: Sites, view: RowView, random: Callable[[], float]) -> None:
         super().__init__("standbys", LOOK_S, random)
         self._sites = sites
         self._view = view
         self._named = Named(view)
-        self._outages: dict[str, Outage] = {}
+        self.outages: dict[str, Outage] = {}
         self._starting: dict[str, asyncio.Task[None]] = {}  # by machine
 
     async def close(self) -> None:
@@ -117,23 +125,31 @@ class Standbys(Rounds):
         standing = self._named.standing()
         workers = self._workers_of({machine for standby in standing for machine in standby.of})
         # One that was acted on is not over because the standby runs now: its user may stop it meanwhile.
-        acted_on = {name for name, its in self._outages.items() if its.told and name in self._sites.directory.workers}
+        acted_on = {name for name, its in self.outages.items() if its.told and name in self._sites.directory.workers}
         looked_at = sorted(acted_on.union(workers.values()))
-        for gone in self._outages.keys() - set(looked_at):
-            del self._outages[gone]
+        for gone in self.outages.keys() - set(looked_at):
+            del self.outages[gone]
         await asyncio.gather(*(self._look_at(worker) for worker in looked_at))
         dead = {name for (name,) in self._view.rows("select name from members where status = 'dead'")}
         now = asyncio.get_running_loop().time()
         for worker in looked_at:
-            outage = self._outages[worker]
+            outage = self.outages[worker]
             if outage.told or not outage.gone(now, dead=worker in dead, after_s=self._sites.settings.gone_s):
                 continue
             outage.told = True
+            began_at_ms = None if outage.ever else self._began_ms(worker)
             lost = {machine for machine, its in workers.items() if its == worker}
             _logger.warning("worker.gone", worker=worker, dead=worker in dead, cause="local rule: standbys")
             for standby in standing:
-                if standby.worker != worker and not lost.isdisjoint(standby.of):
-                    self._start(standby, worker)
+                if standby.worker == worker or lost.isdisjoint(standby.of):
+                    continue
+                if began_at_ms is not None and standby.stood_for == worker and standby.stood_at_ms > began_at_ms:
+                    continue  # it was started for this outage, and its user has stopped it
+                self._start(standby, worker)
+
+    def _began_ms(self, worker: str) -> int:
+        """When it began last, as its log tells."""
+        return began_ms(max((epoch for (epoch,) in self._view.rows(_EPOCHS, (worker,))), default=0))
 
     def _workers_of(self, machines: set[str]) -> dict[str, str]:
         """By machine: only of those that are meant to run."""
@@ -144,7 +160,7 @@ class Standbys(Rounds):
 
     async def _look_at(self, worker: str) -> None:
         now = asyncio.get_running_loop().time
-        outage = self._outages.setdefault(worker, Outage(now()))
+        outage = self.outages.setdefault(worker, Outage(now()))
         at = self._sites.directory.workers.get(worker)
         if at is not None and await connects((at.host, at.port), CONNECT_S):
             outage.heard(now())
@@ -159,9 +175,9 @@ class Standbys(Rounds):
 
     async def _started(self, standby: Standby, gone: str) -> None:
         """Until it runs, or the worker is back, or somebody else has decided otherwise."""
-        why = f"proxy standby: worker {gone} is gone"
+        why = standby_cause(gone)
         wish = Wake(app=standby.app, machine=standby.machine, why=why)
-        while (outage := self._outages.get(gone)) is not None and outage.told:
+        while (outage := self.outages.get(gone)) is not None and outage.told:
             worker = self._sites.directory.workers.get(standby.worker)
             if worker is None:
                 return

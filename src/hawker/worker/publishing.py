@@ -18,9 +18,21 @@ from hawker.catalog import apps
 from hawker.catalog.outbox import Projected, Projection
 from hawker.errors import Invalid
 from hawker.model.catalog import Change
+from hawker.model.door import stands_in_for
 from hawker.model.guest import RESOURCES, Guest, Resources
 from hawker.model.machine import SETTLED, State
-from hawker.model.rows import AppRow, CheckRow, LedgerRow, MachineRow, Row, SketchRow, TallyRow, WorkerRow
+from hawker.model.rows import (
+    AppRow,
+    CheckRow,
+    LedgerRow,
+    MachineRow,
+    PublishedRow,
+    Row,
+    SketchRow,
+    TallyRow,
+    WorkerRow,
+    published_key,
+)
 from hawker.model.services import Protocol, Service, check_services, concurrency_json, merged, ports_json
 from hawker.store.tx import Reads
 
@@ -29,6 +41,8 @@ STEPS = 16
 
 LEAVING = frozenset((State.stopping, State.suspending, State.restarting, State.updating, State.destroying))
 """The program is about to end, or to sleep. Proxies wait for that: what is sent to it from then on may be lost."""
+
+AT_REST = frozenset((State.created, State.stopped, State.suspended, State.failed))
 
 Read = dict[tuple[Protocol, int], Service]
 
@@ -103,7 +117,7 @@ class Publishing:
             "memory_mib": row.resources.memory_mib,
             "cordoned": row.cordoned,
             "hidden": True if (row.config.get("dns") or {}).get("skip_registration") else None,
-            "standbys": _json(row.config["standbys"]) if row.config.get("standbys") else None,
+            **(_as_standby(reads, row) if row.config.get("standbys") else {}),
             "created_at_ms": row.created_at_ms,
         }
         urgent = row.state in SETTLED or (row.state in LEAVING and bool(row.ports))
@@ -167,6 +181,18 @@ class Publishing:
         names, layers = (row.names, row.layers) if row else ((), ())
         values = {"names": _json(names), "layers": _json(layers)} if names or layers else None
         return [("region", Change("images", self._name, values), False)]
+
+
+def _as_standby(reads: Reads, row: MachineRow) -> dict[str, Any]:
+    """Whom it stands by for, and for whose absence it was started last, whatever became of it since: proxies go by it
+    that began later."""
+    there = reads.get(PublishedRow, published_key("region", "machines", row.id))
+    before = (there.values if there else None) or {}
+    stood_for, at_ms = before.get("stood_for"), before.get("stood_at_ms")
+    now = stands_in_for(row.cause) if row.state not in AT_REST else ""
+    if now and (now != stood_for or before.get("state") in AT_REST):
+        stood_for, at_ms = now, row.updated_at_ms
+    return {"standbys": _json(row.config["standbys"]), "stood_for": stood_for, "stood_at_ms": at_ms}
 
 
 def _services(row: MachineRow) -> Read:

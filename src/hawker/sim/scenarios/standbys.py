@@ -1,8 +1,7 @@
 """Hosts that lose power, and the machine that stands by for one of theirs.
 
-Several proxies see each outage, and one of them is started anew in the middle of one. The standby is started once for
-an outage: one that its owner stops meanwhile stays stopped, until there is another outage. (A proxy that is started
-anew after that takes the outage for a new one, and starts the standby again: it cannot know.)
+Several proxies see each outage, and one of them is started anew in the middle of each. The standby is started once for
+an outage: one that its owner stops meanwhile stays stopped, until there is another outage.
 """
 
 from __future__ import annotations
@@ -61,6 +60,8 @@ async def _outages(cluster: Cluster) -> Outages:
     await after(SEEN_S)
     stopped = await cluster.in_process("operator", cluster.operator.api.ask("POST", _path(machine, "/stop"), {}))
     assert stopped.status == 200, stopped
+    another.kill()
+    another.start()
     await after(SEEN_S)
     lost.start()
     await after(SEEN_S)
