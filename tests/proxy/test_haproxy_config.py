@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -20,6 +21,8 @@ from hawker.proxy.haproxy.config import (
     PLAIN,
     PLAIN_FIELDS,
     PLAIN_READING,
+    PLAIN_TARGET,
+    TARGET_MOST,
     USUAL,
     Config,
     Frontend,
@@ -115,6 +118,13 @@ def test_versions_that_are_not_known_get_a_rule_for_each_field(tmp_path: Path) -
     written = (tmp_path / "haproxy.cfg").read_text()
     assert r"\r\n" not in written.replace(PLAIN_FIELDS, "").replace(PLAIN_READING, "")
     assert '  http-request add-header fly-region "ams"' in written
+
+
+def test_a_target_that_haproxy_would_not_keep_as_a_whole_is_not_carried() -> None:
+    """It is told to the activator when an answer hands the request on."""
+    assert re.search(PLAIN_TARGET, "/" + "a" * TARGET_MOST)
+    assert not re.search(PLAIN_TARGET, "/" + "a" * (TARGET_MOST + 1))
+    assert f"tune.http.logurilen {TARGET_MOST + 500}" in text(config())
 
 
 HARMLESS = st.text(st.characters(codec="ascii", exclude_characters="\0"), max_size=30)

@@ -48,7 +48,7 @@ local function said_by(txn)
 end
 
 core.register_action("again", { "http-res" }, function(txn, address)
-  local method, url, head = txn.f:method(), txn:get_var("txn.url"), txn:get_var("txn.head")
+  local method, url, head = txn.f:method(), txn.f:capture_req_uri(), txn:get_var("txn.head")
   local reply = txn:reply({ status = 502, reason = "Bad Gateway" })
   local socket = core.tcp()
   socket:settimeout(WITHIN_S)

@@ -15,7 +15,7 @@ import msgspec
 from hawker.proxy.base import ServicePort
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.haproxy import secured
-from hawker.proxy.haproxy.lines import RECORD, RECORD_MOST, RING_BYTES, SOCKET, TEXT_MOST
+from hawker.proxy.haproxy.lines import RECORD_MOST, RING_BYTES, SOCKET, TEXT_MOST, record
 
 ACTIVATOR = "act"
 PLAIN = ServicePort(handlers=("http",))
@@ -27,9 +27,10 @@ _SAFE_VALUE = re.compile(rb"[A-Za-z0-9 .,;:/=+*()@?!<>_-]{0,512}")
 READING = "GET HEAD OPTIONS TRACE"
 """Methods that change nothing (RFC 9110, section 9.2.1)."""
 REPEATABLE = f"{READING} PUT DELETE"
-PLAIN_TARGET = r"^/(?!\.well-known/acme-challenge/)[\x21-\x7e]*+$"
+TARGET_MOST = 8000
+PLAIN_TARGET = rf"^/(?!\.well-known/acme-challenge/)[\x21-\x7e]{{0,{TARGET_MOST}}}+$"
 """HAProxy lets some more bytes pass, which the activator refuses. And it knows the answer to an ACME server's
-challenge (RFC 8555, section 8.3)."""
+challenge (RFC 8555, section 8.3). One that is longer than what HAProxy keeps of it is not plain either."""
 BODY_MOST = 8192
 HEAD_MOST = 5000
 """Bytes of a request with a body, and of its fields, that HAProxy carries by itself: both fit its buffer of 16 KiB."""
@@ -46,9 +47,11 @@ it does not match, the request passes unchanged to the activator. It says what i
 what is wrong takes HAProxy a quarter of a small request's time."""
 PLAIN_READING = rf"^(?:(?!content-length:|{_ODD}){_REST})++\r\n$"
 """The same without a body."""
-OURS = r"(^|\ )(fly-|hawker-|proxy-|(te|upgrade|keep-alive)(\ |$))"
-"""Names of fields of an answer that are not for users."""
+OURS = r"(^|\ )(fly-|hawker-|proxy-|(te|upgrade|keep-alive)(\ |$)|content-type\ (.*\ )?content-type(\ |$))"
+"""Names of fields of an answer that are not for users, or make it hard to tell what it is."""
 JSON_REPLAY = "res.fhdr(content-type) -m beg -i application/vnd.fly.replay+json"
+JSON_LAST = JSON_REPLAY.replace("(content-type)", "(content-type,-1)")
+"""The same where there is one such field: it looks for no other one, which costs as much again."""
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +169,7 @@ def _global(config: Config) -> str:
         f"lua-load {config.directory}/again.lua",
         f"hard-stop-after {_time(config.times.drain_s)}",
         f"tune.http.maxhdr {config.times.fields}",
+        f"tune.http.logurilen {TARGET_MOST + 500}",  # of the first line, which has the host over HTTP/2
     ]
     if config.root:
         lines += [f"chroot {config.directory}", f"user {config.user}", f"group {config.user}"]
@@ -209,7 +213,6 @@ def _base(config: Config) -> str:
 
 def _frontend(config: Config, frontend: Frontend) -> str:
     public, tls = frontend.public, frontend.tls
-    suffix = f"-{config.region}" if config.region else ""
 
     def backend(writing: bool) -> str:
         # All of the field but a port: `req.hdr` would take of two names in it the last.
@@ -220,8 +223,7 @@ def _frontend(config: Config, frontend: Frontend) -> str:
     lines = [
         f"frontend p{public} from base",
         secured.bind(public, config.directory, config.user if config.root else "") if tls else _bind(frontend),
-        f'unique-id-format "{config.prefix}-%pid-%rt{suffix}"',
-        *(_log() if config.logged else []),
+        *(_log(config) if config.logged else []),
         *([f"maxconn {most(config)}"] if not tls and any(each.tls for each in config.frontends) else []),
         *(secured.session(public, config.directory) if tls else _client(config.times, public)),
         "http-request set-var(txn.head) req.hdrs",
@@ -271,10 +273,10 @@ def _client(settings: Settings, public: int) -> list[str]:
     ]
 
 
-def _log() -> list[str]:
+def _log(config: Config) -> list[str]:
     return [
         f"log ring@told len {RECORD_MOST} format raw daemon",
-        f'log-format "{RECORD}"',
+        f'log-format "{record(request_id(config))}"',
         "option dontlognull",
         *(f"capture request header {name} len {TEXT_MOST}" for name in ("referer", "user-agent")),
         "http-request set-log-level silent",
@@ -316,7 +318,6 @@ def _kind(config: Config, kind: Kind) -> str:
         # With one machine there is no other to try, and what a request is kept for costs a seventh of all.
         "http-request disable-l7-retry if { nbsrv lt 2 }",
         *(["http-request set-log-level info"] if config.logged else []),
-        f"http-request set-var(txn.url) {'pathq' if tls else 'url'}",
         *_added("request", _of_request(config, kind.public, tls), config.joined),
         *(secured.of_kind(_time(config.times.idle_timeout_s)) if tls else []),
         f"http-request allow if {{ method {READING} }}",
@@ -334,6 +335,11 @@ def is_tls(kind: Kind) -> bool:
     return "tls" in kind.service.handlers
 
 
+def request_id(config: Config) -> str:
+    """Format of a request's id: the same in all that is said of it, and cheaper than HAProxy's own, which it keeps."""
+    return f"{config.prefix}-%pid-%rt" + (f"-{config.region}" if config.region else "")
+
+
 def _of_request(config: Config, public: int, tls: bool) -> list[tuple[str, str]]:
     client = "%[var(sess.client)]"
     return [
@@ -345,7 +351,7 @@ def _of_request(config: Config, public: int, tls: bool) -> list[tuple[str, str]]
         ("via", f"{'%[var(sess.http)]' if tls else '1.1'} hawker"),
         ("fly-client-ip", client),
         ("x-forwarded-for", client),
-        ("fly-request-id", "%[unique-id]"),
+        ("fly-request-id", request_id(config)),
     ]
 
 
@@ -356,7 +362,7 @@ def _answers(config: Config, kind: Kind) -> list[str]:
     removed = {name.decode() for name in service.removed_headers}
     given = [(name.decode(), value.decode()) for name, value in service.set_headers if name.decode() not in removed]
     cut = removed | {name for name, _ in given}
-    ours = [("server", "hawker"), ("via", "1.1 hawker"), ("fly-request-id", "%ID")]  # which was made for the request
+    ours = [("server", "hawker"), ("via", "1.1 hawker"), ("fly-request-id", request_id(config))]
     added = [] if service.pristine else [field for field in ours if field[0] not in cut]
     own: tuple[str, ...] = ("server",)
     if service.pristine:
@@ -383,7 +389,7 @@ def _answers(config: Config, kind: Kind) -> list[str]:
         lines.insert(0, "http-response set-log-level silent if { srv_id 1 }")
     if quick:
         names = OURS.replace("fly-", r"fly-(?!request-id(\ |$))") if tls and not service.pristine else OURS
-        ready = rf"http-response allow unless {{ res.hdr_names(\ ) -m reg {names} }} or {{ {JSON_REPLAY} }}"
+        ready = rf"http-response allow unless {{ res.hdr_names(\ ) -m reg {names} }} or {{ {JSON_LAST} }}"
         return [*lines, *taken_off, *_added("response", added, joined), ready, *followed, *for_proxies]
     lines += [*followed, *for_proxies, *taken_off, *_added("response", added, joined)]
     lines += [f"http-response del-header {name}" for name in sorted(removed)]

@@ -18,16 +18,20 @@ RECORD_MOST = 4096
 """Bytes; a longer one loses the end of its target."""
 TEXT_MOST = 1024
 """Bytes of each field that the user wrote."""
-RECORD = r"\t".join(
-    (
-        *("%[var(sess.client)]", "%trg", "%HM", "%HV", "%ST", "%B", "%ID", "%b", "%s", "%Tr", "%Ta", "%ts"),
-        *("%[capture.req.hdr(0)]", "%[capture.req.hdr(1)]", "%[var(txn.url)]"),
-    )
-)
-"""The captured ones are Referer and User-Agent. Nothing has a tab in it: a request with one is not carried."""
 _TO_ESCAPE = re.compile(rb'["\\\x00-\x08\x0a-\x1f\x7f-\xff]')
 _NOTHING_SENT = frozenset("HQCR")
 """The second letter of HAProxy's word for how a request ended (its manual, section 8.5): before its answer."""
+
+
+def record(request_id: str) -> str:
+    """Its format, with that of a request's id. The captured fields are Referer and User-Agent. Nothing has a tab in it:
+    a request with one is not carried."""
+    return r"\t".join(
+        (
+            *("%[var(sess.client)]", "%trg", "%HM", "%HV", "%ST", "%B", request_id, "%b", "%s", "%Tr", "%Ta", "%ts"),
+            *("%[capture.req.hdr(0)]", "%[capture.req.hdr(1)]", "%[capture.req.uri]"),
+        )
+    )
 
 
 def line_of(record: bytes, app_of: Callable[[str], str]) -> str:
