@@ -50,8 +50,11 @@ async def test_a_proxy_alone_serves_apps_and_tells_how_it_is(tmp_path: Path) -> 
             assert 'hawker_proxy_requests_total{status="200"} 1.0' in metrics.splitlines()
             assert (await peer.request("GET", "/v1/apps", timeout_s=5)).status == 404
             scraper = Peer("127.0.0.1", api, headers={"authorization": "Bearer scraper"})
+            own = msgspec.json.decode((await scraper.request("GET", "/health/proxy", timeout_s=5)).body)
+            assert own == msgspec.to_builtins(edge.proxy.health(), str_keys=True)
             for method, path, status in (
                 ("GET", "/metrics", 200),
+                ("GET", "/health/proxy", 200),
                 ("GET", "/v1/hawker/members", 401),
                 ("POST", "/v1/catalog/digest", 401),  # agents' own
                 ("GET", "/v1/apps", 404),

@@ -15,20 +15,22 @@ from typing import TYPE_CHECKING
 
 from hawker.agent.outfit import MakeOutfit, live_outfit, open_resolver
 from hawker.agent.settings import AgentSettings, BrokerRole, WorkerRole, host_capacity
-from hawker.errors import HawkerError
+from hawker.errors import HawkerError, NotFound
 from hawker.host import Host
-from hawker.http.app import Serving, Tokens
+from hawker.http.app import Handler, Serving, Tokens, reply
 from hawker.http.server import BACKLOG, Server, serve
 from hawker.model.values import host_port
 from hawker.telemetry import METRICS_CONTENT_TYPE, Metrics
 
 if TYPE_CHECKING:
+    from starlette.responses import Response
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from hawker.broker.api import Broker
     from hawker.catalog.api import CatalogApi
     from hawker.catalog.node import Node
     from hawker.catalog.publisher import Publisher
+    from hawker.http.call import Call
     from hawker.network.base import HostNetwork
     from hawker.proxy.service import Proxy
     from hawker.proxy.settings import ProxySettings
@@ -95,7 +97,9 @@ class Agent:
             if settings.broker:
                 await self._open_broker(stack, settings.broker, fronts.pop(0))
             if fronts and self.node and self.reading:
-                fronts.pop().open(reader_app(settings, self._host, self._tokens, self.metrics, self.node, self.reading))
+                fronts.pop().open(
+                    reader_app(settings, self._host, self._tokens, self.metrics, self._routes(), self.reading)
+                )
             self._stack = stack.pop_all()
 
     async def retire(self) -> None:
@@ -200,7 +204,7 @@ class Agent:
             if stopping and self._remove_network:
                 await self._remove_network()
 
-        app = await worker.open(self._tokens, node.replica, node.routes(), self.reading, settings.tokens.cluster)
+        app = await worker.open(self._tokens, node.replica, self._routes(), self.reading, settings.tokens.cluster)
         stack.push_async_callback(close)
         if self._network is not None:
             await open_resolver(stack, self._network, node.replica, settings, self._host)
@@ -232,7 +236,7 @@ class Agent:
             settings.urls(),
         )
         stack.push_async_callback(broker.close)
-        front.open(broker.app(self._tokens, node.routes() if node else None))
+        front.open(broker.app(self._tokens, self._routes() if node else None))
 
     async def _open_proxy(self, stack: AsyncExitStack, proxy: ProxySettings) -> None:
         from hawker.proxy.service import Proxy
@@ -257,6 +261,16 @@ class Agent:
         for collector in self.proxy.collectors():
             self.metrics.registry.register(collector)
 
+    def _routes(self) -> dict[tuple[str, str], Handler]:
+        """Agents' own paths, but for metrics."""
+        assert self.node is not None
+        return {**self.node.routes(), ("GET", "/health/proxy"): self._tell_proxy}
+
+    async def _tell_proxy(self, call: Call) -> Response:
+        if self.proxy is None:
+            raise NotFound("this agent has no proxy")
+        return reply(self.proxy.health())
+
     async def _watch(self, failed: asyncio.Event) -> None:
         """The agent ends for whoever watches over it to start it again; its machines run on."""
         await failed.wait()
@@ -277,13 +291,17 @@ def _fit() -> str:
 
 
 def reader_app(
-    settings: AgentSettings, host: Host, tokens: Tokens, metrics: Metrics, node: Node, reading: CatalogApi
+    settings: AgentSettings,
+    host: Host,
+    tokens: Tokens,
+    metrics: Metrics,
+    own: dict[tuple[str, str], Handler],
+    reading: CatalogApi,
 ) -> ASGIApp:
     """What an agent serves that has neither worker nor broker: the catalog, its health, its metrics."""
     from starlette.responses import Response
 
     from hawker.catalog.api import health
-    from hawker.http.call import Call
     from hawker.model.endpoints import ENDPOINTS
 
     async def tell_health(call: Call) -> Response:
@@ -294,7 +312,7 @@ def reader_app(
 
     handlers = {**reading.handlers(), "Health": tell_health}
     served = [endpoint for endpoint in ENDPOINTS if endpoint.op in handlers]
-    routes = {**node.routes(), ("GET", "/metrics"): tell_metrics}
+    routes = {**own, ("GET", "/metrics"): tell_metrics}
     return Serving(host, tokens, metrics, settings.region).app(served, handlers, agent_routes=routes)
 
 

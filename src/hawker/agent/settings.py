@@ -9,7 +9,7 @@ watchdog_s = 10           # so long the event loop may stand still before the ag
 
 [tokens]
 cluster = "..."           # shared by all agents; speaks for any owner
-# metrics = "..."          # reads /metrics, and nothing else
+# metrics = "..."          # reads /metrics and /health/proxy, and nothing else
 [tokens.users]            # owner = token
 alice = "..."
 
@@ -78,7 +78,7 @@ _DISK_SCALE_MAX = 1000.0
 
 
 class TokenSettings(msgspec.Struct, forbid_unknown_fields=True):
-    """`users` are tokens by owner. `metrics` reads `/metrics` and nothing else; "": the cluster's alone does."""
+    """`users` are tokens by owner. `metrics` reads `/metrics` and `/health/proxy`; "": the cluster's alone does."""
 
     cluster: str
     users: dict[str, str] = {}

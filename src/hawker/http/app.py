@@ -36,7 +36,8 @@ WORKER = "hawker-worker"
 """The worker that a broker means. Addresses are used again: by another worker of a market that was started anew, or
 after a host has gone."""
 OPEN_PATHS = frozenset({"/health", "/openapi.json"})
-METRICS = "/metrics"
+SCRAPED = frozenset({"/metrics", "/health/proxy"})
+"""What the token for metrics reads."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -106,8 +107,9 @@ class Serving:
                 path = path_of(request)
                 owner = "" if path in OPEN_PATHS else self._tokens.owner(_authorization(request))
                 agent = owner == AGENT
-                if owner == SCRAPER and path not in OPEN_PATHS and not (agents_only and path == METRICS):
-                    raise Unauthorized(f"Authenticate: this token reads {METRICS} alone", hint="use a user's token")
+                if owner == SCRAPER and path not in OPEN_PATHS and not (agents_only and path in SCRAPED):
+                    paths = " and ".join(sorted(SCRAPED))
+                    raise Unauthorized(f"Authenticate: this token reads {paths} alone", hint="use a user's token")
                 if agents_only and not agent and owner != SCRAPER:
                     raise NotFound(f"no such path: {path}")
                 if agent:
