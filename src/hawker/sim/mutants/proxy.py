@@ -31,7 +31,9 @@ def _any_that_sleeps(home: Region, out: Collection[str], **options: Any) -> Seat
     return asleep[len(current_process().name) % len(asleep)] if asleep else None
 
 
-def _sent_again(method: bytes, how: str, *, sent: bool, whole: bool, tries: int, sent_tries: int) -> bool:
+def _sent_again(
+    method: bytes, how: str, *, sent: bool, whole: bool, tries: int, sent_tries: int, sent_most: int
+) -> bool:
     return whole and sent_tries < 3
 
 
