@@ -62,7 +62,7 @@ async def collector() -> AsyncIterator[Collector]:
     await asyncio.gather(*(task for task in it.taken if task))
 
 
-async def test_a_request_that_wakes_a_machine_leaves_a_trace_of_both_proxies(
+async def test_a_request_that_wakes_a_machine_leaves_a_trace_of_both_proxies_and_counts_of_the_same_phases(
     tmp_path: Path, collector: Collector
 ) -> None:
     async with house(tmp_path, traces=collector.url) as it, edge(it, traces=collector.url) as front:
@@ -73,6 +73,10 @@ async def test_a_request_that_wakes_a_machine_leaves_a_trace_of_both_proxies(
             "/ edge": ["answer", "connect", "obtain", "wait"],
             "/ door": ["answer", "connect", "obtain", "ready", "start", "wait"],
         }
+        registry = CollectorRegistry()
+        registry.register(it.proxy.engine.counters)
+        for phase in ("obtain", "wait", "start", "ready", "connect"):
+            assert registry.get_sample_value("hawker_proxy_phase_seconds_count", {"phase": phase}) == 1
         traced = {span["traceId"] for body in collector.bodies for span in _spans(body)}
         assert len(traced) == 1
         await front.get("web")  # it is awake: nothing to tell
