@@ -35,6 +35,9 @@ ALL_S = 5.0
 """How often all that is carried is looked at, whatever is said to have changed."""
 AGAIN_S = 1.0
 """After HAProxy could not be started."""
+EVERYWHERE = 5
+"""Every so many looks are at all backends, which takes HAProxy as long as thirty requests; the others, at those where
+something was in flight."""
 
 
 class Wish:
@@ -79,7 +82,8 @@ class Following:
         self._replaying: set[str] = set()  # apps
         self._dirty: set[str] = set()  # apps
         self._all_at = 0.0
-        self._busy = False
+        self._busy: list[Carried] = []
+        self._everywhere_at = 0.0
         self._stirred = asyncio.Event()
         self._ends = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
@@ -184,7 +188,7 @@ class Following:
         while True:
             with suppress(TimeoutError):
                 # A tenth of the time at most, however many apps there are.
-                async with asyncio.timeout(max(self._settings.look_s * (1 if self._busy else 5), 9 * looked_s)):
+                async with asyncio.timeout(max(self._settings.look_s * (1 if self._busy else EVERYWHERE), 9 * looked_s)):
                     await self._stirred.wait()
             if self._ends.is_set():
                 return
@@ -213,21 +217,28 @@ class Following:
         """At what is in flight."""
         if self._runtime.old:
             await self._runtime.refresh()
+        if not self._busy or self._runtime.old or self._now() >= self._everywhere_at:
+            self._everywhere_at = self._now() + EVERYWHERE * self._settings.look_s
+            self._busy = await self._moving()
+        looked_at = [each for each in self._busy if self._table.carried.get(each.key) is each]
+        if looked_at:
+            self._dirty.update(carried.key[0] for carried in looked_at)
+            usage = await self._runtime.usage([carried.backend for carried in looked_at])
+            for carried in looked_at:
+                self._told(carried, usage[carried.backend])
+
+    async def _moving(self) -> list[Carried]:
+        """Where something is in flight, or has been since the last time, or is not as it should be."""
         busy = await self._runtime.busy()
-        wanted: list[Carried] = []
+        found: list[Carried] = []
         for carried in self._table.carried.values():
             now, total, act = busy.get(carried.backend, (0, 0, 0))
             moved = total != carried.total
             carried.total = total
             in_flight = any(machine.now for machine in carried.machines.values())
             if now or moved or in_flight or carried.leaving or act < carried.open or self._runtime.old:
-                wanted.append(carried)
-                self._dirty.add(carried.key[0])
-        self._busy = bool(wanted)
-        if wanted:
-            usage = await self._runtime.usage([carried.backend for carried in wanted])
-            for carried in wanted:
-                self._told(carried, usage[carried.backend])
+                found.append(carried)
+        return found
 
     def _told(self, carried: Carried, usage: dict[str, Usage]) -> None:
         self._counters.carried(carried.answered(usage))
