@@ -188,7 +188,8 @@ class Following:
         while True:
             with suppress(TimeoutError):
                 # A tenth of the time at most, however many apps there are.
-                async with asyncio.timeout(max(self._settings.look_s * (1 if self._busy else EVERYWHERE), 9 * looked_s)):
+                pause_s = self._settings.look_s * (1 if self._busy else EVERYWHERE)
+                async with asyncio.timeout(max(pause_s, 9 * looked_s)):
                     await self._stirred.wait()
             if self._ends.is_set():
                 return
