@@ -113,6 +113,7 @@ APART: dict[str, dict[str, str]] = {
         "test_an_answer_without_a_length_that_is_reset_is_cut_also_for_http_1_0": (
             "HAProxy ends an answer to HTTP/1.0 that was cut like one that has ended"
         ),
+        "test_early_hints_pass_but_not_to_http_1_0": "HAProxy cuts the answers off that follow: test_haproxy",
         "test_a_connection_may_be_limited_to_some_requests": "HAProxy 2.6 has no such limit",
         "test_a_tunnel_that_breaks_on_one_side_breaks_on_the_other": "HAProxy ends what breaks as what ends",
         "test_what_comes_back_is_what_comes_without_a_proxy[limits]": _CUT,

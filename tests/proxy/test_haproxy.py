@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from tests.kit.planes import Haproxy
 from tests.kit.raw_http import Answer, Broken, Upstream, Visit, chunked, echo, head, hello, saying
 from tests.kit.routers import FakeLender
-from tests.kit.waiting import eventually, until
+from tests.kit.waiting import at_rest, eventually, until
 from tests.proxy.conftest import Stage
 from tests.proxy.test_replays import handing, handing_json
 
@@ -246,6 +246,29 @@ async def test_an_answer_too_large_for_that_is_asked_for_again_by_the_user() -> 
         answer = await user.ask("GET /a?b")
         assert (answer.status, answer["location"]) == (307, "/a?b")
         assert len((await user.ask("GET /a?b")).body) == 100_000
+
+
+@pytest.mark.parametrize("kind", ["chunked", "length"])
+async def test_an_answer_after_an_interim_one_is_whole_and_its_app_is_not_carried(kind: str) -> None:
+    """HAProxy 2.6 takes the second of two that it reads at once for one without a body, and ends it there."""
+    head_, first, rest = {
+        "chunked": (b"Transfer-Encoding: chunked", b"4\r\nhalf\r\n", b"4\r\nmore\r\n0\r\n\r\n"),
+        "length": (b"Content-Length: 8", b"half", b"more"),
+    }[kind]
+
+    async def hinting(visit: Visit) -> None:
+        await visit.read()
+        hint = b"HTTP/1.1 103 Early Hints\r\nLink: </a.css>\r\n\r\n"
+        await visit.send(hint + b"HTTP/1.1 200 OK\r\n" + head_ + b"\r\n\r\n" + first)
+        await at_rest(lambda: len(visit.upstream.visits))
+        await visit.send(rest)
+
+    async with hot() as stage:
+        await stage.machine(hinting)
+        for number in range(1, 4):
+            answer = await stage.ask("GET /")
+            assert (answer.status, answer.body, answer.interim) == (200, b"halfmore", [])
+            assert stage.decided == number
 
 
 async def test_a_machine_that_refuses_connections_is_given_up_and_the_activator_finds_another() -> None:

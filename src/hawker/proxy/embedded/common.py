@@ -108,6 +108,9 @@ class Common:
         else:
             self.connections.pop(which, None)
 
+    def hinted(self, route: Route) -> None:
+        """A machine has answered a request of this route with an interim answer first."""
+
     def handed_on(self, route: Route) -> None:
         """A machine has handed a request of this route on."""
 

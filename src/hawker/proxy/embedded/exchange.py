@@ -136,7 +136,14 @@ class Exchange(Errand):
     # --- for the machine's connection --------------------------------------------------------------------------------
 
     def interim(self, head: AnswerHead) -> None:
-        if head.status != 100 or self._request.expects:
+        inlet = self._inlet
+        if head.status == 100:
+            passes = self._request.expects and (inlet.hears or self.sending)
+        else:
+            passes = inlet.hears
+            assert self._route is not None
+            self._common.hinted(self._route)
+        if passes:
             self._front.interim(head.status, self._inlet.interim(head))
 
     def answer(self, head: AnswerHead) -> None:

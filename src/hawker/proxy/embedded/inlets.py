@@ -48,6 +48,8 @@ class Inlet(Protocol):
     """The client's connection is encrypted."""
     edge: bool
     """Users' requests: answers may be for this proxy (`fly-replay`)."""
+    hears: bool
+    """Interim answers are understood there. One who does not gets no more than the one that it needs: to go on."""
 
     def request_id(self, request: RequestHead) -> bytes: ...
 
@@ -106,6 +108,7 @@ class Public:
     __slots__ = ("_app", "_common", "_edge", "_https", "_of_old", "_peer", "_port", "_told", "client", "edge", "secure")
 
     _version = b"1.1"
+    hears = True
 
     def __init__(self, common: Common, port: int, client: bytes, secure: bool, app: str = "") -> None:
         self.client = client
@@ -250,6 +253,7 @@ class Backhaul:
     """Another proxy's connection. Nothing is said to one that does not have the cluster's token."""
 
     __slots__ = ("_app", "_common", "_hops", "_machine", "_port", "_token", "client", "edge", "secure")
+    hears = True
 
     def __init__(self, common: Common, client: bytes) -> None:
         self.client = client

@@ -110,6 +110,7 @@ class PlainInlet:
     """Where the connections of a public port belong: those that asked for the name `host`, if they ask for names."""
 
     __slots__ = ("_common", "_host", "_port", "client", "edge", "secure")
+    hears = False
 
     def __init__(self, common: Common, port: int, client: bytes, host: str = "") -> None:
         self.client = client

@@ -27,8 +27,12 @@ class Behind(Public):
     Most are as their users wrote them, but for `hawker-client`. Those without that field were on their way to a
     machine, with all that an edge adds, when it refused the connection, or was full. Those with `hawker-handed`, which
     HAProxy takes off what users say, were at a machine that handed them on.
+
+    When HAProxy reads an interim answer and the next one at once, it takes that for one without a body: what comes
+    later of it is lost, and the end is told as if it were one (haproxy#2587, haproxy#3209; 2.6 to 3.3).
     """
 
+    hears = False
     __slots__ = ("_answered", "_host", "_method", "_name", "_passed", "_route", "_trusting", "_version")
 
     def __init__(self, common: Common, port: int, answered: Answered, *, secure: bool = False) -> None:

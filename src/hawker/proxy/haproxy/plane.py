@@ -243,6 +243,10 @@ class HaproxyEngine(Engine):
     def secured(self, connection: Connection, port: int, name: str, route: Route) -> None:
         self._following.secured(connection, port, name, route)
 
+    def hinted(self, route: Route) -> None:
+        """HAProxy does harm to answers that follow one (`Behind`)."""
+        self._following.handed_on(route)
+
     def handed_on(self, route: Route) -> None:
         """All requests of the app pass the activator from now on."""
         self._following.handed_on(route)
