@@ -90,7 +90,8 @@ async def test_requests_of_many_users_on_one_connection_of_http2_are_told_apart(
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 async def test_a_trusted_proxy_says_where_a_connection_comes_from(before: Stage, version: Literal["v1", "v2"]) -> None:
-    before.settings["proxy_protocol"] = (80,)
+    networks = [f"2001:db8:{number:x}::/48" for number in range(200)]  # as CDNs have
+    before.settings |= {"proxy_protocol": (80,), "trusted": (*networks, "127.0.0.1")}
     machine = await before.machine()
     user = await before.user()
     data = write_preface(version, WAY)

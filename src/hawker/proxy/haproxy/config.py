@@ -267,7 +267,11 @@ def _client(settings: Settings, public: int) -> list[str]:
     if public not in settings.proxy_protocol:
         return [f"tcp-request connection {kept}"]
     return [
-        f"acl of_trusted src {' '.join(settings.trusted)}",
+        # A line of HAProxy's has 64 words at most, and a CDN hundreds of networks.
+        *(
+            f"acl of_trusted src {' '.join(settings.trusted[at : at + 16])}"
+            for at in range(0, len(settings.trusted), 16)
+        ),
         "tcp-request connection expect-proxy layer4 if of_trusted",
         f"tcp-request session {kept}",
     ]
