@@ -28,6 +28,7 @@ import msgspec
 from bench.catalog import EPOCH, machine, machine_ids, resident_mib
 from bench.run import Table
 from hawker.catalog.replica import Replica
+from hawker.catalog.replication import TAKE_S
 from hawker.host import live
 from hawker.model.catalog import Change, LogId, Numbered, Origin, Range, Tier, Values, Version
 from hawker.model.services import Concurrency, PublicPort, concurrency_json, ports_json
@@ -219,6 +220,8 @@ async def changed(path: Path, sizes: Sizes, touched: int) -> dict[str, float]:
     stalls: list[float] = []
     began, used = loop.time(), process_time()
     for number, batch in enumerate(batches, 1):
+        while replica.held_up:  # noqa: ASYNC110  # as those do who hand over what is told
+            await asyncio.sleep(TAKE_S)
         at_ = perf_counter()
         replica.receive(batch)
         if proxy is not None:

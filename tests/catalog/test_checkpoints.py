@@ -7,6 +7,7 @@ from pathlib import Path
 
 import apsw
 import pytest
+from tests.kit.waiting import wait_until
 
 from hawker.catalog.checkpoints import Checkpoints
 
@@ -47,3 +48,28 @@ def test_a_log_that_grows_faster_than_it_is_brought_is_bounded_all_the_same(
     checkpoints.close()
     assert log.stat().st_size < 200 * 4200
     assert file.stat().st_size > 2_000_000
+
+
+def test_a_log_that_is_written_all_the_time_begins_anew_though_no_commit_brings_any_of_it(
+    tmp_path: Path, writer: apsw.Connection
+) -> None:
+    """Once a commit brought the rest, and waited for the disk twice: 25 ms in which a proxy did nothing else."""
+    log = tmp_path / "a.db-wal"
+    checkpoints = Checkpoints(str(tmp_path / "a.db"), writer, pages=100, most=1 << 30)
+
+    def begun_anew() -> bool:
+        if not checkpoints.holding:
+            write(writer, 10)
+        return salt(log) != first
+
+    write(writer, 1)
+    first = salt(log)
+    wait_until(begun_anew, "the log has begun anew")
+    checkpoints.close()
+    assert not checkpoints.holding
+
+
+def salt(log: Path) -> bytes:
+    """What tells a log from the one before it in the same file (SQLite's file format, section 4.1)."""
+    with log.open("rb") as file:
+        return file.read(24)[16:]

@@ -15,7 +15,7 @@ from tests.kit.virtual_time import virtual_host, virtual_time
 from hawker.catalog.exchange import Address, Exchange
 from hawker.catalog.packets import Sealer
 from hawker.catalog.replica import Replica
-from hawker.catalog.replication import HOLE_S, SOON_S, FetchAnswer, Replication
+from hawker.catalog.replication import HOLE_S, SOON_S, TAKE_S, FetchAnswer, Replication
 from hawker.client.wire import PeerUnreachable
 from hawker.model.catalog import Change, Position, Version
 from hawker.sim.platform.disk import CrashDisk
@@ -102,6 +102,32 @@ async def test_what_is_told_by_its_position_is_asked_for_sooner_than_what_may_on
     node.told(NEIGHBOUR, [Version("ord-2", "region", 1, 11, ())])
     await asyncio.sleep(SOON_S * 1.5)
     assert len(exchange.asked) == 2
+    await node.close()
+    replica.close()
+
+
+class HeldUp(Replica):
+    """Its file waits for the disk while `held`."""
+
+    held = False
+
+    @property
+    def held_up(self) -> bool:
+        return self.held
+
+
+@virtual_time
+async def test_what_is_told_while_the_file_waits_for_the_disk_is_taken_a_moment_later(tmp_path: Path) -> None:
+    replica = HeldUp.open(tmp_path / "catalog.db", virtual_host())
+    node, owner = replication(replica, Asked()), Owner(replica, "ord-2")
+    owner.put("machines", **row("a"))
+    replica.held = True
+    node.told(NEIGHBOUR, [Version("ord-2", "region", 1, 2, (Change("machines", "b", row("b")["b"]),))])
+    await asyncio.sleep(1)
+    assert replica.position(owner.origin.log).head == 1
+    replica.held = False
+    await asyncio.sleep(TAKE_S * 1.5)
+    assert replica.position(owner.origin.log).head == 2
     await node.close()
     replica.close()
 

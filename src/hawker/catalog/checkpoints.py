@@ -3,6 +3,10 @@
 SQLite does that within a commit, every so many pages: it writes all of them, and waits for the disk twice. That is
 nothing for a database, but the loop that waits for the commit carries users' requests, too, and where rows change all
 the time they would stand still for a tenth of a second every few seconds.
+
+The log begins anew only when all of it was brought, and what is written meanwhile is not. So a thread brings it in
+rounds, each of which finds less, and keeps writers out during the last one, which waits for the disk as the others do.
+`holding` says so: who can, writes a moment later.
 """
 
 from __future__ import annotations
@@ -16,8 +20,9 @@ from hawker.store.connection import BUSY_MS, rows
 
 PAGES = 4000
 """Of the log, after which it is begun with: 16 MB."""
-PAGES_LEFT = 500
-"""What was written meanwhile and is no more than that, a commit brings itself: only then the log begins anew."""
+PAGES_LEFT = 100
+"""What was written meanwhile and is no more than that, is brought while writers wait."""
+ROUNDS_MOST = 5
 PAGES_MOST = 4 * PAGES
 """Who writes faster than that is brought, waits for it."""
 
@@ -30,7 +35,8 @@ class Checkpoints:
         self._pages = pages
         self._most = most
         self._thread: threading.Thread | None = None
-        self._brought = 0  # pages of this log, as far as is known
+        self._again = 0  # pages of this log from which it is tried again: somebody read what was there before
+        self.holding = False
         writer.set_wal_hook(self._committed)  # in the place of SQLite's own
 
     def close(self) -> None:
@@ -41,15 +47,13 @@ class Checkpoints:
 
     def _committed(self, writer: apsw.Connection, name: str, pages: int) -> int:
         """So many pages are in the log."""
-        if pages < self._brought:
-            self._brought = 0  # it was begun anew
         if pages < self._pages:
+            self._again = 0  # it was begun anew
             return apsw.SQLITE_OK
-        running = self._thread is not None and self._thread.is_alive()
-        if pages >= self._most or (self._brought and not running and pages - self._brought <= PAGES_LEFT):
+        if pages >= self._most:
             with suppress(apsw.Error):  # of a full disk: the log grows, and the next one tries it again
-                _, self._brought = writer.wal_checkpoint(name, apsw.SQLITE_CHECKPOINT_PASSIVE)
-        elif not running:
+                writer.wal_checkpoint(name, apsw.SQLITE_CHECKPOINT_PASSIVE)
+        elif pages >= self._again and (self._thread is None or not self._thread.is_alive()):
             self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
             self._thread.start()
         return apsw.SQLITE_OK
@@ -60,6 +64,16 @@ class Checkpoints:
             try:
                 db.set_busy_timeout(BUSY_MS)
                 rows(db, "select count(*) from sqlite_schema")  # it is not opened before
-                _, self._brought = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                before = 0
+                for _ in range(ROUNDS_MOST):
+                    _, brought = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                    if brought - before <= PAGES_LEFT:
+                        break
+                    before = brought
+                self.holding = True
+                db.set_busy_timeout(0)  # nobody waits for those who read
+                pages, brought = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_FULL)
+                self._again = 0 if brought == pages else pages + PAGES_LEFT
             finally:
+                self.holding = False
                 db.close(True)

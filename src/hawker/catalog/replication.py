@@ -32,6 +32,8 @@ are told at a time, and tell others once they have them, so no owner is asked by
 TAKE_S = 0.002
 TAKE_MOST = 256
 """One commit for what is told within a moment: 30,000 versions a second instead of 15,000."""
+HELD_MOST = 4096
+"""Versions that are kept while the replica's file is brought up to date: a second of them at the most there can be."""
 ANSWER_BYTES = 8 << 20
 """A fetch is answered with about this much at a time, and with one whole log at least."""
 
@@ -131,7 +133,12 @@ class Replication:
             self.take()
 
     def take(self) -> None:
-        """Take what was told by now."""
+        """Take what was told by now, or a moment later, where the event loop would stand still for it."""
+        if self._replica.held_up and len(self._fresh) < HELD_MOST:
+            if self._taking:
+                self._taking.cancel()
+            self._taking = asyncio.get_running_loop().call_later(TAKE_S, self.take)
+            return
         fresh, self._fresh = self._fresh, []
         sources, self._sources = self._sources, {}
         if self._taking:

@@ -96,6 +96,11 @@ class Tables:
         except apsw.IOError as error:
             raise translated(error, self._path) from error
 
+    @property
+    def held_up(self) -> bool:
+        """Whether a commit would wait for the disk now. It passes in a moment."""
+        return self._checkpoints is not None and self._checkpoints.holding
+
     def newest_stamp(self) -> int:
         """The greatest stamp of the merged rows that are here."""
         return self._stamp
