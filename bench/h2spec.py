@@ -2,8 +2,8 @@
 
     python -m bench.h2spec
 
-Takes `h2spec` from PATH, or builds it with Go. Over TLS, which is the embedded plane's in both, and in plain text with
-prior knowledge. In plain text one case cannot pass, "Sends invalid connection preface": what begins otherwise is
+Takes `h2spec` from PATH, or builds it with Go. Over TLS, which HAProxy ends for names that it knows, and in plain text
+with prior knowledge. In plain text one case cannot pass, "Sends invalid connection preface": what begins otherwise is
 HTTP/1.1 there, and gets its answer, 400.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tests.kit.authority import Authority
 from tests.kit.planes import Haproxy
-from tests.kit.raw_http import Upstream, Visit
+from tests.kit.raw_http import Upstream, User, Visit
 from tests.kit.routers import FakeMachine, FakeRoute, FakeRouter
 
 import hawker.host
@@ -29,6 +29,7 @@ from hawker.proxy.base import Address, ServicePort
 from hawker.proxy.certificates import Certificates
 from hawker.proxy.embedded.engine import Engine
 from hawker.proxy.embedded.settings import Settings
+from hawker.proxy.haproxy.plane import HaproxyEngine
 
 MODULE = "github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible"
 PLAIN = "3.5. HTTP/2 Connection Preface: Sends invalid connection preface"
@@ -70,9 +71,10 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         h2spec = program(name)
-        Authority().write(directory, "h2spec.example")
+        authority = Authority()
+        authority.write(directory, "localhost")
         host = hawker.host.live()
-        certificates = Certificates((directory,), host, default="h2spec.example")
+        certificates = Certificates((directory,), host, default="localhost")
         await certificates.look()
         upstream = Upstream(answer)
         await upstream.open()
@@ -87,8 +89,16 @@ async def main() -> None:
             bad |= shown(title, report)
         if shutil.which("haproxy"):
             plane = Haproxy()
-            await plane.open(Anyone(FakeRoute("web", machines)), {"region": "ams"})
+            router = Anyone(FakeRoute("web", machines))
+            await plane.open(router, {"region": "ams", "certificates": directory})
             shown("plain text, before HAProxy", await tested(h2spec, directory, plane.http))
+            router.find(443, "").port = ServicePort(handlers=("tls", "http"))
+            assert isinstance(plane.engine, HaproxyEngine)
+            while not (plane.engine.opened(443) and plane.engine.carried):
+                user = await User.at(plane.tls, "", authority.client("http/1.1"), "localhost")
+                await user.ask("GET / | Host: localhost")
+                await user.close()
+            bad |= shown("TLS, by HAProxy", await tested(h2spec, directory, ("localhost", plane.tls[1]), "-t", "-k"))
             await plane.close()
         await upstream.close()
     sys.exit(bad)

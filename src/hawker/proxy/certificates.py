@@ -189,8 +189,10 @@ class Certificates(Collector):
         for name, each in by_name.items():
             if name:
                 chosen.setdefault(each, []).append(name)
-        self.version += chosen != self._chosen
-        self._by_name, self._chosen = by_name, chosen
+        if chosen != self._chosen:
+            self._chosen = chosen
+            self.version += 1
+        self._by_name = by_name
 
     def _ending(self, certificate: Certificate) -> str:
         left_ms = certificate.ends_ms - self._host.now_ms()

@@ -36,11 +36,11 @@ class Key(msgspec.Struct, frozen=True):
     names: tuple[str, ...]
 
 
-def key_of(certificate: Certificate, names: tuple[str, ...]) -> Key | None:
-    """As HAProxy reads it; None: it is too large for that."""
+def key_of(certificate: Certificate, names: tuple[str, ...]) -> Key:
+    """As HAProxy reads it: an empty line would end it."""
     blocks = [match.group().replace(b"\r", b"") for match in _BLOCK.finditer(certificate.pem.replace(b"\r\n", b"\n"))]
     pem = b"\n".join(block.replace(b"\n\n", b"\n") for block in blocks) + b"\n"
-    return Key(pem, names) if len(pem) <= MOST else None
+    return Key(pem, names)
 
 
 class Keyring:
@@ -61,7 +61,7 @@ class Keyring:
         """Have these, and no others. Raises `Unreachable`."""
         for file, key in wanted.items():
             held = self.held.get(file)
-            if held != key and self._refused.get(file) != key:
+            if held is not key and held != key and self._refused.get(file) != key:
                 await self._put(file, key, held or Key(b"", ()))
         for file in self.held.keys() - wanted.keys():
             await self._drop(file)
@@ -72,6 +72,8 @@ class Keyring:
         self._at.mkdir(exist_ok=True, mode=0o700)
         lines = []
         for file, key in self.held.items():
+            if not key.pem:
+                continue  # it was another's, and could not be replaced
             _write(self._at / file, key.pem)
             lines.append(_line(self._at / file, key))
         _write(Path(self._list), "".join(lines).encode())
@@ -86,6 +88,9 @@ class Keyring:
 
     async def _put(self, file: str, key: Key, held: Key) -> None:
         path = str(self._at / file)
+        if len(key.pem) > MOST:
+            self._refuse(file, key, f"it has more than {MOST} bytes")
+            return
         if held.pem != key.pem:
             steps = f"new ssl cert {path}\nset ssl cert {path} <<\n{key.pem.decode('latin-1')}\ncommit ssl cert {path}"
             said = await self._said(steps)

@@ -10,7 +10,9 @@ import hashlib
 import re
 from collections.abc import Awaitable, Callable, Container, Iterable
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
+from hawker.errors import Unreachable
 from hawker.proxy.certificates import Certificate, Certificates
 from hawker.proxy.embedded.common import Connection
 from hawker.proxy.embedded.counters import Counters
@@ -64,6 +66,8 @@ class Names:
         self._counted = dict.fromkeys(self.ports, (0, 0, 0))
         self._now = now
         self._open: dict[int, dict[str, Name]] = {port: {} for port in self.ports}
+        self._files: dict[str, Key] = {}
+        self._keys: WeakKeyDictionary[Certificate, tuple[list[str], str, Key]] = WeakKeyDictionary()
         self._asked: dict[tuple[int, str], str] = {}
         self._early: dict[tuple[int, str], list[Connection]] = {}
         self._dirty: set[str] = set()  # apps
@@ -117,7 +121,12 @@ class Names:
         the embedded plane has."""
         version = self._certificates.version
         if self._asked or self._dirty or version != self._version or self._now() >= self._sweep_at:
-            await self._follow(carried)
+            dirty = set(self._dirty)
+            try:
+                await self._follow(carried)
+            except Unreachable:
+                self._dirty |= dirty
+                raise
             self._version = version
         for key, connections in list(self._early.items()):
             left = self._early[key] = [each for each in connections if each in alive]
@@ -132,42 +141,58 @@ class Names:
         dirty, self._dirty = self._dirty, set()
         now = self._now()
         sweeps = now >= self._sweep_at
+        others = self._certificates.version != self._version
         if sweeps:
             self._sweep_at = now + SWEEP_S
             await self._count()
-        for port, names in self._open.items():
-            for name, each in list(names.items()):
-                if sweeps and (each.app, port) in carried:
-                    each.used_at = now
-                unused = now - each.used_at > UNUSED_S
-                if unused or (each.app in dirty and not self._fits(port, each.app)) or self._certificate(name) is None:
-                    await self._close(port, name)
-        new = {
-            (port, name): app
-            for (port, name), app in asked.items()
-            if self._certificate(name) is not None and self._fits(port, app)
-        }
-        files: dict[str, Key] = {}
-        of_names: dict[str, str] = {}
-        for name in {*(name for _, name in new), *(name for names in self._open.values() for name in names)}:
-            certificate = self._certificate(name)
-            assert certificate is not None  # those without were closed
-            file = of_names[name] = file_of(certificate)
-            if file not in files:
-                chosen = tuple(sorted(filter(_CHOSEN.fullmatch, self._certificates.chosen(certificate))))
-                key = key_of(certificate, chosen)
-                if key is not None:
-                    files[file] = key
-        for port, names in self._open.items():
-            for name, each in list(names.items()):
-                each.file = of_names[name]
-                if each.file not in files:
-                    await self._close(port, name)
-        await self.keyring.follow(files)
+        if sweeps or others or dirty:
+            for port, names in self._open.items():
+                for name, each in list(names.items()):
+                    if sweeps and (each.app, port) in carried:
+                        each.used_at = now
+                    if (
+                        now - each.used_at > UNUSED_S
+                        or (each.app in dirty and not self._fits(port, each.app))
+                        or (others and not self._file(name))
+                    ):
+                        await self._close(port, name)
+        new = {at: app for at, app in asked.items() if self._file(at[1]) and self._fits(at[0], app)}
+        if others:
+            self._files = {}
+            for names in self._open.values():
+                for name, each in names.items():
+                    each.file = self._file(name)
+                    self._files.setdefault(each.file, self._key(name))
+        elif sweeps:
+            used = {each.file for names in self._open.values() for each in names.values()}
+            self._files = {file: key for file, key in self._files.items() if file in used}
+        for _, name in new:
+            self._files.setdefault(self._file(name), self._key(name))
+        await self.keyring.follow(self._files)
         for (port, name), app in new.items():
-            if of_names[name] in self.keyring.held:
+            file = self._file(name)
+            if file in self.keyring.held:
                 await self._runtime.do([f"add map {names_of(self._directory, port)} {name} {name}"])
-                self._open[port][name] = Name(app, of_names[name], now)
+                self._open[port][name] = Name(app, file, now)
+
+    def _file(self, name: str) -> str:
+        """Where HAProxy has its certificate, "": there is none for it."""
+        certificate = self._certificates.named(name)
+        return "" if certificate is None else self._made(certificate)[0]
+
+    def _key(self, name: str) -> Key:
+        certificate = self._certificates.named(name)
+        assert certificate is not None
+        return self._made(certificate)[1]
+
+    def _made(self, certificate: Certificate) -> tuple[str, Key]:
+        """Once for each, as long as it is chosen for the same names; there are thousands."""
+        chosen = self._certificates.chosen(certificate)
+        known = self._keys.get(certificate)
+        if known is None or known[0] is not chosen:
+            names = tuple(sorted(filter(_CHOSEN.fullmatch, chosen)))
+            known = self._keys[certificate] = chosen, file_of(certificate), key_of(certificate, names)
+        return known[1], known[2]
 
     async def _count(self) -> None:
         """Handshakes. One that is under way looks as if it had failed, so failures are those of the last time, too."""
@@ -181,9 +206,6 @@ class Names:
             self._counters.handshakes_failed += failed_now - failed
             self._counted[port] = shaken_now, failed_now, failing_now
 
-    def _certificate(self, name: str) -> Certificate | None:
-        return self._certificates.named(name)
-
     def _fits(self, port: int, app: str) -> bool:
         offer = self._lender.offer(app, port)
         return offer is not None and carries(offer.service, tls=True)
@@ -196,7 +218,10 @@ class Names:
     def write(self) -> None:
         """What an HAProxy begins with."""
         for port, names in self._open.items():
-            lines = [f"{name} {name}\n" for name in sorted(names)]
+            held = self.keyring.held
+            lines = [
+                f"{name} {name}\n" for name, each in sorted(names.items()) if each.file in held and held[each.file].pem
+            ]
             Path(names_of(self._directory, port)).write_text("".join(lines))
         self.keyring.write()
 

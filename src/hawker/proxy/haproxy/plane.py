@@ -62,7 +62,7 @@ class HaproxyEngine(Engine):
         self._runtime = self._process.runtime
         self._table = table = Table()
         self._names: Names | None = None
-        self._tls = haproxy.tls if certificates is not None else ()
+        self._tls = () if certificates is None else tuple(port for port in haproxy.tls if port not in haproxy.plain)
         if certificates is not None and self._tls:
             self._names = Names(directory, self._tls, certificates, self._runtime, lender, self.counters, self.now)
         self._following = Following(
