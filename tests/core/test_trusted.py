@@ -18,6 +18,11 @@ def told(**fields: str) -> Told:
     return TRUSTED.told(PEER, [(f"x-forwarded-{name}".encode(), value.encode()) for name, value in fields.items()])
 
 
+def within(start: int, bits: int) -> ipaddress.IPv4Network:
+    """A network of 10.0.0.0/22."""
+    return ipaddress.IPv4Network((int(ipaddress.IPv4Address("10.0.0.0")) + start, bits), strict=False)
+
+
 def test_addresses_and_networks_are_trusted_and_nobody_else() -> None:
     for address in (b"10.1.2.3", b"192.0.2.1", b"2001:db8::7", b"::ffff:10.1.2.3"):
         assert address in TRUSTED
@@ -26,6 +31,13 @@ def test_addresses_and_networks_are_trusted_and_nobody_else() -> None:
     assert b"10.0.0.1" not in Trusted([])
     with pytest.raises(ValueError, match="host bits"):
         Trusted(["10.0.0.1/8"])
+
+
+@given(st.lists(st.builds(within, st.integers(0, 1023), st.integers(23, 32)), max_size=6), st.integers(0, 1023))
+def test_it_is_so_however_networks_lie_within_each_other(networks: list[ipaddress.IPv4Network], start: int) -> None:
+    trusted, address = Trusted(map(str, networks)), within(start, 32).network_address
+    assert (str(address).encode() in trusted) is any(address in network for network in networks)
+    assert bool(trusted) is bool(networks)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -27,6 +28,7 @@ _SCHEMES = {b"http": b"http", b"ws": b"http", b"https": b"https", b"wss": b"http
 """Traefik says `wss` of a WebSocket."""
 _PORTS = {b"http": 80, b"https": 443}
 
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -44,21 +46,30 @@ class Trusted:
     """Addresses and networks. Raises `ValueError` for what is neither."""
 
     def __init__(self, networks: Iterable[str]) -> None:
-        self._networks: tuple[Network, ...] = tuple(ipaddress.ip_network(text) for text in networks)
+        self._last: dict[int, list[int]] = {4: [], 6: []}  # addresses of each network, by version, in order
+        self._first: dict[int, list[int]] = {4: [], 6: []}
+        for network in _apart(ipaddress.ip_network(text) for text in networks):
+            self._first[network.version].append(int(network.network_address))
+            self._last[network.version].append(int(network.broadcast_address))
         self._known: dict[bytes, bool] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._networks)
+        return any(self._first.values())
 
     def __contains__(self, address: bytes) -> bool:
         known = self._known.get(address)
         if known is None:
             found = address_of(address)
-            known = found is not None and any(found in network for network in self._networks)
+            known = found is not None and self._has(found)
             if len(self._known) >= _KEPT:
                 self._known.clear()
             self._known[address] = known
         return known
+
+    def _has(self, address: Address) -> bool:
+        number = int(address)
+        at = bisect_right(self._first[address.version], number) - 1
+        return at >= 0 and number <= self._last[address.version][at]
 
     def told(self, peer: bytes, fields: Iterable[Field]) -> Told:
         """What a request says that came from `peer`, which is trusted."""
@@ -97,7 +108,14 @@ class Trusted:
         return client
 
 
-def address_of(text: bytes) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _apart(networks: Iterable[Network]) -> Iterator[Network]:
+    """None within another, in order of their addresses."""
+    every = list(networks)
+    yield from ipaddress.collapse_addresses(each for each in every if each.version == 4)
+    yield from ipaddress.collapse_addresses(each for each in every if each.version == 6)
+
+
+def address_of(text: bytes) -> Address | None:
     """With or without a port, which some load balancers add; of a mapped IPv4 address the IPv4 one."""
     host = text.decode("latin-1")
     if host[:1] == "[":
