@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.kit.authority import Authority
 from tests.kit.http2 import User2, head2
@@ -177,6 +178,29 @@ async def test_a_certificate_is_changed_while_users_are_served_and_is_there_when
         files = list(at.iterdir())
         assert len(files) == 3
         assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+
+
+async def test_users_of_tls_notice_nothing_of_a_reload(tmp_path: Path) -> None:
+    async with secure(tmp_path, "other.example") as stage:
+        await stage.machine()
+        await stage.carried()
+        user, before = await stage.one(), await stage.engine.workers()
+        two = await stage.two()
+        assert (await two.ask(f"GET / | :authority: {WEB}")).status == 200
+        shaken = stage.engine.counters.handshakes
+        # A service that wants something else of answers is a kind of its own, for which there are no backends yet.
+        other = stage.app("other")
+        other.port = msgspec.structs.replace(stage.web.port, pristine=True)
+        await stage.machine(route=other)
+        await stage.opened("other.example")
+        await (await stage.one(name="other.example")).ask("GET / | Host: other.example")
+        await until(lambda: ("other", 443) in stage.engine.carried)
+        assert (await stage.engine.workers()).serving != before.serving
+        assert (await user.ask("GET /")).body == b"hello"
+        assert (await two.ask(f"GET / | :authority: {WEB}")).status == 200
+        await two.close()
+        assert (await (await stage.one()).ask("GET /")).body == b"hello"
+        assert stage.engine.counters.handshakes == shaken + 1, "that of the other name's first user"
 
 
 async def test_a_name_whose_app_or_certificate_wants_something_else_is_the_embedded_planes_again(

@@ -63,6 +63,8 @@ class Counters(Collector):
         self.replays = 0
         self.handshakes = 0
         self.handshakes_failed = 0
+        self.handshakes_before = (0, 0)
+        """The same two of a program that stands before this one."""
         self.first_byte = Seconds()
         self.phases: dict[str, Seconds] = {}
 
@@ -92,11 +94,12 @@ class Counters(Collector):
         for status, count in self.refused.items():
             unread.add_metric([str(status)], count)
         yield unread
+        shaken, failed = self.handshakes_before
         for name, text, value in (
             ("retries", "Requests sent to a machine once more", self.retries),
             ("replays", "Requests that a machine handed on", self.replays),
-            ("handshakes", "Handshakes of TLS with users", self.handshakes),
-            ("handshakes_failed", "Connections of TLS that came to none", self.handshakes_failed),
+            ("handshakes", "Handshakes of TLS with users", self.handshakes + shaken),
+            ("handshakes_failed", "Connections of TLS that came to none", self.handshakes_failed + failed),
             ("machine_connections", "Connections opened to machines", self._of.pool.opened),
         ):
             yield CounterMetricFamily(f"hawker_proxy_{name}", text, value=value)

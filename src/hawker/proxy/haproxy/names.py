@@ -202,8 +202,8 @@ class Names:
             if shaken_now < shaken or failing_now < failed:  # another worker counts anew
                 shaken = failed = 0
             failed_now = max(failed, min(failing, failing_now))
-            self._counters.handshakes += shaken_now - shaken
-            self._counters.handshakes_failed += failed_now - failed
+            all_shaken, all_failed = self._counters.handshakes_before
+            self._counters.handshakes_before = all_shaken + shaken_now - shaken, all_failed + failed_now - failed
             self._counted[port] = shaken_now, failed_now, failing_now
 
     def _fits(self, port: int, app: str) -> bool:
