@@ -248,6 +248,19 @@ async def test_an_answer_too_large_for_that_is_asked_for_again_by_the_user() -> 
         assert len((await user.ask("GET /a?b")).body) == 100_000
 
 
+async def test_an_app_that_begins_to_give_interim_answers_is_not_carried_any_more() -> None:
+    async with hot() as stage:
+        machine = await stage.machine()
+        await stage.warm()
+        hint = b"HTTP/1.1 103 Early Hints\r\nLink: </a.css>\r\n\r\n"
+        machine.behaviour = saying(hint + b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        assert (await stage.ask("GET /")).status == 200
+        await until(lambda: WEB not in stage.engine.carried)
+        decided = stage.decided
+        assert (await stage.ask("GET /")).interim == []
+        assert stage.decided == decided + 1
+
+
 @pytest.mark.parametrize("kind", ["chunked", "length"])
 async def test_an_answer_after_an_interim_one_is_whole_and_its_app_is_not_carried(kind: str) -> None:
     """HAProxy 2.6 takes the second of two that it reads at once for one without a body, and ends it there."""

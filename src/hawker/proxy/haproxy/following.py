@@ -22,7 +22,7 @@ from hawker.proxy.haproxy.config import Server, carries
 from hawker.proxy.haproxy.counting import Counting
 from hawker.proxy.haproxy.names import Names
 from hawker.proxy.haproxy.process import Process
-from hawker.proxy.haproxy.runtime import Usage, adding, closing, opening
+from hawker.proxy.haproxy.runtime import INTERIM, Usage, adding, closing, opening
 from hawker.proxy.haproxy.settings import HaproxySettings
 from hawker.proxy.lending import Lender
 from hawker.telemetry import get_logger
@@ -79,7 +79,7 @@ class Following:
         self._loop = asyncio.get_running_loop()
         self._now = self._loop.time
         self._wished: dict[Key, Wish] = {}
-        self._replaying: set[str] = set()  # apps
+        self._avoiding: set[str] = set()  # apps
         self._dirty: set[str] = set()  # apps
         self._all_at = 0.0
         self._busy: list[Carried] = []
@@ -125,7 +125,7 @@ class Following:
                 return
             if host in (known.writing if writing else known.hosts):
                 return
-        if route.app in self._replaying or not fits(route.port, host, tls=self._tls(port)):
+        if route.app in self._avoiding or not fits(route.port, host, tls=self._tls(port)):
             return
         wish = self._wished.setdefault(key, Wish())
         hosts = wish.writing if writing else wish.hosts
@@ -147,11 +147,11 @@ class Following:
     def _tls(self, port: int) -> bool:
         return self._names is not None and port in self._names.ports
 
-    def handed_on(self, route: Route) -> None:
+    def avoid(self, app: str) -> None:
         """All requests of the app pass the activator from now on."""
-        if route.app not in self._replaying:
-            self._replaying.add(route.app)
-            self._changed(route.app)
+        if app not in self._avoiding:
+            self._avoiding.add(app)
+            self._changed(app)
 
     def _changed(self, app: str) -> None:
         self._dirty.add(app)
@@ -242,7 +242,10 @@ class Following:
         return found
 
     def _told(self, carried: Carried, usage: dict[str, Usage]) -> None:
-        self._counters.carried(carried.answered(usage))
+        answers = carried.answered(usage)
+        self._counters.carried(answers)
+        if answers[INTERIM]:
+            self.avoid(carried.key[0])
         told, down = carried.seen(usage)
         for name, moved in told:
             machine = carried.machines[name]
@@ -268,7 +271,7 @@ class Following:
         app, port = carried.key
         offer = self._lender.offer(app, port)
         kind = self._table.kinds[int(carried.backend[1:].partition("b")[0])]
-        if offer is None or offer.service != kind.service or app in self._replaying:
+        if offer is None or offer.service != kind.service or app in self._avoiding:
             carried.leaving = True
         machines = {} if offer is None or carried.leaving else offer.machines
         if not machines and not carried.leaving:

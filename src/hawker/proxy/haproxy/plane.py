@@ -245,11 +245,11 @@ class HaproxyEngine(Engine):
 
     def hinted(self, route: Route) -> None:
         """HAProxy does harm to answers that follow one (`Behind`)."""
-        self._following.handed_on(route)
+        self._following.avoid(route.app)
 
     def handed_on(self, route: Route) -> None:
         """All requests of the app pass the activator from now on."""
-        self._following.handed_on(route)
+        self._following.avoid(route.app)
 
 
 _logger = get_logger()

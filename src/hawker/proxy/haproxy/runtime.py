@@ -25,6 +25,8 @@ _ADDRESS = ("no need to change ", "IP changed from ", "port changed from ")
 
 CLASSES = ("1xx", "2xx", "3xx", "4xx", "5xx")
 """Of statuses."""
+INTERIM = CLASSES.index("1xx")
+"""Where interim answers are counted: none switches protocols, that is the activator's."""
 
 
 class Workers(msgspec.Struct, frozen=True):
