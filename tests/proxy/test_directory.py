@@ -219,6 +219,17 @@ async def test_of_several_apps_on_one_port_the_older_one_has_it(fleet: Fleet) ->
     claims.close()
 
 
+async def test_an_app_of_which_is_not_known_when_it_was_made_takes_no_port_from_another(fleet: Fleet) -> None:
+    """Once a row without that column made its app the oldest of all."""
+    fleet.app("late", created_at_ms=2)
+    fleet.put("ord-1", "apps", broken={"org": "personal", "stamp": 1})
+    for app in ("late", "broken"):
+        fleet.service(f"m-{app}", app, ports=((5432, 5432, ()), (5433 if app == "broken" else 5434, 5434, ())))
+    claims = Claims(fleet.replica, ())
+    assert claims.ports == {5432: "late", 5433: "broken", 5434: "late"}
+    claims.close()
+
+
 async def test_a_deleted_app_has_no_port_whatever_its_machines_say(fleet: Fleet) -> None:
     for created_at_ms, app in enumerate(("early", "late"), 1):
         fleet.app(app, created_at_ms=created_at_ms)

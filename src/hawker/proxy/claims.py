@@ -155,7 +155,8 @@ class Claims:
             if (at_ms := self._created[app]) is not None:
                 created[app] = at_ms
         now: dict[int, str] = {}
-        for app in sorted(created, key=lambda app: (created[app], app)):
+        # A row that does not say when its app was made takes nothing from others.
+        for app in sorted(created, key=lambda app: (not created[app], created[app], app)):
             for port in self._claimed[app]:
                 now.setdefault(port, app)
         if now != self.ports:
