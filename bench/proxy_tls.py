@@ -120,6 +120,8 @@ def h2load(home: Path, way: Way, options: Sequence[str], seconds: int) -> Figure
     took = time.monotonic() - begun
     spent_us = (sum(map(on_core_ns, way.pids)) - before) / 1000
     lines = [line.split("\t") for line in log.read_text().splitlines()]
+    if not lines:
+        raise RuntimeError(f"no request was answered through {way.name}: is the machine too busy?")
     times = sorted(int(line[2]) for line in lines)
     failed = sum(line[1] != "200" for line in lines)
     return Figure(len(lines) / took, times[len(times) * 99 // 100] / 1000, failed, spent_us / len(lines))
