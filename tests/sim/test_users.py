@@ -29,6 +29,7 @@ SEEDS = (1,)
 SECONDS = {
     **dict.fromkeys(("any machine is started", "any connection", "no autostop", "none kept"), 1.0),
     "one over the hard limit": 8.0,
+    "404 without knowing": 16.0,
     "POST sent again": 20.0,
 }
 """How long there is load before a mutant shows; 12 for all others."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hawker.sim.checks.paths import COMMON, NAMED, OF_USERS
-from hawker.sim.faults.kinds import KINDS
+from hawker.sim.faults import kinds
 from hawker.sim.plan import Plan, plan_of
 from hawker.sim.running import Report, simulate
 
@@ -51,7 +51,8 @@ class Campaign:
         if self.users:
             expected = OF_USERS if self.runs >= FEW else ()
         paths = [path for path in expected if not self.paths[path]]
-        return paths + [f"fault: {kind}" for kind in KINDS if many and not self.fired[kind]]
+        faults = kinds.KINDS | (kinds.OF_USERS if self.users else {})
+        return paths + [f"fault: {kind}" for kind in faults if many and not self.fired[kind]]
 
     @property
     def ok(self) -> bool:

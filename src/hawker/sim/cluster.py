@@ -17,7 +17,7 @@ from hawker.sim.checks import promises, watch
 from hawker.sim.checks.paths import Paths
 from hawker.sim.faults.drawing import faults_of
 from hawker.sim.faults.faults import Faults
-from hawker.sim.faults.kinds import KINDS
+from hawker.sim.faults.kinds import KINDS, OF_USERS
 from hawker.sim.fleet import Fleet
 from hawker.sim.hosts.node import MakeAgent, Node, the_agent
 from hawker.sim.hosts.world import Program
@@ -49,12 +49,12 @@ class Cluster(Fleet):
         super().__init__(loop, plan, make)
         self.violations: list[str] = []
         self.paths = Paths(self)
-        self.faults = Faults(self, faults_of(plan), KINDS)
+        self.faults = Faults(self, faults_of(plan), KINDS | OF_USERS)
         self.watch = watch.Watch(self, self.faults)
         self.clients: list[Client] = []
         self._add_clients()
         self.traffic = Traffic(self, self._owner(), self.operator, self.faults, self.paths) if plan.served else None
-        self.on_node = self.paths.on_node
+        self.on_node = self._agents
         self.on_program = self._programs
 
     # --- what it is made of ------------------------------------------------------------------------------------------
@@ -73,6 +73,11 @@ class Cluster(Fleet):
     def _owner(self) -> Owner:
         self.net.station("owner", REGIONS[0])
         return Owner("owner", *self.api("owner"), self.plan.served, self.loop.time)
+
+    def _agents(self, node: Node, what: str, why: str) -> None:
+        self.paths.on_node(node, what, why)
+        if self.traffic:
+            self.traffic.on_node(node, what)
 
     def _programs(self, node: Node, what: str, spec: InstanceSpec) -> None:
         self.paths.on_program(node, what, spec)

@@ -82,9 +82,7 @@ class Fleet:
             broker=None if worker else BrokerRole(listen=f"0.0.0.0:{PORT}"),
         )
         if self.plan.served:
-            # One worker in all takes users' requests itself, as on a host that is everything.
-            edge = not worker or name == self.plan.names()[0][0]
-            settings.proxy = _proxy(edge=edge, worker=worker)
+            settings.proxy = _proxy(edge=name in self.plan.edges(), worker=worker)
         programs = {name: Program(**how) for name, (_, how) in PROGRAMS.items()} if worker else {}
         programs |= {name: Program(**how) for name, how in WEB.items()} if worker else {}
         node = self.nodes[name] = Node(self.net, str(self.plan.seed), settings, programs, self._make)

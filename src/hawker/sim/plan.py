@@ -59,6 +59,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         workers = [f"{region}-{n}" for region, count in self.workers for n in range(1, count + 1)]
         return workers, [f"broker-{region}" for region in self.brokers]
 
+    def edges(self) -> list[str]:
+        """Nodes that take users' requests: the brokers, and one worker, as on a host that is everything."""
+        workers, brokers = self.names()
+        return [*brokers, *workers[:1]]
+
 
 def plan_of(seed: int, seconds: float = 60.0, *, users: bool = False, mutant: str = "") -> Plan:
     """A plan as campaigns have it: clients of the market, or fewer of them, and users of apps through proxies."""

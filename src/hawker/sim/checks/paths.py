@@ -63,6 +63,7 @@ OF_USERS: tuple[str, ...] = (
     "a held request was given up",
     "a user left before the answer",
     "a machine ended while it worked on a request",
+    "a program hung while it worked on a request",
 )
 """The same of runs with users."""
 

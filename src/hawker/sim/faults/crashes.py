@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from hawker.model.guest import Resources
+from hawker.sim.faults import network
 from hawker.sim.faults.faults import Faults
 from hawker.sim.hosts.node import Node
 from hawker.sim.plan import Fault
 from hawker.sim.platform.processes import Killed
 
 CLOCK_BACK_SHARE, CLOCK_BACK_S = 0.4, 90.0
+ALONE_SHARE, ALONE_S = 0.7, 8.0
 
 
 def kill(faults: Faults, node: Node, fault: Fault) -> bool:
@@ -86,6 +88,22 @@ def power(faults: Faults, node: Node, fault: Fault) -> bool:
     if node.process is None:
         return False
     node.cut_power()
+    faults.back_later(node, fault.lasts_s)
+    return True
+
+
+def lost_catalog(faults: Faults, node: Node, fault: Fault) -> bool:
+    """A power cut after which the catalog's file is gone: nobody waits for it to be on the disk. Most that come
+    back reach no other host for a while, only their users."""
+    if node.process is None:
+        return False
+    node.cut_power()
+    node.disk.power_on()
+    node.lose_disk({name: data for name, data in node.disk.backup().items() if not name.startswith("catalog")})
+    if fault.amount < ALONE_SHARE:
+        net, others = faults.fleet.net, [other.station for other in faults.fleet.nodes.values() if other is not node]
+        links = [link for other in others for link in (net.link(node.station, other), net.link(other, node.station))]
+        network.cut(faults, links, fault.lasts_s + ALONE_S)
     faults.back_later(node, fault.lasts_s)
     return True
 

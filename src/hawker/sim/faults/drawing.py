@@ -7,42 +7,32 @@ how a failing run is shrunk.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
-from hawker.sim.faults.kinds import KINDS
+from hawker.sim.faults.kinds import KINDS, OF_USERS
 from hawker.sim.plan import Fault, Plan
 
 
 def faults_of(plan: Plan) -> list[Fault]:
     """In order of time."""
-    faults = plan.faults
-    if faults is None:
-        faults = draw(str(plan.seed), plan.seconds, *plan.names(), only=plan.only, times=plan.times)
+    faults = plan.faults if plan.faults is not None else _drawn(plan)
     gone = frozenset(plan.dropped)
     return [fault for number, fault in enumerate(faults) if number not in gone]
 
 
-def draw(
-    seed: str,
-    seconds: float,
-    workers: Sequence[str],
-    brokers: Sequence[str],
-    *,
-    only: Sequence[str] = (),
-    times: float = 1.0,
-) -> list[Fault]:
-    """A plan for a simulation of that length, in order of time. `only` of these kinds, and so many `times` as often."""
-    plan: list[Fault] = []
-    names = {"worker": list(workers), "broker": list(brokers), "any": [*workers, *brokers]}
-    for name, kind in KINDS.items():
-        rng = random.Random(f"{seed}/fault/{name}")
-        expected = kind.rate * times * seconds / 60 if not only or name in only else 0.0
+def _drawn(plan: Plan) -> list[Fault]:
+    found: list[Fault] = []
+    workers, brokers = plan.names()
+    everybody = [*workers, *brokers]
+    names = {"worker": workers, "broker": brokers, "any": everybody, "edge": plan.edges()}
+    for name, kind in (KINDS | (OF_USERS if plan.served else {})).items():
+        rng = random.Random(f"{plan.seed}/fault/{name}")
+        expected = kind.rate * plan.times * plan.seconds / 60 if not plan.only or name in plan.only else 0.0
         for _ in range(int(expected) + (rng.random() < expected % 1)):
             node = rng.choice(names[kind.whom])
-            other = rng.choice([n for n in names["any"] if n != node]) if kind.pair else ""
-            plan.append(
+            other = rng.choice([n for n in everybody if n != node]) if kind.pair else ""
+            found.append(
                 Fault(
-                    at_s=round(rng.uniform(2, seconds), 3),
+                    at_s=round(rng.uniform(2, plan.seconds), 3),
                     kind=name,
                     node=node,
                     other=other,
@@ -50,4 +40,4 @@ def draw(
                     amount=round(rng.uniform(*kind.amount), 3),
                 )
             )
-    return sorted(plan, key=lambda fault: (fault.at_s, fault.kind, fault.node))
+    return sorted(found, key=lambda fault: (fault.at_s, fault.kind, fault.node))

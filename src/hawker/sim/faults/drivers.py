@@ -1,4 +1,4 @@
-"""Faults of clocks, of drivers and of what they fetch images from."""
+"""Faults of clocks, of drivers, of what they fetch images from, and of programs."""
 
 from __future__ import annotations
 
@@ -62,4 +62,13 @@ def late_exits(faults: Faults, node: Node, fault: Fault) -> bool:
         world.exits_late_s, world.exits_twice = 0.0, False
 
     faults.later(fault.lasts_s, mend)
+    return True
+
+
+def hung_programs(faults: Faults, node: Node, fault: Fault) -> bool:
+    """Those that run there now take connections and requests and do nothing, until they go on where they were."""
+    if not node.world.instances:
+        return False
+    node.world.hang(True)
+    faults.later(fault.lasts_s, node.world.hang, False)
     return True

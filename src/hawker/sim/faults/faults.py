@@ -84,6 +84,7 @@ class Faults:
             node.world.delays.clear()
             node.world.faults.clear()
             node.world.late_faults.clear()
+            node.world.hang(False)
             node.world.silent_images.clear()
             node.world.bad_images.clear()
             node.world.exits_late_s, node.world.exits_twice = 0.0, False
@@ -106,7 +107,7 @@ Do = Callable[["Faults", "Node", "Fault"], bool]
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """How often a kind comes in a minute, whom it may hit (workers, brokers, any), how long and how much."""
+    """How often a kind comes in a minute, whom it may hit (workers, brokers, edges, any), how long and how much."""
 
     rate: float
     whom: str

@@ -44,3 +44,9 @@ KINDS: dict[str, Kind] = {
     "late exits": Kind(0.7, "worker", (3, 10), (0.05, 3), drivers.late_exits),
 }
 """Every kind of fault, with how often it comes in a minute of the whole system."""
+
+OF_USERS: dict[str, Kind] = {
+    "hung programs": Kind(3, "worker", (2, 25), (0, 0), drivers.hung_programs),
+    "lost catalog": Kind(2.5, "edge", (0.5, 6), (0, 1), crashes.lost_catalog),
+}
+"""Those that come only where users ask for apps."""

@@ -13,19 +13,19 @@ from hawker.sim.platform.processes import Station
 
 
 def isolate(faults: Faults, node: Node, fault: Fault) -> bool:
-    _cut(faults, faults.links_of(node), fault.lasts_s)
+    cut(faults, faults.links_of(node), fault.lasts_s)
     return True
 
 
 def cut_pair(faults: Faults, node: Node, fault: Fault) -> bool:
     net, other = faults.fleet.net, faults.fleet.nodes[fault.other]
-    _cut(faults, [net.link(node.station, other.station), net.link(other.station, node.station)], fault.lasts_s)
+    cut(faults, [net.link(node.station, other.station), net.link(other.station, node.station)], fault.lasts_s)
     return True
 
 
 def cut_one_way(faults: Faults, node: Node, fault: Fault) -> bool:
     other = faults.fleet.nodes[fault.other]
-    _cut(faults, [faults.fleet.net.link(node.station, other.station)], fault.lasts_s)
+    cut(faults, [faults.fleet.net.link(node.station, other.station)], fault.lasts_s)
     return True
 
 
@@ -35,7 +35,7 @@ def deaf(faults: Faults, node: Node, fault: Fault) -> bool:
     others = [other for other in net.stations.values() if other is not node.station]
     deaf = int(fault.amount * 1000) % 2 == 0
     links = [net.link(o, node.station) if deaf else net.link(node.station, o) for o in others]
-    _cut(faults, links, fault.lasts_s)
+    cut(faults, links, fault.lasts_s)
     return True
 
 
@@ -44,7 +44,7 @@ def split(faults: Faults, node: Node, fault: Fault) -> bool:
     net = faults.fleet.net
     inside = [s for s in net.stations.values() if s.region == node.station.region]
     outside = [s for s in net.stations.values() if s.region != node.station.region]
-    _cut(faults, [link for a in inside for b in outside for link in (net.link(a, b), net.link(b, a))], fault.lasts_s)
+    cut(faults, [link for a in inside for b in outside for link in (net.link(a, b), net.link(b, a))], fault.lasts_s)
     return True
 
 
@@ -52,11 +52,12 @@ def flap(faults: Faults, node: Node, fault: Fault) -> bool:
     links = faults.links_of(node)
     times = 6
     for turn in range(times):
-        faults.later(turn * fault.lasts_s / times, _cut, faults, links, fault.lasts_s / times / 2)
+        faults.later(turn * fault.lasts_s / times, cut, faults, links, fault.lasts_s / times / 2)
     return True
 
 
-def _cut(faults: Faults, links: Sequence[Link], lasts_s: float) -> None:
+def cut(faults: Faults, links: Sequence[Link], lasts_s: float) -> None:
+    """For so long; a link may be cut several times at once."""
     for link in links:
         link.cuts += 1
 
@@ -75,7 +76,7 @@ def cut_at_answer(faults: Faults, node: Node, fault: Fault) -> bool:
         if not (to is node.station and node.process and b'"machine":{' in data):
             return False
         net.on_stream = lambda source, to, data: False
-        _cut(faults, [net.link(source, to), net.link(to, source)], fault.lasts_s)
+        cut(faults, [net.link(source, to), net.link(to, source)], fault.lasts_s)
         faults.happened(fault)
         return True
 
@@ -89,7 +90,7 @@ def swizzle(faults: Faults, node: Node, fault: Fault) -> bool:
     rng = random.Random(fault.line())
     for link in links:
         began_s, ends_s = sorted((rng.uniform(0, fault.lasts_s), rng.uniform(0, fault.lasts_s)))
-        faults.later(began_s, _cut, faults, [link], ends_s - began_s)
+        faults.later(began_s, cut, faults, [link], ends_s - began_s)
     return True
 
 

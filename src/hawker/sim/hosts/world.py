@@ -84,7 +84,8 @@ class World:
     `faults` are raised by the next calls of an operation, one each, before it has an effect, `late_faults` after it;
     `delays` are seconds an operation takes, `exits_late_s` how long the end of a program takes to be told, and with
     `exits_twice` it is told again. `violations`: what must never happen and did. `on_event` hears of every start and
-    end, `on_sign` of what a program that runs is made to do: "stop", "suspend", "resume".
+    end, `on_sign` of what a program that runs is made to do: "stop", "suspend", "resume"; `on_hang` whether those that
+    run hang.
     """
 
     def __init__(self, host: Host, programs: Mapping[str, Program]) -> None:
@@ -110,6 +111,7 @@ class World:
         self.point: Callable[[str, str], None] = lambda when, effect: None
         self.on_event: Callable[[str, InstanceSpec], None] = lambda what, spec: None
         self.on_sign: Callable[[str, Placed], None] = lambda what, placed: None
+        self.on_hang: Callable[[bool], None] = lambda hung: None
         self.listener: Callable[[Exit], None] | None = None
         self.listener_context: contextvars.Context | None = None
         self._nobody = contextvars.copy_context()
@@ -135,6 +137,10 @@ class World:
         self.on_event("ended", placed.spec)
         for _ in range(2 if self.exits_twice else 1):
             self._tell(ended)
+
+    def hang(self, hung: bool) -> None:
+        """Programs that run now take what comes and do nothing, or all go on where they were."""
+        self.on_hang(hung)
 
     def lose_power(self) -> None:
         """The host goes down with every program on it, and nobody saw them end."""

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from hawker.core import idling as idling_rules
 from hawker.core import routing
 from hawker.core.seats import Candidate, Region, Seat
+from hawker.proxy.common import Common
 from hawker.proxy.door import Door
 from hawker.proxy.embedded import search
 from hawker.proxy.embedded.exchange import Exchange
@@ -57,6 +58,10 @@ def _any_connection(pool: Pool, address: Any, repeatable: bool) -> MachineConnec
             connection.waiting = False
             return connection
     return None
+
+
+def _knows_all(common: Common) -> bool:
+    return True
 
 
 async def _looks_at_nothing(idling: Idling) -> None: ...
@@ -107,6 +112,12 @@ PROXY_MUTANTS: dict[str, Mutant] = {
         "min_machines_running is not heeded",
         ("are to be kept",),
         (Change(idling_rules.Running, "of", staticmethod(_keeps_none)),),
+    ),
+    "404 without knowing": Mutant(
+        "an edge that lost its catalog says that apps are not there before it has caught up",
+        ("got 404",),
+        (Change(Common, "complete", _knows_all),),
+        ("lost catalog",),
     ),
     "break not told": Mutant(
         "the user does not hear that the machine has broken off",

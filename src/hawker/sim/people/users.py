@@ -103,6 +103,12 @@ def untimely(rng: random.Random, number: int, app: str, edges: Sequence[str]) ->
     )
 
 
+def early(rng: random.Random, number: int, app: str, edge: str) -> Wish:
+    """A request that comes just when an edge is started, or has begun to serve, or a moment later."""
+    at_s = rng.choice((0.0, rng.uniform(0, 0.05), rng.uniform(0, 1.0)))
+    return Wish(at_s, f"{app}-early-{number}", edge, app, rng.choice(("GET", "POST")), 0.0)
+
+
 class Users:
     """Those on one host. `outcomes` by request, in the order in which they were made."""
 

@@ -22,7 +22,7 @@ from hawker.sim.hosts.node import Node
 from hawker.sim.hosts.world import Placed
 from hawker.sim.people.messages import message
 from hawker.sim.people.owners import HARD
-from hawker.sim.platform.processes import PROCESS, Process
+from hawker.sim.platform.processes import PROCESS, Connection, Process
 from hawker.worker.drivers.base import InstanceSpec
 
 SETTLES_S = 0.002
@@ -54,6 +54,9 @@ class Server:
         self.process = Process(f"program {self.machine}", node.station)
         self.stopping_s: float | None = None
         self.asleep = False  # its proxy has put it to rest
+        self.hung = self.suspended = False  # either: it does not run
+        self.unhung_s = -ON_ITS_WAY_S  # when it went on where it had hung
+        self.unread: frozenset[Connection] = frozenset()  # as it was suspended
         self.serving = serving
         self._context = contextvars.copy_context()
         self._context.run(PROCESS.set, self.process)
@@ -69,6 +72,16 @@ class Server:
                     net.listen(lambda: _Connection(self), port.internal_port, inside=network.address)
         except OSError:  # another program of the host has it
             self.node.world.end(self.spec.key, code=98)
+
+    def run_if_it_may(self) -> None:
+        loop = self.node.net.loop
+        if self.hung or self.suspended:
+            loop.pause(self.process)
+        else:
+            loop.resume(self.process)
+
+    def unread_now(self) -> frozenset[Connection]:
+        return frozenset(end for end in self.node.station.ends if end.unread_by(self.process))
 
     def end(self, *, silently: bool) -> None:
         self.node.net.loop.kill(self.process)
@@ -91,6 +104,7 @@ class Serving:
 
     def add(self, node: Node) -> None:
         node.world.on_sign = lambda what, placed: self._sign(node, what, placed)
+        node.world.on_hang = lambda hung: self._hang(node, hung)
 
     def on_program(self, node: Node, what: str, spec: InstanceSpec) -> None:
         if what == "started":
@@ -111,25 +125,34 @@ class Serving:
         if server is None:
             return
         self.on_turn(server.app)
-        loop = node.net.loop
         if what == "resume":
             self._resume(server)
-            loop.resume(server.process)
+            server.suspended = False
+            server.run_if_it_may()
             return
         if self._by(AUTOSTOP, node, server.machine):
             self._fleet.record.note("rest", node.name, f"{what} {server.machine}")
             self._paths.take("a machine was put to rest by its proxy")
             server.asleep = True
-            if server.active:
+            if server.active and not server.hung:  # one that hangs does not hear who has left
                 ids = [asked.id for asked in server.active.values()]
                 self._wrong(f"machine {server.machine} of app {server.app} was put to rest with {ids} in flight")
         else:
-            server.stopping_s = loop.time()
+            server.stopping_s = node.net.loop.time()
         if what == "suspend":
-            loop.pause(server.process)
+            server.suspended, server.unread = True, server.unread_now()
+            server.run_if_it_may()
+
+    def _hang(self, node: Node, hung: bool) -> None:
+        for server in self.servers.values():
+            if server.node is node and server.hung is not hung:
+                server.hung = hung
+                server.unhung_s = self._fleet.loop.time()
+                server.run_if_it_may()
+                self._paths.take("a program hung while it worked on a request", hung and bool(server.active))
 
     def _resume(self, server: Server) -> None:
-        if server.asleep and (unread := [end for end in server.node.station.ends if end.unread_by(server.process)]):
+        if server.asleep and (unread := server.unread_now() - server.unread):
             self._wrong(f"{len(unread)} requests came to machine {server.machine} while it was suspended by its proxy")
         server.asleep, server.stopping_s = False, None
         self.wakes[server.machine] += 1
@@ -153,7 +176,9 @@ class Serving:
             self._wrong(f"{asked.id} for app {asked.app} reached {where}")
         if asked.method == "POST" and self.delivered[asked.id] > 1:
             self._wrong(f"POST {asked.id} was delivered {self.delivered[asked.id]} times, the last time to {where}")
-        if server.asleep:
+        if now - server.unhung_s < ON_ITS_WAY_S:
+            pass  # it reads what came while it hung
+        elif server.asleep:
             self._wrong(f"{asked.id} reached {where}, which its proxy is putting to rest")
         elif server.stopping_s is not None and self._late(server, server.stopping_s):
             self._wrong(f"{asked.id} reached {where}, which is being stopped for {now - server.stopping_s:.3f} s")

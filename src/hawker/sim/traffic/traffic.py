@@ -7,7 +7,8 @@ S18  Every request that an edge took has one answer, or a visible end, within it
      flight than its hard limit; none reaches a machine that is stopped, suspended or on its way there, or another
      app's; none is in flight at a machine that its proxy puts to rest. What is not idempotent is delivered once at
      most. (While it happens: `serving`.) Where there are no faults, all but these have good answers: what is not
-     idempotent and in flight at a machine that its owner stops, and what is more than an app takes.
+     idempotent and in flight at a machine that its owner stops, and what is more than an app takes. No edge says of
+     an app that has long been there that it is not, whatever it has lost.
 L8   When faults are over and load has ended, machines with autostop sleep, but for `min_machines_running`; then each
      app answers, at all edges at once, and one machine is started for that.
 """
@@ -17,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hawker.model.machine import State
@@ -28,7 +29,7 @@ from hawker.sim.fleet import IDLE_LOOK_S, IDLE_S, Fleet
 from hawker.sim.hosts.node import Node
 from hawker.sim.people.operator import Operator
 from hawker.sim.people.owners import Owner, Served
-from hawker.sim.people.users import END_S, PORT, Outcome, Users, Wish, untimely, wishes
+from hawker.sim.people.users import END_S, PORT, Outcome, Users, Wish, early, untimely, wishes
 from hawker.sim.traffic.serving import Serving
 
 PEAK = 4.0
@@ -50,6 +51,7 @@ class Traffic:
         self._operator = operator
         self._faults = faults
         self._violations: list[str] = []
+        self._on_edge: Callable[[str], None] = lambda edge: None
         self.edges = [node for node in fleet.nodes.values() if node.settings.proxy and node.settings.proxy.listen]
         self.users = {
             region: Users({node.name: (node.station.address, PORT) for node in self.edges if _in(node, region)})
@@ -82,7 +84,8 @@ class Traffic:
         ]
 
     async def _untimely(self, until_s: float) -> None:
-        """Users who ask in the moments in which machines are stopped and started, and what becomes of them."""
+        """Users who ask in the moments in which machines are stopped and started, and edges come back, and what becomes
+        of them."""
         rng = random.Random(f"{self._fleet.plan.seed}/requests/untimely")
         edges = [node.name for node in self.edges]
         asking: list[asyncio.Task[Any]] = []
@@ -91,10 +94,18 @@ class Traffic:
             if wish := untimely(rng, len(asking), app, edges):
                 asking.extend(self._send([wish]))
 
-        self.serving.on_turn = on_turn
+        def on_edge(edge: str) -> None:
+            for app in self.owner.served:
+                asking.extend(self._send([early(rng, len(asking), app, edge)]))
+
+        self.serving.on_turn, self._on_edge = on_turn, on_edge
         await asyncio.sleep(until_s - self._fleet.loop.time())
-        self.serving.on_turn = lambda app: None
+        self.serving.on_turn = self._on_edge = lambda name: None
         await asyncio.gather(*asking)
+
+    def on_node(self, node: Node, what: str) -> None:
+        if what in ("start", "serve") and node in self.edges:
+            self._on_edge(node.name)
 
     def _send(self, found: list[Wish]) -> list[asyncio.Task[Any]]:
         regions = {node.name: node.settings.region for node in self.edges}
@@ -150,6 +161,8 @@ class Traffic:
                 yield f"{where}: was answered by nobody"
         if not self._faults.plan and not found.left and self._failed(found):
             yield f"{where}: got {found.status or 'no answer'}, and nothing was wrong: {found.body[:200]}"
+        if found.status == 404 and not wish.id.startswith("first-"):
+            yield f"{where}: got 404, and everybody has known the app for long: {found.body[:200]}"
         if found.more:
             yield f"{where}: there is more after its answer: {found.more[:60]!r}"
 
