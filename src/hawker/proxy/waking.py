@@ -16,8 +16,9 @@ from typing import Any
 from hawker.proxy.base import Address
 
 AT_FIRST_S = 0.0015
-"""So long it is looked at in every turn of the event loop, whose timers go by whole milliseconds: a program that
-listens within a millisecond should not wait for another one."""
+"""So long a machine alone is looked at in every turn of the event loop, whose timers go by whole milliseconds: a
+program that listens within a millisecond should not wait for another one. Beside others it would take the processor
+from them."""
 FIRST_S = 0.001
 """Then between looks. A connection that is refused on this host costs a thirtieth of that."""
 QUICK_S = 0.05
@@ -59,7 +60,7 @@ class Looking:
                 past = loop.time() - began
                 if past > QUICK_S:
                     pause = min(pause * LATER, MOST_S)
-                elif past > AT_FIRST_S or self.machines > AT_ONCE:
+                elif past > AT_FIRST_S or self.machines > 1:
                     pause = FIRST_S
         finally:
             self.machines -= 1
