@@ -209,8 +209,8 @@ async def main() -> None:
             found[name] += [(case, *await way.tried(case)) for case in cases]
         finally:
             await way.close()
-        if chosen.suite in "sweep: HTTP/2" and not carried:  # HAProxy carries HTTP/1.1 alone
-            found[name] += await asked(kind())
+        if chosen.suite in "sweep: HTTP/2":
+            found[name] += await asked(kind(), carried=carried)
         found[name] += [(answer, *outcome) for answer, outcome in await answered(answers, kind(), carried=carried)]
 
     async with asyncio.TaskGroup() as group:

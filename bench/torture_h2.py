@@ -4,18 +4,25 @@ be others, or another request, once they are written as lines."""
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
+from tests.kit.authority import Authority
 from tests.kit.http2 import User2, head2
 from tests.kit.planes import Embedded
-from tests.kit.raw_http import Broken, Fields
+from tests.kit.raw_http import Broken, Fields, User
 from tests.kit.routers import FakeMachine, FakeRoute, FakeRouter
 
 from bench.torture_machine import Machine
 from bench.torture_suites import Asked, Verdict
+from hawker.proxy.base import ServicePort
+from hawker.proxy.haproxy.plane import HaproxyEngine
 
 ANSWERED_S = 10.0
+NAME = "web.example"
 _OURS = (b"fly-", b"x-forwarded-")
 _OURS_TOO = {b"host", b"via", b"connection", b"content-length", b"transfer-encoding", b"trailer"}
 """Fields that a proxy adds."""
@@ -105,16 +112,27 @@ class Anyone(FakeRouter):
         return next(iter(self.routes.values()))
 
 
-async def asked(plane: Embedded) -> list[tuple[Case2, Verdict, str]]:
+async def asked(plane: Embedded, *, carried: bool = False) -> list[tuple[Case2, Verdict, str]]:
+    """`carried`: over TLS that HAProxy ends, and where it can be by HAProxy alone."""
     machine = Machine()
     await machine.open()
-    router = Anyone(FakeRoute("web", [FakeMachine("m1", machine.address)]))
-    await plane.open(router, {"region": "ams", "h2_strikes": 1e9})
+    service = ServicePort(handlers=("tls", "http") if carried else ("http",))
+    router = Anyone(FakeRoute("web", [FakeMachine("m1", machine.address)], service))
+    authority = Authority()
     found = []
+    with TemporaryDirectory() as directory:
+        authority.write(Path(directory), NAME)
+        await plane.open(router, {"region": "ams", "h2_strikes": 1e9, "certificates": Path(directory)})
     try:
-        for case in cases():
+        while carried and not (isinstance(plane.engine, HaproxyEngine) and plane.engine.writing):
             machine.begin()
-            status = await _told(case, plane)
+            user = await User.at(plane.tls, "", authority.client("http/1.1"), NAME)
+            await user.ask(f"POST / | Host: {NAME} | Content-Length: 1", b"x")
+            await user.close()
+        tls = authority.client("h2") if carried else None
+        for case in map(_with_length, cases()) if carried else cases():
+            machine.begin()
+            status = await _told(case, plane, tls)
             found.append((case, *_judged(case, status, machine)))
     finally:
         await plane.close()
@@ -122,9 +140,16 @@ async def asked(plane: Embedded) -> list[tuple[Case2, Verdict, str]]:
     return found
 
 
-async def _told(case: Case2, plane: Embedded) -> int:
+def _with_length(case: Case2) -> Case2:
+    """HAProxy carries a body by itself if its length is told."""
+    if any(name.lower().startswith(b"content-length") for name, _ in case.fields):
+        return case
+    return msgspec.structs.replace(case, fields=[*case.fields, (b"content-length", b"%d" % len(case.body))])
+
+
+async def _told(case: Case2, plane: Embedded, tls: ssl.SSLContext | None) -> int:
     """The answer's status, 0: the stream or the connection ended."""
-    user = await User2.at(plane.http)
+    user = await User2.at(plane.tls, tls, NAME) if tls else await User2.at(plane.http)
     try:
         async with asyncio.timeout(ANSWERED_S):
             stream = user.h2.get_next_available_stream_id()
