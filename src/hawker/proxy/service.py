@@ -115,10 +115,11 @@ class Proxy:
         complete: Callable[[], bool] = lambda: True,
         directory: Path | None = None,
     ) -> Proxy:
-        """`worker` is whose machines' door this is, "" for none; `own` are its calls where it is in this process. `name`
-        and `directory` are the agent's; there certificates by ACME are kept, and HAProxy's files if `settings` say
-        nothing of that. `unfit` says why this node should get no traffic, "" when it may (`hawker.catalog.api`),
-        `complete` whether what the catalog does not show is not there (`hawker.catalog.caught_up`).
+        """`worker` is whose machines' door this is, "" for none; `own` are its calls where it is in this process.
+        `name` and `directory` are the agent's; below the latter are certificates by ACME, and HAProxy's files if
+        `settings` say nothing of that. `unfit` says why this node should get no traffic, "" when it may
+        (`hawker.catalog.api`), `complete` whether what the catalog does not show is not there
+        (`hawker.catalog.caught_up`).
         Raises `HawkerError` when an address is taken, `Invalid` where there is no HAProxy, `StoreError` when the
         catalog cannot be read."""
         proxy = cls(settings, unfit)
