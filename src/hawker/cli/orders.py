@@ -221,11 +221,11 @@ def _place(session: Session, app: str, body: Object, *, key: str | None = None) 
             hint="give another --key to order a new one",
         )
     if launch and machine["state"] == "failed":
-        why = failure_of(machine)
-        raise HawkerError(
-            f"{label(machine)} did not start{why and ': ' + why}",
-            hint=f"hawker machine update {machine['id']} -- COMMAND\nhawker machine destroy {machine['id']}",
-        )
+        why, image = failure_of(machine), machine["config"].get("image", HOST_IMAGE)
+        hints = [f"hawker machine update {machine['id']} -- COMMAND", f"hawker machine destroy {machine['id']}"]
+        if image != HOST_IMAGE:
+            hints.insert(0, f"hawker image pull {image} tells at once whether workers get it")
+        raise HawkerError(f"{label(machine)} did not start{why and ': ' + why}", hint="\n".join(hints))
 
 
 def _url(session: Session, app: str, machine: Object) -> str:
