@@ -138,7 +138,7 @@ async def test_a_start_that_was_foreseen_gets_the_process_that_waits(tmp_path: P
 
         await eventually(waits, "a process waits for the start")
         assert await driver.recover() == []
-        assert driver.release(one)
+        assert driver.release(one) == "now"
         await until(lambda: bool(marked(mark)))
         [pid] = marked(mark)
         assert (await driver.start(one)).pid == pid

@@ -42,7 +42,7 @@ async def stop_and_start(client: Client) -> None:
 
 
 async def let_go_by_its_daemon(client: Client) -> None:
-    client.world.releases = True
+    client.world.releases = "now"
     await client.create("a")
     await client.stop("a")
 

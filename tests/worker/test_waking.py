@@ -15,6 +15,7 @@ from hawker.model.machine import State
 from hawker.model.rows import MachineRow
 from hawker.sim.hosts.world import Program
 from hawker.worker import leases
+from hawker.worker.drivers.several import Release
 from hawker.worker.machine_api import StartRefused
 from hawker.worker.machine_log import get_machine
 from hawker.worker.request import Request
@@ -53,16 +54,19 @@ async def test_a_start_is_answered_before_the_commit_that_tells_of_it(tmp_path: 
 
 
 @virtual_time
-async def test_who_is_in_a_hurry_is_told_of_a_program_that_was_let_go(tmp_path: Path) -> None:
+@pytest.mark.parametrize("release", ["now", "soon"])
+async def test_who_is_in_a_hurry_is_told_of_a_program_that_was_let_go_or_is_about_to_be(
+    tmp_path: Path, release: Release
+) -> None:
     async with a_worker(tmp_path) as worker:
         machine = await stopped(worker)
-        worker.world.releases = True
+        worker.world.releases = release
         worker.world.delays["start"] = 1.0
         told: list[door.Awake] = []
         waking = asyncio.ensure_future(worker.waking.wake(door.Wake(app=APP.name, machine=machine), told.append))
         other = wake(worker, machine)
         await worker.until(lambda: bool(told))
-        assert worker.world.instances[told[0].instance].exit is None
+        assert (told[0].instance in worker.world.instances) is (release == "now")
         assert not waking.done()
         awake = await waking
         assert (awake.before, awake.instance) == (told[0].before, told[0].instance) == (State.stopped, awake.instance)
@@ -75,7 +79,7 @@ async def test_who_is_in_a_hurry_is_told_of_a_program_that_was_let_go(tmp_path: 
 async def test_a_program_that_was_let_go_and_cannot_run_is_told_of(tmp_path: Path) -> None:
     async with a_worker(tmp_path) as worker:
         machine = await stopped(worker)
-        worker.world.releases = True
+        worker.world.releases = "now"
         worker.world.programs["serve"] = Program(fails="not executable")
         told: list[door.Awake] = []
         with pytest.raises(StartRefused, match="not executable"):
@@ -88,7 +92,7 @@ async def test_a_program_that_was_let_go_and_cannot_run_is_told_of(tmp_path: Pat
 async def test_nothing_is_let_go_whose_order_never_came_to_be(tmp_path: Path) -> None:
     async with a_worker(tmp_path) as worker:
         machine = await stopped(worker)
-        worker.world.releases = True
+        worker.world.releases = "now"
         holder = worker.request(owner="somebody")
         await worker.store.submit(lambda tx: leases.acquire(tx, worker.host, get_machine(tx, machine), holder, 60))
         with pytest.raises(leases.LeaseHeld):

@@ -43,7 +43,7 @@ from hawker.network.base import NetworkError
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.worker.drivers.base import Exit, InstanceSpec, NotSupported, Refused, StartFailed, UnknownInstance
-from hawker.worker.drivers.several import Runtimes
+from hawker.worker.drivers.several import Release, Runtimes
 from hawker.worker.flow import Act, Done, Flow, Step, StepContext
 from hawker.worker.instance_spec import instance_spec, limits_of, reference_of
 from hawker.worker.machine_log import MachineLog, get_machine
@@ -66,16 +66,16 @@ def launching(config: Mapping[str, Any]) -> list[str]:
 class Waiters(Protocol):
     """Who waits for the programs of runs."""
 
-    async def released(self, run: str, instance: str) -> None:
-        """The order of a start is durable, and its program was let go; whether it runs, its driver is still to say.
-        Returns when that may be asked."""
+    async def released(self, run: str, instance: str, release: Release) -> None:
+        """The order of a start is durable, and nothing keeps its program from running; whether it does, its driver is
+        still to say. Returns when that may be asked."""
 
     async def launched(self, run: str, instance: str) -> None:
         """The program runs. Returns when that may be committed."""
 
 
 class _Nobody:
-    async def released(self, run: str, instance: str) -> None: ...
+    async def released(self, run: str, instance: str, release: Release) -> None: ...
 
     async def launched(self, run: str, instance: str) -> None: ...
 
@@ -88,7 +88,7 @@ class _Foreseen:
         self.spec = spec
         self.machine = machine
         self.waits = waits
-        self.released = False
+        self.release: Release = "no"
 
 
 class MachineFlows(Settling):
@@ -209,7 +209,7 @@ class MachineFlows(Settling):
 
     def _release(self, foreseen: _Foreseen) -> None:
         """The order is durable: what waits for it need not wait until our driver has heard of it."""
-        foreseen.released = self._driver.release(foreseen.spec)
+        foreseen.release = self._driver.release(foreseen.spec)
 
     async def _launch(self, context: StepContext) -> Done:
         foreseen = self._foreseen.pop(context.key, None)
@@ -217,8 +217,8 @@ class MachineFlows(Settling):
             spec = instance_spec(self._not_superseded(context.run), context.key, self._disk_scale)
         else:
             spec = foreseen.spec
-            if foreseen.released:
-                await self._waiters.released(context.run.id, context.key)
+            if foreseen.release != "no":
+                await self._waiters.released(context.run.id, context.key, foreseen.release)
         try:
             instance = await self._driver.of(spec.driver).start(spec)
         except (StartFailed, NotSupported, ImageError) as error:

@@ -39,11 +39,9 @@ class Superseding:
         """
         if self._view is None:
             return ""
-        sql = (
-            "select worker, generation, created_at_ms from machines_all where id = ? and worker <> ? "
-            "order by generation desc, created_at_ms, worker limit 1"
-        )
-        for worker, generation, created_at_ms in self._view.rows(sql, (machine.id, self._name)):
+        sql = "select worker, generation, created_at_ms from machines_all where id = ? and worker <> ?"
+        found = self._view.rows(sql, (machine.id, self._name))  # to have SQLite sort none takes longer than to find it
+        for worker, generation, created_at_ms in sorted(found, key=lambda row: (-row[1], row[2], row[0]))[:1]:
             theirs = generation, -created_at_ms, self._name
             if theirs > (machine.generation, -machine.created_at_ms, worker):
                 return f"generation {generation} of it is on {worker}"

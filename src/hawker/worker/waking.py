@@ -22,6 +22,7 @@ from hawker.model.config import check_config
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow, RunRow
 from hawker.store.db import Store
+from hawker.worker.drivers.several import Release
 from hawker.worker.flows import MachineFlows, launching
 from hawker.worker.machine_api import StartRefused
 from hawker.worker.machine_log import get_machine
@@ -33,8 +34,8 @@ from hawker.worker.runner import Busy, Runner, active_run
 BACKOFF_MOST_MS = 1000
 """The rest of a backoff that a request may wait for."""
 FIRST_S = 0.003
-"""So long the commit of a start lets the request go before it that waits for it: a commit and what follows from it take
-a millisecond or two of this process's time."""
+"""So long the order of a program that was let go, and the commit of its start, let the request go before them that
+waits for it: a commit and what follows from it take a millisecond or two of this process's time."""
 _LAUNCHING = frozenset(("launch", "resume"))
 _AT_REST = frozenset((State.stopped, State.suspended))
 
@@ -58,13 +59,13 @@ class Launches:
         self._waiting: dict[str, list[tuple[asyncio.Future[RunRow | str], Callable[[str], None]]]] = {}
         self._released: dict[str, str] = {}  # instances by run, while they are told
 
-    async def released(self, run: str, instance: str) -> None:
+    async def released(self, run: str, instance: str, release: Release) -> None:
         self._released[run] = instance
         try:
             for _, released in self._waiting.get(run, ()):
                 released(instance)
             await asyncio.sleep(0)  # who has begun the run comes to wait for it now
-            if run in self._waiting:
+            if release == "now" and run in self._waiting:
                 await asyncio.sleep(FIRST_S)
         finally:
             del self._released[run]

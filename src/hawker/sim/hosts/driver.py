@@ -34,7 +34,7 @@ from hawker.worker.drivers.base import (
     Terminal,
     UnknownInstance,
 )
-from hawker.worker.drivers.several import OnLate
+from hawker.worker.drivers.several import OnLate, Release
 
 T = TypeVar("T")
 
@@ -154,15 +154,15 @@ class FakeDriver:
     def foresee(self, spec: InstanceSpec) -> bool:
         """It has no effect here, but what is foreseen is what must be asked for."""
         self.foreseen[spec.key] = spec
-        return self._world.releases
+        return self._world.releases != "no"
 
-    def release(self, spec: InstanceSpec) -> bool:
-        if not self._dead:
+    def release(self, spec: InstanceSpec) -> Release:
+        if not self._dead and self._world.releases == "now":
             with suppress(StartFailed):  # `start` is told
                 self._world.point("before", f"release {spec.key}")
                 self._world.start(spec)
                 self._world.point("after", f"release {spec.key}")
-        return not self._dead
+        return "no" if self._dead else self._world.releases
 
     def stand_by(self, runtimes: Iterable[str]) -> None:
         """It is always there."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from signal import SIGKILL
+from typing import Literal
 
 from hawker.errors import ImageError, Unreachable
 from hawker.host import Host
@@ -104,7 +105,7 @@ class World:
         self.faults: dict[str, list[Exception]] = {}
         self.late_faults: dict[str, list[Exception]] = {}
         self.delays: dict[str, float] = {}
-        self.releases = False  # whether what was foreseen is let go by the daemon's own hand
+        self.releases: Literal["now", "soon", "no"] = "no"  # see `hawker.worker.drivers.several.Release`
         self.exits_late_s = 0.0
         self.exits_twice = False
         self.violations: list[str] = []

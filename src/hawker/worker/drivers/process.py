@@ -36,6 +36,7 @@ from hawker.worker.drivers.base import (
 from hawker.worker.drivers.container.command import NoCommand, resolve, terminal_options
 from hawker.worker.drivers.container.users import UnknownUser, User, resolve_user
 from hawker.worker.drivers.refusals import SupervisorLost
+from hawker.worker.drivers.several import Release
 from hawker.worker.drivers.supervised import SupervisedDriver
 from hawker.worker.drivers.supervisor import Supervisor
 
@@ -103,7 +104,7 @@ class ProcessDriver(SupervisedDriver):
 
     async def start(self, spec: InstanceSpec) -> Instance:
         if spec.key in self._released:
-            self._released.discard(spec.key)  # its ports are its own by now
+            self._released.discard(spec.key)  # its ports were free, and are its own by now
         else:
             await self._refuse_held(spec)
         if spec.image != HOST:
@@ -120,12 +121,11 @@ class ProcessDriver(SupervisedDriver):
             return False
         return self.supervisor.foresee(**_start(spec, list(spec.argv), dict(spec.env)))
 
-    def release(self, spec: InstanceSpec) -> bool:
+    def release(self, spec: InstanceSpec) -> Release:
         if not all(is_free(port.protocol, port.host_port) for port in spec.listens):
-            return False
-        if released := self.supervisor.release(spec.key):
-            self._released.add(spec.key)
-        return released
+            return "no"
+        self._released.add(spec.key)
+        return "now" if self.supervisor.release(spec.key) else "soon"  # the supervisor is not so far yet
 
     async def destroy(self, key: str, *, force: bool = False) -> None:
         self._released.discard(key)

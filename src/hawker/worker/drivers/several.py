@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Protocol, cast
+from typing import Literal, Protocol, cast
 
 from hawker.errors import Unreachable
 from hawker.telemetry import get_logger
@@ -33,6 +33,11 @@ from hawker.worker.drivers.base import (
 RETRY_S = 5.0
 
 OnLate = Callable[[str, Sequence[Instance]], Awaitable[None]]
+
+Release = Literal["now", "soon", "no"]
+"""What became of what was foreseen. "now": it was let go. It runs, or cannot, which `start` tells, and what runs is the
+instance of that key, also for who asks for it after a crash. "soon": `start` lets it go, and nothing is in its way.
+"no": `start` has to see."""
 
 
 class DriverDown(Unreachable):
@@ -58,10 +63,8 @@ class Runtimes(Driver, Protocol):
         """A start of this will be asked for as soon as the order for it is durable. A driver that knows how may begin
         what leaves nothing when that does not come, be it that we are killed. False: this one does not."""
 
-    def release(self, spec: InstanceSpec) -> bool:
-        """Now the order is durable: what was foreseen may run. True: it does, or cannot, which `start` tells. It is to
-        be called in any case, and what runs is the instance of that key, also for who is asked for it after a crash.
-        False: there is nothing that could run before `start` is called."""
+    def release(self, spec: InstanceSpec) -> Release:
+        """Now the order is durable: what was foreseen may run. `start` is to be called in any case."""
 
     def stand_by(self, runtimes: Iterable[str]) -> None:
         """Machines with these runtimes may be started: drivers that have something to get ready for the first one may
@@ -73,7 +76,7 @@ class Foresees(Protocol):
 
     def foresee(self, spec: InstanceSpec) -> bool: ...
 
-    def release(self, spec: InstanceSpec) -> bool: ...
+    def release(self, spec: InstanceSpec) -> Release: ...
 
     def stand_by(self) -> None: ...
 
@@ -189,10 +192,10 @@ class Several:
             return cast(Foresees, self._drivers[spec.driver]).foresee(spec)
         return False
 
-    def release(self, spec: InstanceSpec) -> bool:
+    def release(self, spec: InstanceSpec) -> Release:
         """Of one that `foresee` was true for."""
         self._remember(spec.driver, spec.key, spec.machine)
-        return spec.driver in self._opened and cast(Foresees, self._drivers[spec.driver]).release(spec)
+        return cast(Foresees, self._drivers[spec.driver]).release(spec) if spec.driver in self._opened else "no"
 
     def stand_by(self, runtimes: Iterable[str]) -> None:
         for name in self._opened.intersection(runtimes):
