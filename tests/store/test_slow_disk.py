@@ -1,0 +1,107 @@
+"""The store on a disk that takes its time: a thread commits, and the loop goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+from tests.kit.waiting import until
+from tests.store.leases import HOST, leased, logged, make_slow, taking
+
+from hawker.errors import StoreError
+from hawker.store.db import Store
+from hawker.store.verify import verify
+
+
+async def test_on_a_slow_disk_the_loop_goes_on_while_a_thread_commits(store: Store) -> None:
+    threads = make_slow(store, 0.05)
+    await store.submit(taking("first"))
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0.001)
+
+    ticking = asyncio.ensure_future(tick())
+    await store.submit(taking("second"))
+    ticking.cancel()
+    assert threads[-1] == "hawker-commit_0"
+    assert ticks > 5
+
+
+async def test_once_the_disk_is_quick_again_commits_are_made_on_the_loop(store: Store) -> None:
+    make_slow(store)
+    await store.submit(taking("a"))
+    store._db.set_commit_hook(None)
+    for _ in range(200):  # one quick commit is enough; a busy machine may need several
+        await store.submit(taking("b"))
+        if not store._slow:
+            break
+    assert not store._slow
+
+
+async def test_what_is_submitted_during_a_slow_commit_goes_into_the_next(store: Store) -> None:
+    make_slow(store, 0.05)
+    await store.submit(taking("a"))
+    first = asyncio.ensure_future(store.submit(taking("b")))
+    await until(lambda: store._committing is not None)
+    before = store.commits
+    rest = [store.submit(taking(f"c{n}")) for n in range(20)]
+    assert leased(store) == ["a"]  # what is being committed is not seen yet
+    await asyncio.gather(first, *rest)
+    assert store.commits == before + 2
+
+
+async def test_closing_during_a_slow_commit_finishes_it_and_what_waits_behind_it(path: Path) -> None:
+    store = Store.open(path, HOST)
+    make_slow(store, 0.05)
+    await store.submit(taking("a"))
+    first = asyncio.ensure_future(store.submit(taking("b")))
+    await until(lambda: store._committing is not None)
+    second = asyncio.ensure_future(store.submit(taking("c")))
+    await asyncio.sleep(0)
+    await asyncio.gather(store.close(), store.close())
+    assert [await first, await second] == ["b", "c"]
+    with pytest.raises(StoreError, match="the database is closed"):
+        await store.submit(taking("d"))
+    again = Store.open(path, HOST)
+    assert leased(again) == ["a", "b", "c"]
+    await again.close()
+
+
+async def test_a_store_abandoned_during_a_slow_commit_tells_nobody_and_can_be_opened_again(path: Path) -> None:
+    store = Store.open(path, HOST)
+    make_slow(store, 0.05)
+    await store.submit(taking("a"))
+    waiting = asyncio.ensure_future(store.submit(taking("b")))
+    await until(lambda: store._committing is not None)
+    behind = asyncio.ensure_future(store.submit(taking("c")))
+    await asyncio.sleep(0)
+    store.abandon()
+    done, _ = await asyncio.wait([waiting, behind], timeout=0.05)
+    assert not done
+    for task in (waiting, behind):
+        task.cancel()
+    again = Store.open(path, HOST)
+    assert leased(again) == ["a", "b"]
+    await again.close()
+    assert verify(path).ok
+
+
+async def test_many_writers_at_once_on_a_slow_disk_lose_nothing(store: Store) -> None:
+    make_slow(store, 0.003)
+    rng = random.Random(5)
+
+    async def writer(name: str) -> None:
+        for n in range(10):
+            await store.submit(taking(f"{name}-{n}"))
+            await asyncio.sleep(rng.random() * 0.005)
+
+    await asyncio.gather(*(writer(f"w{n}") for n in range(20)))
+    assert len(leased(store)) == 200
+    assert [seq for seq, _ in logged(store)] == list(range(1, 201))
+    assert store.commits < 150
