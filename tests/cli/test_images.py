@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -13,7 +14,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from tests.cli.programs import Ended, hawker, on_terminal
+from tests.cli.programs import PROGRAM, Ended, environment, hawker, on_terminal
 from tests.kit.markets import Market, running_market
 from tests.kit.oci import busybox_image, write_docker_archive
 
@@ -36,10 +37,10 @@ class User:
     """Runs commands on a market. Keeps what it made of images to remove them."""
 
     def __init__(self, market: Market) -> None:
-        self._env = {"HAWKER_HOME": str(market.home)}
+        self.env = {"HAWKER_HOME": str(market.home)}
 
     def __call__(self, *arguments: str | Path, status: int = 0) -> Ended:
-        ended = hawker(*arguments, env=self._env)
+        ended = hawker(*arguments, env=self.env)
         assert ended.status == status, (arguments, ended)
         return ended
 
@@ -51,7 +52,7 @@ class User:
         return sorted(entry["worker"] for entry in self.json("image", "list") if image in entry["names"])
 
     def terminal(self, *arguments: str) -> Ended:
-        return on_terminal(*arguments, env=self._env)
+        return on_terminal(*arguments, env=self.env)
 
 
 @pytest.fixture
@@ -138,6 +139,17 @@ def test_an_update_to_an_image_that_there_is_not_leaves_the_machine_running(
     assert (after["state"], after["version"], after["config"]) == ("started", before["version"], before["config"])
     said = user("machine", "exec", before["id"], "--", "/bin/busybox", "cat", "/hello")
     assert said.out == "from a directory\n"
+
+
+def test_an_order_whose_image_does_not_come_says_why_while_it_waits(user: User) -> None:
+    user("apps", "create", "waits")
+    argv = [*PROGRAM, "machine", "run", "--app", "waits", "127.0.0.1:1/nobody:1"]
+    with subprocess.Popen(argv, env=environment(user.env), stderr=subprocess.PIPE, text=True) as ordering:
+        assert ordering.stderr is not None
+        said = ordering.stderr.readline()
+        ordering.terminate()
+    assert "127.0.0.1:1" in said
+    assert said.endswith("; its worker tries again\n")
 
 
 def test_images_are_listed_and_shown_for_people(user: User, site: Path) -> None:

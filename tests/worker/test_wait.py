@@ -103,6 +103,20 @@ async def test_it_gives_up_in_time_and_says_what_it_saw(tmp_path: Path) -> None:
 
 
 @virtual_time
+async def test_it_says_what_a_machine_waits_for_whose_image_cannot_be_had(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        worker.world.silent_images.add("app:1")
+        machine = await worker.create(image="app:1")
+        with pytest.raises(
+            DeadlineExceeded, match=r"currently created: .*the registry of app:1.* does not answer"
+        ) as told:
+            await wait(worker, machine, "started", timeout_s=2)
+        assert told.value.details == {"machine": machine, "why": told.value.message.partition("created: ")[2]}
+        worker.world.silent_images.clear()
+        assert (await wait(worker, machine, "started")).row.state is State.started
+
+
+@virtual_time
 async def test_what_nobody_can_wait_for_is_refused(tmp_path: Path) -> None:
     async with a_worker(tmp_path) as worker:
         machine = await worker.run_machine()

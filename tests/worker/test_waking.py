@@ -9,7 +9,7 @@ import pytest
 from tests.kit.sim_worker import APP, SimWorker, a_worker
 from tests.kit.virtual_time import virtual_time
 
-from hawker.errors import NotFound, PreconditionFailed
+from hawker.errors import DeadlineExceeded, NotFound, PreconditionFailed
 from hawker.model import door
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow
@@ -149,6 +149,16 @@ async def test_a_program_that_cannot_be_started_is_told_of(tmp_path: Path) -> No
         with pytest.raises(StartRefused, match="not executable"):
             await wake(worker, machine)
         assert worker.machine(machine).state is State.failed
+
+
+@virtual_time
+async def test_one_whose_image_does_not_come_is_not_waited_for_forever_and_says_so(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await stopped(worker, image="app:1")
+        worker.world.images.clear()
+        worker.world.silent_images.add("app:1")
+        with pytest.raises(DeadlineExceeded, match=r"not started within 55 s: .*registry of app:1.* does not answer"):
+            await wake(worker, machine)
 
 
 @virtual_time

@@ -20,6 +20,7 @@ from hawker.errors import HawkerError
 
 PROGRESS_AFTER_S = 1.0
 _FRAME_S = 0.1
+_ERASE_LINE = "\r\x1b[2K"
 _WIDE = 10_000  # columns; wider than any row
 
 
@@ -137,17 +138,22 @@ def _word(value: Any) -> Any:
 
 
 @contextmanager
-def working(text: str) -> Iterator[None]:
+def working(text: str) -> Iterator[Callable[[str], None]]:
     """Shows on standard error that something goes on, once it has taken a second, and takes it away again. Only on a
-    terminal."""
+    terminal. What it gives takes notes meanwhile."""
     if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
-        yield
+        yield note
         return
+
+    def interject(text: str) -> None:
+        sys.stderr.write(_ERASE_LINE)
+        note(text)
+
     done = threading.Event()
     thread = threading.Thread(target=_spin, args=(text, done), name="progress", daemon=True)
     thread.start()
     try:
-        yield
+        yield interject
     finally:
         done.set()
         thread.join()
@@ -158,12 +164,12 @@ def _spin(text: str, done: threading.Event) -> None:
     if done.wait(waited):
         return
     for frame in cycle("|/-\\"):
-        sys.stderr.write(f"\r\x1b[2K{frame} {text}, {waited:.0f} s")
+        sys.stderr.write(f"{_ERASE_LINE}{frame} {text}, {waited:.0f} s")
         sys.stderr.flush()
         waited += _FRAME_S
         if done.wait(_FRAME_S):
             break
-    sys.stderr.write("\r\x1b[2K")
+    sys.stderr.write(_ERASE_LINE)
     sys.stderr.flush()
 
 

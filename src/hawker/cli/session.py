@@ -29,6 +29,7 @@ Object = dict[str, Any]
 SILENT = "hawker-unreachable-workers"  # the header in which a list names who did not answer
 COMING_UP_S = 60.0  # as long as `hawker dev` gives its agents
 COMING_UP_LOOK_S = 0.1
+WAIT_S = 2  # one call that waits for a state; between two is told what keeps it
 LONGEST_STOP_S = 330.0  # the longest grace time there is, and what it takes around it
 
 
@@ -110,20 +111,25 @@ class Session:
         return [name for name in self.client.answer_headers.get(SILENT, "").split(", ") if name]
 
     def wait(self, machine: Object, states: Sequence[str], timeout_s: float, doing: str) -> Object:
-        """The machine once it is in one of `states`. Raises `ApiError` with `status_code` 408 when the time is up."""
-        from hawker.client.api import WAIT_S_MAX, ApiError
+        """The machine once it is in one of `states`. What its worker tries again meanwhile is said, once for each
+        reason. Raises `ApiError` with `status_code` 408 when the time is up."""
+        from hawker.client.api import ApiError
 
         app, machine_id = app_of(machine), machine["id"]
-        deadline = monotonic() + timeout_s
-        with output.working(f"{label(machine)}: {doing}"):
+        deadline, said = monotonic() + timeout_s, ""
+        with output.working(f"{label(machine)}: {doing}") as interject:
             while True:
                 left_s = deadline - monotonic()
                 try:
-                    self.client.wait(app, machine_id, states, timeout_s=max(1, min(WAIT_S_MAX, round(left_s))))
+                    self.client.wait(app, machine_id, states, timeout_s=max(1, min(WAIT_S, round(left_s))))
                     return self.client.machine(app, machine_id)
                 except ApiError as error:
-                    if error.status_code != 408 or left_s <= WAIT_S_MAX:
+                    if error.status_code != 408 or left_s <= WAIT_S:
                         raise
+                    why = error.details.get("why", "") if isinstance(error.details, dict) else ""
+                    if why not in ("", said):
+                        interject(f"{label(machine)}: {why}; its worker tries again")
+                        said = why
 
     def show(self, machine: Object, sentence: str) -> None:
         """The result of a command that changed a machine."""

@@ -13,8 +13,9 @@ from hawker.model.machine import State
 
 WAKE = ("POST", "/v1/door/wake")
 REST = ("POST", "/v1/door/rest")
-WAKE_S = 60.0
-"""So long a worker lets a proxy wait for a machine's program."""
+WAKE_S = 55.0
+"""So long a worker lets a proxy wait for a machine's program: less than proxies wait for one that listens, so that they
+hear what keeps it."""
 
 AUTOSTART = "proxy autostart"
 AUTOSTOP = "proxy autostop"

@@ -385,6 +385,12 @@ def active_run(reads: Reads, resource: str) -> RunRow | None:
     return found[0] if found else None
 
 
+def failing(reads: Reads, resource: str) -> str:
+    """What the run that holds a resource tries again for: why its step failed last. "" when none did."""
+    run = active_run(reads, resource)
+    return run.error if run else ""
+
+
 def _get(tx: Tx, run_id: str) -> RunRow:
     run = tx.get(RunRow, run_id)
     if run is None:

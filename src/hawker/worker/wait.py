@@ -14,6 +14,7 @@ from hawker.model.machine import SETTLED, State
 from hawker.model.rows import EventRow, MachineRow, VersionRow
 from hawker.store.db import Store
 from hawker.worker.machine_log import MachineLog, get_machine
+from hawker.worker.runner import failing
 
 WAITED_FOR = ("started", "stopped", "suspended", "destroyed", "failed", "settled")
 
@@ -49,7 +50,8 @@ async def wait_state(
     """Return once the machine is in one of `states`. With `version`, only that version counts; with `after_event`, only
     what happened after that event.
 
-    Raises `NotFound`, `PreconditionFailed` when the version has been replaced, `DeadlineExceeded`.
+    Raises `NotFound`, `PreconditionFailed` when the version has been replaced, `DeadlineExceeded`, which says what is
+    tried again and again, if something is.
     """
     row = get_machine(store.read, machine_id, app)
     names = ", ".join(sorted(states))
@@ -77,7 +79,10 @@ async def wait_state(
             return await reached
     except TimeoutError:
         text = f"machine failed to reach desired state, {names}, currently {row.state}"
-        raise DeadlineExceeded(f"deadline_exceeded: {text}") from None
+        why = failing(store.read, machine_id)
+        raise DeadlineExceeded(
+            f"deadline_exceeded: {text}{why and ': ' + why}", details={"machine": machine_id, "why": why}
+        ) from None
     finally:
         stop()
 

@@ -29,7 +29,7 @@ from hawker.worker.machine_log import get_machine
 from hawker.worker.machines import Machines
 from hawker.worker.request import Request
 from hawker.worker.requests import Parked, runs_on
-from hawker.worker.runner import Busy, Runner, active_run
+from hawker.worker.runner import Busy, Runner, active_run, failing
 
 BACKOFF_MOST_MS = 1000
 """The rest of a backoff that a request may wait for."""
@@ -148,8 +148,10 @@ class Waking:
                 runs = await self._until_it_runs(wish, request, lambda *runs: released(awake(*runs)))
             return awake(self._store.read.get(MachineRow, wish.machine), *runs)
         except TimeoutError:
+            why = failing(self._store.read, wish.machine)
+            because = why and f": {why}"
             raise DeadlineExceeded(
-                f"deadline_exceeded: machine {wish.machine} has not started within {door.WAKE_S:g} s"
+                f"deadline_exceeded: machine {wish.machine} has not started within {door.WAKE_S:g} s{because}"
             ) from None
 
     async def rest(self, wish: door.Rest, *, trace: str = "") -> door.Resting:
