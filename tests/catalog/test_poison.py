@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,27 +12,18 @@ import pytest
 from bench.poison import NOW_MS, Poisoner, decoded, faults, feed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.catalog.versions import Clock
 
 from hawker.catalog.replica import Replica
 from hawker.core.ownerlog import HELD_MS
-from hawker.host import Host
 from hawker.model.catalog import Change, LogId, Origin, Range, Version
-
-
-class Clock:
-    ms = NOW_MS
 
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def replica(tmp_path: Path, clock: Clock) -> Iterator[Replica]:
-    replica = Replica.open(tmp_path / "catalog.db", Host(lambda: clock.ms / 1000, random.Random(1)))
-    yield replica
-    replica.close()
+    clock = Clock()
+    clock.ms = NOW_MS  # that of the stamps here
+    return clock
 
 
 @pytest.mark.slow
