@@ -264,9 +264,11 @@ async def house(
 
 
 @asynccontextmanager
-async def edge(at: House, routing: RouterSettings | None = None, *, traces: str = "") -> AsyncIterator[House]:
+async def edge(
+    at: House, routing: RouterSettings | None = None, *, traces: str = "", region: str = "ord"
+) -> AsyncIterator[House]:
     """Another proxy that reads the same catalog and is nobody's door, in the place of the first."""
-    proxy = await opened(at.agent, routing, traces=traces)
+    proxy = await opened(at.agent, routing, traces=traces, region=region)
     try:
         yield House(at.agent, proxy)
     finally:
@@ -282,6 +284,7 @@ async def opened(
     own: Calls | None = None,
     haproxy: HaproxySettings | None = None,
     traces: str = "",
+    region: str = "ord",
 ) -> Proxy:
     assert agent.node is not None
     settings = ProxySettings(
@@ -293,4 +296,4 @@ async def opened(
         haproxy=haproxy or HaproxySettings(),
         traces=traces,
     )
-    return await Proxy.open(settings, agent.node.replica, live(), region="ord", token=TOKEN, worker=worker, own=own)
+    return await Proxy.open(settings, agent.node.replica, live(), region=region, token=TOKEN, worker=worker, own=own)

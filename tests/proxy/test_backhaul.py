@@ -118,6 +118,46 @@ async def test_the_edge_repeats_what_may_be_repeated_when_a_machine_breaks_off_b
     assert edge.web.machines[0].failures == ["reset"]
 
 
+@pytest.mark.parametrize("chosen", ["Hawker-Machine: m1", "Hawker-Machine:"])
+async def test_a_request_is_held_only_for_what_the_proxy_before_has_left(stage: Stage, chosen: str) -> None:
+    await stage.machine(awake=False)
+    user = await stage.user("backhaul")
+    answer = await user.ask(f"GET / | {OWN} | {chosen} | Hawker-Wait: 50")
+    assert answer.status == 503
+
+
+async def test_a_proxy_tells_the_next_how_long_it_may_hold_a_request(stage: Stage, edge: Stage) -> None:
+    await stage.machine(awake=False)
+    await behind(stage, edge)
+    edge.settings["wait_s"] = 0.05
+    assert (await edge.ask("GET /")).status == 503
+
+
+@pytest.mark.parametrize(("told", "sent"), [("", 3), ("Hawker-Sent: 1", 2), ("Hawker-Sent: 3", 1)])
+async def test_who_chooses_a_machine_counts_those_that_have_got_a_request_before(
+    stage: Stage, told: str, sent: int
+) -> None:
+    machines = [await stage.machine(resetting) for _ in range(4)]
+    user = await stage.user("backhaul")
+    answer = await user.ask(f"GET / | {OWN} | Hawker-Machine:" + (f" | {told}" if told else ""))
+    assert (answer.status, answer["hawker-elsewhere"]) == (421, "reset")
+    assert sum(len(machine.visits) for machine in machines) == sent
+
+
+async def test_an_edge_takes_what_another_region_says_of_its_tries_for_all(stage: Stage, edge: Stage) -> None:
+    machines = [await stage.machine(resetting) for _ in range(4)]
+    fields = (
+        (b"hawker-backhaul", b"secret"),
+        (b"hawker-app", b"web"),
+        (b"hawker-port", b"80"),
+        (b"hawker-machine", b""),
+    )
+    door = await stage.open()
+    edge.web.machines = [FakeMachine(name, door.backhaul, headers=fields) for name in ("far", "farther")]
+    assert (await edge.ask("GET /")).status == 502
+    assert sum(len(machine.visits) for machine in machines) == 3
+
+
 async def test_a_machine_cannot_speak_as_its_workers_proxy(stage: Stage, edge: Stage) -> None:
     await stage.machine(saying(b"HTTP/1.1 421 No\r\nHawker-Elsewhere: gone\r\nContent-Length: 0\r\n\r\n"))
     await behind(stage, edge)

@@ -67,8 +67,12 @@ while True:
 """A program that breaks off whatever it is asked, and writes a dot for it."""
 
 
-async def test_a_request_that_breaks_a_machine_is_sent_no_oftener_by_way_of_two_proxies(tmp_path: Path) -> None:
-    async with house(tmp_path) as it, edge(it) as front:
+@pytest.mark.parametrize("region", ["ord", "mad"])
+async def test_a_request_that_breaks_a_machine_is_sent_no_oftener_by_way_of_two_proxies(
+    tmp_path: Path, region: str
+) -> None:
+    """The edge chooses the machine, or the proxy of the region that has it."""
+    async with house(tmp_path) as it, edge(it, region=region) as front:
         wrote = tmp_path / "requests"
         await it.machine("web", program=BREAKS, env={"WROTE": str(wrote)})
         status, _ = await front.get("web")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hawker.core.replay import JSON_TYPE
+from hawker.core.retrying import SENT_MOST
 from hawker.proxy.base import Failure, Header, Lease
 from hawker.proxy.embedded.asker import Asker
 from hawker.proxy.embedded.h2_machine import MachineStream
 from hawker.proxy.embedded.heads import ABSENT, AnswerHead
 from hawker.proxy.embedded.machine import MachineConnection
-from hawker.proxy.fields import ELSEWHERE, LOAD
+from hawker.proxy.fields import ANYWHERE, ELSEWHERE, LOAD
 
 ASIDE_BYTES = 64 << 10
 """Of an answer that is not passed on: what is read so that its connection can be used again, and of a replay's JSON."""
@@ -18,15 +19,15 @@ ASIDE_BYTES = 64 << 10
 
 class Signals:
     """What an answer's head says to the proxy. A worker's proxy, in an answer over the backhaul: `load`,
-    and that the machine is `elsewhere`, and whether it was `sent` something. An app: that the request is `handed` on,
-    by a field or by JSON."""
+    and that the machine is `elsewhere`, and to how many machines something was `sent`: to as many as may be, where it
+    has chosen them itself. An app: that the request is `handed` on, by a field or by JSON."""
 
     __slots__ = ("elsewhere", "handed", "load", "sent")
 
     def __init__(self, head: AnswerHead, lease: Lease) -> None:
         self.load = b""
         self.elsewhere: Failure | None = None
-        self.sent = False
+        self.sent = 0
         self.handed = ""
         inner = bool(lease.headers)
         for name, value in head.headers:
@@ -38,7 +39,8 @@ class Signals:
                 self.load = value
             elif inner and name == ELSEWHERE and head.status == 421:
                 self.elsewhere = _FAILURES.get(value, "elsewhere")
-                self.sent = self.elsewhere in ("reset", "timeout", "unhealthy")
+                if self.elsewhere in ("reset", "timeout", "unhealthy"):
+                    self.sent = SENT_MOST if ANYWHERE in lease.headers else 1
 
 
 _FAILURES: dict[bytes, Failure] = {

@@ -242,21 +242,26 @@ class Errand:
     @property
     def _sent_most(self) -> int:
         """How many machines get something of it: another proxy that has chosen the machine counts them itself."""
-        chosen = not self._inlet.edge and any(name == MACHINE and value for name, value in self._request.headers)
-        return 1 if chosen else SENT_MOST
+        return 1 if self._chosen else max(SENT_MOST - self._inlet.sent, 1)
+
+    @property
+    def _chosen(self) -> bool:
+        """Whether another proxy has chosen the machine."""
+        return not self._inlet.edge and any(name == MACHINE and value for name, value in self._request.headers)
 
     def _deadline(self) -> float:
-        return self._common.now() + self._common.settings.wait_s
+        return min(self._common.now() + self._common.settings.wait_s, self._inlet.until)
 
-    def _again(self, how: Failure, problem: str, *, sent: bool, stale: bool = False) -> None:
+    def _again(self, how: Failure, problem: str, *, sent: int, stale: bool = False) -> None:
         if self._tries_again(how, problem, sent=sent, stale=stale):
             self._seek()
         else:
             assert self._search is not None
-            self._fail(self._search.outcome(), acted=sent and not self._repeatable)
+            self._fail(self._search.outcome(), acted=sent > 0 and not self._repeatable)
 
-    def _tries_again(self, how: Failure, problem: str, *, sent: bool, stale: bool = False) -> bool:
-        """Note that this machine did not take it. Whether another one may be tried."""
+    def _tries_again(self, how: Failure, problem: str, *, sent: int, stale: bool = False) -> bool:
+        """Note that this machine did not take it; `sent`: how many got something of it. Whether another one may be
+        tried."""
         search = self._search
         if search is None:
             search = self._search = Search(self._deadline())

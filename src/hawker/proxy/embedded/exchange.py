@@ -25,6 +25,7 @@ from hawker.proxy.embedded.inlets import Inlet
 from hawker.proxy.embedded.machine import MachineConnection
 from hawker.proxy.embedded.tunnel import Tunnel, keep_watch
 from hawker.proxy.embedded.uploads import Upload
+from hawker.proxy.fields import ANYWHERE, SENT, WAIT
 
 GONE = 499
 """The status in logs and counts of a request whose client left before its answer was complete, as nginx has it."""
@@ -218,9 +219,10 @@ class Exchange(Errand):
         search = self._search
         tries, sent_tries = (1, 1) if search is None else (search.tries + 1, search.sent_tries + 1)
         method, whole = self._request.method, self._whole
-        if self._sent_most == 1:  # the other proxy makes it elsewhere, if it has it yet: a body it may not have
+        if self._chosen:  # the other proxy makes it elsewhere, if it has it yet: a body it may not have
             return method in IDEMPOTENT and self._request.length in (ABSENT, 0)
-        return may_retry(method, "timeout", sent=True, whole=whole, tries=tries, sent_tries=sent_tries)
+        most = self._sent_most
+        return may_retry(method, "timeout", sent=True, whole=whole, tries=tries, sent_tries=sent_tries, sent_most=most)
 
     # --- for uploads -------------------------------------------------------------------------------------------------
 
@@ -308,15 +310,21 @@ class Exchange(Errand):
 
     def _fields(self, lease: Lease) -> list[Header]:
         """As they go to the machine."""
-        request = self._request
-        wishes = ANY if self._search is None else self._search.wishes
+        request, search = self._request, self._search
+        wishes = ANY if search is None else search.wishes
         fields = self._inlet.forward(request, self.request_id, lease, wishes, request.upgrade)
         if not (
             request.host or request.minor
         ):  # HTTP/1.0 on a port that is one app's; the machine is spoken to in HTTP/1.1
             fields.insert(0, (b"host", self.app.encode()))
-        if self._search is not None:
-            fields += self._search.added
+        if search is not None:
+            fields += search.added
+        if lease.headers:
+            until = self._inlet.until if search is None else search.deadline
+            if until < math.inf:
+                fields.append((WAIT, b"%d" % max(0, round((until - self._common.now()) * 1000))))
+            if search is not None and search.sent_tries and ANYWHERE in lease.headers:
+                fields.append((SENT, b"%d" % search.sent_tries))
         return fields
 
     def _head(self, lease: Lease) -> bytes:

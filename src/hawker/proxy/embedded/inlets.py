@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -27,7 +28,7 @@ from hawker.proxy.base import ANY, Header, Lease, Refused, Route, ServicePort, W
 from hawker.proxy.embedded import refusals
 from hawker.proxy.embedded.common import Common
 from hawker.proxy.embedded.heads import AnswerHead, RequestHead
-from hawker.proxy.fields import ANYWHERE, APP, ELSEWHERE, HOPS, LOAD, MACHINE, PORT, TIMING, TOKEN
+from hawker.proxy.fields import ANYWHERE, APP, ELSEWHERE, HOPS, LOAD, MACHINE, PORT, SENT, TIMING, TOKEN, WAIT
 
 VERSIONS = (b"1.0", b"1.1", b"2")
 """Of HTTP, as Via has them, by the `minor` of a head."""
@@ -50,6 +51,10 @@ class Inlet(Protocol):
     """Users' requests: answers may be for this proxy (`fly-replay`)."""
     hears: bool
     """Interim answers are understood there. One who does not gets no more than the one that it needs: to go on."""
+    until: float
+    """By the loop's clock: how long the request found last may be held, as another proxy says."""
+    sent: int
+    """Machines that have got something of it before it came here."""
 
     def request_id(self, request: RequestHead) -> bytes: ...
 
@@ -109,6 +114,8 @@ class Public:
 
     _version = b"1.1"
     hears = True
+    until: float = math.inf
+    sent: int = 0
 
     def __init__(self, common: Common, port: int, client: bytes, secure: bool, app: str = "") -> None:
         self.client = client
@@ -252,7 +259,7 @@ class Forwarded(Public):
 class Backhaul:
     """Another proxy's connection. Nothing is said to one that does not have the cluster's token."""
 
-    __slots__ = ("_app", "_common", "_hops", "_machine", "_port", "_token", "client", "edge", "secure")
+    __slots__ = ("_app", "_common", "_hops", "_machine", "_port", "_token", "client", "edge", "secure", "sent", "until")
     hears = True
 
     def __init__(self, common: Common, client: bytes) -> None:
@@ -262,7 +269,8 @@ class Backhaul:
         self._common = common
         self._token = common.settings.token.encode()
         self._app = self._machine = ""
-        self._port = self._hops = 0
+        self._port = self._hops = self.sent = 0
+        self.until = math.inf
 
     def request_id(self, request: RequestHead) -> bytes:
         """The one that the edge gave it."""
@@ -274,6 +282,8 @@ class Backhaul:
     def find(self, request: RequestHead) -> Route | None:
         token = app = port = machine = b""
         hops = b"1"
+        sent = b"0"
+        wait = None
         for name, value in request.headers:
             if name[:7] == b"hawker-":
                 if name == TOKEN:
@@ -286,12 +296,17 @@ class Backhaul:
                     machine = value
                 elif name == HOPS:
                     hops = value
+                elif name == WAIT:
+                    wait = value
+                elif name == SENT:
+                    sent = value
         if not self._token or not hmac.compare_digest(token, self._token):
             raise Refused(401, "PB01", "this is for proxies of the cluster")
         try:
-            self._hops, number = int(hops), int(port)
+            self._hops, self.sent, number = int(hops), int(sent), int(port)
+            self.until = math.inf if wait is None else self._common.now() + int(wait) / 1000
         except ValueError:
-            raise Refused(400, "PB02", "hawker-port and hawker-hops are numbers") from None
+            raise Refused(400, "PB02", "hawker-port, -hops, -wait and -sent are numbers") from None
         if self._hops > self._common.settings.hops:
             raise Refused(508, "PB03", f"this request went through {self._hops} proxies already")
         self._machine = machine.decode("latin-1")

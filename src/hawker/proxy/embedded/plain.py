@@ -7,6 +7,7 @@ wakes, is tried elsewhere, and passes over the backhaul as CONNECT, which it is 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from typing import cast
 
@@ -111,6 +112,8 @@ class PlainInlet:
 
     __slots__ = ("_common", "_host", "_port", "client", "edge", "secure")
     hears = False
+    until: float = math.inf
+    sent: int = 0
 
     def __init__(self, common: Common, port: int, client: bytes, host: str = "") -> None:
         self.client = client

@@ -65,16 +65,16 @@ class Search:
         return self.tries > 0 or any(mark.within for mark in self.marks)
 
     def failed(
-        self, method: bytes, how: Failure, problem: str, *, sent: bool, whole: bool, most: int, sent_most: int
+        self, method: bytes, how: Failure, problem: str, *, sent: int, whole: bool, most: int, sent_most: int
     ) -> bool:
-        """A machine did not take it. Whether another one may be tried."""
+        """A machine did not take it; `sent`: so many have got something. Whether another one may be tried."""
         self.how, self.problem = how, problem
         self.tries += 1
         self.sent_tries += sent
         return self.tries < most and may_retry(
             method,
             how,
-            sent=sent,
+            sent=sent > 0,
             whole=whole,
             tries=self.tries,
             sent_tries=self.sent_tries,
