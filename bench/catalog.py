@@ -47,7 +47,6 @@ def machine(number: int) -> Values:
         "memory_mib": 256,
         "cordoned": False,
         "created_at_ms": 1_763_000_000_000 + number,
-        "updated_at_ms": 1_763_000_000_000 + number,
     }
 
 

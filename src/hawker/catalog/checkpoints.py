@@ -23,6 +23,9 @@ PAGES = 4000
 PAGES_LEFT = 100
 """What was written meanwhile and is no more than that, is brought while writers wait."""
 ROUNDS_MOST = 5
+LAST_MS = 20
+"""So long the last round waits for a commit, and for those who read what was there before. Writers should not wait long
+for them: it is tried again later."""
 PAGES_MOST = 4 * PAGES
 """Who writes faster than that is brought, waits for it."""
 
@@ -71,9 +74,9 @@ class Checkpoints:
                         break
                     before = brought
                 self.holding = True
-                db.set_busy_timeout(0)  # nobody waits for those who read
+                db.set_busy_timeout(LAST_MS)
                 pages, brought = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_FULL)
-                self._again = 0 if brought == pages else pages + PAGES_LEFT
+                self._again = 0 if brought == pages else pages + self._pages // 4
             finally:
                 self.holding = False
                 db.close(True)

@@ -83,7 +83,6 @@ class Machine(Columns, frozen=True):
     stood_for: Text | None = None  # the worker for whose absence it was started last, and when that was
     stood_at_ms: Count | None = None
     created_at_ms: Count | None = None
-    updated_at_ms: Count | None = None
 
 
 class Service(Columns, frozen=True):
