@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
 
-from hawker.proxy.base import ANY, Address, Failure, Header, Refused, Route, ServicePort, Wishes
+from hawker.proxy.base import ANY, NOBODY, Address, Failure, Header, Refused, Route, ServicePort, Waiting, Wishes
 from hawker.proxy.lending import Lent, Offer
 
 HTTP = ServicePort(handlers=("http",))
@@ -88,7 +88,7 @@ class FakeRoute:
         return None
 
     async def obtain(
-        self, wishes: Wishes = ANY, tried: Collection[str] = (), *, deadline: float, request: str = ""
+        self, wishes: Wishes = ANY, tried: Collection[str] = (), *, deadline: float, request: Waiting = NOBODY
     ) -> FakeLease:
         fit = self._fit(wishes, tried)
         if not fit:

@@ -14,6 +14,7 @@ from tests.kit.doors import edge, free_port, house
 from tests.kit.waiting import until
 
 from hawker.errors import Invalid
+from hawker.model.rows import RunRow
 from hawker.proxy.traces import endpoint_of
 
 
@@ -82,6 +83,20 @@ async def test_a_request_that_wakes_a_machine_leaves_a_trace_of_both_proxies_and
         await front.get("web")  # it is awake: nothing to tell
         assert front.proxy.traces is not None
         assert front.proxy.traces.sent == 1
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [(f"00-{'a' * 32}-{'b' * 16}-01", f"00-{'a' * 32}-{'b' * 16}-01"), (f"00-{'0' * 32}-{'b' * 16}-01", "")],
+)
+async def test_what_a_worker_does_for_a_request_is_known_by_the_trace_that_the_request_is_part_of(
+    tmp_path: Path, sent: str, told: str
+) -> None:
+    async with house(tmp_path) as it, edge(it) as front:
+        machine = await it.machine("web")
+        assert (await front.get("web", headers=f"traceparent: {sent}\r\n"))[0] == 200
+        runs = it.worker.store.read.select(RunRow, "resource = ? order by id", (machine,))
+        assert [(run.flow, run.trace) for run in runs] == [("machine.create", ""), ("machine.start", told)]
 
 
 async def test_a_collector_that_is_away_costs_spans_and_nothing_else(tmp_path: Path) -> None:

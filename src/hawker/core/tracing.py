@@ -20,6 +20,8 @@ SERVER = 2
 _FAILED = {"code": 2}
 _PARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
 _PATH_MOST = 256
+PARENT_LENGTH = 55
+"""Of a `traceparent`. Those of later versions have more behind that."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -59,7 +61,7 @@ class Span(msgspec.Struct, frozen=True):
 def parent_of(field: bytes) -> Parent | None:
     """A `traceparent` (W3C Trace Context, 3.2); None for one that has to be ignored."""
     found = _PARENT.fullmatch(field)
-    if found is None or (field.startswith(b"00-") and len(field) != 55):
+    if found is None or (field.startswith(b"00-") and len(field) != PARENT_LENGTH):
         return None
     return Parent(found[1].decode(), found[2].decode(), bool(int(found[3], 16) & 1))
 

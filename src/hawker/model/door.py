@@ -35,11 +35,13 @@ def stands_in_for(cause: str) -> str:
 
 
 class Wake(msgspec.Struct, frozen=True, kw_only=True):
-    """Have a machine run. `request` is the id of the one that waits for it, for the cause; `why` its other part."""
+    """Have a machine run. `request` is the id of the one that waits for it, for the cause; `why` its other part.
+    `trace` is that request's W3C traceparent."""
 
     app: str
     machine: str
     request: str = ""
+    trace: str = ""
     why: str = AUTOSTART
 
 

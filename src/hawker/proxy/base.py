@@ -38,6 +38,17 @@ class Refused(HawkerError):
         self.retry_after_s = retry_after_s
 
 
+class Waiting(msgspec.Struct, frozen=True):
+    """A request as those know it that start a machine for it: its id, and what it says of a trace (W3C `traceparent`,
+    "" for nothing)."""
+
+    id: str = ""
+    trace: str = ""
+
+
+NOBODY = Waiting()
+
+
 class Lease(Protocol):
     """A request's place at a machine, counted as in flight until `release` or `failed`, whichever comes first; after
     that both do nothing.
@@ -84,10 +95,10 @@ class Route(Protocol):
         ...
 
     async def obtain(
-        self, wishes: Wishes = ANY, tried: Collection[str] = (), *, deadline: float, request: str = ""
+        self, wishes: Wishes = ANY, tried: Collection[str] = (), *, deadline: float, request: Waiting = NOBODY
     ) -> Lease:
         """Hold the request until a machine takes it, at most until `deadline` (of the loop's clock). Starts one where
-        none can, and names `request`, its id, as the cause of that. Raises `Refused`; when it is cancelled, what it
+        none can, and names `request` as the cause of that. Raises `Refused`; when it is cancelled, what it
         held is released."""
         ...
 

@@ -9,7 +9,7 @@ from hawker.core.routing import Seat
 from hawker.errors import HawkerError, StoreError
 from hawker.model import door as words
 from hawker.proxy.abroad import Abroad
-from hawker.proxy.base import Refused
+from hawker.proxy.base import Refused, Waiting
 from hawker.proxy.door import Door
 from hawker.proxy.groups import Site
 from hawker.proxy.places import Place
@@ -92,7 +92,7 @@ class Common:
         if not self.is_here(site, machine):
             raise Refused(421, "elsewhere", f"machine {machine} is not on worker {self.sites.worker}")
 
-    def start_beside(self, seat: Seat, app: str, request: str) -> None:
+    def start_beside(self, seat: Seat, app: str, request: Waiting) -> None:
         """Have a machine started for requests to come."""
         place: Place = seat.data
         if isinstance(place.keeper, Door):
@@ -106,7 +106,7 @@ class Common:
             self._tasks[task] = None
             task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
-    async def _wake_far(self, place: Place, app: str, request: str) -> None:
+    async def _wake_far(self, place: Place, app: str, request: Waiting) -> None:
         directory = self.sites.directory
         machine = directory.find(app)
         known = machine.machines.get(place.machine) if machine else None
@@ -114,7 +114,8 @@ class Common:
         loop = asyncio.get_running_loop()
         try:
             if worker is not None:
-                await self.sites.workers.of(worker).wake(words.Wake(app=app, machine=place.machine, request=request))
+                wish = words.Wake(app=app, machine=place.machine, request=request.id, trace=request.trace)
+                await self.sites.workers.of(worker).wake(wish)
         except HawkerError as error:
             _logger.info("router.not_woken", machine=place.machine, error=error.message, cause=words.AUTOSTART)
             place.pool.rest(place.seat, loop.time() + self.settings.start_again_s)

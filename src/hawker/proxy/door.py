@@ -21,7 +21,7 @@ from hawker.core.routing import Candidate
 from hawker.errors import HawkerError, Unreachable
 from hawker.model import door as words
 from hawker.model.machine import State
-from hawker.proxy.base import Failure, Refused
+from hawker.proxy.base import NOBODY, Failure, Refused, Waiting
 from hawker.proxy.calls import Calls, Declined
 from hawker.proxy.directory import Machine
 from hawker.proxy.places import Place
@@ -192,7 +192,7 @@ class Door:
 
     # --- starting ----------------------------------------------------------------------------------------------------
 
-    def open(self, request: str = "", why: str = words.AUTOSTART) -> asyncio.Task[None]:
+    def open(self, request: Waiting = NOBODY, why: str = words.AUTOSTART) -> asyncio.Task[None]:
         """Begin to make the machine take requests, unless that is under way."""
         if self._opening is None:
             self._opening = asyncio.get_running_loop().create_task(
@@ -202,7 +202,7 @@ class Door:
             self._show_waking()
         return self._opening
 
-    async def opened(self, deadline: float, request: str = "") -> None:
+    async def opened(self, deadline: float, request: Waiting = NOBODY) -> None:
         """Until the machine takes requests. Raises `NotOpened`, and `TimeoutError` at the deadline."""
         opening = self.open(request)
         async with asyncio.timeout_at(deadline):
@@ -217,7 +217,7 @@ class Door:
             self._starting.cancel()
             await asyncio.gather(self._starting, return_exceptions=True)
 
-    async def _open(self, request: str, why: str) -> None:
+    async def _open(self, request: Waiting, why: str) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
@@ -253,7 +253,7 @@ class Door:
             self._seen.clear()
             await self._seen.wait()
 
-    async def _start_until_it_listens(self, request: str, why: str) -> tuple[float, words.Awake]:
+    async def _start_until_it_listens(self, request: Waiting, why: str) -> tuple[float, words.Awake]:
         """Returns when it was started last, and what the worker said."""
         loop = asyncio.get_running_loop()
         starts = 0
@@ -291,14 +291,15 @@ class Door:
                 return not self._left  # else what listens is on its way out
         return False
 
-    async def _start(self, request: str, why: str, released: asyncio.Future[words.Awake]) -> words.Awake:
+    async def _start(self, request: Waiting, why: str, released: asyncio.Future[words.Awake]) -> words.Awake:
         """`released` has what the worker will say as soon as the program may be looked for."""
 
         def told(awake: words.Awake) -> None:
             if not released.done():
                 released.set_result(awake)
 
-        wish = words.Wake(app=self.machine.app, machine=self.machine.id, request=request, why=why)
+        app, machine = self.machine.app, self.machine.id
+        wish = words.Wake(app=app, machine=machine, request=request.id, trace=request.trace, why=why)
         self._waits_for = "its worker does not start it"
         self._shown = self._left = False  # what is told of a start from here on is told of this one, or a later one
         while True:

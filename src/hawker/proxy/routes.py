@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from hawker.core.routing import ANY, FULL, GONE, NOT_HERE, TRIED, Nothing, Start, Take, Wishes
 from hawker.core.seats import is_open
-from hawker.proxy.base import Header, Lease, Refused, ServicePort
+from hawker.proxy.base import NOBODY, Header, Lease, Refused, ServicePort, Waiting
 from hawker.proxy.common import Common
 from hawker.proxy.door import Door, NotOpened
 from hawker.proxy.fields import PORT
@@ -73,7 +73,7 @@ class ProxyRoute:
         return PlaceLease(place, self._header, {})
 
     async def obtain(
-        self, wishes: Wishes = ANY, tried: Collection[str] = (), *, deadline: float, request: str = ""
+        self, wishes: Wishes = ANY, tried: Collection[str] = (), *, deadline: float, request: Waiting = NOBODY
     ) -> Lease:
         found = self._kept().at(self.number)
         if found is None:
@@ -102,7 +102,7 @@ class ProxyRoute:
             return replace(wishes, force_regions=(), prefer_regions=())
         return wishes
 
-    async def _obtain(self, wishes: Wishes, tried: Collection[str], deadline: float, request: str) -> Lease:
+    async def _obtain(self, wishes: Wishes, tried: Collection[str], deadline: float, request: Waiting) -> Lease:
         loop = asyncio.get_running_loop()
         began = loop.time()
         out = set(tried)
@@ -164,7 +164,7 @@ class ProxyRoute:
             if turn is not None:
                 turn.leave()
 
-    async def _started(self, place: Place, began: float, deadline: float, request: str) -> Lease:
+    async def _started(self, place: Place, began: float, deadline: float, request: Waiting) -> Lease:
         """A lease of a machine that is started for it. Far away, its own proxy holds the request meanwhile."""
         keeper = place.keeper
         place.enter()
@@ -243,7 +243,7 @@ class ProxyRoute:
         """One of another region, where the request may go there."""
         return None if self._within else self._common.abroad.lease(self.site, wishes, tried, self._header)
 
-    async def _sent_away(self, wishes: Wishes, tried: Collection[str], deadline: float, request: str) -> Lease:
+    async def _sent_away(self, wishes: Wishes, tried: Collection[str], deadline: float, request: Waiting) -> Lease:
         """Of an app that is in other regions alone. While those who could take it there are left alone it is held: an
         agent that begins anew is back in a moment."""
         while (lease := self._away(wishes, tried)) is None:

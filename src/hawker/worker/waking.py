@@ -142,7 +142,7 @@ class Waking:
         def awake(row: MachineRow | None, before: State, instance: str) -> door.Awake:
             return door.Awake(before=before, instance=instance, checked=_checked(row), seconds=clock_s() - began)
 
-        request = Request(id=wish.request, why=wish.why, trace=trace)
+        request = Request(id=wish.request, why=wish.why, trace=wish.trace or trace)
         try:
             async with asyncio.timeout(door.WAKE_S):
                 runs = await self._until_it_runs(wish, request, lambda *runs: released(awake(*runs)))

@@ -15,7 +15,8 @@ from contextlib import suppress
 
 from hawker.core.replay import BadReplay, read_json, replay_of
 from hawker.core.retrying import IDEMPOTENT, SENT_MOST
-from hawker.proxy.base import Failure, Header, Lease, Refused, Route
+from hawker.core.tracing import PARENT_LENGTH, parent_of
+from hawker.proxy.base import Failure, Header, Lease, Refused, Route, Waiting
 from hawker.proxy.embedded.common import Common
 from hawker.proxy.embedded.h2_machine import H2Pool, MachineStream
 from hawker.proxy.embedded.heads import RequestHead
@@ -201,7 +202,7 @@ class Errand:
         lease = self._lease
         if lease is None:
             lease = self._lease = route.take(search.wishes, search.tried) or await route.obtain(
-                search.wishes, search.tried, deadline=search.deadline, request=self.request_id.decode("latin-1")
+                search.wishes, search.tried, deadline=search.deadline, request=self._waiting
             )
             self._spent("obtain", now() - begun, lease)
             begun = now()
@@ -233,6 +234,14 @@ class Errand:
         if lease is not None:
             for name, of_it in lease.phases.items():
                 counters.spent(name, of_it)
+
+    @property
+    def _waiting(self) -> Waiting:
+        trace = ""
+        for name, value in self._request.headers:
+            if name == b"traceparent" and parent_of(value) is not None:
+                trace = value[:PARENT_LENGTH].decode()
+        return Waiting(self.request_id.decode("latin-1"), trace)
 
     @property
     def _repeatable(self) -> bool:
