@@ -211,7 +211,7 @@ async def main() -> None:
             await way.close()
         if chosen.suite in "sweep: HTTP/2":
             found[name] += await asked(kind(), carried=carried)
-        found[name] += [(answer, *outcome) for answer, outcome in await answered(answers, kind(), carried=carried)]
+        found[name] += [(answer, *outcome) for answer, outcome in await answered(answers, kind, carried=carried)]
 
     async with asyncio.TaskGroup() as group:
         group.create_task(go("embedded", Embedded, False))
