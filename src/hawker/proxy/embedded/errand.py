@@ -16,7 +16,7 @@ from contextlib import suppress
 from hawker.core.replay import BadReplay, read_json, replay_of
 from hawker.core.retrying import IDEMPOTENT, SENT_MOST
 from hawker.core.tracing import PARENT_LENGTH, parent_of
-from hawker.proxy.base import Failure, Header, Lease, Refused, Route, Waiting
+from hawker.proxy.base import Failure, Header, Lease, Refused, Route, ServicePort, Waiting
 from hawker.proxy.embedded.common import Common
 from hawker.proxy.embedded.h2_machine import H2Pool, MachineStream
 from hawker.proxy.embedded.heads import RequestHead
@@ -80,6 +80,15 @@ class Errand:
     def _watched(self) -> Upload:
         """What is still to come of the body."""
         raise NotImplementedError
+
+    @property
+    def app(self) -> str:
+        return "" if self._route is None else self._route.app
+
+    @property
+    def port(self) -> ServicePort | None:
+        """The service's, once it is known."""
+        return None if self._route is None else self._route.port
 
     def start(self) -> None:
         if self.sending and self._upload is None:

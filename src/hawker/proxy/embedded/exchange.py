@@ -1,44 +1,38 @@
 """One request and its answer: what comes from the client goes to a machine, what the machine says to the client.
 
-Nothing here knows which version of HTTP the client speaks (`Front`). A request that may have to be sent again is kept
-until its answer comes.
+Nothing here knows which version of HTTP the client speaks (`Front`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
 
 from hawker.core.retrying import IDEMPOTENT, may_retry
 from hawker.core.tracing import Mark
-from hawker.proxy.base import ANY, Failure, Header, Lease, Refused, ServicePort
+from hawker.proxy.base import Failure, Header, Lease, Refused
 from hawker.proxy.embedded.aside import Aside, Signals
 from hawker.proxy.embedded.bodies import chunk, last_chunk
 from hawker.proxy.embedded.common import Common, Traces
 from hawker.proxy.embedded.compressing import Gzip, compressed, compressible
-from hawker.proxy.embedded.errand import Errand
 from hawker.proxy.embedded.front import Front
 from hawker.proxy.embedded.h2_machine import MachineStream
 from hawker.proxy.embedded.heads import ABSENT, CHUNKED, AnswerHead, RequestHead
 from hawker.proxy.embedded.inlets import Inlet
 from hawker.proxy.embedded.machine import MachineConnection
+from hawker.proxy.embedded.outgoing import Outgoing
 from hawker.proxy.embedded.tunnel import Tunnel, keep_watch
 from hawker.proxy.embedded.uploads import Upload
-from hawker.proxy.fields import ANYWHERE, SENT, WAIT
 
 GONE = 499
 """The status in logs and counts of a request whose client left before its answer was complete, as nginx has it."""
 
 
-class Exchange(Errand):
+class Exchange(Outgoing):
     """The front calls `start` once, `body` and `body_end` as the body comes (also before `start`), `pause` and `resume`
     when it cannot take more, `gone` when its client has left. The rest is for the machine's connection."""
 
-    __slots__ = (
-        *("_answered", "_connection", "_front", "_gzip", "_kept", "_kept_bytes", "_trailers"),
-        *("begun", "bytes", "first", "machine", "over", "status"),
-    )
+    __slots__ = ("_answered", "_gzip", "begun", "bytes", "first", "machine", "status")
 
     def __init__(self, common: Common, front: Front, inlet: Inlet, request: RequestHead) -> None:
         self._common = common
@@ -48,10 +42,10 @@ class Exchange(Errand):
         self._whole = True
         self.request_id = inlet.request_id(request)
         self._front = front
-        self._connection: MachineConnection | MachineStream | None = None
-        self._kept: list[bytes] = []
+        self._connection = None
+        self._kept = []
         self._kept_bytes = 0
-        self._trailers: Sequence[Header] = ()
+        self._trailers = ()
         self._answered = False
         self._gzip: Gzip | None = None
         self.sending = request.length > 0 or request.length == CHUNKED
@@ -62,49 +56,7 @@ class Exchange(Errand):
         self.bytes = 0
         self.machine = ""
 
-    @property
-    def app(self) -> str:
-        return "" if self._route is None else self._route.app
-
-    @property
-    def port(self) -> ServicePort | None:
-        """The service's, once it is known."""
-        return None if self._route is None else self._route.port
-
     # --- for the front -----------------------------------------------------------------------------------------------
-
-    def body(self, data: bytes) -> None:
-        """More of the request's body."""
-        connection = self._connection
-        upload = self._upload
-        if upload is not None:
-            upload.came += len(data)
-        if self._whole:
-            self._kept.append(data)
-            self._kept_bytes += len(data)
-            self._common.kept_bytes += len(data)
-            if self._keeps_too_much:
-                if connection is None:
-                    if upload is not None and upload.awaited:
-                        self._all_came()  # of all requests together too much is kept: it passes as it comes
-                    if self._connection is None and not self.over:
-                        self._hold(True)
-                else:
-                    self._whole = False
-                    self._forget_kept()
-        if connection is not None:
-            connection.body(data)
-
-    def body_end(self, trailers: Sequence[Header]) -> None:
-        self.sending = False
-        self._trailers = trailers
-        if self._connection is not None:
-            self._connection.body_end(trailers)
-        upload = self._upload
-        if upload is not None:
-            self._common.uploads.drop(upload)
-            if upload.awaited:
-                self._all_came()
 
     def pause(self) -> None:
         if self._connection is not None:
@@ -244,11 +196,6 @@ class Exchange(Errand):
         upload.held = held
         return upload
 
-    def _hold(self, held: bool) -> None:
-        if self._upload is not None:
-            self._upload.held = held
-        self._front.hold(held)
-
     # --- to the machine ----------------------------------------------------------------------------------------------
 
     def _send(self, connection: MachineConnection | MachineStream) -> None:
@@ -290,55 +237,6 @@ class Exchange(Errand):
         self._connection = stream
         trailers = None if self.sending else self._trailers
         stream.ask(self, request.method, request.target, self._fields(lease), kept, trailers, idle_s)
-
-    def _sending_kept(self) -> None:
-        if self._keeps_too_much:
-            self._whole = False
-            self._forget_kept()
-        self._hold(False)
-
-    @property
-    def _keeps_too_much(self) -> bool:
-        common = self._common
-        limits = common.settings
-        return self._kept_bytes > limits.replay_bytes or common.kept_bytes > limits.replay_bytes_of_all
-
-    def _forget_kept(self) -> None:
-        self._common.kept_bytes -= self._kept_bytes
-        self._kept_bytes = 0
-        self._kept = []
-
-    def _fields(self, lease: Lease) -> list[Header]:
-        """As they go to the machine."""
-        request, search = self._request, self._search
-        wishes = ANY if search is None else search.wishes
-        fields = self._inlet.forward(request, self.request_id, lease, wishes, request.upgrade)
-        if not (
-            request.host or request.minor
-        ):  # HTTP/1.0 on a port that is one app's; the machine is spoken to in HTTP/1.1
-            fields.insert(0, (b"host", self.app.encode()))
-        if search is not None:
-            fields += search.added
-        if lease.headers:
-            until = self._inlet.until if search is None else search.deadline
-            if until < math.inf:
-                fields.append((WAIT, b"%d" % max(0, round((until - self._common.now()) * 1000))))
-            if search is not None and search.sent_tries and ANYWHERE in lease.headers:
-                fields.append((SENT, b"%d" % search.sent_tries))
-        return fields
-
-    def _head(self, lease: Lease) -> bytes:
-        """As it goes to the machine."""
-        request = self._request
-        fields = self._fields(lease)
-        framing = b"\r\ntransfer-encoding: chunked\r\n\r\n" if request.length == CHUNKED else b"\r\n\r\n"
-        lines = b"\r\n".join(map(b": ".join, fields))
-        data = b"%b %b HTTP/1.1\r\n%b%b" % (request.method, request.target, lines, framing)
-        if self._search is None and not lease.headers:
-            around = data.split(self.request_id)
-            if len(around) == 2:  # else the client wrote it, too
-                request.passed = around[0], around[1]
-        return data
 
     def _join(self, connection: MachineConnection) -> None:
         """Bytes pass between client and machine from here on."""

@@ -1,0 +1,120 @@
+"""One request on its way to a machine: its head there, and its body, which is kept until an answer comes.
+
+What is kept can be sent again. When that is too much, of this request or of all together, it passes as it comes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hawker.proxy.base import ANY, Header, Lease
+from hawker.proxy.embedded.errand import Errand
+from hawker.proxy.embedded.front import Front
+from hawker.proxy.embedded.h2_machine import MachineStream
+from hawker.proxy.embedded.heads import CHUNKED
+from hawker.proxy.embedded.machine import MachineConnection
+from hawker.proxy.fields import ANYWHERE, SENT, WAIT
+
+
+class Outgoing(Errand):
+    """The front calls `body` and `body_end` as the body comes, also before `start`. `_connection` is what has the
+    request, `over` whether it has had its answer."""
+
+    __slots__ = ("_connection", "_front", "_kept", "_kept_bytes", "_trailers", "over")
+
+    _connection: MachineConnection | MachineStream | None
+    _front: Front
+    _kept: list[bytes]
+    _kept_bytes: int
+    _trailers: Sequence[Header]
+    over: bool
+
+    # --- its body ----------------------------------------------------------------------------------------------------
+
+    def body(self, data: bytes) -> None:
+        """More of the request's body."""
+        connection = self._connection
+        upload = self._upload
+        if upload is not None:
+            upload.came += len(data)
+        if self._whole:
+            self._kept.append(data)
+            self._kept_bytes += len(data)
+            self._common.kept_bytes += len(data)
+            if self._keeps_too_much:
+                if connection is None:
+                    if upload is not None and upload.awaited:
+                        self._all_came()  # of all requests together too much is kept: it passes as it comes
+                    if self._connection is None and not self.over:
+                        self._hold(True)
+                else:
+                    self._whole = False
+                    self._forget_kept()
+        if connection is not None:
+            connection.body(data)
+
+    def body_end(self, trailers: Sequence[Header]) -> None:
+        self.sending = False
+        self._trailers = trailers
+        if self._connection is not None:
+            self._connection.body_end(trailers)
+        upload = self._upload
+        if upload is not None:
+            self._common.uploads.drop(upload)
+            if upload.awaited:
+                self._all_came()
+
+    def _hold(self, held: bool) -> None:
+        if self._upload is not None:
+            self._upload.held = held
+        self._front.hold(held)
+
+    def _sending_kept(self) -> None:
+        if self._keeps_too_much:
+            self._whole = False
+            self._forget_kept()
+        self._hold(False)
+
+    @property
+    def _keeps_too_much(self) -> bool:
+        common = self._common
+        limits = common.settings
+        return self._kept_bytes > limits.replay_bytes or common.kept_bytes > limits.replay_bytes_of_all
+
+    def _forget_kept(self) -> None:
+        self._common.kept_bytes -= self._kept_bytes
+        self._kept_bytes = 0
+        self._kept = []
+
+    # --- its head ----------------------------------------------------------------------------------------------------
+
+    def _fields(self, lease: Lease) -> list[Header]:
+        """As they go to the machine."""
+        request, search = self._request, self._search
+        wishes = ANY if search is None else search.wishes
+        fields = self._inlet.forward(request, self.request_id, lease, wishes, request.upgrade)
+        if not (request.host or request.minor):  # HTTP/1.0 on a port that is one app's; the machine gets HTTP/1.1
+            fields.insert(0, (b"host", self.app.encode()))
+        if search is not None:
+            fields += search.added
+        if lease.headers:
+            until = self._inlet.until if search is None else search.deadline
+            if until < math.inf:
+                fields.append((WAIT, b"%d" % max(0, round((until - self._common.now()) * 1000))))
+            if search is not None and search.sent_tries and ANYWHERE in lease.headers:
+                fields.append((SENT, b"%d" % search.sent_tries))
+        return fields
+
+    def _head(self, lease: Lease) -> bytes:
+        """As it goes to the machine."""
+        request = self._request
+        fields = self._fields(lease)
+        framing = b"\r\ntransfer-encoding: chunked\r\n\r\n" if request.length == CHUNKED else b"\r\n\r\n"
+        lines = b"\r\n".join(map(b": ".join, fields))
+        data = b"%b %b HTTP/1.1\r\n%b%b" % (request.method, request.target, lines, framing)
+        if self._search is None and not lease.headers:
+            around = data.split(self.request_id)
+            if len(around) == 2:  # else the client wrote it, too
+                request.passed = around[0], around[1]
+        return data
