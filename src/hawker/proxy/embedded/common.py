@@ -17,7 +17,7 @@ from hawker.proxy.base import Route, Router, ServicePort
 from hawker.proxy.certificates import Certificates, SelfSigned
 from hawker.proxy.embedded.access import AccessLog
 from hawker.proxy.embedded.counters import Counters
-from hawker.proxy.embedded.h2_machine import H2Pool
+from hawker.proxy.embedded.h2_pool import H2Pool
 from hawker.proxy.embedded.heads import RequestHead
 from hawker.proxy.embedded.pool import Pool
 from hawker.proxy.embedded.settings import Settings

@@ -18,7 +18,8 @@ from hawker.core.retrying import IDEMPOTENT, SENT_MOST
 from hawker.core.tracing import PARENT_LENGTH, parent_of
 from hawker.proxy.base import Failure, Header, Lease, Refused, Route, ServicePort, Waiting
 from hawker.proxy.embedded.common import Common
-from hawker.proxy.embedded.h2_machine import H2Pool, MachineStream
+from hawker.proxy.embedded.h2_machine import MachineStream
+from hawker.proxy.embedded.h2_pool import H2Pool
 from hawker.proxy.embedded.heads import RequestHead
 from hawker.proxy.embedded.inlets import Inlet
 from hawker.proxy.embedded.machine import MachineConnection

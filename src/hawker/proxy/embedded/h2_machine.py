@@ -7,7 +7,7 @@ machine is said to speak HTTP/2 (RFC 9113, 3.3).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from h2.errors import ErrorCodes
@@ -28,7 +28,6 @@ from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.h2_heads import read_answer, request_fields
 from hawker.proxy.embedded.h2_wire import Stream, Wire
 from hawker.proxy.embedded.heads import BadHead, read_trailers
-from hawker.proxy.embedded.pool import Attempts
 from hawker.proxy.embedded.settings import Settings
 
 _LAST_STREAM = 1 << 30
@@ -36,7 +35,7 @@ _LAST_STREAM = 1 << 30
 
 
 class MachineLink(Wire):
-    """A connection. `served` is how many answers it has brought."""
+    """A connection. `served` is how many answers it has brought. `left` is called when it takes no more requests."""
 
     _heeded: ClassVar[dict[type[Event], str]] = {
         RemoteSettingsChanged: "_settings_came",
@@ -46,14 +45,20 @@ class MachineLink(Wire):
         TrailersReceived: "_trailers",
     }
 
-    def __init__(self, address: Address, pool: H2Pool, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        address: Address,
+        left: Callable[[MachineLink], None],
+        settings: Settings,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
         super().__init__(settings, loop.time, client_side=True)
         self.address = address
         self.loop = loop
         self.served = 0
         self.closing = False
         self.ready: asyncio.Future[None] = loop.create_future()
-        self._pool = pool
+        self._left = left
         self._deadline = Deadline(loop, self.close)
 
     def stream(self) -> MachineStream | None:
@@ -109,7 +114,7 @@ class MachineLink(Wire):
 
     def _left_alone(self, event: ConnectionTerminated) -> None:
         self.closing = True
-        self._pool.forget(self)
+        self._left(self)
         for stream in list(self.streams.values()):
             if stream.id > (event.last_stream_id or 0):
                 assert isinstance(stream, MachineStream)
@@ -128,7 +133,7 @@ class MachineLink(Wire):
         if not self.ready.done():
             self.ready.set_exception(ConnectionError("it does not speak HTTP/2, as its service says with h2_backend"))
         self._deadline.close()
-        self._pool.forget(self)
+        self._left(self)
 
 
 class MachineStream(Stream):
@@ -314,103 +319,3 @@ class MachineStream(Stream):
         self.wire.reset(self, ErrorCodes.CANCEL)
         if asker is not None:
             asker.broken("timeout", problem)
-
-
-class H2Pool:
-    """Connections by address, each with room for many requests."""
-
-    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
-        self._settings = settings
-        self._loop = loop
-        self._links: dict[Address, list[MachineLink]] = {}
-        self._attempts = Attempts(settings, loop)
-        self._opening: dict[Address, asyncio.Task[MachineLink]] = {}
-        self._closed = False
-        self.opened = 0
-
-    def take(self, address: Address, repeatable: bool) -> MachineStream | None:
-        for link in self._links.get(address, ()):
-            stream = link.stream()
-            if stream is not None:
-                return stream
-        return None
-
-    async def connect(self, address: Address) -> MachineStream:
-        """On a new connection, which those that ask at the same time share. Raises `OSError`, `TimeoutError`."""
-        while True:
-            opening = self._opening.get(address)
-            if opening is None:
-                opening = self._opening[address] = self._loop.create_task(self._open(address))
-                opening.add_done_callback(_look)
-            link = await asyncio.shield(opening)
-            stream = link.stream()
-            if stream is not None:
-                return stream
-            if link.ended:
-                raise ConnectionResetError("it closed the connection at once")
-            if link.closing or not link.streams:
-                link.close()
-                raise ConnectionResetError("it takes no requests on its connections")
-
-    def forget(self, link: MachineLink) -> None:
-        """It takes no more requests."""
-        links = self._links.get(link.address)
-        if links is not None and link in links:
-            links.remove(link)
-            if not links:
-                del self._links[link.address]
-
-    def let_go(self, address: Address) -> None:
-        """The machine there is put to rest: connections are closed once nothing is under way on them."""
-        self._attempts.end(address)
-        for link in list(self._links.get(address, ())):
-            link.close()
-
-    def unanswered(self) -> dict[Address, float]:
-        """As of `Pool`."""
-        now, found = self._loop.time(), dict[Address, float]()
-        for address in self._links:
-            if seconds := max((each.unanswered_s(now) for each in self._streams(address)), default=0.0):
-                found[address] = seconds
-        return found
-
-    def give_up(self, address: Address, problem: str, waited_s: float, every: bool) -> None:
-        """As of `Pool`."""
-        now = self._loop.time()
-        for stream in self._streams(address):
-            if every or stream.unanswered_s(now) >= waited_s:
-                stream.give_up(problem, every)
-
-    def _streams(self, address: Address) -> list[MachineStream]:
-        streams = [stream for link in self._links.get(address, ()) for stream in link.streams.values()]
-        return [stream for stream in streams if isinstance(stream, MachineStream)]
-
-    def close(self) -> None:
-        self._closed = True
-        for links in list(self._links.values()):
-            for link in list(links):
-                link.close()
-
-    async def _open(self, address: Address) -> MachineLink:
-        try:
-            async with self._attempts.one(address):
-                _, link = await self._loop.create_connection(
-                    lambda: MachineLink(address, self, self._settings, self._loop), *address
-                )
-                try:
-                    await link.ready
-                except asyncio.CancelledError:
-                    link.abort()
-                    raise
-        finally:
-            del self._opening[address]
-        self.opened += 1
-        if not self._closed:
-            self._links.setdefault(address, []).append(link)
-        return link
-
-
-def _look(opening: asyncio.Task[MachineLink]) -> None:
-    """Perhaps all that waited for it are gone; then nobody else looks at how it ended."""
-    if not opening.cancelled():
-        opening.exception()
