@@ -16,24 +16,18 @@ from hawker.errors import Invalid
 from hawker.model.services import ReplayCache
 from hawker.proxy.base import ServicePort
 from hawker.proxy.embedded.settings import Settings
-from hawker.proxy.haproxy.config import (
+from hawker.proxy.haproxy.config import PLAIN, USUAL, Config, Frontend, Kind, Server, carries
+from hawker.proxy.haproxy.process import program
+from hawker.proxy.haproxy.settings import HaproxySettings
+from hawker.proxy.haproxy.written import (
     ERRORS,
-    PLAIN,
     PLAIN_FIELDS,
     PLAIN_READING,
     PLAIN_TARGET,
     TARGET_MOST,
-    USUAL,
-    Config,
-    Frontend,
-    Kind,
-    Server,
-    carries,
     error_file,
     text,
 )
-from hawker.proxy.haproxy.process import program
-from hawker.proxy.haproxy.settings import HaproxySettings
 from hawker.proxy.settings import ProxySettings
 
 GOLDEN = Path(__file__).with_name("haproxy.cfg")

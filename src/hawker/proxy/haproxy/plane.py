@@ -25,7 +25,7 @@ from hawker.proxy.embedded.greeting import Greeter
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.haproxy.activator import Behind
 from hawker.proxy.haproxy.carried import Key, Table
-from hawker.proxy.haproxy.config import PLAIN, USUAL, Config, Frontend, map_of, text
+from hawker.proxy.haproxy.config import PLAIN, USUAL, Config, Frontend, map_of
 from hawker.proxy.haproxy.counting import Counting
 from hawker.proxy.haproxy.following import Following
 from hawker.proxy.haproxy.lines import SOCKET, Lines
@@ -35,6 +35,7 @@ from hawker.proxy.haproxy.runtime import Workers
 from hawker.proxy.haproxy.secured import greeter_of
 from hawker.proxy.haproxy.settings import HaproxySettings
 from hawker.proxy.haproxy.sockets import bound
+from hawker.proxy.haproxy.written import text
 from hawker.proxy.lending import Lender
 from hawker.telemetry import get_logger
 

@@ -21,10 +21,11 @@ import msgspec
 
 from hawker.errors import HawkerError, Invalid, Unreachable
 from hawker.proxy.base import Address
-from hawker.proxy.haproxy.config import ERRORS, Config, error_file, map_of, socket_of, text
+from hawker.proxy.haproxy.config import Config, map_of, socket_of
 from hawker.proxy.haproxy.runtime import Runtime, Workers, ask
 from hawker.proxy.haproxy.settings import HaproxySettings
 from hawker.proxy.haproxy.sockets import bound, copied
+from hawker.proxy.haproxy.written import ERRORS, error_file, text
 from hawker.telemetry import get_logger
 
 BEGIN_S = 10.0
