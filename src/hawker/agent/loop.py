@@ -9,6 +9,7 @@ from typing import Any
 
 import uvloop
 
+_LEAST_S = 0.001
 _SHORT_S = 0.005
 _LATER_S = 0.0015
 
@@ -17,7 +18,7 @@ class Loop(uvloop.Loop):
     """uvloop's own clock stands still within a turn and counts whole milliseconds: too coarse to tell what a request
     waited for. Its timers are rounded to the nearest one and count from the last, so a time-out could come before its
     time, and whoever looks at the clock then would find nothing due. Waits of a few milliseconds are pauses between two
-    looks; those may be shorter."""
+    looks; those may be shorter, but never nothing: uvloop gives what is due at once no timer with a `when()`."""
 
     time = staticmethod(time.monotonic)
 
@@ -25,5 +26,5 @@ class Loop(uvloop.Loop):
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
         """`call_at` comes here, too."""
-        later = delay if delay < _SHORT_S else delay + _LATER_S
+        later = max(delay, _LEAST_S) if delay < _SHORT_S else delay + _LATER_S
         return super().call_later(later, callback, *args, context=context)
