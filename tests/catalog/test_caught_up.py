@@ -101,6 +101,22 @@ async def test_a_comparison_with_one_that_has_caught_up_is_enough_if_it_was_of_b
 
 
 @virtual_time
+async def test_who_may_know_of_others_of_its_region_has_met_none_until_it_has_compared_both_tiers_with_one(
+    path: Path,
+) -> None:
+    with around_a_member(path) as around:
+        await around.caught_up.until_met()  # it knows of none
+        around.rows("ord-1")
+        meeting = asyncio.ensure_future(around.caught_up.until_met())
+        for tier in TIERS:
+            await asyncio.sleep(1)
+            assert not meeting.done()
+            around.caught_up.compared(tier, False)
+        await meeting
+        assert not around.caught_up()
+
+
+@virtual_time
 async def test_where_all_began_together_every_worker_must_have_spoken_for_itself(path: Path) -> None:
     with around_a_member(path) as around:
         around.member("other-edge", "proxy")

@@ -46,6 +46,7 @@ class CaughtUp:
         self._anyone = anyone
         self._live = live
         self._now = asyncio.get_running_loop().time
+        self._told = asyncio.Event()
         self._begin()
 
     def _begin(self) -> None:
@@ -62,6 +63,7 @@ class CaughtUp:
         if complete:
             self._compared.add(tier)
         self._looked_at = float("-inf")
+        self._told.set()
 
     def __call__(self) -> bool:
         """Whether it has. Raises `StoreError`."""
@@ -73,11 +75,23 @@ class CaughtUp:
             self._done = self._look(now)
         return self._done
 
+    async def until_met(self) -> None:
+        """Until it has compared with a member of its region, unless it knows of none. Raises `StoreError`."""
+        while not (self() or len(self._met) == len(TIERS)) and (self._live_others() or self._known()):
+            self._told.clear()
+            await self._told.wait()
+
+    def _live_others(self) -> list[Member]:
+        return [member for member in self._live() if member.name != self._name]
+
+    def _known(self) -> set[str]:
+        """Workers of its region, as it has them."""
+        return {name for (name,) in self._replica.rows(_WORKERS, (self._region,))} - {self._name}
+
     def _look(self, now: float) -> bool:
         if len(self._compared) == len(TIERS):
             return True
-        live = [member for member in self._live() if member.name != self._name]
-        known = {name for (name,) in self._replica.rows(_WORKERS, (self._region,))} - {self._name}
+        live, known = self._live_others(), self._known()
         if not live and not known and not self._anyone():
             return True
         if len(self._met) < len(TIERS):

@@ -178,11 +178,13 @@ class Node:
         return self._exchange
 
     async def joined(self, within_s: float) -> None:
-        """Until a member was reached and its logs were read; at most so long, and not at all with nobody to ask."""
+        """Until a member was reached and its logs were read, one of the own region if any is known there; at most so
+        long, and not at all with nobody to ask."""
         with suppress(TimeoutError, StoreError):  # its own disk keeps nobody from starting
             if self._joining.anyone():
                 async with asyncio.timeout(within_s):
                     await self._joining.joined.wait()
+                    await self.caught_up.until_met()
 
     # --- what comes in, and what membership needs --------------------------------------------------------------------
 
