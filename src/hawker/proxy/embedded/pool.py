@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -54,7 +54,7 @@ class Pool:
         self._loop = loop
         self._attempts = Attempts(settings, loop)
         self._idle: dict[Address, list[MachineConnection]] = {}
-        self._offered: dict[Address, tuple[asyncio.Task[MachineConnection], asyncio.TimerHandle]] = {}
+        self._offered: dict[Address, tuple[socket.socket, asyncio.TimerHandle]] = {}
         self._every: weakref.WeakKeyDictionary[MachineConnection, None] = weakref.WeakKeyDictionary()
         self._closed = False
         self.opened = 0
@@ -72,16 +72,13 @@ class Pool:
 
     async def connect(self, address: Address) -> MachineConnection:
         """A new one. Raises `OSError`, `TimeoutError` when it takes too long."""
-        offered = self._taken(address)
-        if offered is not None:
-            try:
-                connection = await asyncio.shield(offered)
-            except asyncio.CancelledError:
-                offered.add_done_callback(_close)
-                raise
-        else:
-            async with self._attempts.one(address):
-                _, connection = await self._loop.create_connection(self._factory(address), *address)
+        sock = self._taken(address)
+        made = partial(MachineConnection, address, self._settings, self, self._loop)
+        async with self._attempts.one(address):
+            if sock is None:
+                _, connection = await self._loop.create_connection(made, *address)
+            else:
+                _, connection = await self._loop.create_connection(made, sock=sock)
         self.opened += 1
         self._every[connection] = None
         return connection
@@ -92,26 +89,17 @@ class Pool:
         if self._closed:
             sock.close()
         else:
-            made = self._loop.create_task(self._made(address, sock))
-            self._offered[address] = made, self._loop.call_later(OFFERED_S, self._withdraw, address)
+            self._offered[address] = sock, self._loop.call_later(OFFERED_S, self._withdraw, address)
 
-    async def _made(self, address: Address, sock: socket.socket) -> MachineConnection:
-        """Of a socket that is connected. While that is done, the request learns of it."""
-        _, connection = await self._loop.create_connection(self._factory(address), sock=sock)
-        return connection
-
-    def _factory(self, address: Address) -> Callable[[], MachineConnection]:
-        return partial(MachineConnection, address, self._settings, self, self._loop)
-
-    def _taken(self, address: Address) -> asyncio.Task[MachineConnection] | None:
-        made, timer = self._offered.pop(address, (None, None))
+    def _taken(self, address: Address) -> socket.socket | None:
+        sock, timer = self._offered.pop(address, (None, None))
         if timer is not None:
             timer.cancel()
-        return made
+        return sock
 
     def _withdraw(self, address: Address) -> None:
-        if made := self._taken(address):
-            made.add_done_callback(_close)
+        if sock := self._taken(address):
+            sock.close()
 
     def put(self, connection: MachineConnection) -> None:
         idle = self._idle.get(connection.address)
@@ -168,8 +156,3 @@ class Pool:
         for idle in list(self._idle.values()):
             for connection in list(idle):
                 connection.close()
-
-
-def _close(made: asyncio.Task[MachineConnection]) -> None:
-    if not made.cancelled() and made.exception() is None:
-        made.result().close()
