@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.kit.loops import AgentLoop
 from tests.kit.planes import APART, NEEDS, PLANES, Plane
 from tests.kit.raw_http import Answer, Behaviour, Upstream, User, hello
 from tests.kit.routers import HTTP, FakeMachine, FakeRoute, FakeRouter
@@ -97,10 +96,10 @@ class Stage:
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Tests marked `virtual_time` run on the simulator's loop, the others on that of agents, and so do fixtures."""
+    """Tests marked `virtual_time` run on the simulator's loop, and so do their fixtures."""
     if item.get_closest_marker("virtual_time"):
         return {"virtual": SimLoop}
-    return {"agent": AgentLoop}
+    return {"asyncio": asyncio.new_event_loop}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -182,7 +182,7 @@ async def test_a_client_that_takes_nothing_stops_its_machine_and_nobody_else(sta
             await visit.answer(b"small")
             return
         await visit.send(b"HTTP/1.1 200 OK\r\n\r\n")
-        while not visit.writer.is_closing():
+        while True:
             visit.writer.write(b"x" * 65536)
             try:
                 await asyncio.wait_for(visit.writer.drain(), 0.3)

@@ -20,7 +20,6 @@ import click
 @click.option("--check", is_flag=True, help="Only read the configuration, and say what is wrong with it.")
 def agent_command(config: Path, join: tuple[str, ...], check: bool) -> None:
     from hawker.agent import restart, running
-    from hawker.agent.loop import Loop
     from hawker.agent.settings import read_settings
     from hawker.model.values import host_port
 
@@ -34,5 +33,4 @@ def agent_command(config: Path, join: tuple[str, ...], check: bool) -> None:
         if held is None:
             click.echo(f"{config} is fine; hawker doctor --config {config} tries its directory and its addresses, too")
     else:
-        with asyncio.Runner(loop_factory=Loop) as runner:
-            runner.run(running.run_agent(settings))
+        asyncio.run(running.run_agent(settings))

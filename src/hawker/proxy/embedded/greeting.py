@@ -88,7 +88,7 @@ class Greeter(asyncio.Protocol):
             self._read_preface()
         elif self._task is None:
             self._look()
-        else:  # a loop may read once although it was told not to when the connection was made, as uvloop does
+        else:  # a loop may read once although it was told not to when the connection was made
             self._transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:

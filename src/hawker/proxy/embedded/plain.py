@@ -60,7 +60,7 @@ class PlainConnection(asyncio.Protocol):
         self._exchange.start()
 
     def data_received(self, data: bytes) -> None:
-        """A loop may read once although it was told not to when the connection was made, as uvloop does."""
+        """A loop may read once although it was told not to when the connection was made."""
         self._early += data
         self._transport.pause_reading()
 
