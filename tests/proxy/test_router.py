@@ -268,6 +268,26 @@ async def test_one_that_is_refused_while_its_program_boots_is_waited_for(here: H
     assert (await again).machine == "m1"
 
 
+@pytest.mark.parametrize("how", ["refused", "reset", "timeout"])
+async def test_one_that_its_user_stops_as_a_request_reaches_it_is_started_for_that_request_at_once(
+    here: Here, how: Failure
+) -> None:
+    """It was taken for one in trouble, and left alone for a while."""
+    loop = asyncio.get_running_loop()
+    here.machine("m1")
+    for _ in range(3):
+        lease = await here.obtain()
+        here.machine("m1", state="stopped")
+        await until(lambda: here.sites.doors["m1"].state == "stopped")
+        lease.failed(how)
+        began, woken = loop.time(), len(here.worker.woken)
+        (await here.obtain(tried=("m1",))).release()
+        assert len(here.worker.woken) == woken + 1
+        assert loop.time() - began < SOON_S
+        here.machine("m1")
+        await until(lambda: here.sites.doors["m1"].machine.state == "started")
+
+
 async def test_a_request_in_the_middle_of_a_stop_waits_for_its_end_and_starts_it_again(here: Here) -> None:
     here.machine("m1")
     (await here.obtain()).release()
