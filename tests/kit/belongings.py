@@ -16,7 +16,8 @@ from tests.kit.cgroups import parents
 from tests.kit.filters import filters
 
 from hawker.network import addresses, ruleset
-from hawker.supervisor.proc import MARKER
+from hawker.supervisor.gates import BLANK
+from hawker.supervisor.proc import MARKER, marker
 
 DRIVERS = ("process", "container", "microvm")
 EMPTY = (
@@ -27,8 +28,9 @@ EMPTY = (
 )
 """Directories of a worker in which nothing stays that belonged to a machine or an image. Everything else is to stay:
 databases, locks, sockets and logs of its own, the init it compiled, the kernel and the templates of microVMs, the model
-of an empty disk, the disk of an image that was removed after its last machine until the driver looks again, and for a
-day the blobs of images whose making was cut off, so that it can go on."""
+of an empty disk, the pipes of what waits to become any machine's program, the disk of an image that was removed after
+its last machine until the driver looks again, and for a day the blobs of images whose making was cut off, so that it
+can go on."""
 
 
 def left(worker: Path) -> list[str]:
@@ -51,9 +53,11 @@ def processes(worker: Path) -> list[int]:
 
 
 def is_own(pid: int) -> bool:
-    """Whether a process of a worker is its daemon or a supervisor: those stay."""
+    """Whether a process of a worker is its daemon, a supervisor, or one that waits to become any machine's program:
+    those stay."""
     words = argv(pid)
-    return "hawker.supervisor" in words or ("hawker" in words and "agent" in words)
+    blank = marker(pid).split(":")[1:] == [BLANK, ""]
+    return blank or "hawker.supervisor" in words or ("hawker" in words and "agent" in words)
 
 
 def argv(pid: int) -> list[str]:
@@ -164,7 +168,8 @@ def _files(worker: Path) -> list[str]:
     found = []
     for name in EMPTY:
         place = (worker / name).resolve()
-        found += [f"file: {worker.name}/{name}/{path.relative_to(place)}" for path in place.rglob("*")]
+        there = [path for path in place.rglob("*") if not path.name.startswith(f"{BLANK}.")]
+        found += [f"file: {worker.name}/{name}/{path.relative_to(place)}" for path in there]
     found += [f"file: {path}" for path in worker.glob("microvm/*/.making-*")]
     found += [f"file: {path}" for path in worker.rglob("*.new")]
     return sorted(set(found))
