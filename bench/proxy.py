@@ -175,11 +175,11 @@ def through_hawker(home: Path, engine: str) -> Iterator[Way]:
         agent.wait(60)
 
 
-async def start_machine(broker: int, inside: int, conf: Path) -> None:
+async def start_machine(broker: int, inside: int, conf: Path, public: int = 80, *handlers: str) -> None:
     service = {
         "protocol": "tcp",
         "internal_port": inside,
-        "ports": [{"port": 80, "handlers": ["http"]}],
+        "ports": [{"port": public, "handlers": handlers or ["http"]}],
         "concurrency": {"type": "requests", "soft_limit": 100_000},
     }
     command = ["nginx", "-c", str(conf), "-e", f"{conf.parent}/nginx.err"]

@@ -24,14 +24,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.kit.authority import Authority
-from tests.kit.markets import Client
 
-from bench.market import USER, free_port, start_agent, wait_listening, worker_role
-from bench.proxy import APP, HAPROXY, NGINX, Figure, Way, children, on_core_ns
+from bench.market import free_port, start_agent, wait_listening, worker_role
+from bench.proxy import APP, BARE, HAPROXY, NGINX, Figure, Way, children, on_core_ns, start_machine
 from bench.run import Table
 
 NAME = f"{APP}.localhost"
-BARE = "bare HAProxy"
 KINDS = {
     "HTTP/1.1, 64 connections": ("--h1", "-c64"),
     "HTTP/2, 64 connections of 10": ("-c64", "-m10"),
@@ -68,7 +66,7 @@ def through_hawker(home: Path, engine: str, authority: Authority) -> Iterator[Wa
     )
     agent = start_agent(directory, engine, role, broker)
     try:
-        asyncio.run(start_machine(broker, inside, conf))
+        asyncio.run(start_machine(broker, inside, conf, 443, "tls", "http"))
         for _ in range(5):  # each thing that HAProxy does by itself is begun by a request before
             while not ask(https, authority.client()):
                 time.sleep(0.1)
@@ -87,25 +85,6 @@ def ask(port: int, context: ssl.SSLContext) -> bool:
     ):
         tls.sendall(f"GET /small HTTP/1.1\r\nHost: {NAME}\r\nConnection: close\r\n\r\n".encode())
         return tls.recv(4096).startswith(b"HTTP/1.1 200 ")
-
-
-async def start_machine(broker: int, inside: int, conf: Path) -> None:
-    service = {
-        "protocol": "tcp",
-        "internal_port": inside,
-        "ports": [{"port": 443, "handlers": ["tls", "http"]}],
-        "concurrency": {"type": "requests", "soft_limit": 100_000},
-    }
-    command = ["nginx", "-c", str(conf), "-e", f"{conf.parent}/nginx.err"]
-    guest = {"cpu_kind": "performance", "cpus": 1, "memory_mb": 2048}
-    config = {"image": "host", "init": {"exec": command}, "services": [service], "guest": guest}
-    client = Client(f"http://127.0.0.1:{broker}", USER)
-    try:
-        await client.call("POST", "/apps", {"app_name": APP, "org_slug": "bench"})
-        made = await client.call("POST", f"/apps/{APP}/machines", {"region": "ord", "config": config})
-        assert made.status == 200, made
-    finally:
-        await client.close()
 
 
 def h2load(home: Path, way: Way, options: Sequence[str], seconds: int) -> Figure:
