@@ -33,7 +33,7 @@ from hawker.telemetry import get_logger
 
 RUNNING = State.started.value
 ASLEEP = frozenset((State.stopped.value, State.suspended.value, State.failed.value))
-RESTING = frozenset(("stopping", "stopped", "suspending", "suspended"))
+AT_REST = frozenset(("stopping", "stopped", "suspending", "suspended"))
 BELIEVED_S = 5.0
 """So long what a worker answered counts more than its rows: they come within milliseconds, or within seconds when the
 catalog is in trouble."""
@@ -114,9 +114,9 @@ class Door:
         return self._opening is not None
 
     @property
-    def resting(self) -> bool:
+    def at_rest(self) -> bool:
         """Whether it sleeps in order, or is on its way there, and nobody has it started."""
-        return self._opening is None and self.state in RESTING
+        return self._opening is None and self.state in AT_REST
 
     @property
     def closing(self) -> bool:
@@ -185,7 +185,7 @@ class Door:
             if how in ("refused", "reset") or self.machine.state != RUNNING:  # the row says that it sleeps: it may
                 self.open()
                 return
-        elif self.resting:  # it was put to sleep while it was asked, which is no failure
+        elif self.at_rest:  # it was put to sleep while it was asked, which is no failure
             return
         place.pool.rest(place.seat, self._trouble.failed(loop.time()), spare=True)
 

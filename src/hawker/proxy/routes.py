@@ -105,7 +105,7 @@ class ProxyRoute:
     async def _obtain(self, wishes: Wishes, tried: Collection[str], deadline: float, request: Waiting) -> Lease:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        out = {machine for machine in tried if not self._resting(machine)}
+        out = {machine for machine in tried if not self._at_rest(machine)}
         failed: NotOpened | None = None
         abroad = bool(wishes.force_regions or wishes.prefer_regions) and not self._common.abroad.here_first(
             self.site, wishes
@@ -177,10 +177,10 @@ class ProxyRoute:
             raise
         return PlaceLease(place, self._header, {"wait": asyncio.get_running_loop().time() - began, **keeper.phases})
 
-    def _resting(self, machine: str) -> bool:
+    def _at_rest(self, machine: str) -> bool:
         """Whether it has been put to rest since it was tried: it is as good as any then, once it is started."""
         seat = self._group().pool.seats.get(machine)
-        return seat is not None and isinstance(seat.data.keeper, Door) and seat.data.keeper.resting
+        return seat is not None and isinstance(seat.data.keeper, Door) and seat.data.keeper.at_rest
 
     def _coming(self, group: Group, out: Collection[str]) -> Place | None:
         """A machine that has failed this request, is on its way up again, and has room for it then."""
