@@ -18,7 +18,7 @@ from hawker.catalog.checkpoints import PAGES
 from hawker.catalog.layout import Described, Layout
 from hawker.errors import StoreError
 from hawker.model.catalog import Tier, Values
-from hawker.store.connection import BUSY_MS, rows
+from hawker.store.connection import BUSY_MS, make_private, rows
 
 _FORMAT = 1
 """Of the tables below. One that is different is not read: the file begins empty."""
@@ -76,6 +76,8 @@ class Kept(NamedTuple):
 
 def connect(path: str, vfs: str | None) -> tuple[apsw.Connection, apsw.Connection]:
     """The writer and the reader. A simulated disk has no shared memory: there one connection does both."""
+    if vfs is None:
+        make_private(path)
     writer = apsw.Connection(path, vfs=vfs)
     try:
         writer.set_busy_timeout(BUSY_MS)

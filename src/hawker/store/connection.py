@@ -6,7 +6,9 @@ Settings, numbered migrations, and a check of the log's end. `store.db` writes t
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +28,33 @@ _WAL_BYTES_KEPT = 64 << 20  # a reader that stays long makes the write-ahead log
 def rows(db: apsw.Connection, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
     """All rows of a query. Their types are the caller's knowledge of the schema."""
     return list(db.execute(sql, values))
+
+
+def make_private(path: Path | str) -> None:
+    """Keep a database on the real file system from everybody but its owner, whatever the umask: machines' environments
+    and leases' nonces are in it. To be called before SQLite opens it; what SQLite puts beside it gets its mode.
+
+    One that is there is never opened here: closing it would drop the locks that SQLite holds on it for this process.
+    Raises `StoreError`.
+    """
+    path = os.path.realpath(path)  # as SQLite does: what is beside it is beside the file that a link leads to
+    try:
+        try:
+            made = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            for each in (path, f"{path}-wal", f"{path}-shm"):
+                with suppress(FileNotFoundError):
+                    mode = os.stat(each).st_mode
+                    if stat.S_ISREG(mode) and mode & 0o077:
+                        os.chmod(each, stat.S_IMODE(mode) & 0o700)
+        else:
+            try:
+                os.fchmod(made, 0o600)  # the umask may have taken more away
+            finally:
+                os.close(made)
+    except OSError as error:
+        kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
+        raise kind(f"{path} cannot be read or written: {error.strerror}") from error
 
 
 def prepare(db: apsw.Connection, *, exclusive: bool) -> None:

@@ -23,7 +23,7 @@ import apsw
 from hawker.errors import StoreError
 from hawker.host import Host
 from hawker.store import log
-from hawker.store.connection import prepare, rows, translated
+from hawker.store.connection import make_private, prepare, rows, translated
 from hawker.store.tx import Known, Reads, Tx
 
 T = TypeVar("T")
@@ -97,6 +97,8 @@ class Store:
         `vfs` names a simulated disk. It has no shared memory, so one connection serves reads and writes, and all on the
         caller's thread.
         """
+        if vfs is None:
+            make_private(path)
         with ExitStack() as undo:
             try:
                 db = apsw.Connection(str(path), vfs=vfs)
