@@ -5,7 +5,8 @@ With `--forbid-skips` such a test makes the run fail: that is how `.ci/run` know
 first. A process that outlives its tests makes the run fail too; `tests/kit/leftovers.py` says how it is found.
 
 `--secluded` says that the run is one of `scripts/lib/secluded`. `--account` writes down how the run went in few lines:
-how many tests passed and failed, then each that failed, with its reason.
+how many tests passed and failed, then each that failed, with its reason. A file beside it, `.failed`, names what
+`scripts/test` may run once more.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ CGROUPS = Path("/sys/fs/cgroup")
 CONTROLLERS = ("cpu", "memory", "pids")
 REASON_MOST = 400
 """Of a failure in the account: characters."""
+
+LEFT_BY_ALL = pytest.StashKey[bool]()
+"""Whether something outlived the whole run: no test can be named for it."""
 
 
 def missing_for_root(euid: int, cgroups: Path = CGROUPS) -> str:
@@ -125,6 +129,7 @@ class Account:
         self.skips = skips
         self.counts: dict[str, int] = {}
         self.failures: list[str] = []
+        self.failed: list[str] = []
         self.began = time.monotonic()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -142,8 +147,12 @@ class Account:
         crash = getattr(report.longrepr, "reprcrash", None)
         reason = crash.message if crash else report.longreprtext
         self.failures.append(f"{report.nodeid}: {' '.join(reason.split())[:REASON_MOST]}")
+        # What is left behind is found at a test's end, and may be another's of its file.
+        again = report.nodeid.partition("::")[0] if report.when == "teardown" else report.nodeid
+        if again not in self.failed:
+            self.failed.append(again)
 
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.skips.forbidden:
             self.failures += [f"{nodeid}: not run: {reason}" for nodeid, reason in self.skips.skips]
         counts = [f"{self.counts.get('passed', 0)} passed"]
@@ -151,6 +160,8 @@ class Account:
         counts += [f"{len(self.skips.skips)} not run"] if self.skips.skips else []
         first = f"{', '.join(counts)} in {time.monotonic() - self.began:.0f} s"
         self.path.write_text("\n".join((first, *self.failures, "")))
+        failed = [] if LEFT_BY_ALL in session.config.stash else self.failed
+        self.path.with_name(self.path.name + ".failed").write_text("".join(f"{nodeid}\n" for nodeid in failed))
 
 
 @pytest.fixture(scope="session")
@@ -159,8 +170,10 @@ def leftovers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     before = leaks.snapshot()
     yield found
     if _looks_for_leaks(request) and (left := leaks.leaked(before)):
+        request.config.stash[LEFT_BY_ALL] = True
         pytest.fail("the tests left on the host:\n  " + "\n  ".join(left))
     if alive := found.end():
+        request.config.stash[LEFT_BY_ALL] = True
         pytest.fail("processes outlived their tests (now killed):\n" + "\n".join(alive))
 
 

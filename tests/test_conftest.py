@@ -93,6 +93,13 @@ def test_an_account_has_the_counts_and_a_line_for_each_failure(tmp_path: Path) -
     ]
 
 
+def test_what_failed_is_named_for_a_second_run_and_what_left_something_with_its_whole_file(tmp_path: Path) -> None:
+    run_pytest(tmp_path, GOES_WRONG, f"--account={tmp_path / 'account'}")
+    assert (tmp_path / "account.failed").read_text().splitlines() == ["test_it.py::test_fails", "test_it.py"]
+    again = run_pytest(tmp_path, GOES_WRONG.replace("1 == 2", "1 == 1"), f"@{tmp_path / 'account.failed'}")
+    assert "test_it.py::test_fails PASSED" in again.stdout
+
+
 def test_slow_tests_run_last_and_the_others_in_the_order_of_the_file(tmp_path: Path) -> None:
     source = "import pytest\n@pytest.mark.slow\ndef test_c(): pass\ndef test_b(): pass\ndef test_a(): pass\n"
     run = run_pytest(tmp_path, source)
@@ -114,13 +121,14 @@ def test_a_machine(tmp_path): forget(cwd=tmp_path, env={})
 
 @pytest.mark.slow
 def test_processes_that_outlive_their_tests_fail_the_run_and_are_killed(tmp_path: Path) -> None:
-    run = run_pytest(tmp_path, FORGETFUL)
+    run = run_pytest(tmp_path, FORGETFUL, f"--account={tmp_path / 'account'}")
     assert run.returncode != 0, run.stdout
     # Which test it was seen after is a race: a program may come up after the file it belongs to has ended.
     found = re.findall(r"^E +(\d+) (sleep 6[12]) \(first seen after ", run.stdout, re.MULTILINE)
     assert sorted(command for _, command in found) == ["sleep 61"] * 2 + ["sleep 62"] * 2, run.stdout
     for pid, _ in found:
         wait_until_ended(int(pid))
+    assert (tmp_path / "account.failed").read_text() == "", "it is not one test's, so none runs once more for it"
 
 
 def wait_until_ended(pid: int) -> None:

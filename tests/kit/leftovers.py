@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 MARK = "HAWKER_TEST_RUN"
-SETTLE_S = 3.0
-"""How long a process that was told to end may take after the last test; a loaded machine needs a second or two."""
+SETTLE_S = 15.0
+"""How long a process that was told to end may take after the last test; a loaded machine needs some seconds."""
 
 
 class Leftovers:
