@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,12 @@ def test_what_no_market_can_have_is_refused(
     assert first.startswith(f"error: {sentence}")
     assert second == "  try: hawker dev --help"
     assert not (tmp_path / "d").exists()
+
+
+def test_no_two_agents_of_a_market_get_the_same_port() -> None:
+    with contextlib.ExitStack() as held:
+        ports = [dev.free_port(held) for _ in range(400)]
+    assert len(set(ports)) == 400  # of so many that are not held some are the same, all but always
 
 
 def test_the_policies_to_choose_from_are_those_there_are() -> None:

@@ -146,14 +146,16 @@ class Dev:
     def _configure(self) -> tuple[str, int, list[Path]]:
         """Write one file for each agent. Returns the broker's endpoint, the port of the apps, and the files."""
         self._tokens = self._kept_tokens()
-        port, http = _free_port("--port", self._options["port"]), self._http_port()
         users = {"dev": self._tokens["user"]}
         names = [f"{region}-{n}" for region in self._regions for n in range(1, self._options["workers"] + 1)]
-        ports = [_free_port() for _ in names]
+        with contextlib.ExitStack() as held:
+            port, http = free_port(held, "--port", self._options["port"]), self._http_port(held)
+            ports = [free_port(held) for _ in names]
+            backhauls = [free_port(held) for _ in names]
         self._ports = {**dict(zip(names, ports, strict=True)), "broker": port}
         joining = [f"127.0.0.1:{port}", f"127.0.0.1:{ports[0]}"]  # any two of them do
         paths = []
-        for name, worker_port in zip(names, ports, strict=True):
+        for name, worker_port, backhaul in zip(names, ports, backhauls, strict=True):
             region = name.rpartition("-")[0]
             capacity = {
                 "cpus_shared": self._options["cpus"],
@@ -168,7 +170,7 @@ class Dev:
                 "cgroups": not self._options["no_cgroups"],
                 "capacity": capacity,
             }
-            proxy = self._proxy(region, backhaul=f"127.0.0.1:{_free_port()}")
+            proxy = self._proxy(region, backhaul=f"127.0.0.1:{backhaul}")
             roles = {"worker": role, "proxy": proxy, "catalog": {"join": joining}}
             paths.append(self._write_agent(name, region, users, roles))
         broker = {"listen": f"127.0.0.1:{port}", "policy": self._options["policy"]}
@@ -177,13 +179,13 @@ class Dev:
         paths.append(self._write_agent("broker", self._regions[0], users, roles))
         return f"http://127.0.0.1:{port}", http, paths
 
-    def _http_port(self) -> int:
+    def _http_port(self, held: contextlib.ExitStack) -> int:
         if self._options["http"] is not None:
-            return _free_port("--http", self._options["http"])
+            return free_port(held, "--http", self._options["http"])
         try:
-            return _free_port("--http", HTTP_PORT)
+            return free_port(held, "--http", HTTP_PORT)
         except HawkerError:
-            return _free_port()
+            return free_port(held)
 
     def _proxy(self, region: str, **places: Any) -> dict[str, Any]:
         others = [other for other in self._regions if other != region]
@@ -366,12 +368,12 @@ async def _stop(process: asyncio.subprocess.Process) -> int:
         return await process.wait()
 
 
-def _free_port(option: str = "", port: int = 0) -> int:
-    """The port itself if it can be bound, any free one for 0. Raises `HawkerError`."""
+def free_port(held: contextlib.ExitStack, option: str = "", port: int = 0) -> int:
+    """The port itself if it can be bound, any free one for 0. Nobody else gets it while it is `held`; the kernel might
+    give the same one to the next who asks for any. Raises `HawkerError`."""
     try:
-        with socket.create_server(("127.0.0.1", port)) as sock:
-            number: int = sock.getsockname()[1]
-            return number
+        number: int = held.enter_context(socket.create_server(("127.0.0.1", port))).getsockname()[1]
+        return number
     except OSError as error:
         raise HawkerError(
             f"port {port} cannot be used: {error.strerror}", hint=f"give another one with {option}, or 0 for any"
