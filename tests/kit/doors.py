@@ -9,7 +9,6 @@ sockets and databases are real.
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tests.kit.markets import Client
+from tests.kit.ports import free_port as free_port
 from tests.kit.waiting import until
 
 from hawker.agent.agent import Agent
@@ -53,13 +53,6 @@ while True:
     c.close()
 """
 """A program that answers each connection's one request with 200, one after the other."""
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 class House:

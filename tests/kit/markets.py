@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.kit.ports import free_port as free_port
 from tests.kit.waiting import wait_until
 
 from hawker.client.connection import Peer
@@ -100,13 +101,13 @@ class Market:
 
 @contextmanager
 def running_market(home: Path, options: Sequence[str] = ()) -> Iterator[Market]:
-    """`hawker dev` in `home` on a free port, as a person starts it and, by the signal of Ctrl-C, ends it.
+    """`hawker dev` in `home` on free ports, as a person starts it and, by the signal of Ctrl-C, ends it.
 
     Fails when it does not come up, and when it does not end in order with every agent and machine.
     """
     home.mkdir(parents=True, exist_ok=True)
     output = home / "dev.out"
-    argv = ["dev", "--dir", str(home), "--port", "0", *options]
+    argv = ["dev", "--dir", str(home), "--port", "0", "--http", "0", *options]
     process = _started(argv, output)
     found: dict[str, str] = {}
 
@@ -149,13 +150,6 @@ def running_agent(config: Path, port: int) -> Iterator[None]:
     finally:
         process.terminate()
         process.wait(DOWN_S)
-
-
-def free_port() -> int:
-    """A port of loopback that is free now; nothing reserves it."""
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def _started(arguments: Sequence[str], output: Path) -> subprocess.Popen[bytes]:

@@ -32,6 +32,7 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.x509.oid import NameOID
 from tests.kit.front import Front, answer, read_request
 from tests.kit.oci import Made
+from tests.kit.ports import free_port as free_port
 from tests.kit.waiting import wait_until
 
 USER, PASSWORD = "reader", "open sesame"
@@ -40,13 +41,6 @@ IDENTITY = "who-i-am"
 HTPASSWD = "reader:$2y$05$abcdefghijklmnopqrstuupx2xBUC4954936wVIjyyPHmUBFu0wCW\n"
 """The same, as bcrypt has it."""
 SERVICE, ISSUER = "registry.test", "tokens.test"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class DockerRegistry:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from tests.kit.ports import free_port
 from tests.kit.waiting import at_rest, until
 
 from hawker.worker.connecting import LOST, PIECE_BYTES, SILENT_S, Connection, connect
@@ -38,12 +39,6 @@ async def connected() -> AsyncIterator[tuple[Connection, Machine]]:
         finally:
             await connection.close()
             machine.writer.close()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-        return port
 
 
 async def test_each_way_ends_by_itself() -> None:
