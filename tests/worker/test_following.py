@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 from tests.kit.sim_worker import APP, a_worker
 from tests.kit.virtual_time import virtual_time
 
@@ -78,6 +80,49 @@ async def test_who_begins_to_follow_after_a_rotation_misses_nothing(tmp_path: Pa
     log.write(written("three"))
     assert await following.look() == ["two is too long", "three"]
     await following.close()
+
+
+@pytest.mark.parametrize(
+    "torn",
+    [
+        pytest.param(bytes(4096), id="zeros of a power cut before a line"),
+        pytest.param(bytes(64) + b"\n", id="a line of zeros"),
+        pytest.param(b"1 o\n", id="a line that was cut off"),
+        pytest.param(b"1700000000000", id="a number that was cut off"),
+        pytest.param(b"1 o \xff\xfe text\n", id="a key that is none"),
+        pytest.param(b"\n", id="nothing"),
+        pytest.param(b"\xc3\x28" * 9 + b"\n", id="anything"),
+    ],
+)
+@virtual_time
+async def test_a_torn_line_keeps_nobody_from_those_around_it(tmp_path: Path, torn: bytes) -> None:
+    path = tmp_path / "m1"
+    log = MachineLog(str(path))
+    following = Following(path)
+    log.write(written("before"))
+    with path.open("ab") as file:
+        file.write(torn)
+    log.write(written("next"))
+    log.write(written("after"))
+    wanted = ["before", "next", "after"] if torn != b"1700000000000" else ["before", "after"]
+    assert [line.text for line in tail_lines(path, 100)[0]] == wanted
+    assert await following.look() == wanted
+    await following.close()
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "m1"
+    log = MachineLog(str(path))
+    log.write(written("one"))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    room = path.stat().st_size + len(written("two")) + len("1 o ke")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))  # beyond it a write is cut off, as on a full disk
+    try:
+        log.write(written("two") + written("three"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    log.write(written("four"))
+    assert path.read_bytes() == written("one") + written("two") + written("four")
 
 
 @virtual_time

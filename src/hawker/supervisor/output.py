@@ -26,15 +26,19 @@ class MachineLog:
         self._max = file_bytes_max
 
     def write(self, lines: bytes) -> None:
-        """Append, then rotate when the file has grown past its size. A full disk loses the lines, not the program."""
+        """Append, then rotate when the file has grown past its size. A full disk loses lines, not the program: those
+        that it has room for stay whole."""
         with contextlib.suppress(OSError):
             fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                os.write(fd, lines)
                 size = os.fstat(fd).st_size
+                done = os.write(fd, lines)
+                if done < len(lines):  # what comes next would be read as the rest of a line that was cut off
+                    done = lines.rfind(b"\n", 0, done) + 1
+                    os.ftruncate(fd, size + done)
             finally:
                 os.close(fd)
-            if size > self._max:
+            if size + done > self._max:
                 self._rotate()
 
     def _rotate(self) -> None:

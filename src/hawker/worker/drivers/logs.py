@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,14 +12,23 @@ from hawker.worker.drivers.base import LogLine
 
 FILES = 3
 _READ_BYTES = 256 * 1024
+_LINE = re.compile(rb"([0-9]{1,13}) ([oe]) ([!-~]+) (.*)", re.DOTALL)
+"""So many digits last until the year 2286. More are two numbers, the first of which was cut off."""
 
 Position = tuple[int, int]
 """Inode of the newest file and the offset read up to."""
 
 
-def parse_line(raw: bytes) -> LogLine:
-    """A line as the supervisor writes it: `milliseconds stream key text`."""
-    at_ms, stream, key, text = raw.split(b" ", 3)
+def parse_line(raw: bytes) -> LogLine | None:
+    """A line as the supervisor writes it: `milliseconds stream key text`. None: it was torn, and says nothing.
+
+    A power cut leaves zeros, or anything, in the place of what was not on the disk yet. One line of that must not keep
+    the others from who reads them.
+    """
+    found = _LINE.fullmatch(raw.lstrip(b"\0"))
+    if found is None:
+        return None
+    at_ms, stream, key, text = found.groups()
     return LogLine(
         at_ms=int(at_ms),
         stream="stdout" if stream == b"o" else "stderr",
@@ -42,7 +52,7 @@ def tail_lines(path: Path, limit: int) -> tuple[list[LogLine], Position]:
             continue  # rotated away a moment ago, and nothing was written since
         if len(lines) >= limit:
             break
-    return [parse_line(line) for line in lines], position
+    return [found for line in lines if (found := parse_line(line))], position
 
 
 async def follow_lines(path: Path, position: Position, wakeup: asyncio.Event) -> AsyncIterator[LogLine]:
@@ -61,7 +71,8 @@ async def follow_lines(path: Path, position: Position, wakeup: asyncio.Event) ->
                 while fd >= 0 and (chunk := os.read(fd, _READ_BYTES)):
                     *lines, rest = (rest + chunk).split(b"\n")
                     for line in lines:
-                        yield parse_line(line)
+                        if found := parse_line(line):
+                            yield found
                 if not rotated:
                     break
                 _close(fd)
