@@ -26,7 +26,7 @@ from hawker.proxy.calls import Calls, Declined
 from hawker.proxy.directory import Machine
 from hawker.proxy.places import Place
 from hawker.proxy.settings import RouterSettings
-from hawker.proxy.states import leads_back, on_the_way
+from hawker.proxy.states import leads_back, on_the_way, runs_on
 from hawker.proxy.trouble import Trouble
 from hawker.proxy.waking import Looking
 from hawker.telemetry import get_logger
@@ -85,7 +85,7 @@ class Door:
         self._withdraw = withdraw
         self._hang_up = hang_up
         self._opening: asyncio.Task[None] | None = None
-        self._starting: asyncio.Task[words.Awake] | None = None  # the last one
+        self._starting: asyncio.Task[words.Awake] | None = None  # the last one whose program was let go
         self._resting: asyncio.Future[Any] | None = None
         self._believed: tuple[str, float] | None = None  # a state, and until when it counts
         self._seen = asyncio.Event()  # another row
@@ -119,6 +119,12 @@ class Door:
         return self._opening is None and self.state in AT_REST
 
     @property
+    def _held(self) -> bool:
+        """Whether a start has let its program go that its worker is not done with. Until then nothing else has the
+        machine there, and what its row tells is of before."""
+        return self._starting is not None and not self._starting.done()
+
+    @property
     def closing(self) -> bool:
         return self._resting is not None
 
@@ -131,8 +137,8 @@ class Door:
                 self._believed = None
         if machine.state == RUNNING and before.state != RUNNING:
             self.used_at = asyncio.get_running_loop().time()
-            self._shown = True
-        if machine.state not in (RUNNING, before.state):
+            self._shown |= not self._held
+        if machine.state not in (RUNNING, before.state) and not self._held:
             self._left |= leads_back(before.state, machine.state)
             asleep = machine.state in ASLEEP
             self._no_connections(asleep=asleep)
@@ -263,13 +269,17 @@ class Door:
         """Returns when it was started last, and what the worker said."""
         loop = asyncio.get_running_loop()
         starts = 0
+        listened: tuple[float, words.Awake] | None = None
         while True:
             released: asyncio.Future[words.Awake] = loop.create_future()
             starting = loop.create_task(self._start(request, why, released), name=f"start {self.machine.id}")
             starting.add_done_callback(partial(_pass_on, released))
             try:
                 awake = await released
+                if listened is not None and runs_on(awake, listened[1]) and not self._left:
+                    return listened
                 started = loop.time()
+                self._starting = starting  # its worker may still be about to say that it runs
                 self.instance = awake.instance
                 self._waits_for = "it runs and takes no connection"
                 if awake.before != RUNNING:
@@ -280,10 +290,10 @@ class Door:
                         f"machine {self.machine.id} has ended {STARTS_MOST} times before it took a connection",
                         self._settings.retry_after_s,
                     )
-                if await self._listens(starting):
-                    self._starting = starting  # its worker may still be about to say so
-                    return started, awake
-                await starting
+                listened = (started, awake) if await self._listens(starting) else None
+                if listened is not None and (self._held or not self._left):
+                    return listened
+                await starting  # what listens may be on its way out, or its row is late: its worker is asked again
             except BaseException:
                 starting.cancel()
                 raise
@@ -294,7 +304,7 @@ class Door:
             async with asyncio.timeout(ASK_AGAIN_S):
                 for place in list(self.places.values()):
                     place.address = await self._looking.until_listening(place.addresses, starting)
-                return not self._left  # else what listens is on its way out
+                return True
         return False
 
     async def _start(self, request: Waiting, why: str, released: asyncio.Future[words.Awake]) -> words.Awake:

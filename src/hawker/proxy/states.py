@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hawker.model.door import Awake
 from hawker.model.machine import State
 
 _RUNNING = State.started.value
@@ -24,3 +25,9 @@ def on_the_way(before: str, state: str, to: str) -> bool:
 def leads_back(before: str, state: str) -> bool:
     """Whether a machine ran when it came from one state into the other, or came to run in between."""
     return before == _RUNNING or _TOWARDS_RUNNING.get(state, 0) < _TOWARDS_RUNNING.get(before, 0)
+
+
+def runs_on(told: Awake, before: Awake) -> bool:
+    """Whether a worker that is asked again tells of the very start that it told of before. A row that came between the
+    two may have led back, then, to something earlier: rows are told after the worker's own word."""
+    return told.before == State.started and bool(told.instance) and told.instance == before.instance
