@@ -262,3 +262,38 @@ async def test_events_keep_their_order_when_the_clock_went_back_while_the_worker
     assert worker.story(machine)[-1] == "stop stopped"
     assert worker.wrong() == []
     await worker.close()
+
+
+@virtual_time
+async def test_a_run_that_is_tried_again_and_given_up_in_one_commit_ends(tmp_path: Path) -> None:
+    script = Script()
+    script.does["one"] = [Broken("look at this")]
+    async with a_worker(tmp_path, flows=script.flows) as worker:
+        run_id = await run(worker)
+        await worker.runner.wait_ended(run_id)
+        commits = worker.store.commits
+        await asyncio.gather(worker.runner.unpark(run_id, "one"), worker.runner.cancel(run_id, "given up by another"))
+        assert worker.store.commits == commits + 1
+        async with asyncio.timeout(60):
+            ended = await worker.runner.wait_ended(run_id)
+        assert (ended.status, script.calls) == ("cancelled", ["one 0", "end 0"])
+
+
+@virtual_time
+async def test_a_run_that_ends_in_the_commit_that_begins_it_is_told_to_whoever_waits_and_does_nothing(
+    tmp_path: Path,
+) -> None:
+    script = Script()
+    async with a_worker(tmp_path, flows=script.flows) as worker:
+        ends: list[str] = []
+        worker.runner.on_end = ends.append
+
+        def begin_and_end(tx: Tx) -> str:
+            run = worker.runner.begin(tx, "test.flow", "thing", steps=["one"], cause="a test")
+            worker.runner.end_waiting(tx, run, "another took its place")
+            return run.id
+
+        run_id = await worker.store.submit(begin_and_end)
+        async with asyncio.timeout(60):
+            ended = await worker.runner.ending(run_id)
+        assert (ended.status, script.calls, ends) == ("cancelled", [], ["thing"])

@@ -49,6 +49,7 @@ class Runner:
         self._flows = {flow.name: flow for flow in flows}
         self._metrics = metrics
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._begun: set[str] = set()  # of those tasks: what is cancelled before it has begun never runs at all
         self._interrupted: set[str] = set()
         self._waiters: dict[str, list[asyncio.Future[RunRow]]] = {}
         self._closed = False
@@ -151,7 +152,8 @@ class Runner:
         """Have a run's task look at its row anew, whatever it is at."""
         if task := self._tasks.get(run_id):
             self._interrupted.add(run_id)
-            task.cancel()
+            if run_id in self._begun:
+                task.cancel()
 
     async def unpark(self, run_id: str, why: str) -> None:
         """A person looked, `why` says who: try the step that was due again.
@@ -218,7 +220,11 @@ class Runner:
             self._tasks[run.id] = asyncio.get_running_loop().create_task(self._drive(run), name=f"run {run.id}")
 
     async def _drive(self, run: RunRow) -> None:
+        self._begun.add(run.id)
         try:
+            if run.id in self._interrupted:  # by a change in the very commit that began it
+                self._interrupted.discard(run.id)
+                run = self._now(run)
             while run.status == "active":
                 try:
                     run = await self._advance(run)
@@ -228,11 +234,15 @@ class Runner:
                     self._interrupted.discard(run.id)
                     if task := asyncio.current_task():
                         task.uncancel()
-                    run = self._store.read.get(RunRow, run.id) or run
+                    run = self._now(run)
         finally:
             self._tasks.pop(run.id, None)
+            self._begun.discard(run.id)
             self._interrupted.discard(run.id)
         self._ended(run)
+
+    def _now(self, run: RunRow) -> RunRow:
+        return self._store.read.get(RunRow, run.id) or run
 
     async def _advance(self, run: RunRow) -> RunRow:
         flow = self._flows.get(run.flow)
