@@ -6,13 +6,17 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from starlette.requests import Request as HttpRequest
 from tests.kit.sim_worker import APP, SimWorker, a_worker
 from tests.kit.virtual_time import virtual_time
 
 from hawker.errors import Invalid, NotFound, PreconditionFailed
+from hawker.http.call import Call
 from hawker.model.machine import State
 from hawker.model.rows import LeaseRow
+from hawker.store.tx import Tx
 from hawker.worker import leases
+from hawker.worker.lease_api import LeaseApi
 
 
 async def acquire(worker: SimWorker, machine: str, *, ttl_s: int = 60, nonce: str = "", owner: str = "ann") -> LeaseRow:
@@ -116,3 +120,20 @@ async def test_nobody_gets_a_lease_of_a_machine_that_is_gone(tmp_path: Path) -> 
         await worker.at_rest()
         with pytest.raises(PreconditionFailed, match="is destroyed"):
             await acquire(worker, machine)
+
+
+@virtual_time
+async def test_a_lease_names_the_version_that_its_holder_will_change(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await worker.run_machine()
+        before = worker.machine(machine)
+        lease_api = LeaseApi(worker.store, worker.host, lambda call: worker.machine(machine))
+        http = HttpRequest({"type": "http", "headers": [], "query_string": b"", "path_params": {}})
+        asked = Call(http, b'{"ttl": 30}', id="req-lease", owner="ann", agent=False)
+
+        def update(tx: Tx) -> None:
+            tx.record("machine.updated", machine, cause="a test")
+            worker.log.move(tx, before, cause="a test", version="01NEW")
+
+        _, reply = await asyncio.gather(worker.store.submit(update), lease_api.create(asked))
+        assert reply.data.version == worker.machine(machine).version == "01NEW"

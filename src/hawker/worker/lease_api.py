@@ -46,12 +46,12 @@ class LeaseApi:
         ttl = body.ttl if body.ttl is not None else call.number("ttl", leases.TTL_S_DEFAULT, 1, leases.TTL_S_MAX)
         request = request_of(call)
 
-        def change(tx: Tx) -> LeaseRow:
-            now = get_machine(tx, row.id)
-            return leases.acquire(tx, self._host, now, request, ttl, body.description or "")
+        def change(tx: Tx) -> tuple[LeaseRow, MachineRow]:
+            now = get_machine(tx, row.id)  # an update may be in the same commit, before this
+            return leases.acquire(tx, self._host, now, request, ttl, body.description or ""), now
 
-        lease = await self._store.submit(change)
-        return api.LeaseReply(status="success", data=views.lease_view(lease, row))
+        lease, leased = await self._store.submit(change)
+        return api.LeaseReply(status="success", data=views.lease_view(lease, leased))
 
     async def release(self, call: Call) -> Any:
         row, request = self._row(call), request_of(call)
