@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
-from hawker.proxy.waking import Looking, connects
+from hawker.proxy.waking import Looking, connected, connects
 
 
 @pytest.fixture
@@ -67,3 +69,44 @@ async def test_a_program_is_seen_to_listen_however_many_others_are_looked_at(lis
             other.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         assert looking.machines == 0
+
+
+async def test_the_memory_of_an_earlier_connection_keeps_no_look_waiting() -> None:
+    """A machine that closes first remembers the connection for a minute. The kernel answers for it to who comes from
+    the same port, in a way that neither takes nor refuses, while nobody listens."""
+    for _ in range(200):
+        with closing(socket.socket()) as server, closing(socket.socket()) as user:
+            server.bind(("127.0.0.1", 0))
+            at: tuple[str, int] = server.getsockname()
+            try:
+                user.bind(("127.0.0.1", refused_from(at) + 2))  # the kernel goes on by two, most times
+            except (OSError, OverflowError):
+                continue  # somebody has it
+            source: tuple[str, int] = user.getsockname()
+            server.listen()
+            user.connect(at)
+            with closing(server.accept()[0]) as taken:
+                taken.shutdown(socket.SHUT_WR)
+                assert user.recv(1) == b""
+                user.close()
+                assert taken.recv(1) == b""
+        assert remembered(at, source)
+        with pytest.raises(StopIteration) as known:
+            connected(at).send(None)  # it is known within the call, or this goes on and waits
+        assert known.value.value is None
+        if not remembered(at, source):
+            return  # it was met
+    pytest.fail("no look had the port of an earlier connection")
+
+
+def refused_from(at: tuple[str, int]) -> int:
+    """The port that a connection had which was refused at an address."""
+    with closing(socket.socket()) as sock:
+        assert sock.connect_ex(at) == errno.ECONNREFUSED
+        return int(sock.getsockname()[1])
+
+
+def remembered(at: tuple[str, int], source: tuple[str, int]) -> bool:
+    """Whether the end of a connection is remembered at its end `at`."""
+    ends = [f"{int.from_bytes(socket.inet_aton(host), 'little'):08X}:{port:04X}" for host, port in (at, source)]
+    return any(line.split()[1:4] == [*ends, "06"] for line in Path("/proc/net/tcp").read_text().splitlines()[1:])

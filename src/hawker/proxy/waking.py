@@ -84,11 +84,11 @@ async def connected(address: Address, within_s: float = TRY_S) -> socket.socket 
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     if not _numeric(family, address[0]):  # a host may be known by its name; to ask for that takes its time
         return await _name_connected(address, within_s)
-    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK, socket.IPPROTO_TCP)
+    sock, code = _asked(family, address)
+    if code == errno.EALREADY and _on_this_host(address[0]):
+        with sock:  # so that the second one gets another port
+            sock, code = _asked(family, address)
     try:
-        code = sock.connect_ex(address)
-        if code == errno.EINPROGRESS:
-            code = sock.connect_ex(address)  # what became of it, if that is known
         if code == errno.EALREADY:
             async with asyncio.timeout(within_s):
                 await asyncio.get_running_loop().sock_connect(sock, address)
@@ -102,6 +102,25 @@ async def connected(address: Address, within_s: float = TRY_S) -> socket.socket 
         raise
     sock.close()
     return None
+
+
+def _asked(family: int, address: Address) -> tuple[socket.socket, int]:
+    """A socket that connects, and what became of that: EALREADY where it is not known yet.
+
+    On this host that is an earlier connection from the same port, whose end the machine still remembers (TIME-WAIT).
+    While nobody listens, the kernel answers for that one, and repeats ours only after 8 ms. Another port has its answer
+    at once."""
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK, socket.IPPROTO_TCP)
+    try:
+        code = sock.connect_ex(address)
+        return sock, sock.connect_ex(address) if code == errno.EINPROGRESS else code
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _on_this_host(host: str) -> bool:
+    return host.startswith("127.") or host == "::1"
 
 
 async def _name_connected(name: Address, within_s: float) -> socket.socket | None:
