@@ -131,5 +131,5 @@ async def market(
             nodes = [agent.node for agent in agents.values()]
             return all(node and len(node.replica.rows("select name from workers")) == len(workers) for node in nodes)
 
-        await eventually(all_known, "every agent knows all workers", 20)
+        await eventually(all_known, "every agent knows all workers")
         yield there

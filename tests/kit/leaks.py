@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.kit.filters import filters
 
-SETTLE_S = 5.0
+SETTLE_S = 20.0
 """How long the kernel and ending processes may take to give things back after a test."""
 
 _LOOK_S = 0.01

@@ -22,7 +22,7 @@ async def gone(mark: str = "", pid: int | None = None) -> None:
     async def nothing() -> bool:
         return not (pid and alive(pid)) and not (mark and marked(mark))
 
-    await eventually(nothing, f"nothing of {mark} {pid} runs", seconds=5)
+    await eventually(nothing, f"nothing of {mark} {pid} runs")
 
 
 def marked(mark: str) -> list[int]:

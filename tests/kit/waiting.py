@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-LIMIT_S = 15.0
+LIMIT_S = 30.0
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = LIMIT_S) -> None:

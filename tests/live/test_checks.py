@@ -47,7 +47,7 @@ async def become(client: Client, path: str, *wanted: str) -> None:
     async def are() -> bool:
         return await statuses(client, path) == list(wanted)
 
-    await eventually(are, f"the checks are {wanted}", 30)
+    await eventually(are, f"the checks are {wanted}")
 
 
 async def published(market: Market, client: Client, machine: str) -> list[list[str]]:
@@ -103,7 +103,7 @@ async def test_a_process_that_turns_bad_and_good_again(market: Market, tmp_path:
                 ["service", "passing"],
             ]
 
-        await eventually(told, "the catalog says so", 10)
+        await eventually(told, "the catalog says so")
         shown = await asyncio.to_thread(hawker, "machine", "list", env={"HAWKER_HOME": str(market.home)})
         assert "3/3 passing" in shown.out
         shown = await asyncio.to_thread(hawker, "machine", "status", made["id"], env={"HAWKER_HOME": str(market.home)})
@@ -113,7 +113,7 @@ async def test_a_process_that_turns_bad_and_good_again(market: Market, tmp_path:
         async def gone() -> bool:
             return await published(market, client, made["id"]) == []
 
-        await eventually(gone, "the catalog has nothing of it", 10)
+        await eventually(gone, "the catalog has nothing of it")
 
 
 @pytest.mark.root

@@ -88,7 +88,7 @@ async def nothing_is_left(driver: Opened) -> None:
             os.listdir(place / name) for name in ("run", "roots", "trash")
         )
 
-    await eventually(clear, "no group and no file of a machine is left", seconds=5)
+    await eventually(clear, "no group and no file of a machine is left")
 
 
 def directory_of(driver: Opened) -> Path:

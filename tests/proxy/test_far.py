@@ -51,7 +51,7 @@ async def test_one_that_refuses_is_chosen_again_as_soon_as_it_listens() -> None:
     await until(lambda: it.far.away)
     assert not it.chosen()
     async with await it.listen():
-        await until(it.chosen, 1.0)
+        await until(it.chosen)
     await it.far.close()
 
 
@@ -60,7 +60,7 @@ async def test_one_that_answers_itself_is_left_alone_only_as_its_machine_is() ->
     async with await it.listen():
         it.far.failed(it.place, "timeout")
         assert not it.chosen()
-        await until(it.chosen, 1.0)
+        await until(it.chosen)
     await it.far.close()
 
 
@@ -72,5 +72,5 @@ async def test_one_that_takes_connections_and_says_nothing_is_not_chosen_before_
         await until(lambda: it.far.away)
         assert not it.chosen()
         it.silent = False
-        await until(it.chosen, 2.0)
+        await until(it.chosen)
     await it.far.close()
