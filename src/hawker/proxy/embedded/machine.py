@@ -48,7 +48,6 @@ class MachineConnection(asyncio.Protocol):
         "_asker",
         "_chunked",
         "_chunks",
-        "_eof",
         "_guarded",
         "_heard",
         "_held",
@@ -89,7 +88,6 @@ class MachineConnection(asyncio.Protocol):
         self._interims = 0
         self._chunked = False
         self._chunks: Chunks | None = None
-        self._eof = False
         self._paused = False
         self._guarded = False
         self._large = False  # the request may still lie in the transport's buffer
@@ -228,7 +226,6 @@ class MachineConnection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """The transport closes itself after this. A body without a length is complete now."""
-        self._eof = True
         if self._asker is not None and self._left == UNTIL_CLOSE:
             self._finish([])
 
@@ -347,7 +344,8 @@ class MachineConnection(asyncio.Protocol):
             self._paused = False
             self.transport.resume_reading()
         # A request that is not all there leaves its rest on the way, which the machine would take for the next one.
-        if self._keep and not (self._eof or asker.sending or (self._large and self.transport.get_write_buffer_size())):
+        unsent = asker.sending or (self._large and self.transport.get_write_buffer_size() > 0)
+        if self._keep and self.usable and not unsent:
             self._left = _HEAD
             self._idle.put(self)
         else:

@@ -66,7 +66,7 @@ class Pool:
         while idle:
             connection = idle.pop()
             connection.waiting = False
-            if repeatable or (connection.usable and connection.quiet()):
+            if connection.usable and (repeatable or connection.quiet()):
                 return connection
         return None
 
