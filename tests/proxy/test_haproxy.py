@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import csv
 import os
 import random
 import re
@@ -29,6 +30,7 @@ from hawker.proxy.base import Address
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.haproxy.plane import HaproxyEngine
 from hawker.proxy.haproxy.process import end_left
+from hawker.proxy.haproxy.runtime import ask
 from hawker.proxy.haproxy.settings import HaproxySettings
 
 WEB = ("web", 80)
@@ -37,12 +39,12 @@ WEB = ("web", 80)
 class Hot(Stage):
     """A stage on HAProxy."""
 
-    def __init__(self, backends: int) -> None:
+    def __init__(self, backends: int, look_s: float) -> None:
         super().__init__(self._made)
-        self._backends = backends
+        self._settings = HaproxySettings(look_s=look_s, backends=backends)
 
     def _made(self) -> Haproxy:
-        return Haproxy(HaproxySettings(look_s=0.02, backends=self._backends))
+        return Haproxy(self._settings)
 
     @property
     def engine(self) -> HaproxyEngine:
@@ -71,8 +73,8 @@ class Hot(Stage):
 
 
 @asynccontextmanager
-async def hot(backends: int = 4) -> AsyncIterator[Hot]:
-    stage = Hot(backends)
+async def hot(backends: int = 4, look_s: float = 0.02) -> AsyncIterator[Hot]:
+    stage = Hot(backends, look_s)
     try:
         yield stage
     finally:
@@ -410,6 +412,69 @@ async def test_no_connection_is_kept_to_where_a_machine_was_also_if_a_request_wa
             await other.ask("GET /")
         assert len(before.visits) == seen
         await after.close()
+
+
+async def test_no_connection_is_kept_to_where_a_machine_was_if_a_request_came_there_after_the_last_look() -> None:
+    """Looks are seldom here, and at another app, where something is in flight."""
+    go = asyncio.Event()
+    async with hot(look_s=10.0) as stage:
+        other = await stage.machine(slow_until(go), route=stage.app("other"))
+        await stage.warm("other")
+        busy, late, user = [await stage.user() for _ in range(3)]
+        await busy.send(head("GET /slow | Host: other.example"))
+        await until(lambda: len(other.visits) == 2)
+        stage.lender.changed("other")
+        await until(lambda: stage.router.routes["other.example"].machines[0].carried == 1)
+
+        before = await stage.machine(slow_until(go))
+        await stage.warm()
+        await late.send(head("GET /slow"))
+        await until(lambda: len(before.visits) == 2)
+        after = await stage.upstream()
+        stage.web.machines[0].address = after.address
+        stage.lender.changed("web")
+
+        async def moved() -> bool:
+            await user.ask("GET /")
+            return len(after.visits) > 0
+
+        await eventually(moved, "requests go to where the machine is now")
+        seen = len(before.visits)
+        go.set()
+        for each in (busy, late):
+            assert (await each.answer()).status == 200
+
+        async def carried() -> bool:
+            stage.lender.changed("web")
+            decided = stage.decided
+            await user.ask("GET /")
+            return stage.decided == decided
+
+        await eventually(carried, "HAProxy asks the machine itself")
+        for _ in range(5):
+            await user.ask("GET /")
+        assert len(before.visits) == seen
+
+
+async def test_a_machine_that_is_given_back_has_lost_also_the_connection_whose_request_had_to_end_first() -> None:
+    go = asyncio.Event()
+    async with hot() as stage:
+        machine = await stage.machine(slow_until(go))
+        await stage.warm()
+        user = await stage.user()
+        await user.send(head("GET /slow"))
+        await until(lambda: len(machine.visits) == 2)
+        withdraw = stage.lender.withdraw
+        assert withdraw is not None
+        stage.lender.places = 0
+        assert not await withdraw("m1"), "a request is in flight there"
+        go.set()
+        assert (await user.answer()).body == b"hello"
+        await eventually(lambda: withdraw("m1"), "nothing is in flight there")
+        assert isinstance(stage.plane, Haproxy)
+        said = await ask(f"{stage.plane.directory}/h/stats.sock", ["show stat -1 4 -1"])
+        rows = list(csv.DictReader(said.splitlines()))
+        assert sum(int(row["idle_conn_cur"]) for row in rows if row["svname"] == "m1") == 0
 
 
 @pytest.mark.parametrize("which", ["master", "worker"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from ipaddress import ip_address
 
 from hawker.proxy.base import Address, ServicePort
 from hawker.proxy.haproxy.config import Config, Kind, Server, backends, carries, map_of
@@ -15,7 +16,6 @@ from hawker.proxy.haproxy.runtime import CLASSES, Usage
 from hawker.proxy.lending import Lent
 
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_IP = re.compile(r"[0-9A-Fa-f.:]{2,45}")
 HOSTS_MOST = 64
 """Names of one app that HAProxy knows. A port that is an app's alone takes any, and the others pass the activator."""
 
@@ -24,14 +24,15 @@ Key = tuple[str, int]
 
 
 class Machine:
-    """In a backend. `open`: it is given requests."""
+    """In a backend. `open`: it is given requests. `leaving`: it gets none until it was taken out and put in anew."""
 
-    __slots__ = ("address", "answers", "now", "open", "places", "total")
+    __slots__ = ("address", "answers", "leaving", "now", "open", "places", "total")
 
     def __init__(self, address: Address, places: int, *, open: bool) -> None:
         self.address = address
         self.places = places
         self.open = open
+        self.leaving = False
         self.now = 0
         self.total = 0
         self.answers = (0,) * len(CLASSES)
@@ -59,26 +60,34 @@ class Carried:
     def steps(self, lent: Mapping[str, Lent]) -> tuple[list[Server], set[str]]:
         """Machines to be given requests, or in another way, and those to be given none.
 
-        One that has moved is given none until nothing is in flight where it was: a connection on which something is
-        would be kept afterwards, and used as long as it is open.
+        One that has moved is given none until it was taken out: a connection to where it was, on which something was
+        under way, would be kept afterwards, and used as long as it is open.
         """
         wanted: list[Server] = []
-        moved: set[str] = set()
         for name, one in lent.items():
-            if not (_WORD.fullmatch(name) and _IP.fullmatch(one.address[0])):
-                continue  # of a row that makes no sense: it would be read as another command
             known = self.machines.get(name)
             if known is None:
+                if not (_WORD.fullmatch(name) and _is_ip(one.address[0])):
+                    continue  # of a row that makes no sense: it would be read as another command
                 known = self.machines[name] = Machine(one.address, one.places, open=False)
-            if known.address != one.address and (known.open or known.now):
-                moved.add(name)
+            if known.leaving or known.address != one.address:
                 continue
-            if not known.open or (known.address, known.places) != (one.address, one.places):
-                known.address, known.places = one.address, one.places
+            if not known.open or known.places != one.places:
+                known.places = one.places
                 wanted.append(Server(machine=name, host=one.address[0], port=one.address[1], places=one.places))
-        return wanted, {
-            name for name, known in self.machines.items() if known.open and (name not in lent or name in moved)
-        }
+        return wanted, {name for name, known in self.machines.items() if known.open and not self._stays(name, lent)}
+
+    def left(self, lent: Mapping[str, Lent]) -> list[str]:
+        """Machines that are to be taken out, where nothing is in flight as far as is known."""
+        return [
+            name
+            for name, known in self.machines.items()
+            if not (known.open or known.now) and (known.leaving or not self._stays(name, lent))
+        ]
+
+    def _stays(self, name: str, lent: Mapping[str, Lent]) -> bool:
+        one = lent.get(name)
+        return one is not None and one.address == self.machines[name].address
 
     def adopt(self, addresses: Mapping[str, Address], usage: Mapping[str, Usage]) -> None:
         """What HAProxy has already."""
@@ -211,6 +220,13 @@ def forgetting(config: Config, carried: Carried) -> list[str]:
         for writing, hosts in ((False, carried.hosts), (True, carried.writing))
         for host in sorted(hosts)
     ]
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        return "%" not in text and bool(ip_address(text))
+    except ValueError:
+        return False
 
 
 def fits(service: ServicePort, host: str, *, tls: bool = False) -> bool:

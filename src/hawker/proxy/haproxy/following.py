@@ -22,7 +22,7 @@ from hawker.proxy.haproxy.config import Server, carries
 from hawker.proxy.haproxy.counting import Counting
 from hawker.proxy.haproxy.names import Names
 from hawker.proxy.haproxy.process import Process
-from hawker.proxy.haproxy.runtime import INTERIM, Usage, adding, closing, opening
+from hawker.proxy.haproxy.runtime import INTERIM, Usage, adding, closing, emptying, opening
 from hawker.proxy.haproxy.settings import HaproxySettings
 from hawker.proxy.lending import Lender
 from hawker.telemetry import get_logger
@@ -165,13 +165,14 @@ class Following:
             try:
                 having = [each for each in self._table.carried.values() if machine in each.machines]
                 await self._runtime.do([line for each in having for line in closing(each.backend, machine)])
+                for carried in having:
+                    carried.machines[machine].open = False
                 deadline = self._now() + WITHDRAW_S
                 while True:
-                    usage = await self._runtime.usage([each.backend for each in having])
                     for carried in having:
-                        carried.machines[machine].open = False
-                        self._told(carried, usage[carried.backend])
-                    if not any(carried.machines[machine].now for carried in having):
+                        await self._take_out(carried, [machine])
+                    having = [each for each in having if machine in each.machines]
+                    if not having:
                         return True
                     if self._now() >= deadline:
                         return False
@@ -283,40 +284,60 @@ class Following:
             assert self._process.config is not None
             await self._runtime.do(forgetting(self._process.config, carried))
             carried.hosts, carried.writing = set(), set()
+        before = set(carried.machines)
         wanted, unwanted = carried.steps(machines)
         for server in wanted:
             known = carried.machines[server.machine]
             known.open = True
             self._lender.filled(app, port, server.machine, server.places, known.now, False)
         for server in wanted:
-            await self._open(carried, server)
+            await self._open(carried, server, known=server.machine in before)
         if unwanted:
             await self._runtime.do([line for name in unwanted for line in closing(carried.backend, name)])
             for name in unwanted:
                 machine = carried.machines[name]
                 machine.open = False
                 self._lender.filled(app, port, name, 0, machine.now, False)
-            if not unwanted.isdisjoint(machines):
-                self._changed(app)  # look at those again at once: they have moved
-        await self._drop(carried)
-
-    async def _open(self, carried: Carried, server: Server) -> None:
-        problems = await self._runtime.do(adding(carried.backend, server))
-        if problems:
-            problems = await self._runtime.do(opening(carried.backend, server))
-        if problems:
-            _logger.warning("haproxy.not_added", machine=server.machine, said=problems[0], cause="a machine has room")
-
-    async def _drop(self, carried: Carried) -> None:
-        """What is not needed any more, once nothing is in flight there."""
-        idle = [name for name, machine in carried.machines.items() if not machine.open and not machine.now]
-        if idle and (carried.leaving or len(idle) > 8):
-            problems = await self._runtime.do([f"del server {carried.backend}/{name}" for name in idle])
-            if not any("connection" in problem for problem in problems):
-                for name in idle:
-                    del carried.machines[name]
+        tried = {server.machine for server in wanted}
+        if left := [name for name in carried.left(machines) if name not in tried]:
+            await self._take_out(carried, left)
+            if any(name in machines and name not in carried.machines for name in left):
+                self._changed(app)  # it has moved: look at it again at once
         if carried.leaving and not carried.machines:
             self._table.give_back(carried)
+
+    async def _open(self, carried: Carried, server: Server, *, known: bool) -> None:
+        """Workers from before a reload need not be told: what they have may be where the machine was."""
+        problems = ["it is new"]
+        if known:
+            problems = await self._runtime.do(opening(carried.backend, server), old=False)
+        if problems:  # or it was not given requests when HAProxy was begun anew
+            problems = await self._runtime.do(adding(carried.backend, server), old=False)
+        if problems:
+            machine = carried.machines[server.machine]
+            machine.open, machine.leaving = False, True
+            self._lender.filled(*carried.key, server.machine, 0, machine.now, False)
+            _logger.warning("haproxy.not_added", machine=server.machine, said=problems[0], cause="a machine has room")
+
+    async def _take_out(self, carried: Carried, names: list[str]) -> None:
+        """Machines that are given no requests, once HAProxy has no connection to them. One that it keeps would be used
+        for whatever has the machine's name next, wherever that is, and one on which something is under way is kept
+        afterwards: only when HAProxy lets go of a machine, there is none of either."""
+        backend = carried.backend
+        self._told(carried, (await self._runtime.usage([backend]))[backend])
+        idle = [name for name in names if not carried.machines[name].now]
+        gone = await self._runtime.remove(backend, idle)
+        if kept := [name for name in idle if name not in gone]:
+            for name in kept:
+                carried.machines[name].leaving = True
+            await self._runtime.do([line for name in kept for line in emptying(backend, name)])
+            gone += await self._runtime.remove(backend, kept)
+        for name in gone:
+            del carried.machines[name]
+        if len(gone) < len(names):
+            self._dirty.add(carried.key[0])  # at the next look
+            if carried not in self._busy:
+                self._busy.append(carried)
 
     async def _take(self, key: Key, wish: Wish) -> None:
         """Let HAProxy carry an app, or another host of one, or more of what is asked of it."""

@@ -16,9 +16,12 @@ from hawker.errors import Unreachable
 from hawker.proxy.haproxy.config import ACTIVATOR, Server, server_words
 
 ASK_S = 5.0
+NOWHERE = 1
+"""A port where nobody listens."""
 BATCH = 64
 """Commands that are sent at a time: a line is 16 KiB at most."""
 _FINE = ("", "New server registered.", "Server deleted.")
+_GONE = ("Server deleted.", "No such server.")
 _ADDRESS = ("no need to change ", "IP changed from ", "port changed from ")
 """How it begins to say which address a server has now."""
 
@@ -90,17 +93,33 @@ class Runtime:
         self.master = f"{directory}/master.sock"
         self.old: tuple[int, ...] = ()
 
-    async def do(self, commands: Sequence[str]) -> list[str]:
-        """Returns what was wrong, of the worker that serves. Raises `Unreachable`."""
+    async def do(self, commands: Sequence[str], *, old: bool = True) -> list[str]:
+        """Returns what was wrong, of the worker that serves. `old`: those from before a reload are told, too. Raises
+        `Unreachable`."""
         problems: list[str] = []
         for at in range(0, len(commands), BATCH):
             some = commands[at : at + BATCH]
             said = await ask(self.path, some)
             lines = said.splitlines()
             problems += [line for line in lines if line.strip() not in _FINE and not line.startswith(_ADDRESS)]
-            for pid in self.old:
+            for pid in self.old if old else ():
                 await ask(self.master, [f"@!{pid} {command}" for command in some])
         return problems
+
+    async def remove(self, backend: str, machines: Sequence[str]) -> list[str]:
+        """Take machines out of a backend that get no requests: those to which HAProxy has no connection any more, nor
+        one that it keeps. Returns those that are out. Raises `Unreachable`."""
+        gone: list[str] = []
+        await self.do([line for name in machines for line in closing(backend, name)])
+        for at in range(0, len(machines), BATCH):
+            some = machines[at : at + BATCH]
+            commands = [f"del server {backend}/{name}" for name in some]
+            said = [line for line in (await ask(self.path, commands)).splitlines() if line.strip()]
+            if len(said) == len(some):  # one line for each
+                gone += [name for name, line in zip(some, said, strict=True) if line.startswith(_GONE)]
+            for pid in self.old:
+                await ask(self.master, [f"@!{pid} {command}" for command in commands])
+        return gone
 
     async def refresh(self) -> Workers:
         found = await workers(self.master)
@@ -177,10 +196,9 @@ def adding(backend: str, server: Server) -> list[str]:
 
 
 def opening(backend: str, server: Server) -> list[str]:
-    """That give requests to one that is there."""
+    """That give requests to one that is there, at this very address. HAProxy would keep connections to another one."""
     at = f"{backend}/{server.machine}"
     return [
-        f"set server {at} addr {server.host} port {server.port}",
         f"set maxconn server {at} {server.places}",
         f"set server {at} health up",
         f"set server {at} state ready",
@@ -190,6 +208,12 @@ def opening(backend: str, server: Server) -> list[str]:
 def closing(backend: str, machine: str) -> list[str]:
     """That give it none any more; those under way go on."""
     return [f"set server {backend}/{machine} state maint"]
+
+
+def emptying(backend: str, machine: str) -> list[str]:
+    """That have one without requests lose the connections that HAProxy keeps. It does so when an address changes; as
+    long as it has this one, nothing may be sent there."""
+    return [f"set server {backend}/{machine} addr 127.0.0.1 port {NOWHERE}"]
 
 
 def _add(found: dict[str, dict[str, Usage]], row: dict[str, str]) -> None:
