@@ -33,6 +33,9 @@ class Foreseeing(Supervisor):
         assert await self.call("list") == []
         return int(json.loads((self.directory / "run/run.launch.record").read_bytes())["pid"])
 
+    async def four_blank(self) -> bool:
+        return len(await self.blank()) == 4
+
     async def blank(self) -> list[int]:
         """Processes that were told nothing yet."""
         own = (await self.call("hello"))["pid"]
@@ -209,14 +212,11 @@ async def nothing_left(supervisor: Foreseeing, mark: str) -> None:
 
 @pytest.mark.parametrize("end", ["daemon gone", "supervisor killed"])
 async def test_processes_are_kept_ready_as_long_as_a_daemon_is_there(supervisor: Foreseeing, end: str) -> None:
-    async def ready() -> bool:
-        return len(await supervisor.blank()) == 4
-
-    await eventually(ready, "four wait to be told something")
+    await eventually(supervisor.four_blank, "four wait to be told something")
     first = await supervisor.blank()
     pid = await supervisor.waiting("/bin/sleep", word())
     assert pid in first
-    await eventually(ready, "another one has taken its place")
+    await eventually(supervisor.four_blank, "another one has taken its place")
     kept = await supervisor.blank()
     if end == "daemon gone":
         await supervisor.close()
@@ -224,3 +224,20 @@ async def test_processes_are_kept_ready_as_long_as_a_daemon_is_there(supervisor:
         os.kill((await supervisor.call("hello"))["pid"], signal.SIGKILL)
     for each in kept:
         await gone(pid=each)
+
+
+async def test_however_many_are_taken_one_after_the_other_each_is_a_process_of_its_own_and_four_wait_again(
+    supervisor: Foreseeing,
+) -> None:
+    mark = word()
+    await eventually(supervisor.four_blank, "four wait to be told something")
+    first = await supervisor.blank()
+    keys = [f"run-{number}/launch" for number in range(12)]
+    for key in keys:
+        assert supervisor.foresee(**order("/bin/sleep", mark) | {"key": key})
+    started = [await supervisor.call("start", **order("/bin/sleep", mark) | {"key": key}) for key in keys]
+    pids = [each["pid"] for each in started]
+    assert len(set(pids)) == 12
+    assert set(first) < set(pids)
+    await until(lambda: sorted(marked(mark)) == sorted(pids))
+    await eventually(supervisor.four_blank, "others have taken their places")

@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from itertools import count
 from typing import Final
@@ -20,8 +21,11 @@ from hawker.supervisor.programs import CannotStart, Launch, spawn
 from hawker.supervisor.protocol import RELEASE
 
 KEPT: Final = 4
-AGAIN_S: Final = 0.02
-"""After one was taken, when whoever waits for the program has most likely been answered, the next is made."""
+AGAIN_S: Final = 0.01
+"""After the last one was taken, when whoever waits for its program has most likely been answered, the next is made: it
+takes a millisecond of the core that the program has a small share of."""
+LEAST: Final = 2
+"""When fewer are left, they are made whatever else is going on: a start that finds none makes its own."""
 BLANK: Final = "blank"
 
 
@@ -118,6 +122,7 @@ class Gates:
         self._numbers = count()
         self._mark = common.mark(BLANK, "")
         self._coming = False
+        self._taken_s = 0.0  # when the last one was
 
     def keep(self, hold: str) -> None:
         """From now on, until `keep` of ""."""
@@ -130,6 +135,7 @@ class Gates:
     def take(self, hold: str) -> Gate:
         """Raises `CannotStart`."""
         if hold == self._hold:
+            self._taken_s = time.monotonic()
             self._soon()
             if self._blank:
                 return self._blank.pop()
@@ -151,21 +157,24 @@ class Gates:
         with self._common.host_mounts():
             return Gate(hold, path, self._mark)
 
-    def _soon(self) -> None:
+    def _soon(self, after_s: float = AGAIN_S) -> None:
         if not self._coming:
             self._coming = True
-            self._common.loop.later(AGAIN_S, self._fill)
+            self._common.loop.later(after_s, self._fill)
 
     def _fill(self) -> None:
         self._coming = False
         if not self._hold or len(self._blank) >= KEPT:
             return
+        wait_s = self._taken_s + AGAIN_S - time.monotonic()
+        if wait_s > 0 and len(self._blank) >= LEAST:
+            self._soon(wait_s)
+            return
         with contextlib.suppress(OSError):  # then they are made when they are needed, or not
             gate = self._made(self._hold)
             self._common.children.watch(gate.pid, lambda status: self._ended(gate))
             self._blank.insert(0, gate)
-            self._coming = True
-            self._common.loop.later(0, self._fill)
+            self._soon(0)
 
     def _ended(self, gate: Gate) -> None:
         """Somebody killed it."""
