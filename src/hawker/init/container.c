@@ -282,6 +282,8 @@ static pid_t start(char **argv, int *error_fd)
 		dup2(slave, i);
 	ioctl(0, TIOCSCTTY, 0); /* fails where there is no terminal */
 	enter(ends[1]);
+	for (int number = 1; number < NSIG; number++)
+		signal(number, SIG_DFL); /* ignored by who started us, it would be by the program: no signal to stop it */
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
 	run(ends[1], argv);
