@@ -19,7 +19,7 @@ from hawker.client.wire import PeerUnreachable
 from hawker.core import rendezvous, silence
 from hawker.errors import HawkerError, Invalid, Misdirected, Unreachable
 from hawker.http.app import WORKER
-from hawker.model.market import Ask, Decision, Offer, Order, Refusal, Reservation
+from hawker.model.market import Ask, Decision, Failed, Offer, Order, Refusal, Reservation
 from hawker.model.rows import AppRow
 
 OFFERS_S = 0.25
@@ -30,6 +30,8 @@ BATCHES_IN_FLIGHT = 2  # one on its way while the next one fills
 BATCH_MAX = 32
 """Items of a batch. Each has, or is answered with, one configuration at most: all of them are half of what a request
 between agents (`hawker.http.call.BATCH_BYTES_MAX`) and its answer may have."""
+
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 T = TypeVar("T")
 
@@ -87,7 +89,7 @@ class PeerError(HawkerError):
     def __init__(self, response: Response) -> None:
         try:
             body = msgspec.json.decode(response.body, type=dict[str, Any])
-        except msgspec.DecodeError:
+        except _UNREADABLE:
             body = {"error": response.body[:200].decode(errors="replace")}
         super().__init__(str(body.get("error", "unknown")), details=body.get("details"))
         self.status = response.status
@@ -115,9 +117,9 @@ class WorkerLink:
         """Whether its last offer did not come in time, and nothing has come since."""
         self._silence = silence.ANSWERS
         self._late: dict[asyncio.Task[Any], None] = {}  # questions to a silent worker that nobody waits for
-        self._offers = self._batcher("offers", list[Offer | Refusal], OFFERS_S)
-        self._reserves = self._batcher("reserve", list[Reservation | Refusal], RESERVE_S)
-        self._confirms = self._batcher("confirm", list[Confirmed], CALL_S)
+        self._offers = self._batcher("offers", Offer | Refusal | Failed, OFFERS_S)
+        self._reserves = self._batcher("reserve", Reservation | Refusal | Failed, RESERVE_S)
+        self._confirms = self._batcher("confirm", Confirmed, CALL_S)
 
     async def offer(self, ask: Ask) -> Offer | Refusal:
         answer: Offer | Refusal = await self._offers.submit(ask)
@@ -130,7 +132,9 @@ class WorkerLink:
     async def confirm(self, item: Confirmation, *, timeout_s: float = CALL_S) -> Confirmed:
         """A confirmation that waits for the start goes alone: a slow program must not hold up its neighbours."""
         if item.wait:
-            alone: Confirmed = (await self._send("confirm", list[Confirmed], timeout_s, [item]))[0]
+            alone: Confirmed | HawkerError = (await self._send("confirm", Confirmed, timeout_s, [item]))[0]
+            if isinstance(alone, HawkerError):
+                raise alone
             return alone
         answer: Confirmed = await self._confirms.submit(item)
         return answer
@@ -152,7 +156,7 @@ class WorkerLink:
             raise PeerError(response)
         try:
             return msgspec.json.decode(response.body or b"null", type=kind)
-        except msgspec.DecodeError as error:
+        except _UNREADABLE as error:
             raise HawkerError(f"{self.name}: the answer to {method} {path} does not read: {error}") from error
 
     async def ask(self, method: str, path: str, kind: type[T], body: Any = None, timeout_s: float = CALL_S) -> T:
@@ -191,8 +195,19 @@ class WorkerLink:
         send = partial(self._send, verb, kind, timeout_s)
         return Batcher(send, in_flight_max=BATCHES_IN_FLIGHT, batch_max=BATCH_MAX)
 
-    async def _send(self, verb: str, kind: Any, timeout_s: float, items: Sequence[Any]) -> Any:
-        return await self.call("POST", f"/v1/market/{verb}", kind, list(items), timeout_s)
+    async def _send(self, verb: str, kind: Any, timeout_s: float, items: Sequence[Any]) -> list[Any]:
+        """An answer for each, or the error that is its alone."""
+        answers = await self.call("POST", f"/v1/market/{verb}", list[msgspec.Raw], list(items), timeout_s)
+        if len(answers) != len(items):
+            raise HawkerError(f"{self.name}: {len(items)} {verb} were asked for, and {len(answers)} answers came")
+        return [self._answer(verb, kind, raw) for raw in answers]
+
+    def _answer(self, verb: str, kind: Any, raw: msgspec.Raw) -> Any:
+        try:
+            answer = msgspec.json.decode(raw, type=kind)
+        except _UNREADABLE as error:
+            return HawkerError(f"{self.name}: an answer to {verb} does not read: {error}")
+        return HawkerError(f"{self.name}: {answer.error}") if isinstance(answer, Failed) else answer
 
 
 class Fleet:

@@ -22,7 +22,7 @@ from hawker.broker.hints import ImageHints
 from hawker.client.wire import PeerUnreachable
 from hawker.core.auction import FANOUT, Auction, candidates
 from hawker.core.ranking import Policy
-from hawker.errors import Conflict, HawkerError, NoCapacity, Unreachable
+from hawker.errors import Conflict, HawkerError, NoCapacity, Refused, Unreachable
 from hawker.host import Host
 from hawker.http.app import clock_s, timed_ms
 from hawker.model.config import Config
@@ -122,7 +122,7 @@ class Orders:
             if fill:
                 return fill
             refusals += auction.refusals()
-        raise no_capacity(wanted, regions, refusals)
+        raise _not_taken(refusals) or no_capacity(wanted, regions, refusals)
 
     async def close(self) -> None:
         for task in list(self._releases):
@@ -308,6 +308,19 @@ def newest_app(offers: list[Offer], known: AppRow | None = None) -> AppRow | Non
     rows += [known] if known else []
     newest = max(rows, key=lambda row: row.stamp_ms, default=None)
     return None if newest is None or newest.deleted else newest
+
+
+def _not_taken(refusals: list[Refusal]) -> Refused | None:
+    """The error of a worker that does not take what the order says, though this broker did: it is of another version.
+    None when there was room nowhere, and no more."""
+    refusal = next((r for r in refusals if r.error is not None), None)
+    if refusal is None or refusal.error is None:
+        return None
+    details = {**(refusal.error.get("details") or {}), "refusals": msgspec.to_builtins(refusals)}
+    error = Refused(f"{refusal.worker}: {refusal.error.get('error')}", details=details)
+    error.status = refusal.status
+    error.code = str(refusal.error.get("status", error.code))
+    return error
 
 
 def no_capacity(wanted: Wanted, regions: list[str], refusals: list[Refusal]) -> NoCapacity:

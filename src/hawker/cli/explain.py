@@ -22,6 +22,7 @@ _REASONS = {
     Reason.unknown_app: "it did not know the app",
     Reason.disk_full: "its disk was full: it takes nothing new",
     Reason.no_answer: "it gave no answer in time",
+    Reason.invalid: "it did not take what the order says",
     Reason.in_doubt: "it gave no answer, so the reservation was released",
 }
 _EVEN = 1e-9
@@ -160,4 +161,6 @@ def _why(refusal: Refusal | None) -> str:
         return f"its driver {refusal.driver} could not run it" + (f": {refusal.problem}" if refusal.problem else "")
     if refusal.reason is Reason.full:
         return f"{refusal.resource} was short, {refusal.wanted} wanted and {refusal.free} free"
+    if refusal.error is not None:
+        return f"it did not take what the order says: {refusal.error.get('error')}"
     return _REASONS.get(refusal.reason, refusal.reason.replace("_", " "))

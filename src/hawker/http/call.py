@@ -83,6 +83,14 @@ class Call:
         """The JSON body as `kind`. An empty body reads as `{}`. Raises `Invalid` naming the field."""
         return read_json(self.body or b"{}", kind)
 
+    def read_each(self, kind: type[T]) -> list[T | Invalid]:
+        """The JSON body, a list that many callers share, as a `kind` for each: one that does not read is told so, and
+        the others are not concerned. Raises `Invalid` where it is no list."""
+        try:
+            return [*msgspec.json.decode(self.body, type=list[kind])]  # type: ignore[valid-type]
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return [_or_error(bytes(raw), kind) for raw in read_json(self.body, list[msgspec.Raw])]
+
 
 def check_levels(raw: bytes) -> None:
     """Raises `Invalid` for JSON that nests deeper than `LEVELS_MAX`. Bytes that are no JSON are left to who reads them.
@@ -113,6 +121,13 @@ def read_json(raw: bytes, kind: type[T]) -> T:
         raise Invalid("body", raw[:60].decode(errors="replace"), f"send JSON: {error}") from error
     except RecursionError:
         raise _too_deep(raw) from None
+
+
+def _or_error(raw: bytes, kind: type[T]) -> T | Invalid:
+    try:
+        return read_json(raw, kind)
+    except Invalid as error:
+        return error
 
 
 def _at(raw: bytes, field: str) -> Any:

@@ -33,6 +33,7 @@ class Reason(StrEnum):
     in_doubt = "in_doubt"  # a reservation was asked for and no answer came; it is being released
     known_machine = "known_machine"  # the machine to be replaced is here itself
     outbid = "outbid"  # a good offer; another one was better
+    invalid = "invalid"  # this worker does not take what the order says; `error` tells field, value and remedy
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="refusal"):
@@ -46,13 +47,23 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     free: int = 0
     driver: str = ""  # of `no_driver`: the one that is missing or cannot run here
     problem: str = ""  # and what it says is wrong
+    error: dict[str, Any] | None = None  # of `invalid`: the error in the API's form
+    status: int = 0  # and its HTTP status
 
     def sentence(self) -> str:
+        if self.error is not None:
+            return f"{self.worker}: {self.error.get('error', self.reason)}"
         if self.reason is Reason.full:
             return f"{self.worker}: {self.resource} {self.wanted} wanted, {self.free} free"
         if self.reason is Reason.no_driver and self.driver:
             return f"{self.worker}: no driver {self.driver}" + (f" ({self.problem})" if self.problem else "")
         return f"{self.worker}: {self.reason.replace('_', ' ')}"
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """Something went wrong on the worker with one of those that came together: what became of it is in doubt."""
+
+    error: str
 
 
 class Parts(msgspec.Struct, frozen=True):

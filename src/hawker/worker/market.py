@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hawker.core import capacity
-from hawker.errors import Conflict, DiskFull, Unreachable
+from hawker.errors import Conflict, DiskFull, Refused, Unreachable
 from hawker.host import Host
 from hawker.model.config import CONTAINER, PROCESS, check_config, usual_runtime
 from hawker.model.guest import Resources
@@ -122,13 +122,12 @@ class Market:
             self._lapse(tx)
             if there:
                 return self._refusal(Reason.in_doubt)  # its time ran out: this order was given up
+            config = check_config(order.config)  # the broker that took it may be older or newer than this worker
             if unfit := self._unfit(tx, order.region, runtime_of(order.config), order.config["image"]):
                 return unfit
             if order.machine and tx.get(MachineRow, order.machine):
                 return self._refusal(Reason.known_machine)
-            if order.config.get("services") and (
-                short := ports.shortfall(tx, self._log.ports, check_config(order.config))
-            ):
+            if config.services and (short := ports.shortfall(tx, self._log.ports, config)):
                 return self._refusal(Reason.full, short)
             row = ReservationRow(
                 id=order.key,
@@ -153,6 +152,12 @@ class Market:
             return refused.refusal
         except DiskFull:
             return self._refusal(Reason.disk_full)
+        except Refused as error:
+            return self.invalid(error)
+
+    def invalid(self, error: Refused) -> Refusal:
+        """The answer to an order, or an ask, that is not valid here."""
+        return replace(self._refusal(Reason.invalid), error=error.body(), status=error.status)
 
     async def confirm(
         self, key: str, app: AppRow, decision: Decision | None

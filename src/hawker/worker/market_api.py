@@ -19,11 +19,12 @@ from hawker.catalog.view import View
 from hawker.errors import HawkerError, Invalid, NotFound
 from hawker.http.app import Handler
 from hawker.http.call import Call
-from hawker.model.market import Ask, Decision, Order
+from hawker.model.market import Ask, Decision, Failed, Offer, Order, Refusal, Reservation
 from hawker.model.rows import AppRow, ClaimRow, MachineRow, TallyRow, WorkerRow
 from hawker.store.db import Store
 from hawker.store.sql import run_query
 from hawker.store.tx import Tx
+from hawker.telemetry import get_logger
 from hawker.worker import ledger
 from hawker.worker.claims import claim
 from hawker.worker.drivers.base import Driver
@@ -138,15 +139,33 @@ class MarketApi:
         }
 
     async def offers(self, call: Call) -> Any:
-        return [self._market.offer(ask) for ask in call.read(list[Ask])]
+        return [self._offer(ask) for ask in call.read_each(Ask)]
+
+    def _offer(self, ask: Ask | Invalid) -> Offer | Refusal | Failed:
+        if isinstance(ask, Invalid):
+            return self._market.invalid(ask)
+        try:
+            return self._market.offer(ask)
+        except Exception as error:
+            return Failed(error=_told("offer", error))
 
     async def reserve(self, call: Call) -> Any:
-        return await asyncio.gather(*(self._market.reserve(order) for order in call.read(list[Order])))
+        return await asyncio.gather(*(self._reserve(order) for order in call.read_each(Order)))
+
+    async def _reserve(self, order: Order | Invalid) -> Reservation | Refusal | Failed:
+        if isinstance(order, Invalid):
+            return self._market.invalid(order)
+        try:
+            return await self._market.reserve(order)
+        except Exception as error:
+            return Failed(error=_told("reserve", error))
 
     async def confirm(self, call: Call) -> Any:
-        return await asyncio.gather(*(self._confirm(item) for item in call.read(list[Confirm])))
+        return await asyncio.gather(*(self._confirm(item) for item in call.read_each(Confirm)))
 
-    async def _confirm(self, item: Confirm) -> Confirmed:
+    async def _confirm(self, item: Confirm | Invalid) -> Confirmed:
+        if isinstance(item, Invalid):
+            return Confirmed(status=item.status, error=item.body())
         try:
             row, lease, run_id = await self._market.confirm(item.key, item.app, item.decision)
             if item.wait and run_id:
@@ -154,9 +173,13 @@ class MarketApi:
                     async with asyncio.timeout(START_WAIT_S):
                         await self._machines.wait_ended(run_id)
                 row = self._store.read.get(MachineRow, row.id) or row
+            machine = self._machine_api.view(row, nonce=lease.nonce if lease else "")
         except HawkerError as error:
             return Confirmed(status=error.status, error=error.body())
-        return Confirmed(machine=self._machine_api.view(row, nonce=lease.nonce if lease else ""))
+        except Exception as error:
+            told = HawkerError(_told("confirm", error))
+            return Confirmed(status=told.status, error=told.body())
+        return Confirmed(machine=machine)
 
     async def release(self, call: Call) -> Any:
         item = call.read(Release)
@@ -255,3 +278,15 @@ class MarketApi:
         loop = asyncio.get_running_loop()
         columns, rows = await loop.run_in_executor(None, run_query, self._path, query)
         return {"columns": columns, "rows": rows}
+
+
+def _told(what: str, error: Exception) -> str:
+    """What a broker is told of an error with one of those that came together. One that is none of ours is a fault here:
+    it is written down, and its neighbours are answered."""
+    if isinstance(error, HawkerError):
+        return error.message
+    _logger.error("market.failed", call=what, exc_info=error)
+    return f"internal error: {type(error).__name__}"
+
+
+_logger = get_logger()
