@@ -26,7 +26,7 @@ from tests.live.conformance.every import Conformance
 from tests.live.conformance.images import Imaged
 from tests.live.conformance.kills import Killed
 
-from hawker.worker.drivers.base import File, NotSupported, Refused, Root, StartFailed, UnknownInstance
+from hawker.worker.drivers.base import File, InstanceSpec, NotSupported, Refused, Root, StartFailed, UnknownInstance
 from hawker.worker.drivers.microvm.disk import copy_sparse
 from hawker.worker.drivers.microvm.driver import MicrovmDriver
 from hawker.worker.drivers.microvm.qemu import Qmp
@@ -178,21 +178,62 @@ async def test_a_killed_hypervisor_is_told_as_a_killed_program(driver: Opened) -
     assert list((tmp_of(driver) / "vms").iterdir()) == []
 
 
-async def test_a_machine_that_was_halted_by_somebody_who_was_killed_then_goes_on(driver: Opened) -> None:
+async def ticking(driver: Opened) -> InstanceSpec:
     one = driver.shell("while :; do echo tick; sleep 0.02; done")
     await driver.driver.start(one)
     await driver.says(one.machine, "tick")
-    await driver.driver.close()
-    qmp = await Qmp.connect(tmp_of(driver) / "vms" / one.key.replace("/", ".") / "qmp")
-    await qmp.run("stop")
-    await qmp.close()
-    before = len(await driver.lines(one.machine))
-    await driver.driver.open(driver.on_exit)
+    return one
+
+
+async def ticks_on(driver: Opened, machine: str) -> None:
+    before = len(await driver.lines(machine))
 
     async def goes_on() -> bool:
-        return len(await driver.lines(one.machine)) > before + 5
+        return len(await driver.lines(machine)) > before + 5
 
     await eventually(goes_on, "it ticks again")
+
+
+@pytest.mark.parametrize("moment", ["halted", "being saved", "saved"])
+async def test_a_machine_that_was_halted_by_somebody_who_was_killed_then_goes_on(driver: Opened, moment: str) -> None:
+    one = await ticking(driver)
+    await driver.driver.close()
+    directory = tmp_of(driver) / "vms" / one.key.replace("/", ".")
+    qmp = await Qmp.connect(directory / "qmp")
+    await qmp.run("stop")
+    if moment == "saved":
+        await qmp.save(directory / "state", memory=True)
+    elif moment == "being saved":
+        slowly = {"max-bandwidth": 64 << 10}  # for half an hour
+        await qmp.run("migrate-set-parameters", **slowly)
+        file = os.open(directory / "state", os.O_RDWR | os.O_CREAT, 0o600)
+        await qmp.pass_file(file)
+        os.close(file)
+        await qmp.run("migrate", uri="fd:state")
+        assert (await qmp.run("query-migrate"))["status"] in ("setup", "active")
+    status = (await qmp.run("query-status"))["status"]
+    assert status == ("postmigrate" if moment == "saved" else "paused")
+    await qmp.close()
+    await driver.driver.open(driver.on_exit)
+    await ticks_on(driver, one.machine)
+    assert not (directory / "state").exists()
+    await driver.driver.suspend(one.key)
+    await driver.driver.resume(one.key)
+    await ticks_on(driver, one.machine)
+
+
+async def test_a_machine_whose_suspending_is_given_up_goes_on(driver: Opened) -> None:
+    one = await ticking(driver)
+    state = tmp_of(driver) / "vms" / one.key.replace("/", ".") / "state"
+    suspending = asyncio.ensure_future(driver.driver.suspend(one.key))
+    while not state.exists() and not suspending.done():  # noqa: ASYNC110  # as soon as it has begun
+        await asyncio.sleep(0)
+    suspending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await suspending
+    await driver.driver.resume(one.key)  # as the end of a run does
+    await ticks_on(driver, one.machine)
+    assert not (await driver.driver.inspect(one.key)).suspended
 
 
 async def test_a_hypervisor_of_a_machine_that_is_suspended_has_never_run_and_is_removed(driver: Opened) -> None:

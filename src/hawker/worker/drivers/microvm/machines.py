@@ -45,6 +45,8 @@ from hawker.worker.drivers.networks import must_publish, wanted_of
 from hawker.worker.drivers.supervised import SupervisedDriver
 from hawker.worker.drivers.users import NoUsers, Users
 
+LOOK_AGAIN_S = 0.5
+LOOK_AGAIN_MOST_S = 15.0
 MEMORY_LEAST_MIB = 96  # with less the kernel has no room for a program
 
 
@@ -200,8 +202,9 @@ class Machines(SupervisedDriver):
         async def ready() -> None:
             await self._attach(guest)
             if guest.record.suspended:
-                guest.record = replace(guest.record, suspended=None)
-                self._records.write(guest.record)
+                running = replace(guest.record, suspended=None)
+                self._records.write(running)
+                guest.record = running
 
         if state:
             await guest.unless_ended(of(vm).load(vm, guest.directory, state, memory=memory, ready=ready), STATE_S)
@@ -259,12 +262,15 @@ class Machines(SupervisedDriver):
             state = guest.directory / STATE
             try:
                 await guest.unless_ended(self._hypervisors.save(guest.record.vm, guest.directory, state), STATE_S)
-            except (HypervisorError, AgentLost, TimeoutError, OSError) as error:
+                suspended = replace(guest.record, suspended=stats)
+                self._records.write(suspended)
+            except BaseException as error:  # a cancel, too: it is halted by now, or about to be
                 forget_state(guest)
                 self._spawn(self._look_after(guest), f"go on with {key}")
-                raise Refused(f"{key} could not be suspended: {error}") from error
-            guest.record = replace(guest.record, suspended=stats)
-            self._records.write(guest.record)
+                if isinstance(error, HypervisorError | AgentLost | TimeoutError | OSError):
+                    raise Refused(f"{key} could not be suspended: {error}") from error
+                raise
+            guest.record = suspended
             await self._let_go(guest)
             await self._hypervisors.destroy(key)
 
@@ -282,6 +288,8 @@ class Machines(SupervisedDriver):
                 if guest.record.suspended:
                     await self._let_go(guest)
                     await self._hypervisors.destroy(key)
+                else:
+                    self._spawn(self._look_after(guest), f"go on with {key}")
                 if isinstance(
                     error, HypervisorError | AgentLost | TimeoutError | OSError | NoUsers | Missing | StartFailed
                 ):
@@ -305,13 +313,26 @@ class Machines(SupervisedDriver):
         await guest.ask(lambda agent: agent.renew(self._clock_ns(), self._seed()))
 
     async def _look_after(self, guest: Guest) -> None:
-        """A machine that somebody halted, to suspend or to resume it, and was killed before he could go on."""
-        with contextlib.suppress(HypervisorError, Unreachable, UnknownInstance, TimeoutError):
-            async with asyncio.timeout(ANSWER_S):
-                if not await of(guest.record.vm).let_go_on(guest.record.vm, guest.directory):
-                    return
-            forget_state(guest)
-            await self._renew(guest)
+        """A machine that somebody halted, to suspend or to resume it, who could not go on with that: he was killed,
+        given up or refused. Nobody else would have it go on, so that is tried until it is known to run."""
+        pause_s = LOOK_AGAIN_S
+        while not guest.ended.done():
+            try:
+                async with guest.moving:
+                    if guest.record.suspended:
+                        return
+                    vm = guest.record.vm
+                    halted = await guest.unless_ended(of(vm).let_go_on(vm, guest.directory), ANSWER_S)
+            except (HypervisorError, AgentLost, TimeoutError, OSError) as error:
+                _logger.warning("machine.not_looked_at", instance=guest.record.key, error=str(error) or "no answer")
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, LOOK_AGAIN_MOST_S)
+                continue
+            if halted:
+                forget_state(guest)
+                with contextlib.suppress(Unreachable, UnknownInstance):
+                    await self._renew(guest)
+            return
 
     async def stats(self, key: str) -> Stats:
         guest = self._find(key)

@@ -34,7 +34,12 @@ MIB = 1 << 20
 _CODE_CACHE_MIB = 64  # of an emulated processor; QEMU's own default is a gigabyte
 LINE_MOST = 1 << 20  # bytes of what QEMU says: its longest answers to us have some hundred
 STATES_MOST = 64  # of a migration, that nobody has looked at yet; there are some five
+RETRY_S = 0.01
 MARGIN_S = 10  # a guest may be ahead by what it might have read or written in so many seconds
+HALTED = frozenset(("paused", "finish-migrate", "postmigrate"))
+"""What QEMU calls a machine that was stopped, one whose state is being written to its end, and one with its state
+written (`RunState` of its API)."""
+_SAVING = frozenset(("setup", "active", "pre-switchover", "device", "cancelling"))  # its `MigrationStatus`
 OVERHEAD_MIB = {"kvm": 64, "tcg": 96 + _CODE_CACHE_MIB}  # what QEMU takes beside the guest's memory
 
 
@@ -313,6 +318,12 @@ class Qmp(asyncio.Protocol):
             os.close(fd)
         await self.run("migrate", uri="fd:state")
         await self._migrated()
+
+    async def save_no_more(self) -> None:
+        """Whoever had the machine saved is gone: let nobody halt it once more when that is done."""
+        await self.run("migrate_cancel")
+        while (await self.run("query-migrate")).get("status") in _SAVING:  # noqa: ASYNC110  # it is asked
+            await asyncio.sleep(RETRY_S)
 
     async def load(self, path: Path, *, memory: bool) -> None:
         """The other way round, into a machine that was started to wait for it. It stands still then, as it did."""

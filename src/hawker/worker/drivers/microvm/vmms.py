@@ -51,7 +51,7 @@ class Hypervisor(Protocol):
         """Whether its machine runs, and was not left before it booted, or while it waits or stands still."""
 
     async def let_go_on(self, vm: Vm, directory: Path) -> bool:
-        """Whether it was halted."""
+        """Whether it was halted, perhaps in the middle of being saved, or after that."""
 
     def ended(self, vm: Vm, directory: Path, seen: Exit) -> Exit:
         """How the program ended, from how the supervisor saw its hypervisor end."""
@@ -102,8 +102,9 @@ class Qemu:
     async def let_go_on(self, vm: Vm, directory: Path) -> bool:
         qmp = await Qmp.connect(directory / "qmp")
         try:
-            if (await qmp.run("query-status"))["status"] != "paused":
+            if (await qmp.run("query-status"))["status"] not in qemu.HALTED:
                 return False
+            await qmp.save_no_more()
             await qmp.run("cont")
             return True
         finally:
