@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -57,15 +58,22 @@ class Records:
         return self._vms / key.replace("/", ".")
 
     def write(self, record: Record) -> None:
+        """Whole, or not at all: raises OSError. That a machine is suspended outlives a power cut, as its state does."""
         path = self.directory(record.key)
         path.mkdir(mode=0o700, exist_ok=True)
         making = path / f"{RECORD}.new"
+        left = msgspec.json.encode(record)
         fd = os.open(making, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            os.write(fd, msgspec.json.encode(record))
+            while left:  # a disk that is nearly full takes a part
+                left = left[os.write(fd, left) :]
+            if record.suspended:
+                os.fsync(fd)
         finally:
             os.close(fd)
         os.rename(making, path / RECORD)
+        if record.suspended:
+            _sync_directory(path)
 
     def remove(self, key: str) -> None:
         """The record goes first: what is left of a removal that is cut off is removed at the next start."""
@@ -87,3 +95,12 @@ class Records:
     def purge(self, machine: str) -> None:
         for path in self._roots.glob(f"{machine}-*"):
             path.unlink()
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # what it holds counts already
+            os.fsync(fd)
+    finally:
+        os.close(fd)
