@@ -19,6 +19,7 @@ from hawker.broker.apps import Apps
 from hawker.broker.claims import Claimed, Claims
 from hawker.broker.fleet import OFFERS_S, Confirmation, Fleet, WorkerLink
 from hawker.broker.hints import ImageHints
+from hawker.client.in_time import in_time
 from hawker.client.wire import PeerUnreachable
 from hawker.core.auction import FANOUT, Auction, candidates
 from hawker.core.ranking import Policy
@@ -364,7 +365,7 @@ async def book(links: list[WorkerLink], ask: Ask) -> list[Offer | Refusal]:
 async def _offer(link: WorkerLink, ask: Ask) -> Offer | Refusal | None:
     """None: no answer by the deadline, or an error in its place."""
     try:
-        async with asyncio.timeout(OFFERS_S):
+        async with in_time(OFFERS_S):
             return await link.offer(ask)
     except (TimeoutError, Unreachable):
         link.missed = True
