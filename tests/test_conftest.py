@@ -24,12 +24,13 @@ def test_cannot_run(): pass
 """
 
 
-def run_pytest(directory: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run one file of tests under this project's configuration and conftest, in a pytest of its own."""
+def run_pytest(directory: Path, source: str, *options: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Run one file of tests under this project's configuration and conftest, in a pytest of its own. `settings` go into
+    its environment."""
     (directory / "test_it.py").write_text(source)
     argv = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:schemathesis", "-v", *options]
     argv += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(directory), "--basetemp", str(directory / "tmp")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **settings}
     return subprocess.run(
         [*argv, str(directory)], env=environment, cwd=directory, capture_output=True, text=True, timeout=50
     )
@@ -121,7 +122,7 @@ def test_a_machine(tmp_path): forget(cwd=tmp_path, env={})
 
 @pytest.mark.slow
 def test_processes_that_outlive_their_tests_fail_the_run_and_are_killed(tmp_path: Path) -> None:
-    run = run_pytest(tmp_path, FORGETFUL, f"--account={tmp_path / 'account'}")
+    run = run_pytest(tmp_path, FORGETFUL, f"--account={tmp_path / 'account'}", HAWKER_TEST_SETTLE_S="1")
     assert run.returncode != 0, run.stdout
     # Which test it was seen after is a race: a program may come up after the file it belongs to has ended.
     found = re.findall(r"^E +(\d+) (sleep 6[12]) \(first seen after ", run.stdout, re.MULTILINE)
@@ -184,8 +185,9 @@ def test_uses_it(place): pass
 @pytest.mark.parametrize("removes", [True, False])
 def test_what_a_test_leaves_on_the_host_fails_it_where_nobody_else_uses_the_host(tmp_path: Path, removes: bool) -> None:
     path = Path(f"/dev/shm/hawker-left-{os.getpid()}")
+    settings = {} if removes else {"HAWKER_TEST_SETTLE_S": "1"}  # what is left is waited for in vain
     try:
-        run = run_pytest(tmp_path, LEAVES.format(pid=os.getpid(), removes=removes), "--forbid-skips")
+        run = run_pytest(tmp_path, LEAVES.format(pid=os.getpid(), removes=removes), "--forbid-skips", **settings)
     finally:
         path.rmdir() if path.exists() else None
     assert (run.returncode == 0) == removes, run.stdout

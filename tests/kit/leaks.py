@@ -18,8 +18,9 @@ from pathlib import Path
 
 from tests.kit.filters import filters
 
-SETTLE_S = 20.0
-"""How long the kernel and ending processes may take to give things back after a test."""
+SETTLE_S = float(os.environ.get("HAWKER_TEST_SETTLE_S", 20))
+"""How long the kernel and ending processes may take to give things back after a test, and processes to end after all
+of them: only what is left for good is waited for so long, and a loaded machine needs some seconds."""
 
 _LOOK_S = 0.01
 BESIDE = "HAWKER_TEST_BESIDE"

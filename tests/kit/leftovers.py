@@ -13,9 +13,9 @@ import signal
 import time
 from pathlib import Path
 
+from tests.kit import leaks
+
 MARK = "HAWKER_TEST_RUN"
-SETTLE_S = 15.0
-"""How long a process that was told to end may take after the last test; a loaded machine needs some seconds."""
 
 
 class Leftovers:
@@ -35,7 +35,7 @@ class Leftovers:
 
     def end(self) -> list[str]:
         """Give what is left a moment to end, kill the rest and describe it."""
-        deadline = time.monotonic() + SETTLE_S
+        deadline = time.monotonic() + leaks.SETTLE_S
         while (alive := self.alive()) and time.monotonic() < deadline:
             time.sleep(0.02)
         lines = []
