@@ -217,7 +217,7 @@ class ClientConnection(Telling, asyncio.Protocol):
         if length > 0 or length == CHUNKED:
             self._left = length
             if length == CHUNKED:
-                self._chunks = Chunks(self._settings.framing_bytes)
+                self._chunks = Chunks(self._settings)
             self._deadline.within(self._idle_s)
             if data:
                 data = self._read_body(data)

@@ -15,10 +15,10 @@ from hawker.proxy.embedded import refusals
 from hawker.proxy.embedded.common import Common
 from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.exchange import Exchange
-from hawker.proxy.embedded.h2_heads import Malformed, malformed_trailers, read_request
+from hawker.proxy.embedded.h2_heads import Malformed, read_request, trailers_of
 from hawker.proxy.embedded.h2_transport import StreamTransport
 from hawker.proxy.embedded.h2_wire import Stream, Wire
-from hawker.proxy.embedded.heads import AnswerHead, BadHead, read_trailers
+from hawker.proxy.embedded.heads import AnswerHead, BadHead
 from hawker.proxy.embedded.inlets import Forwarded, Public, client_of, peer_of
 
 _LOOKS = 4
@@ -106,10 +106,10 @@ class H2Connection(Wire):
     def _trailers(self, event: TrailersReceived) -> None:
         stream = self.streams.get(event.stream_id)
         if isinstance(stream, H2Request):
-            if malformed_trailers(event.headers):
+            try:
+                stream.trailers = trailers_of(event.headers, self._settings.fields)
+            except BadHead:
                 self.refuse(stream)
-            else:
-                stream.trailers = read_trailers(event.headers)
 
     def refuse(self, stream: H2Request) -> None:
         """What came on it breaks the rules of HTTP/2."""

@@ -8,7 +8,7 @@ ways by a server of HTTP/1.1 behind. Answers the library has looked at before.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from hawker.core.replay import JSON_TYPE
 from hawker.proxy.base import Header
@@ -22,6 +22,7 @@ from hawker.proxy.embedded.heads import (
     host_of,
     known_names,
     length_of,
+    read_trailers,
 )
 
 VERSION_2 = 2
@@ -122,15 +123,16 @@ def _whose(pseudo: dict[bytes, bytes], host: bytes | None) -> bytes:
     return authority
 
 
-def malformed_trailers(fields: Iterable[Header]) -> bool:
-    """As strict as of a head: to HTTP/1.1 they go as lines, of which a name or value must not make two."""
+def trailers_of(fields: Sequence[Header], fields_max: int) -> list[Header]:
+    """What may be passed on of trailers. As strict as of a head: to HTTP/1.1 they go as lines, of which a name or value
+    must not make two. How many bytes they have is bounded as of a head, too, where they are unpacked. Raises
+    `BadHead`."""
+    if len(fields) > fields_max:
+        raise BadHead(f"it has more than {fields_max} trailers")
     for name, value in fields:
-        try:
-            if name[:1] == b":" or (known_names.get(name) or field_name(name)) != name or _CONTROL.search(value):
-                return True
-        except BadHead:
-            return True
-    return False
+        if name[:1] == b":" or (known_names.get(name) or field_name(name)) != name or _CONTROL.search(value):
+            raise BadHead("a trailer is malformed")
+    return read_trailers(fields)
 
 
 def _upgrade(protocol: bytes, target: bytes, host: bytes, headers: list[Header], wishes: bool) -> RequestHead:

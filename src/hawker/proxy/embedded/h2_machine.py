@@ -25,9 +25,9 @@ from h2.events import (
 from hawker.proxy.base import Address, Header
 from hawker.proxy.embedded.asker import Asker
 from hawker.proxy.embedded.deadline import Deadline
-from hawker.proxy.embedded.h2_heads import read_answer, request_fields
+from hawker.proxy.embedded.h2_heads import read_answer, request_fields, trailers_of
 from hawker.proxy.embedded.h2_wire import Stream, Wire
-from hawker.proxy.embedded.heads import BadHead, read_trailers
+from hawker.proxy.embedded.heads import BadHead
 from hawker.proxy.embedded.settings import Settings
 
 _LAST_STREAM = 1 << 30
@@ -110,7 +110,10 @@ class MachineLink(Wire):
     def _trailers(self, event: TrailersReceived) -> None:
         stream = self.streams.get(event.stream_id)
         if isinstance(stream, MachineStream):
-            stream.trailers = read_trailers(event.headers)
+            try:
+                stream.trailers = trailers_of(event.headers, self._settings.fields)
+            except BadHead as bad:
+                stream.unreadable(bad)
 
     def _left_alone(self, event: ConnectionTerminated) -> None:
         self.closing = True
@@ -257,14 +260,18 @@ class MachineStream(Stream):
                 asker.interim(head)
                 return
         except BadHead as bad:
-            self._asker = None
-            self._deadline.close()
-            self.wire.reset(self, ErrorCodes.PROTOCOL_ERROR)
-            asker.broken("unhealthy", f"its answer is not HTTP: {bad.problem}")
+            self.unreadable(bad)
             return
         asker.answer(head)
         if self._asker is asker and not ended:
             asker.flush()
+
+    def unreadable(self, bad: BadHead) -> None:
+        asker, self._asker = self._asker, None
+        self._deadline.close()
+        self.wire.reset(self, ErrorCodes.PROTOCOL_ERROR)
+        if asker is not None:
+            asker.broken("unhealthy", f"its answer is not HTTP: {bad.problem}")
 
     def came(self, data: bytes) -> None:
         asker = self._asker

@@ -8,6 +8,7 @@ become another one's when `_` is read as `-`. Nothing is repaired.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from hawker.core.replay import JSON_TYPE
 from hawker.proxy.base import Header, ServicePort
@@ -223,13 +224,16 @@ def read_answer(data: bytes, fields_max: int, method: bytes) -> AnswerHead:
     return head
 
 
-def read_trailers(pairs: list[Header]) -> list[Header]:
-    """Trailer fields that may be passed on: none that frame, route or authenticate (RFC 9110 6.5.1)."""
-    return [
-        (name, value)
-        for name, value in pairs
-        if name not in _NEVER_TRAILERS and not name.startswith((b"fly-", b"hawker-", b"x-forwarded-", b"proxy-"))
-    ]
+def read_trailers(pairs: Sequence[Header]) -> list[Header]:
+    """Trailer fields that may be passed on: none that frame, route or authenticate (RFC 9110 6.5.1), nor one that can
+    be taken for such a one. Raises `BadHead` for names that no head may have."""
+    kept = []
+    for raw, value in pairs:
+        name = known_names.get(raw) or field_name(raw)
+        plain = name.replace(b"_", b"-")
+        if plain not in _NEVER_TRAILERS and not plain.startswith((*_MANAGED_PREFIXES, b"proxy-")):
+            kept.append((name, value))
+    return kept
 
 
 _NEVER_TRAILERS = frozenset(

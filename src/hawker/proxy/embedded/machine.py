@@ -290,7 +290,7 @@ class MachineConnection(asyncio.Protocol):
         self._left = head.length
         self._keep = head.keep_alive
         if head.length == CHUNKED:
-            self._chunks = Chunks(self._settings.framing_bytes)
+            self._chunks = Chunks(self._settings)
         if self._method == b"CONNECT" and head.status < 300:
             self._asker = None
             asker.switched(head, data)

@@ -23,11 +23,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """A file that every request is written to (`hawker.proxy.embedded.access`). Empty: none."""
 
     head_bytes: int = 32 << 10
-    """Of a request's or an answer's head. nginx takes 32 KiB, HAProxy 16, Go 1 MiB."""
+    """Of a request's or an answer's head, and as much again of its trailers. nginx takes 32 KiB, HAProxy 16, Go 1
+    MiB."""
     fields: int = 128
-    """Header fields of a head, as HAProxy's 101 and Apache's 100."""
+    """Header fields of a head, as HAProxy's 101 and Apache's 100; and trailers."""
     framing_bytes: int = 16 << 10
-    """Chunk extensions and trailers of one body, beyond nine times its data."""
+    """Chunk sizes and extensions of one body, beyond nine times its data."""
     head_timeout_s: float = 10.0
     """From a head's first byte, or the connection's start, to its last. Stops slow attackers."""
     handshake_timeout_s: float = 10.0
