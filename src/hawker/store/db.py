@@ -3,7 +3,8 @@
 `Store.submit(change)` runs `change(tx)` inside a transaction together with everything else submitted in the same
 tick of the event loop, and returns once that transaction is on disk (WAL, `synchronous=FULL`). A change that raises
 is rolled back alone; the others go on. Commits are made on the loop while the disk is quick and in a thread once it
-is slow: a fsync of 0.1 ms is cheaper than waking a thread, one of 10 ms must not stop the loop.
+is slow: a fsync of 0.1 ms is cheaper than waking a thread, one of 10 ms must not stop the loop. The loop's clock tells
+which, so that on virtual time, where a commit takes none, all are made on the loop.
 
 What a change may do is in `store.tx`. Reads outside a change go to a second connection and see what is committed.
 """
@@ -15,7 +16,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from time import perf_counter
 from typing import Any, TypeVar
 
 import apsw
@@ -179,11 +179,12 @@ class Store:
             if self._slow:
                 self._commit_in_thread(batch, saved)
                 return
-            started = perf_counter()
+            clock_s = asyncio.get_running_loop().time
+            started = clock_s()
             committing = True
             self._db.execute("commit")
             # A simulated disk stays on one thread: its only connection is read from the loop.
-            self._slow = perf_counter() - started > SLOW_COMMIT_S and self._reader is not self._db
+            self._slow = clock_s() - started > SLOW_COMMIT_S and self._reader is not self._db
         except Exception as error:
             self._refused(batch, saved, error, committing=committing)
         except BaseException as error:
@@ -229,10 +230,12 @@ class Store:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hawker-commit")
 
+        clock_s = asyncio.get_running_loop().time
+
         def commit() -> float:
-            started = perf_counter()
+            started = clock_s()
             self._db.execute("commit")
-            return perf_counter() - started
+            return clock_s() - started
 
         def done(future: asyncio.Future[float]) -> None:
             if self._committing is not future:
