@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.kit.waiting import wait_until
 
+from hawker.errors import Unreachable
 from hawker.worker.drivers.base import StartFailed, UnknownInstance
 from hawker.worker.drivers.supervisor import Supervisor
 
@@ -101,3 +102,34 @@ async def test_a_container_whose_daemon_ends_while_its_disk_is_formatted_leaves_
     finally:
         await connection.shut_down(grace_s=0)
         await connection.close()
+
+
+@pytest.mark.parametrize("runs", [True, False])
+async def test_a_destroy_that_the_host_hinders_says_so_and_can_be_repeated(supervisor: Supervisor, runs: bool) -> None:
+    """Here a directory stands in the way of a file that is to be removed."""
+    await run(supervisor)
+    record = supervisor.directory / "run" / "run.launch.record"
+    in_the_way = record.with_name("run.launch.status")
+    (in_the_way / "full").mkdir(parents=True)
+    async with asyncio.timeout(30):
+        if not runs:
+            assert (await supervisor.call("stop", key=KEY, signal=9, grace_s=5))["signal"] == 9
+        for _ in range(2):
+            with pytest.raises(Unreachable, match="Is a directory"):
+                await supervisor.call("destroy", key=KEY, force=True)
+        assert [shown["exit"]["signal"] for shown in await supervisor.call("list")] == [9]
+        (in_the_way / "full").rmdir()
+        in_the_way.rmdir()
+        await supervisor.call("destroy", key=KEY)
+    assert await supervisor.call("list") == []
+    assert not record.exists()
+
+
+async def test_a_purge_that_the_host_hinders_says_so_and_can_be_repeated(supervisor: Supervisor) -> None:
+    await run(supervisor)
+    in_the_way = supervisor.directory / "logs" / "other"
+    in_the_way.mkdir()
+    with pytest.raises(Unreachable, match="Is a directory"):
+        await supervisor.call("purge", machine="other")
+    in_the_way.rmdir()
+    await supervisor.call("purge", machine="other")

@@ -221,9 +221,12 @@ class Instance:
 
     def finish(self) -> dict[str, Any]:
         """Nothing of it runs any more: keep its last words, record its end, give the group back."""
-        self.drain(last=True)
-        for pipe in self.pipes:
-            pipe.remove()
+        try:
+            self.drain(last=True)
+            for pipe in self.pipes:
+                pipe.remove()
+        except OSError:
+            traceback.print_exc()
         self.pipes = []
         if self.adopted_fd >= 0:
             os.close(self.adopted_fd)
@@ -239,7 +242,10 @@ class Instance:
             self._file.write({"exit": self.exit})
         except OSError:  # a full disk: it is told all the same
             traceback.print_exc()
-        self.clear()
+        try:
+            self.clear()
+        except OSError:  # whoever destroys it meets the same, and is told
+            traceback.print_exc()
         return self.exit
 
     def _told(self) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -67,9 +68,9 @@ class Instances:
         self._waiting.setdefault(instance.record.key, []).append(then)
 
     def forget(self, instance: Instance) -> None:
-        """One that has ended, and all that is left of it."""
-        self.by_key.pop(instance.record.key, None)
+        """One that has ended, and all that is left of it. Raises OSError, and then it is still known."""
         instance.destroy()
+        self.by_key.pop(instance.record.key, None)
         if instance.record.group:
             self._common.remove_group(instance.record.group)
 
@@ -77,7 +78,11 @@ class Instances:
         """Kill until nothing is left, then record the end and tell everyone."""
         if instance.exit is not None:
             return
-        gone = instance.kill_tree() and instance.main_ended
+        gone = False
+        try:
+            gone = instance.kill_tree() and instance.main_ended
+        except OSError:  # of its group: it is tried again
+            traceback.print_exc()
         if not gone or not (instance.learn_status() or time.monotonic() - instance.ended_at_s > REAPED_S):
             longer = min(again_s * 2, KILL_AGAIN_MOST_S)
             if not instance.main_ended:
@@ -93,7 +98,7 @@ class Instances:
             self._common.remove_group(instance.record.group)
         self._on_output(instance.record.machine)
         for waiter in self._waiting.pop(instance.record.key, []):
-            waiter(ended)
+            waiter(ended)  # raises nothing
         self._on_exit(ended)
 
     # --- ends --------------------------------------------------------------------------------------------------------

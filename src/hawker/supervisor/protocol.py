@@ -23,6 +23,8 @@ _ORDERS: Final = {"make": MOUNTS, "go": MOUNTS, "unmake": MOUNTS}
 _FIELDS: Final = {("start", "confined"): CONFINED}
 
 
+HINDERED: Final = "Hindered"
+"""The error of an answer where the host did not let us: a full disk, a file in the way. The order may come again."""
 RELEASE: Final = ".go"
 
 

@@ -26,7 +26,7 @@ from hawker.supervisor.instance import Instance, group_of
 from hawker.supervisor.instances import Exit, Instances
 from hawker.supervisor.kinds import Containers
 from hawker.supervisor.programs import CannotStart
-from hawker.supervisor.protocol import PROTOCOL, features
+from hawker.supervisor.protocol import HINDERED, PROTOCOL, features
 from hawker.supervisor.starting import start
 from hawker.supervisor.taking_over import one_that_runs, take_over
 from hawker.supervisor.wire import Ask, Connection, Refused, listen
@@ -105,6 +105,8 @@ class Server:
                 ask.answer(value)
         except Refused as error:
             ask.refuse(error.kind, str(error))
+        except OSError as error:
+            ask.refuse(HINDERED, str(error))
         except Exception as error:
             ask.refuse("Failed", f"{type(error).__name__}: {error}")
 
@@ -233,8 +235,12 @@ class Server:
             raise Refused("InstanceRunning", f"{instance.record.key} still runs")
 
         def ended(exit_: Exit) -> None:
-            self._instances.forget(instance)
-            ask.answer(None)
+            try:
+                self._instances.forget(instance)
+            except OSError as error:
+                ask.refuse(HINDERED, str(error))
+            else:
+                ask.answer(None)
 
         self._instances.when_ended(instance, ended)
         self._instances.kill(instance)

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hawker.errors import Broken
+from hawker.errors import Broken, Unreachable
+from hawker.supervisor.protocol import HINDERED
 from hawker.worker.drivers.base import InstanceRunning, NotSupported, Refused, StartFailed, UnknownInstance
 
 
-class SupervisorLost(Exception):
+class SupervisorLost(Unreachable):
     """The supervisor went away in the middle of a request. The request may be repeated: every one is idempotent."""
+
+    def __init__(self) -> None:
+        super().__init__("the supervisor of the machine went away in the middle of this; ask again")
+
+
+class Hindered(Unreachable):
+    """The supervisor met an error of its host, such as a full disk. Some of what was asked may be done, and it may be
+    asked again."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"the host hinders the supervisor of the machine: {problem}")
 
 
 class RuntimeKilled(Exception):
@@ -19,7 +31,7 @@ class RuntimeKilled(Exception):
 _ERRORS: dict[str, type[Exception]] = {
     kind.__name__: kind
     for kind in (UnknownInstance, InstanceRunning, StartFailed, NotSupported, Refused, RuntimeKilled)
-}
+} | {HINDERED: Hindered}
 
 
 def told(answer: Mapping[str, str]) -> Exception:

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from hawker.errors import Unreachable
 from hawker.supervisor.protocol import FORESEES, release_of
 from hawker.telemetry import get_logger
 from hawker.worker.drivers.base import Exit, LogLine
@@ -221,9 +222,12 @@ class Supervisor:
                                 wakeup.set()  # for what came while nobody told
                     except SupervisorLost:  # it was on its way out
                         wire = None
-        except BaseException:
+        except BaseException as error:
             if wire:
                 await wire.close()
+            if isinstance(error, OSError):
+                why = f"does not answer within {CONNECT_S:g} s" if isinstance(error, TimeoutError) else str(error)
+                raise Unreachable(f"the supervisor in {self.directory}: {why}") from error
             raise
         finally:
             self._connecting = None
