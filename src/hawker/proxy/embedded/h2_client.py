@@ -273,7 +273,7 @@ class H2Request(Stream):
 
     def interim(self, status: int, headers: Sequence[Header]) -> None:
         if not self.shut:
-            self.wire.h2.send_headers(self.id, [(b":status", b"%d" % status), *headers])
+            self.wire.send_head(self, [(b":status", b"%d" % status), *headers])
             self.wire.write()
 
     def answer(self, status: int, reason: bytes, headers: list[Header], length: int) -> None:
@@ -292,7 +292,7 @@ class H2Request(Stream):
             return
         if self._head:
             head, self._head = self._head, []
-            self.wire.h2.send_headers(self.id, head)
+            self.wire.send_head(self, head)
             if not self.pending:
                 self.wire.write()
         if self.pending:
@@ -305,9 +305,10 @@ class H2Request(Stream):
         if self.shut:
             return
         if self._head and not self.pending and not trailers:
-            self.wire.h2.send_headers(self.id, self._head, end_stream=True)
+            self.wire.send_head(self, self._head, ended=True)
             self.wire.write()
-            self.sent()
+            if not self.shut:
+                self.sent()
             return
         self.finish(trailers)
         self.flush()
@@ -325,7 +326,7 @@ class H2Request(Stream):
         transport = self._transport = StreamTransport(self, self._connection.common.settings.window_bytes)
         if not self.shut:
             kept = [field for field in headers if field[0] not in _OF_UPGRADES]
-            self.wire.h2.send_headers(self.id, [(b":status", b"200"), *kept])
+            self.wire.send_head(self, [(b":status", b"200"), *kept])
             self.wire.write()
         else:
             transport.lost(None)

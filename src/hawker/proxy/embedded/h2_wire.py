@@ -146,6 +146,13 @@ class Wire(asyncio.Protocol):
             if data and not self.transport.is_closing():
                 self.transport.write(data)
 
+    def send_head(self, stream: Stream, fields: Sequence[Header], *, ended: bool = False) -> None:
+        """Nothing where the peer has reset the stream, of which it is about to hear."""
+        try:
+            self.h2.send_headers(stream.id, fields, end_stream=ended)
+        except ProtocolError:
+            stream.shut = True
+
     def wait(self, stream: Stream) -> None:
         """It has something to send."""
         self._waiting[stream.id] = stream
