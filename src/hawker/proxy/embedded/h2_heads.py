@@ -173,6 +173,8 @@ def read_answer(fields: Iterable[Header], method: bytes, *, ended: bool, fields_
         headers.append((name, value))
     if len(headers) > fields_max:
         raise BadHead(f"the head has more than {fields_max} fields")
+    if status == 101:
+        raise BadHead("it switches protocols, which HTTP/2 does not")
     head = AnswerHead(status, b"", VERSION_2, headers)
     head.declared = declared
     head.signals = signals
@@ -185,7 +187,7 @@ def read_answer(fields: Iterable[Header], method: bytes, *, ended: bool, fields_
         if declared < 0:
             headers.append((b"content-length", b"0"))
     else:
-        head.length = declared if declared > 0 else CHUNKED
+        head.length = declared if declared >= 0 else CHUNKED
     return head
 
 

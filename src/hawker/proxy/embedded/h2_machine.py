@@ -27,7 +27,7 @@ from hawker.proxy.embedded.asker import Asker
 from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.h2_heads import read_answer, request_fields, trailers_of
 from hawker.proxy.embedded.h2_wire import Stream, Wire
-from hawker.proxy.embedded.heads import BadHead
+from hawker.proxy.embedded.heads import ABSENT, BadHead
 from hawker.proxy.embedded.settings import Settings
 
 _LAST_STREAM = 1 << 30
@@ -143,7 +143,7 @@ class MachineStream(Stream):
     """A request to a machine, as `MachineConnection` is for HTTP/1.1. `unseen`: the machine did nothing with it."""
 
     __slots__ = (
-        *("_asker", "_complete", "_deadline", "_idle_s", "_interims", "_link", "_method", "_stalled"),
+        *("_asker", "_bare", "_complete", "_deadline", "_idle_s", "_interims", "_link", "_method", "_stalled"),
         *("heard", "trailers", "unseen"),
     )
 
@@ -156,6 +156,7 @@ class MachineStream(Stream):
         self._deadline = Deadline(link.loop, self._late)
         self._complete = False  # all of the request was given
         self._stalled = False
+        self._bare = False  # nothing follows the answer's head
         self._interims = 0
         self.heard = False
         self.unseen = False
@@ -262,6 +263,7 @@ class MachineStream(Stream):
         except BadHead as bad:
             self.unreadable(bad)
             return
+        self._bare = head.length in (ABSENT, 0)
         asker.answer(head)
         if self._asker is asker and not ended:
             asker.flush()
@@ -276,6 +278,9 @@ class MachineStream(Stream):
     def came(self, data: bytes) -> None:
         asker = self._asker
         if asker is not None and data:
+            if self._bare:  # to a client of HTTP/1.1 it would be the next answer
+                self.unreadable(BadHead("it has a body that it cannot have"))
+                return
             asker.data(data)
             if self._asker is asker:
                 asker.flush()

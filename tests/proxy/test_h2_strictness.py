@@ -1,0 +1,139 @@
+"""HTTP/2 as a strict reader of RFC 9113 takes it: what must not become a second answer, or another request's harm."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from h2.errors import ErrorCodes
+from tests.kit.http2 import Behaviour2, Upstream2, User2, Visit2, head2, hello2
+from tests.kit.raw_http import LIMIT_S, Visit
+from tests.kit.routers import FakeMachine
+from tests.kit.waiting import until
+from tests.proxy.conftest import Stage
+
+# HAProxy's own HTTP/2 is not ours to test; where it hands on, it is to this plane.
+pytestmark = pytest.mark.parametrize("stage", ["embedded"], indirect=True)
+
+SECOND = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nstole"
+Add = Callable[..., Awaitable[Upstream2]]
+Connect = Callable[..., Awaitable[User2]]
+
+
+@pytest.fixture
+async def machine(stage: Stage) -> AsyncIterator[Add]:
+    """Adds one that speaks HTTP/2 to the app `web`."""
+    stage.serves(h2_backend=True)
+    upstreams: list[Upstream2] = []
+
+    async def add(behaviour: Behaviour2 = hello2, **more: Any) -> Upstream2:
+        upstream = Upstream2(behaviour, **more)
+        await upstream.open()
+        upstreams.append(upstream)
+        machines = stage.web.machines
+        machines.append(FakeMachine(f"m{len(machines) + 1}", upstream.address))
+        return upstream
+
+    yield add
+    await stage.close()
+    for upstream in upstreams:
+        await upstream.close()
+
+
+@pytest.fixture
+async def connect(stage: Stage) -> AsyncIterator[Connect]:
+    users: list[User2] = []
+
+    async def at(**more: object) -> User2:
+        users.append(await User2.at((await stage.open()).http, **more))  # type: ignore[arg-type]
+        return users[-1]
+
+    yield at
+    for user in users:
+        await user.close()
+
+
+# --- machines --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [(204,), (304,), (304, (b"content-length", b"%d" % len(SECOND)))],
+    ids=["204", "304", "304 with a length"],
+)
+async def test_an_answer_that_has_no_body_has_none(stage: Stage, machine: Add, fields: tuple[Any, ...]) -> None:
+    """To a user of HTTP/1.1 what follows such a head would be the next answer."""
+
+    async def talking(visit: Visit2) -> None:
+        if visit[":path"] == "/next":
+            await hello2(visit)
+            return
+        status, *more = fields
+        await visit.head(status, *more)
+        await visit.send(SECOND, ended=True)
+
+    await machine(talking)
+    user = await stage.user()
+    await user.send(b"GET / HTTP/1.1\r\nHost: web.example\r\n\r\n")
+    came = b""
+    with contextlib.suppress(ConnectionError):
+        while b"stole" not in came and b"hello" not in came:
+            data = await asyncio.wait_for(user.reader.read(1 << 16), LIMIT_S)
+            if not data:
+                break
+            came += data
+            if came.count(b"\r\n\r\n") == 1:
+                await user.send(b"GET /next HTTP/1.1\r\nHost: web.example\r\n\r\n")
+    assert b"stole" not in came
+
+
+async def test_an_empty_body_that_is_said_to_be_empty_has_one_framing(stage: Stage, machine: Add) -> None:
+    async def empty(visit: Visit2) -> None:
+        await visit.head(200, (b"content-length", b"0"))
+        await visit.end()
+
+    await machine(empty)
+    user = await stage.user()
+    for _ in range(2):
+        answer = await user.ask("GET /")
+        assert (answer.status, answer.body, answer["content-length"]) == (200, b"", "0")
+        assert not answer.all("transfer-encoding")
+
+
+async def test_a_machine_of_http2_switches_to_nothing(stage: Stage, machine: Add) -> None:
+    """101 is not there in HTTP/2 (RFC 9113, 8.6). Told to a user it would end what is HTTP of its connection."""
+
+    async def switching(visit: Visit2) -> None:
+        await visit.head(101)
+        await hello2(visit)
+
+    await machine(switching)
+    answer = await stage.ask("GET /")
+    assert (answer.status, answer.interim, b"PC03" in answer.body) == (502, [], True)
+
+
+# --- users -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_request_that_is_taken_back_at_once_harms_no_other(stage: Stage, connect: Connect) -> None:
+    """It is answered by the proxy itself when the end of its stream is known already, but not looked at yet."""
+    go = asyncio.Event()
+
+    async def slow(visit: Visit) -> None:
+        await go.wait()
+        await visit.answer(b"finished")
+
+    await stage.machine(slow)
+    user = await connect()
+    stream = await user.begin("GET /")
+    await until(lambda: stage.web.machines[0].in_flight == 1)
+    for text in ("GET / | :authority: nobody.example", "GET /a b", "GET / | expect: more"):
+        other = user.h2.get_next_available_stream_id()
+        user.h2.send_headers(other, head2(text), end_stream=False)
+        user.h2.reset_stream(other, ErrorCodes.CANCEL)
+        await user.send()
+    go.set()
+    assert (await user.answer(stream)).body == b"finished"
