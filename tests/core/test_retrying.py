@@ -26,7 +26,7 @@ def test_what_was_sent_is_repeated_only_if_that_is_as_good_as_once(how: Failure)
     assert repeated == [b"GET", b"HEAD", b"OPTIONS", b"TRACE", b"PUT", b"DELETE"]
 
 
-@pytest.mark.parametrize("how", ["refused", "elsewhere"])
+@pytest.mark.parametrize("how", ["refused", "elsewhere", "crowded"])
 def test_a_refusal_passed_nothing_on_even_if_bytes_were_on_their_way(how: Failure) -> None:
     assert may_retry(b"POST", how, sent=True, whole=True, tries=1, sent_tries=1)
 

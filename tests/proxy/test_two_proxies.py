@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-from tests.kit.doors import PORT, edge, house
+from tests.kit.doors import ANSWERS, PORT, House, edge, house
 from tests.kit.waiting import until
 
 from hawker.core.retrying import SENT_MOST
@@ -52,6 +52,53 @@ async def test_a_request_that_waits_for_room_at_its_door_is_not_taken_for_one_th
         await it.machine("web", env={"ANSWER_S": "0.7"}, service=service)
         assert await asyncio.gather(*(each.get("web") for each in (one, other))) == [(200, b"ok")] * 2
         assert [each.proxy.engine.counters.retries for each in (one, other)] == [0, 0]
+
+
+WAITS = f"""
+import os, time
+while not os.path.exists(os.environ["GATE"]):
+    time.sleep(0.01)
+{ANSWERS}
+"""
+"""A program that does not listen before there is a file."""
+
+
+async def test_a_request_passes_over_a_worker_where_as_many_wait_as_may_and_is_refused_when_all_are_so(
+    tmp_path: Path,
+) -> None:
+    crowded = RouterSettings(queue=1)
+
+    async def filled(it: House, machine: str) -> asyncio.Task[tuple[int, dict[str, str], bytes]]:
+        """A request that waits there for the machine, at the worker's own proxy."""
+        waiting = asyncio.create_task(it.asked("web", headers=f"fly-force-instance-id: {machine}\r\n", seconds=50))
+        site = it.proxy.sites.load("web")
+        assert site is not None
+        await until(lambda: any(group.held for group in site.groups.values()))
+        await it.in_state(machine, "started")
+        return waiting
+
+    async with house(tmp_path, crowded) as one, house(tmp_path, crowded, name="ord-2", join=one) as two:
+        gates = [tmp_path / "1", tmp_path / "2"]
+        first = await one.machine("web", program=WAITS, env={"GATE": str(gates[0])})
+        second = await two.machine("web", program=WAITS, env={"GATE": str(gates[1])})
+        await until(lambda: one.shown(second) == two.shown(second) and two.shown(first) == one.shown(first))
+        async with edge(one) as front, edge(one, region="mad") as abroad:
+            waiting = [await filled(one, first)]
+            gates[1].touch()
+            assert await front.get("web") == (200, b"ok")
+            assert two.story(second).count("start starting") == 1
+
+            await two.stop(second)
+            await until(lambda: one.shown(second) == "stopped")
+            gates[1].unlink()
+            waiting.append(await filled(two, second))
+            await until(lambda: one.shown(second) == "started")
+            for each in (front, abroad):
+                status, headers, body = await each.asked("web")
+                assert (status, headers["retry-after"], body[:4]) == (503, "1", b"PR04")
+            for gate in gates:
+                gate.touch()
+            assert [(await each)[0] for each in waiting] == [200, 200]
 
 
 BREAKS = """

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-Failure = Literal["refused", "reset", "timeout", "elsewhere", "unhealthy"]
+Failure = Literal["refused", "reset", "timeout", "elsewhere", "crowded", "unhealthy"]
 """Why a machine did not take a request: nobody listens there (RFC 9293 reset of a SYN), the connection broke before the
-first byte of an answer, nothing came in time, its worker's proxy says that it is not there, an answer that is none."""
+first byte of an answer, nothing came in time, its worker's proxy says that it is not there, or that as many requests
+wait there as may, an answer that is none."""
 
 TRIES_MOST = 90
 """As documented of Fly's proxy."""
@@ -29,10 +30,11 @@ def may_retry(
     be sent again. `tries` and `sent_tries` count this one: all, and those in which something was sent. `sent_most`: 1
     where another proxy has chosen the machine and counts, else each of its tries would become as many here.
 
-    A worker's proxy that says "elsewhere" has passed nothing on. If it adds how its try failed, that is the failure.
+    A worker's proxy that says "elsewhere" or "crowded" has passed nothing on. If it adds how its try failed, that is
+    the failure.
     """
     if not whole or tries >= TRIES_MOST:
         return False
-    if not sent or how in ("refused", "elsewhere"):
+    if not sent or how in ("refused", "elsewhere", "crowded"):
         return True
     return method in IDEMPOTENT and sent_tries < sent_most

@@ -10,6 +10,7 @@ from hawker.core.routing import ANY, Wishes
 from hawker.model.regions import expand
 from hawker.proxy.base import Failure, Header
 from hawker.proxy.directory import Worker
+from hawker.proxy.far import CROWDED_S
 from hawker.proxy.groups import Site
 from hawker.proxy.settings import RouterSettings
 from hawker.proxy.sites import Sites
@@ -27,6 +28,7 @@ class Abroad:
         self._random = random
         self._now = asyncio.get_running_loop().time
         self._trouble: dict[str, Trouble] = {}  # of workers that failed
+        self._crowded: dict[tuple[str, str], float] = {}  # until when, by app and region
 
     def here_first(self, site: Site, wishes: Wishes) -> bool:
         """Whether a request that wishes for regions is for the own one before all others that have the app."""
@@ -43,14 +45,14 @@ class Abroad:
             found = (self._sites.directory.workers.get(name) for name in tried)
             asked = {worker.region for worker in found if worker is not None}
         for region in self._regions(site, wishes):
-            if region in asked:
+            if region in asked or self._is_crowded(site, region):
                 continue
             workers = self._sites.directory.workers_of(site.app.name, region)
             open_ = [w for w in workers if w.name not in tried and not self._troubled(w.name)]
             if open_:
                 worker = open_[int(self._random() * len(open_))]
                 headers = (*self._sites.backhaul(site.app.name, ""), port, *_wished(wishes))
-                return RegionLease(self, worker, headers)
+                return RegionLease(self, site.app.name, worker, headers)
         return None
 
     def resting(self, site: Site, wishes: Wishes) -> set[str]:
@@ -62,6 +64,19 @@ class Abroad:
             worker for region in self._regions(site, wishes) for worker in directory.workers_of(site.app.name, region)
         ]
         return {worker.name for worker in workers if self._troubled(worker.name)}
+
+    def crowded(self, site: Site, wishes: Wishes) -> bool:
+        """Whether a region would be asked if as many requests did not wait there as may."""
+        return any(self._is_crowded(site, region) for region in self._regions(site, wishes))
+
+    def full(self, app: str, region: str) -> None:
+        """A proxy there says so: another one of that region would find the same machines."""
+        now = self._now()
+        self._crowded = {key: until for key, until in self._crowded.items() if until > now}
+        self._crowded[app, region] = now + CROWDED_S
+
+    def _is_crowded(self, site: Site, region: str) -> bool:
+        return self._crowded.get((site.app.name, region), 0.0) > self._now()
 
     def answered(self, worker: str) -> None:
         self._trouble.pop(worker, None)
@@ -89,10 +104,11 @@ class RegionLease:
     """`hawker.proxy.base.Lease` of whatever machine a proxy of another region chooses; `machine` names that proxy's
     worker."""
 
-    __slots__ = ("_abroad", "_answers", "address", "headers", "machine", "phases", "region")
+    __slots__ = ("_abroad", "_answers", "_app", "address", "headers", "machine", "phases", "region")
 
-    def __init__(self, abroad: Abroad, worker: Worker, headers: tuple[Header, ...]) -> None:
+    def __init__(self, abroad: Abroad, app: str, worker: Worker, headers: tuple[Header, ...]) -> None:
         self._abroad = abroad
+        self._app = app
         self._answers = False
         self.machine = worker.name
         self.region = worker.region
@@ -117,7 +133,9 @@ class RegionLease:
         self._abroad.answered(self.machine)
 
     def failed(self, how: Failure) -> None:
-        if how != "elsewhere" and not self._answers:
+        if how == "crowded":
+            self._abroad.full(self._app, self.region)
+        elif how != "elsewhere" and not self._answers:
             self._abroad.failed(self.machine)
 
 

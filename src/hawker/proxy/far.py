@@ -19,6 +19,8 @@ LOOK_S = 0.25
 ANSWER_PART = 0.4
 """Of `hung_s`: a proxy that is only busy answers within that. One that does not gets no more requests; after all of it
 those that it has are made elsewhere."""
+CROWDED_S = 0.5
+"""How long a machine is said to have no room for those that wait, once its proxy has said so."""
 SILENT_TIMES = 4
 """That many times `hung_s` it may say nothing, before requests that it has and that cannot be made elsewhere get an
 error: an agent that is stalled is ended by its watchdog before that."""
@@ -69,6 +71,9 @@ class Far:
         now = asyncio.get_running_loop().time()
         if how == "elsewhere":
             place.pool.rest(place.seat, now + self._settings.stale_s)
+            return
+        if how == "crowded":  # it is well: others may have room
+            place.crowded_until = now + CROWDED_S
             return
         until = self._trouble.failed(now)
         if how in ("refused", "timeout"):

@@ -29,9 +29,12 @@ class Keeper(Protocol):
 class Place:
     """One machine in one group. It outlives the seat, which is made anew when the groups of an app change.
 
-    `address` is that of `addresses` which took a connection last."""
+    `address` is that of `addresses` which took a connection last. Until `crowded_until` its proxy takes no request that
+    would have to wait."""
 
-    __slots__ = ("address", "addresses", "headers", "keeper", "machine", "pool", "region", "room", "seat")
+    __slots__ = (
+        *("address", "addresses", "crowded_until", "headers", "keeper", "machine", "pool", "region", "room", "seat"),
+    )
 
     def __init__(
         self,
@@ -49,6 +52,7 @@ class Place:
         self.addresses = addresses
         self.address = addresses[0]
         self.headers = headers
+        self.crowded_until = 0.0
         self.machine = seat.machine
         self.region = seat.region
 

@@ -142,6 +142,7 @@ class ProxyRoute:
                     if decision is TRIED:
                         coming = self._coming(group, out)
                         if coming is None:
+                            self._unless_crowded(group, out)
                             await self._pause(group, deadline)
                             out.clear()
                             continue
@@ -151,7 +152,7 @@ class ProxyRoute:
                         await self._room(turn, deadline)
                         continue
                     else:
-                        return self._nothing(decision, failed)
+                        return self._nothing(decision, failed, wishes)
                 if turn is not None:
                     turn.leave()
                     turn = None
@@ -236,11 +237,19 @@ class ProxyRoute:
 
     def _bound(self, held: int) -> None:
         """Raises `Refused`."""
-        settings = self._common.settings
-        if held >= settings.queue:
-            raise Refused(
-                503, "PR04", f"{held} requests of app {self.app} wait already", retry_after_s=settings.retry_after_s
-            )
+        if held >= self._common.settings.queue:
+            raise self._crowded(f"{held} requests of app {self.app} wait already")
+
+    def _unless_crowded(self, group: Group, out: Collection[str]) -> None:
+        """Every machine has failed it: where there are some at which as many wait as may, it is not held here instead.
+        Raises `Refused`."""
+        now = self._now()
+        seats = (group.pool.seats.get(machine) for machine in out)
+        if any(seat is not None and seat.data.crowded_until > now for seat in seats):
+            raise self._crowded(f"as many requests of app {self.app} as may wait at its machines already")
+
+    def _crowded(self, message: str) -> Refused:
+        return Refused(503, "PR04", message, retry_after_s=self._common.settings.retry_after_s)
 
     # --- other regions -----------------------------------------------------------------------------------------------
 
@@ -255,7 +264,7 @@ class ProxyRoute:
             site = self.site
             resting = set() if self._within else self._common.abroad.resting(self.site, wishes)
             if not resting or self._now() + LOOK_AGAIN_S >= deadline:
-                return self._nothing(NOT_HERE, None)
+                return self._nothing(NOT_HERE, None, wishes)
             self._bound(site.held)
             site.held += 1
             try:
@@ -267,9 +276,11 @@ class ProxyRoute:
                 return await self.obtain(wishes, tried, deadline=deadline, request=request)
         return lease
 
-    def _nothing(self, decision: Nothing, failed: NotOpened | None) -> Lease:
+    def _nothing(self, decision: Nothing, failed: NotOpened | None, wishes: Wishes) -> Lease:
         if failed is not None:
             raise failed
+        if not self._within and self._common.abroad.crowded(self.site, wishes):
+            raise self._crowded(f"as many requests of app {self.app} as may wait in another region already")
         if (self._machine and decision is not FULL) or (self._within and decision is GONE):
             raise Refused(421, "elsewhere", decision.message)
         message = f"app {self.app}: {decision.message}"

@@ -47,6 +47,7 @@ _FAILURES: dict[bytes, Failure] = {
     b"refused": "refused",
     b"reset": "reset",
     b"timeout": "timeout",
+    b"crowded": "crowded",
     b"unhealthy": "unhealthy",
 }
 

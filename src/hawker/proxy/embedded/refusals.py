@@ -9,6 +9,7 @@ OF_FAILURES: dict[Failure, tuple[int, str, str]] = {
     "reset": (502, "PC02", "connection_terminated"),
     "timeout": (504, "PC05", "connection_timeout"),
     "elsewhere": (502, "PR02", "destination_not_found"),
+    "crowded": (503, "PR04", "connection_limit_reached"),
     "unhealthy": (502, "PC03", "http_protocol_error"),
 }
 """Why the last machine that was tried did not answer -> status, code, error type of RFC 9209 2.3."""
@@ -27,7 +28,6 @@ _ERRORS = {
     "PH04": "http_request_error",
     "PH05": "http_request_denied",
     "PR03": "destination_unavailable",
-    "PR04": "connection_limit_reached",
     "PM01": "destination_unavailable",
     "PM11": "destination_unavailable",
     "PL01": "connection_limit_reached",

@@ -68,7 +68,8 @@ class Search:
         self, method: bytes, how: Failure, problem: str, *, sent: int, whole: bool, most: int, sent_most: int
     ) -> bool:
         """A machine did not take it; `sent`: so many have got something. Whether another one may be tried."""
-        self.how, self.problem = how, problem
+        if how != "crowded" or not self.sent_tries:  # that a machine got something of it says more
+            self.how, self.problem = how, problem
         self.tries += 1
         self.sent_tries += sent
         return self.tries < most and may_retry(
@@ -84,7 +85,8 @@ class Search:
     def outcome(self) -> Refused:
         """What to tell the client when no other machine is tried."""
         status, code, _ = refusals.OF_FAILURES[self.how]
-        return Refused(status, code, f"no answer from a machine of this app: {self.problem}")
+        problem = f"no answer from a machine of this app: {self.problem}"
+        return Refused(status, code, problem, retry_after_s=1 if self.how == "crowded" else 0)
 
     def given_up(self, refusal: Refused) -> Refused:
         """What to tell it when there is no other: what the last one did says more than that there is none."""
