@@ -97,8 +97,9 @@ def test_a_standby_is_started_once_for_each_outage_however_many_proxies_see_it()
     assert counts == (0, 1, 1, 1, 2)
 
 
-def test_a_proxy_that_forgets_what_it_has_done_about_an_outage_is_noticed() -> None:
-    with mutated(Mutant("every look is the first", (), (Change(Outage, "failed", _forgets),))):
+def test_a_proxy_that_forgets_what_was_done_about_an_outage_by_itself_and_others_is_noticed() -> None:
+    forgetting = Change(Outage, "failed", _forgets), Change(Outage, "stood_up", lambda *args: False)
+    with mutated(Mutant("every look is the first", (), forgetting)):
         assert outages().stopped_meanwhile > 1
 
 

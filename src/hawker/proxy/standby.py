@@ -2,8 +2,9 @@
 
 Every proxy of the region looks by itself, and each that takes a worker for gone (`hawker.core.outage`) asks for the
 same starts; to ask twice for one is harmless. A standby is started once for an outage: what becomes of it then is its
-user's business, also when the worker comes back. A proxy that began in the middle of an outage does not know what
-others did: the standby's row tells it whether it was started for that worker since the worker itself began last.
+user's business, also when the worker comes back. What others did the standby's row tells: when it was started last for
+that worker. A proxy that has heard of the worker compares it with what the row said then, one that began in the middle
+of an outage with when the worker itself began last.
 
 Only workers are looked at whose machines have somebody standing by, with a connection a second.
 """
@@ -11,12 +12,12 @@ Only workers are looked at whose machines have somebody standing by, with a conn
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from hawker.catalog.view import Changed, RowView
-from hawker.core.outage import Outage
+from hawker.core.outage import NONE_STOOD, Outage
 from hawker.core.ownerlog import began_ms
 from hawker.errors import HawkerError
 from hawker.model.door import Wake, standby_cause
@@ -127,24 +128,31 @@ class Standbys(Rounds):
         # One that was acted on is not over because the standby runs now: its user may stop it meanwhile.
         acted_on = {name for name, its in self.outages.items() if its.told and name in self._sites.directory.workers}
         looked_at = sorted(acted_on.union(workers.values()))
-        for gone in self.outages.keys() - set(looked_at):
-            del self.outages[gone]
-        await asyncio.gather(*(self._look_at(worker) for worker in looked_at))
+        for name in self.outages.keys() - set(looked_at):
+            del self.outages[name]
+        stood: dict[str, dict[str, int]] = {}
+        for standby in standing:
+            stood.setdefault(standby.stood_for, {})[standby.machine] = standby.stood_at_ms
+        await asyncio.gather(*(self._look_at(worker, stood.get(worker, NONE_STOOD)) for worker in looked_at))
         dead = {name for (name,) in self._view.rows("select name from members where status = 'dead'")}
         now = asyncio.get_running_loop().time()
-        for worker in looked_at:
+        after_s = self._sites.settings.gone_s
+        gone = [name for name in looked_at if self.outages[name].gone(now, dead=name in dead, after_s=after_s)]
+        if any(not self.outages[name].told for name in gone):
+            standing = self._named.standing()  # others may have acted during the looks
+        for worker in gone:
             outage = self.outages[worker]
-            if outage.told or not outage.gone(now, dead=worker in dead, after_s=self._sites.settings.gone_s):
+            if outage.told:
                 continue
             outage.told = True
-            began_at_ms = None if outage.ever else self._began_ms(worker)
+            began_at_ms = self._began_ms(worker)
             lost = {machine for machine, its in workers.items() if its == worker}
             _logger.warning("worker.gone", worker=worker, dead=worker in dead, cause="local rule: standbys")
             for standby in standing:
                 if standby.worker == worker or lost.isdisjoint(standby.of):
                     continue
-                if began_at_ms is not None and standby.stood_for == worker and standby.stood_at_ms > began_at_ms:
-                    continue  # it was started for this outage, and its user has stopped it
+                if standby.stood_for == worker and outage.stood_up(standby.machine, standby.stood_at_ms, began_at_ms):
+                    continue  # its user has stopped it
                 self._start(standby, worker)
 
     def _began_ms(self, worker: str) -> int:
@@ -158,12 +166,12 @@ class Standbys(Rounds):
         sql = f"select id, worker from machines where id in ({marks}) and desired <> 'stopped' order by id"
         return dict(self._view.rows(sql, ids)) if ids else {}
 
-    async def _look_at(self, worker: str) -> None:
+    async def _look_at(self, worker: str, stood: Mapping[str, int]) -> None:
         now = asyncio.get_running_loop().time
         outage = self.outages.setdefault(worker, Outage(now()))
         at = self._sites.directory.workers.get(worker)
         if at is not None and await connects((at.host, at.port), CONNECT_S):
-            outage.heard(now())
+            outage.heard(now(), stood)
         else:
             outage.failed()
 
@@ -172,6 +180,11 @@ class Standbys(Rounds):
             task = asyncio.get_running_loop().create_task(self._started(standby, gone), name=f"start {standby.machine}")
             self._starting[standby.machine] = task
             task.add_done_callback(lambda done: self._starting.pop(standby.machine, None))
+
+    def _stood_since(self, before: Standby, gone: str) -> bool:
+        """Whether another proxy has started it meanwhile, and its user has stopped it. Raises `StoreError`."""
+        now = [standby for standby in self._named.standing() if standby.machine == before.machine]
+        return any(standby.stood_for == gone and standby.stood_at_ms > before.stood_at_ms for standby in now)
 
     async def _started(self, standby: Standby, gone: str) -> None:
         """Until it runs, or the worker is back, or somebody else has decided otherwise."""
@@ -182,6 +195,8 @@ class Standbys(Rounds):
             if worker is None:
                 return
             try:
+                if self._stood_since(standby, gone):
+                    return
                 await self._sites.workers.of(worker).wake(wish)
             except HawkerError as error:
                 _logger.warning("standby.not_started", machine=standby.machine, error=error.message, cause=why)
