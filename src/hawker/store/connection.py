@@ -20,8 +20,8 @@ from hawker.errors import Broken, Corrupt, DiskFull, StoreError
 from hawker.store import log
 
 BUSY_MS = 5000
-_WAL_PAGES_BEFORE_CHECKPOINT = 2000
-_WAL_BYTES_AT_FIRST = _WAL_PAGES_BEFORE_CHECKPOINT * (4096 + 24) + 32  # pages and their headers, and the file's header
+WAL_PAGES_AT_FIRST = 2000
+_WAL_BYTES_AT_FIRST = WAL_PAGES_AT_FIRST * (4096 + 24) + 32  # pages and their headers, and the file's header
 _WAL_BYTES_KEPT = 64 << 20  # a reader that stays long makes the write-ahead log grow; afterwards it shrinks to this
 
 
@@ -70,7 +70,7 @@ def prepare(db: apsw.Connection, *, exclusive: bool) -> None:
     if mode != "wal":
         raise StoreError(f"SQLite cannot use a write-ahead log here ({mode}); use a local file system")
     db.execute("pragma synchronous = full")
-    db.execute(f"pragma wal_autocheckpoint = {_WAL_PAGES_BEFORE_CHECKPOINT}")
+    db.execute(f"pragma wal_autocheckpoint = {WAL_PAGES_AT_FIRST}")  # unless `store.checkpoints` does it
     db.execute(f"pragma journal_size_limit = {_WAL_BYTES_KEPT}")
     _migrate(db)
     _check_tail(db)
@@ -79,7 +79,7 @@ def prepare(db: apsw.Connection, *, exclusive: bool) -> None:
 
 
 def _lengthen(path: Path) -> None:
-    """Fill the write-ahead log's file with zeros up to where it is checkpointed.
+    """Fill the write-ahead log's file with zeros up to where it has most likely been checkpointed.
 
     A commit that makes the file longer has to sync its length, too: 0.27 ms instead of 0.12. Zeros are no frame with
     the right salt, so SQLite reads the log up to them, as it does after a power cut. A full disk goes without.

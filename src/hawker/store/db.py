@@ -23,6 +23,7 @@ import apsw
 from hawker.errors import StoreError
 from hawker.host import Host
 from hawker.store import log
+from hawker.store.checkpoints import Checkpoints
 from hawker.store.connection import make_private, prepare, rows, translated
 from hawker.store.tx import Known, Reads, Tx
 
@@ -63,8 +64,10 @@ class Store:
         reader: apsw.Connection,
         host: Host,
         on_commit: Callable[[str], None] | None = None,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self._db = db
+        self._checkpoints = checkpoints
         self._reader = reader
         self._host = host
         self._on_commit = on_commit
@@ -108,7 +111,11 @@ class Store:
                 if vfs is None:
                     reader = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
                     undo.callback(_close, reader)
-                store = cls(db, reader, host, on_commit)
+                checkpoints = None
+                if vfs is None:
+                    checkpoints = Checkpoints(db)
+                    undo.callback(checkpoints.close)
+                store = cls(db, reader, host, on_commit, checkpoints)
             except apsw.Error as error:
                 raise translated(error, str(path)) from error
             undo.pop_all()
@@ -151,6 +158,8 @@ class Store:
     def _shut(self, *, checkpoint: bool = True) -> None:
         if self._thread:
             self._thread.shutdown()
+        if self._checkpoints:
+            self._checkpoints.close()
         if not checkpoint:
             self._db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         if self._reader is not self._db:

@@ -1,0 +1,104 @@
+"""Brings what SQLite's write-ahead log holds into the database itself, between commits.
+
+SQLite does that within a commit, every so many pages: it writes all of them and waits for the disk twice, while whoever
+waits for that commit, and the loop with it, stand still. Here a thread does it, with a connection of its own, when
+nothing has been committed for a moment. Commits go on meanwhile. SQLite begins the log anew with the first commit that
+finds all of it brought, so the thread goes on until nothing was written while it worked.
+
+Nothing is less durable for it: what is acknowledged is in the log and on the disk, and stays there until the database
+has it, on the disk, too.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+
+import apsw
+
+from hawker.store.connection import BUSY_MS, WAL_PAGES_AT_FIRST, rows
+
+PAGES = WAL_PAGES_AT_FIRST // 2
+"""Of the log, from which a quiet moment is waited for."""
+QUIET_S = 0.02
+"""Without a commit."""
+ROUNDS_MOST = 8
+"""Each brings what was committed during the one before it."""
+
+
+class Checkpoints:
+    """Of the database that `writer` writes. `close` it before the others.
+
+    pages: when a quiet moment is waited for. `at_once`: when it is no longer. `most`: when commits do it themselves,
+    because they are quicker than the thread; a log longer than that has a reader that still needs it, or no room to go.
+    """
+
+    def __init__(
+        self,
+        writer: apsw.Connection,
+        *,
+        pages: int = PAGES,
+        at_once: int = PAGES * 3 // 2,
+        most: int = WAL_PAGES_AT_FIRST * 4,
+    ) -> None:
+        self.pages = pages
+        self.at_once = at_once
+        self.most = most
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+        self._length = 0  # of the log, in pages, after the last commit
+        self._again = 0  # and from which on it is tried again after a try that did not bring all
+        self._db = apsw.Connection(writer.filename, flags=apsw.SQLITE_OPEN_READWRITE)
+        try:
+            self._db.set_busy_timeout(BUSY_MS)
+            self._db.execute("pragma synchronous = full")
+            rows(self._db, "select count(*) from sqlite_schema")  # it is not opened before
+        except apsw.Error:
+            self._db.close(True)
+            raise
+        writer.set_wal_hook(self._committed)  # in the place of SQLite's own
+
+    def close(self) -> None:
+        """Wait for what is under way. May be called again. Commits after it do it themselves, if need be."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        with suppress(apsw.Error):
+            self._db.close(True)
+
+    def _committed(self, writer: apsw.Connection, name: str, pages: int) -> int:
+        """So many are in the log. What is raised here would be the commit's error, though it is on the disk."""
+        self._length = pages
+        if pages >= self.most:
+            with suppress(apsw.Error):  # of a full disk, or the thread is at it: the next commit tries it again
+                writer.wal_checkpoint(name, apsw.SQLITE_CHECKPOINT_PASSIVE)
+        elif pages < self.pages:
+            self._again = 0  # it was begun anew
+        elif pages >= self._again and not self._closed.is_set() and not self._busy():
+            thread = threading.Thread(target=self._run, name="hawker-checkpoint", daemon=True)
+            with suppress(RuntimeError):  # no thread can be had
+                thread.start()
+                self._thread = thread
+        return apsw.SQLITE_OK
+
+    def _busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _run(self) -> None:
+        self._wait_for_quiet()
+        before = 0
+        with suppress(apsw.Error):  # of a full disk: as above; damage is found by those who read
+            for _ in range(ROUNDS_MOST):
+                pages, brought = self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                if brought < pages or pages == before:
+                    break  # somebody still reads what was there before, or all is brought
+                before = pages
+        self._again = self._length + self.pages // 4
+
+    def _wait_for_quiet(self) -> None:
+        length = -1
+        while length != self._length < self.at_once:
+            length = self._length
+            if self._closed.wait(QUIET_S):
+                return
