@@ -133,3 +133,32 @@ async def test_a_purge_that_the_host_hinders_says_so_and_can_be_repeated(supervi
         await supervisor.call("purge", machine="other")
     in_the_way.rmdir()
     await supervisor.call("purge", machine="other")
+
+
+@pytest.mark.root
+async def test_a_container_that_the_host_leaves_no_place_for_can_be_made_once_it_does(tmp_path: Path) -> None:
+    """Here a file stands in the way of the machine's directory."""
+    there = tmp_path / "there"
+    connection = Supervisor(there, "--mounts", "--no-cgroups")
+    place: dict[str, object] = {
+        "root": {"persist": False, "size_mib": 0},
+        "ids": None,
+        "layers": [],
+        "mounts": [],
+        "files": [],
+    }
+    fields = {"key": KEY, "machine": "m", **place, "runtime": "/no/runtime", "config": "", "owner": 0, "limits": LIMITS}
+    try:
+        await connection.call("hello")
+        (there / "roots" / "m").write_text("in the way")
+        for _ in range(2):
+            async with asyncio.timeout(30):
+                with pytest.raises(StartFailed, match=r"cannot be made: .*Not a directory"):
+                    await connection.call_once("make", **fields)
+        (there / "roots" / "m").unlink()
+        with pytest.raises(StartFailed, match=r"cannot be made: .*/no/runtime"):
+            await connection.call_once("make", **fields)
+        assert os.listdir(there / "roots") == []
+    finally:
+        await connection.shut_down(grace_s=0)
+        await connection.close()

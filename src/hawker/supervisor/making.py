@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
+import traceback
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -82,10 +83,13 @@ class Making:
     def begin(self, made: Callable[[int], None], failed: Callable[[str, str], None]) -> None:
         """`made` is told the pid of the first process, whose namespaces are there."""
         self._made, self._failed = made, failed
-        clear_directory(self._directory)
-        self._roots.drop(self._root)
         self._rooting = True
-        self._roots.make(self._root, self._rooted)
+        try:
+            clear_directory(self._directory)
+            self._roots.drop(self._root)
+            self._roots.make(self._root, self._rooted)
+        except OSError as error:
+            self._rooted(f"the container cannot be made: {error}")
 
     def _rooted(self, why: str) -> None:
         self._rooting = False
@@ -214,11 +218,11 @@ class Making:
         self._instance = self._made_instance()
         self._instance.roots, self._instance.children = self._roots, self.common.children
         try:
+            self._watch = self.common.writes.watch(self._path + STATUS, self._look)
             self._instance.write_down()
         except OSError as error:
             self.fail("StartFailed", f"the container cannot be recorded: {error}")
             return
-        self._watch = self.common.writes.watch(self._path + STATUS, self._look)
         with contextlib.suppress(BrokenPipeError):  # it has ended: we shall be told
             os.write(self._go, b"g")
 
@@ -280,14 +284,17 @@ class Making:
 
     def _undone(self) -> None:
         assert self._failure
-        for pipe in self._pipes:
-            pipe.remove()
-        self._pipes = []
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path + STATUS)
-        RecordFile(self._path).remove()
-        clear_directory(self._directory)
-        self._roots.drop(self._root)
+        try:
+            for pipe in self._pipes:
+                pipe.remove()
+            self._pipes = []
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path + STATUS)
+            RecordFile(self._path).remove()
+            clear_directory(self._directory)
+            self._roots.drop(self._root)
+        except OSError:  # it is told all the same; the next try clears up first, and so does the next supervisor
+            traceback.print_exc()
         self._failed(*self._failure)
 
     def _end_waiting(self) -> None:
