@@ -162,3 +162,16 @@ async def test_a_container_that_the_host_leaves_no_place_for_can_be_made_once_it
     finally:
         await connection.shut_down(grace_s=0)
         await connection.close()
+
+
+async def test_a_record_of_which_a_power_cut_left_nonsense_keeps_no_supervisor_from_starting(
+    supervisor: Supervisor,
+) -> None:
+    pid = await run(supervisor)
+    os.kill(pid, signal.SIGKILL)
+    directory = supervisor.directory / "run"
+    (directory / "torn.launch.record").write_bytes(bytes(100) + b'\n{"suspended": true}\n')
+    (directory / "odd.launch.record").write_bytes(b"5\n[1]\n")
+    async with asyncio.timeout(30):
+        assert [shown["key"] for shown in await supervisor.call("list")] == [KEY]
+    assert [path.name for path in directory.glob("*.record") if path.stat().st_size > 6] == ["run.launch.record"]

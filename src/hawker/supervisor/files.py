@@ -159,7 +159,8 @@ class RecordFile:
         with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
             for line in file:
                 with contextlib.suppress(ValueError):  # an empty line, or one that was cut off
-                    known |= json.loads(line)
+                    if isinstance(said := json.loads(line), dict):
+                        known |= said
         return known
 
 

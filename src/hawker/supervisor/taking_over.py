@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import signal
+import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Final
@@ -48,7 +49,12 @@ def _recorded(path: str, common: Common, containers: Containers | None) -> Insta
     known = RecordFile(path).read()
     if not known:
         return None
-    record = Record(**{each.name: known[each.name] for each in fields(Record) if each.name in known})
+    try:
+        record = Record(**{each.name: known[each.name] for each in fields(Record) if each.name in known})
+    except TypeError as error:  # a power cut took the line that it began with: all that there is to know
+        print(f"{path}: {error}", file=sys.stderr)
+        RecordFile(path).remove()
+        return None
     if record.waits and os.path.exists(path + RELEASE):  # nobody let it go, and it has ended with who would have
         RecordFile(path).remove()
         return None
