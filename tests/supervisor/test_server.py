@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.kit.waiting import wait_until
 from hawker.errors import Unreachable
 from hawker.worker.drivers.base import StartFailed, UnknownInstance
 from hawker.worker.drivers.supervisor import Supervisor
+from hawker.worker.drivers.terminal import converse
 
 LIMITS = {"cpu_millis": 100, "memory_mib": 64, "dedicated": False, "pids": 64}
 KEY = "run/launch"
@@ -175,3 +177,22 @@ async def test_a_record_of_which_a_power_cut_left_nonsense_keeps_no_supervisor_f
     async with asyncio.timeout(30):
         assert [shown["key"] for shown in await supervisor.call("list")] == [KEY]
     assert [path.name for path in directory.glob("*.record") if path.stat().st_size > 6] == ["run.launch.record"]
+
+
+async def test_a_command_is_talked_to_though_another_machine_has_just_ended(supervisor: Supervisor) -> None:
+    """Every connection is told of that, also the one that waits for its command."""
+    await run(supervisor)
+    loop, sock = asyncio.get_running_loop(), await supervisor.dial()
+
+    class Dialled:
+        async def dial(self) -> socket.socket:
+            return sock
+
+    await loop.sock_sendall(sock, b'{"id": 7, "op": "inspect", "key": "%s"}\n' % KEY.encode())
+    assert b'"id": 7' in await loop.sock_recv(sock, 4096)
+    await supervisor.call("start", key="short/launch", machine="n", argv=["/bin/true"], env={}, limits=LIMITS)
+    await supervisor.call("wait", key="short/launch")
+    talk = await converse(Dialled(), {"key": KEY, "argv": ["/bin/echo", "here"], "env": {}, "tty": False})
+    assert await talk.read() == ("stdout", b"here\n")
+    assert await talk.wait() == (0, None)
+    await talk.close()

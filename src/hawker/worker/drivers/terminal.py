@@ -37,15 +37,7 @@ async def converse(supervisor: _Dials, fields: Mapping[str, Any]) -> Conversatio
     try:
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(sock, json.dumps({"id": 0, "op": "converse", **fields}).encode() + b"\n")
-        data = await _receive(sock, fds)
-        while data and b"\n" not in data:
-            data += (more := await _receive(sock, fds))
-            if not more:
-                break
-        line, newline, rest = data.partition(b"\n")
-        if not newline:
-            raise SupervisorLost()
-        answer = msgspec.json.decode(line)
+        answer, rest = await _answer(sock, fds)
         if "error" in answer:
             raise told(answer)
         return Conversation(sock, fds, rest)
@@ -170,6 +162,23 @@ class Conversation:
     def _close(self, fd: int) -> None:
         self._open.discard(fd)
         os.close(fd)
+
+
+async def _answer(sock: socket.socket, fds: list[int]) -> tuple[dict[str, Any], bytes]:
+    """The answer, and what came behind it. Events that are for every connection may come before it. Raises
+    `SupervisorLost`."""
+    data = b""
+    while True:
+        line, newline, rest = data.partition(b"\n")
+        if not newline:
+            if not (more := await _receive(sock, fds)):
+                raise SupervisorLost()
+            data += more
+            continue
+        answer: dict[str, Any] = msgspec.json.decode(line)
+        if "event" not in answer:
+            return answer, rest
+        data = rest
 
 
 async def _receive(sock: socket.socket, fds: list[int]) -> bytes:
