@@ -211,27 +211,27 @@ class Region:
         if app not in self._apps:
             await self.client.ok("POST", "/apps", {"app_name": app, "org_slug": "personal"})
             self._apps.add(app)
-        port = free_port()
-        raw = {
-            "image": "host",
-            "init": {"exec": [sys.executable, "-S", "-E", "-c", program]},
-            "env": {"PORT": str(port), **(env or {})},
-            "services": [
-                {
-                    "protocol": "tcp",
-                    "internal_port": port,
-                    "ports": [{"port": 80, "handlers": ["http"]}],
-                    **(service or {}),
-                }
-            ],
-            "restart": {"policy": "no"},
-            "guest": {"cpu_kind": "shared", "cpus": 1, "memory_mb": 256},
-            **config,
-        }
-        body = {"region": "ord", "config": raw, "skip_launch": not started}
         others = []
         try:
             for _ in range(30):
+                port = free_port()  # each time another one: those that were placed elsewhere have theirs until the end
+                raw = {
+                    "image": "host",
+                    "init": {"exec": [sys.executable, "-S", "-E", "-c", program]},
+                    "env": {"PORT": str(port), **(env or {})},
+                    "services": [
+                        {
+                            "protocol": "tcp",
+                            "internal_port": port,
+                            "ports": [{"port": 80, "handlers": ["http"]}],
+                            **(service or {}),
+                        }
+                    ],
+                    "restart": {"policy": "no"},
+                    "guest": {"cpu_kind": "shared", "cpus": 1, "memory_mb": 256},
+                    **config,
+                }
+                body = {"region": "ord", "config": raw, "skip_launch": not started}
                 made = await self.client.ok("POST", f"/apps/{app}/machines", body)
                 if worker in ("", self.worker_of(made["id"])):
                     own: str = made["id"]
