@@ -33,7 +33,7 @@ class Secure(Hot):
     """With certificates in `directory`, and an app that wants TLS."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(4)
+        super().__init__(4, 0.02)
         self.directory = directory
         self.settings["certificates"] = directory
         self.serves(handlers=("tls", "http"))
