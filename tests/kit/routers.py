@@ -164,8 +164,12 @@ class FakeLender:
         self.changed: Callable[[str], None] = lambda app: None
         self.withdraw: Callable[[str], Awaitable[bool]] | None = None
         self.places = 20
+        self.breaks: set[str] = set()
+        """Apps of which nothing can be told."""
 
     def offer(self, app: str, port: int) -> Offer | None:
+        if app in self.breaks:
+            raise ValueError(f"a row of app {app} makes no sense")
         route = self._router.routes.get(f"{app}.example")
         if route is None:
             return None

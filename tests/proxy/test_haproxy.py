@@ -556,6 +556,33 @@ async def test_a_service_that_changes_is_served_as_it_says_now() -> None:
         assert (await stage.ask("GET /")).status == 301
 
 
+async def test_an_app_of_which_nothing_can_be_told_keeps_haproxy_from_no_other(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with hot() as stage:
+        await stage.machine()
+        await stage.machine(route=stage.app("other"))
+        await stage.machine(route=stage.app("later"))
+        await stage.warm()
+        await stage.warm("other")
+        stage.lender.breaks.add("web")
+        for _ in range(3):
+            stage.lender.changed("web")
+            before = stage.router.routes["other.example"].machines[0].address
+            after = await stage.upstream()
+            stage.router.routes["other.example"].machines[0].address = after.address
+            stage.lender.changed("other")
+
+            async def moved(upstream: Upstream = after) -> bool:
+                decided = stage.decided
+                await stage.ask("GET / | Host: other.example")
+                return stage.decided == decided and len(upstream.visits) > 0
+
+            await eventually(moved, f"HAProxy asks the machine where it is now, not at {before}")
+        await stage.warm("later")
+        assert capsys.readouterr().out.count("haproxy.fault") == 1
+
+
 async def test_closing_finishes_what_haproxy_has_under_way() -> None:
     go = asyncio.Event()
 

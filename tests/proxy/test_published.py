@@ -65,6 +65,11 @@ def test_what_a_newer_worker_says_is_passed_over() -> None:
         ({"concurrency": "[]"}, "Expected `object`"),
         ({"concurrency": '{"soft_limit": 0}'}, ">= 1"),
         ({"protocol": "sctp"}, "protocol 'sctp' is not known"),
+        ({"ports": '[{"first": 80, "last": 80, "http": {"set_headers": [["x-own", "☃"]]}}]'}, "latin-1"),
+        (
+            {"ports": f'[{{"first": 80, "last": 80, "http": {{"idle_timeout_s": {10**400}}}}}]'},
+            "too large|out of range",
+        ),
     ],
 )
 def test_a_bad_row_is_told_from_a_good_one(change: dict[str, str], why: str) -> None:

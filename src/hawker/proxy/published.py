@@ -56,6 +56,12 @@ def served(row: Mapping[str, Any]) -> Served:
         autostop = "off"  # of a newer Hawker: whatever it is, a machine that runs does no harm
     if protocol not in ("tcp", "udp"):
         raise ValueError(f"protocol {protocol!r} is not known here")
+    ports = _ports(row["ports"] or "[]")
+    try:
+        for port in ports:
+            service_port(port)
+    except OverflowError as error:
+        raise ValueError(f"a number is too large: {error}") from error
     return Served(
         machine=intern(row["machine"]),
         app=intern(row["app"]),
@@ -63,7 +69,7 @@ def served(row: Mapping[str, Any]) -> Served:
         protocol=protocol,
         internal_port=row["internal_port"],
         host_port=row["host_port"],
-        ports=_ports(row["ports"] or "[]"),
+        ports=ports,
         concurrency=_concurrency(row["concurrency"] or "{}"),
         autostart=bool(row["autostart"]),
         autostop=autostop,
@@ -89,7 +95,7 @@ def service_port(port: PublicPort) -> ServicePort:
         tls_versions=port.tls.versions,
         self_signed=port.tls.default_self_signed,
         replay_cache=http.replay_cache,
-        **{name: float(seconds) for name, seconds in times.items() if seconds},
+        **{name: float(seconds) for name, seconds in times.items() if seconds > 0},
     )
 
 

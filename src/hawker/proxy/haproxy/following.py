@@ -81,6 +81,7 @@ class Following:
         self._wished: dict[Key, Wish] = {}
         self._avoiding: set[str] = set()  # apps
         self._dirty: set[str] = set()  # apps
+        self._failing: set[str] = set()  # apps
         self._all_at = 0.0
         self._busy: list[Carried] = []
         self._everywhere_at = 0.0
@@ -261,12 +262,29 @@ class Following:
             self._dirty.update(app for app, _ in self._table.carried)
         dirty, self._dirty = self._dirty, set()
         wished, self._wished = self._wished, {}
-        for carried in [each for each in self._table.carried.values() if each.key[0] in dirty]:
-            await self._follow_one(carried)
-        for key, wish in wished.items():
-            await self._take(key, wish)
+        try:
+            for carried in [each for each in self._table.carried.values() if each.key[0] in dirty]:
+                await self._apart(carried.key[0], self._follow_one(carried))
+            for key, wish in wished.items():
+                await self._apart(key[0], self._take(key, wish))
+        except HawkerError:
+            self._dirty |= dirty
+            raise
         if self._names is not None:
             await self._names.follow(self._table.carried, self._connections)
+
+    async def _apart(self, app: str, following: Awaitable[None]) -> None:
+        """What goes wrong with one app is its own. Raises what goes wrong with HAProxy."""
+        try:
+            await following
+        except HawkerError:
+            raise
+        except Exception:
+            if app not in self._failing:
+                _logger.exception("haproxy.fault", app=app, cause="a fault of ours")
+            self._failing.add(app)
+        else:
+            self._failing.discard(app)
 
     async def _follow_one(self, carried: Carried) -> None:
         app, port = carried.key
