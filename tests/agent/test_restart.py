@@ -23,7 +23,8 @@ from hawker.agent import restart
 from hawker.agent.restart import Past
 from hawker.listening import LOT, Listening, close_gently
 
-LIMIT_S = 0.3
+LIMIT_S = 0.6
+"""After three times as long a program ends that does nothing at all, also one that the host does not let get on."""
 
 
 class Program:
@@ -38,7 +39,7 @@ class Program:
 
     def ask(self, word: str = "") -> tuple[int, int, int]:
         """Its process, its stalls, the length of the report that it found; then `word` is its wish."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as sock:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=30) as sock:
             pid, stalls, report = sock.recv(100).split()
             if word:
                 sock.sendall(word.encode())
@@ -100,17 +101,17 @@ def test_a_loop_that_stands_still_again_and_again_is_given_longer_each_time(prog
 def test_a_process_in_which_not_even_threads_get_on_ends_and_leaves_their_stacks(program: Program) -> None:
     """C code has the interpreter's lock and does not let it go. Somebody else starts it again."""
     program.ask("locked")
-    assert program.process.wait(LIMIT_S * 20) == 1
+    assert program.process.wait(30) == 1
     assert "in locked" in program.report.read_text()
 
 
-@pytest.mark.parametrize("program", [3 * LIMIT_S], indirect=True)  # far from three times as long, on a busy host, too
+@pytest.mark.parametrize("program", [2 * LIMIT_S], indirect=True)  # far from three times as long, on a busy host, too
 def test_a_process_that_was_stopped_for_long_has_not_stood_still(program: Program) -> None:
     stat = Path(f"/proc/{program.process.pid}/stat")
     for _ in range(2):
         program.process.send_signal(signal.SIGSTOP)
         wait_until(lambda: stat.read_text().split()[2] == "T", "it is stopped")
-        time.sleep(3.3 * LIMIT_S)  # what is to be shown is that time alone does nothing
+        time.sleep(2.2 * LIMIT_S)  # what is to be shown is that time alone does nothing
         program.process.send_signal(signal.SIGCONT)
         assert program.ask()[1] == 0
 
