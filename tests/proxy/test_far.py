@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import closing
 from random import Random
 
+import pytest
 from tests.kit.doors import free_port
 from tests.kit.waiting import until
 
 from hawker.core.routing import Candidate, Pool
+from hawker.proxy.base import Address
 from hawker.proxy.far import Far
 from hawker.proxy.places import Place
 from hawker.proxy.rooms import Room
@@ -24,9 +27,14 @@ class Worker:
         self.address = "127.0.0.1", free_port()
         self.silent = False
         self.pool = Pool("web", "ord", random=Random(1).random)
-        self.far = Far("ord-1", RouterSettings(trouble_s=0.05, hung_s=0.25), Looking())
+        self.given_up: list[str] = []
+        settings = RouterSettings(trouble_s=0.05, hung_s=0.25)
+        self.far = Far("ord-1", settings, Looking(), give_up=self.give_up)
         seat = self.pool.put(Candidate(machine="m1", region="ord", state="started"))
         self.place = Place(self.pool, seat, Room(), self.far, (self.address,))
+
+    def give_up(self, address: Address, problem: str, *, waited_s: float = 0.0, every: bool = False) -> None:
+        self.given_up.append(problem)
 
     async def listen(self) -> asyncio.Server:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -73,4 +81,28 @@ async def test_one_that_takes_connections_and_says_nothing_is_not_chosen_before_
         assert not it.chosen()
         it.silent = False
         await until(it.chosen)
+    await it.far.close()
+
+
+@pytest.mark.parametrize("turns", range(2, 8))
+async def test_one_that_answers_is_not_taken_for_hung_by_a_proxy_that_stood_still_itself(turns: int) -> None:
+    it, stood_still = Worker(), False
+    loop = asyncio.get_running_loop()
+
+    def stand_still(turns: int) -> None:
+        nonlocal stood_still
+        if turns:
+            loop.call_soon(stand_still, turns - 1)
+        else:
+            time.sleep(0.4)  # longer than `hung_s`
+            stood_still = True
+
+    async with await it.listen():
+        loop.call_soon(stand_still, turns)
+        it.far.look(it.address)
+        while (looking := it.far._look) is not None and not looking.done():
+            assert not it.far.away
+            await asyncio.sleep(0)
+        assert stood_still
+        assert it.given_up == []
     await it.far.close()

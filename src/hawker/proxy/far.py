@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Literal, Protocol
 
+from hawker.client.in_time import in_time
 from hawker.proxy.base import Address, Failure
 from hawker.proxy.places import Place
 from hawker.proxy.settings import RouterSettings
@@ -115,7 +116,9 @@ class Far:
         """If it is there, what failed was a machine. If not, no user's request should be what finds out."""
         asking = asyncio.get_running_loop().create_task(answers(address, self._settings.hung_s))
         try:
-            await asyncio.wait((asking,), timeout=self._settings.hung_s * ANSWER_PART)
+            with suppress(TimeoutError):
+                async with in_time(self._settings.hung_s * ANSWER_PART):
+                    await asyncio.shield(asking)
             if asking.done() and asking.result():
                 return
             self.away = True
@@ -174,7 +177,7 @@ async def answers(address: Address, within_s: float) -> bool:
 async def said(address: Address, within_s: float) -> Literal["something", "nothing", "no"]:
     """The same; "no": it takes no connection, or none to answer anything."""
     try:
-        async with asyncio.timeout(within_s):
+        async with in_time(within_s):
             reader, writer = await asyncio.open_connection(*address)
             try:
                 writer.write(b"GET / HTTP/1.1\r\nhost: backhaul\r\nconnection: close\r\n\r\n")
