@@ -104,6 +104,8 @@ def test_a_wrong_command_line_ends_with_status_2(
         ([*ORDER, "--metadata", "=x", "host"], 'error: --metadata: "=x" is not valid: write KEY=VALUE'),
         ([*ORDER, "--guest", "huge", "host"], 'error: config.size: "huge" is not valid: use shared-cpu'),
         ([*ORDER, "--endpoint", "nope", "--token", "t", "host"], 'error: endpoint: "nope" is not valid'),
+        ([*ORDER, "--endpoint", "http://[::1", "--token", "t", "host"], 'error: endpoint: "http://[::1" is not valid'),
+        (["apps", "list", "--endpoint", "http://a..b", "--token", "t"], 'error: endpoint: "http://a..b" is not valid'),
         (["machine", "status", ""], "error: no machine was given: the id or name is empty"),
         (["apps", "list"], "error: no market was named, and none runs on this machine"),
         (["apps", "destroy", "0123456789abcd"], "error: no app is called 0123456789abcd: that is a machine's id"),
@@ -117,6 +119,37 @@ def test_what_is_wrong_is_told_in_a_sentence(
     assert shown.out == ""
     assert shown.err.startswith(sentence)
     assert "Traceback" not in shown.err
+
+
+def test_a_configuration_that_is_no_text_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(b'{"env": {"A": "\xe9"}}')
+    assert run([*ORDER, "--endpoint", "http://127.0.0.1:1", "--token", "t", "--config", str(file), "host"]) == 1
+    assert capsys.readouterr().err.startswith(f'error: --config: "{file}" is not valid: give a JSON object: ')
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK", b"HTTP/1.1 500 Oops"])
+def test_an_answer_that_is_no_text_is_told(head: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    body = b'{"error": "\xff"}'
+
+    def answer() -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.settimeout(ENDS_S)
+            asked = b""
+            while b"\r\n\r\n" not in asked:
+                asked += connection.recv(4096)
+            connection.sendall(b"%s\r\ncontent-length: %d\r\n\r\n%s" % (head, len(body), body))
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(ENDS_S)
+        answering = threading.Thread(target=answer)
+        answering.start()
+        assert run(["apps", "list", "--endpoint", f"http://127.0.0.1:{server.getsockname()[1]}", "--token", "t"]) == 1
+        answering.join()
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert "a fault of hawker's own" not in said
 
 
 def test_an_agent_s_file_that_is_no_text_is_told(
@@ -253,6 +286,59 @@ def test_ctrl_c_ends_quietly_with_status_130() -> None:
             out, err = process.communicate(timeout=ENDS_S)
     assert process.returncode == 130
     assert out + err.strip() == ""
+
+
+@pytest.mark.parametrize("program", [PROGRAM, (sys.executable, "-c", "from hawker.__main__ import main; main()")])
+def test_ctrl_c_is_quiet_while_the_program_is_still_being_loaded(program: tuple[str, ...], tmp_path: Path) -> None:
+    """As whoever notices the mistake at once. The library that it is held up at is not ours."""
+    waiting = "import sys, time\nsys.stdout.write('here')\nsys.stdout.flush()\ntime.sleep(60)\n"
+    (tmp_path / "click.py").write_text(waiting)
+    process = subprocess.Popen(
+        [*program, "apps", "list"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment({"PYTHONPATH": str(tmp_path)}),
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(4) == "here"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=ENDS_S)
+    assert (process.returncode, err) == (-signal.SIGINT, ""), "which a shell takes for 130"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&-", ">&- 2>&- <&-"])
+@pytest.mark.parametrize("arguments", [("--help",), ("doctor",), ("apps", "list")])
+def test_what_was_closed_is_written_to_nobody(closed: str, arguments: tuple[str, ...]) -> None:
+    status = {"--help": (0,), "doctor": (0, 1), "apps": (1,)}[arguments[0]]  # a host may lack something
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *PROGRAM, *arguments]
+    ended = subprocess.run(shell, capture_output=True, text=True, env=environment(), timeout=ENDS_S)
+    assert ended.returncode in status, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "a fault of hawker's own" not in ended.stderr
+
+
+def test_what_the_terminal_s_characters_cannot_say_is_shown_by_its_code() -> None:
+    value = {"a": "\u00e9 \u2603 \U0001f600"}
+    text = f"""
+from hawker.cli import output
+output.prepare()
+output.say({value["a"]!r})
+output.passed_on({value["a"]!r} + "\\n")
+output.table(["name"], [[{value["a"]!r}]])
+output.line({value!r})
+output.data({value!r})
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", text],
+        capture_output=True,
+        env=environment({"PYTHONIOENCODING": "latin-1"}),
+        timeout=ENDS_S,
+        check=True,
+    )
+    said, passed_on, _, cell, line, *data = ended.stdout.decode("latin-1").splitlines()
+    assert said == passed_on == cell == "\u00e9 \\u2603 \\U0001f600"
+    assert json.loads(line) == json.loads("".join(data)) == value
 
 
 def test_nothing_given_shows_the_help() -> None:

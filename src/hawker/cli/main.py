@@ -79,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status; raises what went wrong only with HAWKER_DEBUG."""
+    output.prepare()
     try:
         status = _run(arguments)
         sys.stdout.flush()

@@ -123,7 +123,7 @@ def _read(file: Any) -> Object:
 
     try:
         return msgspec.json.decode(file.read(), type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Invalid("--config", file.name, f"give a JSON object: {error}") from None
     except RecursionError:
         raise Invalid("--config", file.name, "give a JSON object that nests less deep") from None

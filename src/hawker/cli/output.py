@@ -7,10 +7,12 @@ table that does not go to a terminal is not fitted to any width, so that `grep` 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from io import TextIOWrapper
 from itertools import cycle
 from typing import Any, TextIO
 
@@ -28,6 +30,17 @@ class Form:
     """How this run of the program writes: `json` for programs. Set by the option of the command that was called."""
 
     json = False
+
+
+def prepare() -> None:
+    """Have somewhere to write to, whoever started us: what goes to one that was closed goes nowhere, and what the
+    terminal's characters cannot show is shown by its code."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream: TextIO | None = getattr(sys, name)
+        if stream is None:  # its number, which is the lowest that is free, would be the next connection's
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, closefd=False))
+        elif mode == "w" and isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 # --- for people ------------------------------------------------------------------------------------------------------
@@ -101,13 +114,24 @@ def line(value: Any) -> None:
     """JSON on a line of standard output, of many."""
     import msgspec
 
-    click.echo(msgspec.json.encode(value).decode())
+    click.echo(_carried(msgspec.json.encode(value).decode()))
 
 
 def _json(value: Any) -> str:
     import msgspec
 
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    return _carried(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def _carried(text: str) -> str:
+    """JSON as the output carries it: what its characters cannot say is escaped as JSON has it."""
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        import json
+
+        return re.sub(r"[^\x00-\x7f]", lambda one: json.dumps(one[0])[1:-1], text)
+    return text
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ class Events(Iterator[Event], Closing):
 def _decoded(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Unreachable(
             f"an event of the answer is not JSON: {data[:80]!r}", hint="is the endpoint a market's?"
         ) from error

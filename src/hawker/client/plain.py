@@ -73,7 +73,10 @@ class Transport(Closing):
     """
 
     def __init__(self, endpoint: str, token: str, *, timeout_s: float = 60.0, user_agent: str = "") -> None:
-        parts = urlsplit(endpoint)
+        try:
+            parts = urlsplit(endpoint)
+        except ValueError as error:
+            raise Invalid("endpoint", endpoint, f"write it like http://127.0.0.1:4280: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
             raise Invalid("endpoint", endpoint, "write it like http://127.0.0.1:4280")
         try:
@@ -150,7 +153,7 @@ class Transport(Closing):
             return None
         try:
             return msgspec.json.decode(raw)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Unreachable(
                 f"the answer to {what} is not JSON: {raw[:80]!r}", hint=f"is {self.endpoint} the API of a market?"
             ) from error
@@ -296,6 +299,8 @@ class Transport(Closing):
             ) from error
         except TimeoutError as error:
             raise Unreachable(f"{self.endpoint} did not take a connection within {timeout_s:g} s") from error
+        except UnicodeError:
+            raise Invalid("endpoint", self.endpoint, "its host is neither a name nor an address") from None
         except OSError as error:  # names that do not resolve and certificates that do not verify are among them
             raise Unreachable(f"{self.endpoint} cannot be reached: {reason(error)}") from error
         return connection
@@ -329,7 +334,7 @@ def _api_error(response: HTTPResponse, raw: bytes, method: str, path: str) -> Ap
     """From the API's form of an error, the older one with `message`, or plain text."""
     try:
         body = msgspec.json.decode(raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         body = None
     if not isinstance(body, dict):
         body = {"error": raw[:_QUIET_TEXT_MAX].decode(errors="replace").strip()}

@@ -112,5 +112,5 @@ def _read(path: Path) -> _File | None:
         return None
     except OSError as error:
         raise Refused(f"cannot read {path}: {error.strerror}", hint="hawker dev must run as the same user") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refused(f"{path} is not what hawker dev writes: {error}", hint=f"remove it and {_START}") from error
