@@ -33,6 +33,7 @@ from hawker.proxy.base import Header
 from hawker.proxy.embedded.settings import Settings
 
 _DEFAULT_WINDOW = 65_535
+_WINDOW_MOST = (1 << 31) - 1
 _QUANTUM = 16 << 10
 """Bytes of one stream before it is the next one's turn."""
 
@@ -92,7 +93,8 @@ class Wire(asyncio.Protocol):
         self.transport = transport
         transport.set_write_buffer_limits(self._settings.window_bytes)
         self.h2.initiate_connection()
-        self.h2.increment_flow_control_window(self._settings.h2_connection_window_bytes - _DEFAULT_WINDOW)
+        if self._window > _DEFAULT_WINDOW:
+            self.h2.increment_flow_control_window(self._window - _DEFAULT_WINDOW)
         self.write()
 
     def data_received(self, data: bytes) -> None:
@@ -136,6 +138,16 @@ class Wire(asyncio.Protocol):
         if not self.h2.config.client_side and self.transport.get_write_buffer_size() > most:
             self._end("it takes nothing of what it asks for")
             self.transport.abort()
+
+    @property
+    def _window(self) -> int:
+        """Of the connection. A client's shares it among its own requests. To a machine one has those of many clients,
+        and who takes nothing must stop nobody else: so all streams may be held up at once, and as much again, of which
+        the library has not told the machine yet that it went on. What bounds them is each one's own window."""
+        settings = self._settings
+        if not self.h2.config.client_side:
+            return settings.h2_connection_window_bytes
+        return min(2 * settings.h2_streams * settings.h2_window_bytes, _WINDOW_MOST)
 
     # --- for streams -------------------------------------------------------------------------------------------------
 

@@ -63,7 +63,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     h2_window_bytes: int = 256 << 10
     """What a peer may send on one stream before it went on. At 50 ms to the peer that is 5 MB/s."""
     h2_connection_window_bytes: int = 1 << 20
-    """The same for all streams of a connection: the memory that it can fill."""
+    """The same for all streams of a client's connection: the memory that it can fill. To a machine, where the streams
+    of a connection are many clients', each has its own window alone."""
     h2_strikes: float = 200.0
     """How much a connection may ask of HTTP/2 itself (resets, pings, settings, empty frames) at once; an answer that
     was taken makes up for one. Against floods such as CVE-2023-44487."""
