@@ -14,7 +14,7 @@ import h11
 import msgspec
 
 Fields = list[tuple[bytes, bytes]]
-LIMIT_S = 10.0
+LIMIT_S = 30.0
 
 
 class Broken(Exception):

@@ -11,7 +11,11 @@ from tests.kit.waiting import eventually, until
 from tests.proxy.conftest import Stage
 from tests.proxy.test_tunnels import ASKED, shouting
 
-from hawker.proxy.embedded.engine import Engine
+from hawker.client.in_time import in_time
+from hawker.proxy.embedded.engine import PATIENCE_S, Engine
+
+SOON_S = PATIENCE_S / 2
+"""Sooner than for being silent."""
 
 
 async def engine_of(stage: Stage) -> Engine:
@@ -27,7 +31,8 @@ async def test_a_kept_connection_has_its_next_request_answered_and_is_told_to_be
     await until(lambda: stage.plane.engine.retiring)  # type: ignore[attr-defined]
     answer = await user.ask("POST / | Content-Length: 1", b"x")
     assert (answer.status, answer["connection"]) == (200, "close")
-    await asyncio.wait_for(retiring, 0.5)
+    async with in_time(SOON_S):
+        await retiring
 
 
 async def test_one_that_is_silent_is_closed_after_a_moment(stage: Stage) -> None:
@@ -58,7 +63,8 @@ async def test_new_connections_are_served_while_old_requests_have_their_time(sta
     assert not retiring.done()
     go.set()
     assert (await slow.answer()).body == b"hello"
-    await asyncio.wait_for(retiring, 0.5)
+    async with in_time(SOON_S):
+        await retiring
 
 
 async def test_who_was_let_in_last_is_answered_too(stage: Stage) -> None:
@@ -79,7 +85,8 @@ async def test_who_was_let_in_last_is_answered_too(stage: Stage) -> None:
 
     await eventually(refuses, "no more connections are taken")
     assert (await late.ask("GET /")).status == 200
-    await asyncio.wait_for(closing, 0.5)
+    async with in_time(SOON_S):
+        await closing
 
 
 async def test_tunnels_have_their_time_before_and_none_after_that(stage: Stage) -> None:
@@ -92,4 +99,5 @@ async def test_tunnels_have_their_time_before_and_none_after_that(stage: Stage) 
     engine = await engine_of(stage)
     await engine.retire()
     assert len(engine.tunnels) == 1
-    await asyncio.wait_for(engine.close(), 0.5)
+    async with in_time(SOON_S):
+        await engine.close()
