@@ -179,6 +179,10 @@ async def test_a_certificate_is_changed_while_users_are_served_and_is_there_when
         assert len(files) == 3
         assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
 
+        (tmp_path / "any.apps.example.crt").unlink()
+        await certificates.look()
+        await until(lambda: len(list(at.iterdir())) == 2)  # nor is a key left that is of no use any more
+
 
 async def test_users_of_tls_notice_nothing_of_a_reload(tmp_path: Path) -> None:
     async with secure(tmp_path, "other.example") as stage:

@@ -10,6 +10,8 @@ All proxies of a cluster have one account: its key is made from the cluster's to
 is made of that key alone, so whichever proxy the server asks can give it. Each proxy has certificates of its own, since
 their keys go over no wire. Those that are named, and renewals, come in turns: for each name the proxies have an order,
 and one begins `TURN_S` after the one before. A name that a user asks for is ordered at once, where it is asked for.
+
+A certificate that was made for an app goes when the app has been gone for a while, with its private key.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import re
 import shutil
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import msgspec
@@ -46,6 +48,9 @@ from hawker.telemetry import get_logger
 CHALLENGE = b"/.well-known/acme-challenge/"
 TURN_S = 60.0
 LOOK_S = 30.0
+GONE_S = 3600.0
+"""How long an app has been gone when its certificate goes: one that is made anew soon need not order another, of which
+there are few a week."""
 ORDER_S = 180.0
 """How long an order may take. The library waits for a server's decision for one and a half minutes."""
 AT_ONCE = 2
@@ -69,10 +74,12 @@ class Issuer:
         token: str,
         domain: str,
         turn: Callable[[str], int],
+        gone: Callable[[Collection[str]], Collection[str]] = lambda apps: (),
         look_s: float = LOOK_S,
+        gone_s: float = GONE_S,
     ) -> None:
         """`directory` is the issuer's, `live` below it that of its certificates. `turn` says how many proxies come
-        before this one for a name."""
+        before this one for a name. `gone`: of these apps, those that are known not to be there."""
         self.live = directory / "live"
         self.problems: dict[str, str] = {}
         self._settings = settings
@@ -82,12 +89,15 @@ class Issuer:
         self._token = token
         self._suffix = f".{domain}"
         self._turn = turn
+        self._gone = gone
         self._look_s = look_s
+        self._gone_s = gone_s
         self._account: ec.EllipticCurvePrivateKey
         self._thumbprint = b""
         self._names: dict[str, int] = {}  # since when each is known, Unix milliseconds; 0: order it at once
         self._failures: dict[str, int] = {}
         self._not_before: dict[str, int] = {}
+        self._gone_since: dict[str, float] = {}  # names, of the loop's clock
         self._orders: dict[str, asyncio.Task[None]] = {}
         self._recent: deque[float] = deque()
         self._slots = asyncio.Semaphore(AT_ONCE)
@@ -113,10 +123,12 @@ class Issuer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def manages(self, name: str) -> bool:
-        if name in self._settings.names:
-            return True
-        below = name.removesuffix(self._suffix) if self._settings.automatic and name.endswith(self._suffix) else ""
-        return bool(below) and "." not in below and NAME.fullmatch(name) is not None
+        return name in self._settings.names or (self._settings.automatic and bool(self._app_of(name)))
+
+    def _app_of(self, name: str) -> str:
+        """The app that has this name, whether there is one or not; "": it is no app's."""
+        below = name.removesuffix(self._suffix) if name.endswith(self._suffix) else ""
+        return below if "." not in below and NAME.fullmatch(name) is not None else ""
 
     def answer(self, host: str, target: bytes) -> bytes | None:
         """What a request over plain HTTP is answered that is a challenge of an ACME server; None: it is none."""
@@ -138,9 +150,13 @@ class Issuer:
 
     async def _run(self) -> None:
         while True:
-            for name in list(self._names):
-                if name not in self._orders:
-                    self._begin(name)
+            try:
+                await self._forget()
+                for name in list(self._names):
+                    if name not in self._orders:
+                        self._begin(name)
+            except Exception:  # without this loop nothing is renewed
+                _logger.exception("acme.fault", cause="a fault of ours")
             try:
                 async with asyncio.timeout(self._look_s):
                     await self._changed.wait()
@@ -180,6 +196,26 @@ class Issuer:
     def _covered(self, name: str) -> bool:
         return self._certificates.covers(name)
 
+    async def _forget(self) -> None:
+        """The names of apps that have been gone for long, with all that is kept of them."""
+        now = asyncio.get_running_loop().time()
+        apps = {self._app_of(name): name for name in self._names if name not in self._settings.names}
+        lost = [apps[app] for app in self._gone(apps)]
+        self._gone_since = {name: self._gone_since.get(name, now) for name in lost}
+        over = [name for name in lost if now - self._gone_since[name] >= self._gone_s and name not in self._orders]
+        for name in over:
+            for kept in (self._names, self._gone_since, self.problems, self._failures, self._not_before):
+                kept.pop(name, None)
+            try:
+                await asyncio.to_thread(self._remove, name)
+            except OSError as error:
+                self._names[name] = self._host.now_ms()  # once more
+                self.problems[name] = f"its app is gone, and its certificate cannot be removed: {error}"
+                continue
+            _logger.info("acme.removed", name=name, cause="its app is gone")
+        if over:
+            await self._certificates.look()
+
     # --- and how -----------------------------------------------------------------------------------------------------
 
     async def _order(self, name: str) -> None:
@@ -199,7 +235,7 @@ class Issuer:
                 if not done.error:
                     await asyncio.to_thread(self._keep, name, done.chain, key)
                     await self._certificates.look()
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, msgspec.MsgspecError) as error:
                 done = Done(error=f"what came cannot be kept: {error}")
         if not done.error:
             _logger.info("acme.issued", name=name, cause="an order")
@@ -229,6 +265,14 @@ class Issuer:
         for old in versions.glob(f"{name}.??????????????????????????"):
             if old != made:
                 shutil.rmtree(old, ignore_errors=True)
+
+    def _remove(self, name: str) -> None:
+        """First what others read. What is not as `_keep` makes it is somebody else's."""
+        if not (self.live / name).is_symlink():
+            return
+        (self.live / name).unlink()
+        for old in (self._directory / "versions").glob(f"{name}.??????????????????????????"):
+            shutil.rmtree(old)
 
     def _account_key(self) -> ec.EllipticCurvePrivateKey:
         """Made of the cluster's token; without one there is a key in a file."""

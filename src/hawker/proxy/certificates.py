@@ -202,7 +202,9 @@ class Certificates(Collector):
 
     def _warn(self) -> None:
         now = self._host.now_ms() / 1000
-        for name, why in self.problems.items():
+        problems = self.problems
+        self._warned = {name: at for name, at in self._warned.items() if name in problems}
+        for name, why in problems.items():
             if name not in self._bad and now - self._warned.get(name, -WARN_AGAIN_S) >= WARN_AGAIN_S:
                 self._warned[name] = now
                 _logger.warning("certificates.ending", name=name, error=why, cause="a look at the directory")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ from prometheus_client.registry import Collector
 
 from hawker.catalog.view import RowView
 from hawker.core.rendezvous import ranked
-from hawker.errors import HawkerError, Invalid
+from hawker.errors import HawkerError, Invalid, StoreError
 from hawker.host import Host
 from hawker.model.values import host_port
 from hawker.proxy.acme import Issuer
 from hawker.proxy.base import Address
-from hawker.proxy.calls import Calls, Workers
+from hawker.proxy.calls import Own, Workers
 from hawker.proxy.certificates import Certificates
 from hawker.proxy.claims import Claims
 from hawker.proxy.directory import Directory
@@ -44,6 +44,8 @@ from hawker.proxy.settings import AcmeSettings, ProxySettings
 from hawker.proxy.sites import Sites
 from hawker.proxy.standby import Standbys
 from hawker.proxy.traces import Traces, endpoint_of
+
+APPS_A_QUERY = 500
 
 
 def check(settings: ProxySettings, files: Path) -> None:
@@ -70,6 +72,16 @@ async def _listening(field: str, at: Address, opening: Awaitable[Address]) -> Ad
         raise HawkerError(
             f"{field}: cannot listen on {at[0]}:{at[1]}: {why}", hint=_HINTS.get(error.errno or 0, "")
         ) from error
+
+
+def _not_there(view: RowView, apps: Collection[str]) -> list[str]:
+    """Of these apps. Raises `StoreError`."""
+    left, found = sorted(apps), set[str]()
+    for first in range(0, len(left), APPS_A_QUERY):
+        some = left[first : first + APPS_A_QUERY]
+        rows = view.rows(f"select id from apps where id in ({','.join('?' * len(some))})", some)
+        found.update(app for (app,) in rows)
+    return [app for app in left if app not in found]
 
 
 _HINTS = {
@@ -110,7 +122,7 @@ class Proxy:
         token: str,
         worker: str = "",
         name: str = "",
-        own: Calls | None = None,
+        own: Own | None = None,
         unfit: Callable[[], str] = lambda: "",
         complete: Callable[[], bool] = lambda: True,
         directory: Path | None = None,
@@ -173,7 +185,7 @@ class Proxy:
         region: str,
         token: str,
         worker: str,
-        own: Calls | None,
+        own: Own | None,
         files: Path | None,
     ) -> None:
         settings = self.settings
@@ -188,6 +200,9 @@ class Proxy:
         self.sites = sites = Sites(
             directory, workers, settings.routing, worker=worker, region=region, token=token, random=random
         )
+        if own is not None:
+            own.on_rest.append(sites.rests)
+            stack.callback(own.on_rest.remove, sites.rests)
         self.router = router = ProxyRouter(
             sites,
             settings.routing,
@@ -225,7 +240,7 @@ class Proxy:
         pulse.begin()
         stack.push_async_callback(pulse.close)
         if settings.acme is not None and files is not None and certificates is not None:
-            await self._issuer(stack, settings.acme, host, certificates, token, worker, files)
+            await self._issuer(stack, settings.acme, view, host, certificates, token, worker, files)
         if not isinstance(engine, HaproxyEngine) or not (self._haproxy().plain or self._haproxy().tls):
             at_haproxy = _haproxy_files(settings, files)
             if at_haproxy is not None:
@@ -273,6 +288,7 @@ class Proxy:
         self,
         stack: AsyncExitStack,
         settings: AcmeSettings,
+        view: RowView,
         host: Host,
         certificates: Certificates,
         token: str,
@@ -284,8 +300,14 @@ class Proxy:
             others = (each.name for each in self.directory.workers.values() if each.proxy_port)
             return ranked(name, {worker, *others}).index(worker)
 
-        domain = self.settings.domain
-        self.issuer = Issuer(settings, files / "acme", host, certificates, token=token, domain=domain, turn=turn)
+        def gone(apps: Collection[str]) -> Collection[str]:
+            try:
+                return _not_there(view, apps) if self._complete() else ()
+            except StoreError:
+                return ()
+
+        domain, at = self.settings.domain, files / "acme"
+        self.issuer = Issuer(settings, at, host, certificates, token=token, domain=domain, turn=turn, gone=gone)
         await self.issuer.open()
         stack.push_async_callback(self.issuer.close)
         self.engine.issue, self.engine.challenged = self.issuer.want, self.issuer.answer

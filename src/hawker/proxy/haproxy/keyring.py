@@ -79,12 +79,15 @@ class Keyring:
         _write(Path(self._list), "".join(lines).encode())
         for path in self._at.glob("*.pem"):
             if path.name not in self.held:
-                path.unlink(missing_ok=True)
+                self._unlink(path.name)
 
     def remove(self) -> None:
         """There is none any more that could begin with them."""
         for path in self._at.glob("*"):
             path.unlink(missing_ok=True)
+
+    def _unlink(self, file: str) -> None:
+        (self._at / file).unlink(missing_ok=True)
 
     async def _put(self, file: str, key: Key, held: Key) -> None:
         path = str(self._at / file)
@@ -118,6 +121,7 @@ class Keyring:
         await self._leave(path, [number for where, number in await self._lines() if where == path])
         await self._said(f"del ssl cert {path}")
         del self.held[file]
+        self._unlink(file)  # there is a private key in it
 
     async def _leave(self, path: str, numbers: list[int]) -> None:
         """From the last on: the others keep their numbers."""
