@@ -153,34 +153,34 @@ async def calls_of_the_workload() -> int:
 
 
 @pytest.mark.slow
-async def test_whenever_the_power_goes_every_acknowledged_operation_survives() -> None:
+@pytest.mark.parametrize("seed", range(SEEDS))
+async def test_whenever_the_power_goes_every_acknowledged_operation_survives(seed: int) -> None:
     calls = await calls_of_the_workload()
     ended_by: Counter[str] = Counter()
     fates: Counter[str] = Counter()
     acknowledged = in_doubt_kept = in_doubt_lost = 0
-    for seed in range(SEEDS):
-        for cut_at in range(1, calls):
-            with CrashDisk(seed * 1000 + cut_at) as disk:
-                disk.cut_at = cut_at
-                outcome = await run(disk)
-                if not disk.off:  # closing the database does without its last call or two
-                    continue
-                disk.power_on()
-                survived = await survivors(disk)
-                assert_kept(outcome, survived)
-                ended_by += disk.ended_by
-                fates += disk.fates
-                acknowledged += len(outcome.acknowledged)
-                in_doubt_kept += len(set(outcome.in_doubt) & set(survived))
-                in_doubt_lost += len(set(outcome.in_doubt) - set(survived))
+    for cut_at in range(1, calls):
+        with CrashDisk(seed * 1000 + cut_at) as disk:
+            disk.cut_at = cut_at
+            outcome = await run(disk)
+            if not disk.off:  # closing the database does without its last call or two
+                continue
+            disk.power_on()
+            survived = await survivors(disk)
+            assert_kept(outcome, survived)
+            ended_by += disk.ended_by
+            fates += disk.fates
+            acknowledged += len(outcome.acknowledged)
+            in_doubt_kept += len(set(outcome.in_doubt) & set(survived))
+            in_doubt_lost += len(set(outcome.in_doubt) - set(survived))
     print(f"{ended_by.total()} power cuts at {calls - 1} places: {dict(ended_by)}")
     print(f"unsynced writes: {dict(fates)}; acknowledged and kept: {acknowledged}")
     print(f"in doubt: {in_doubt_kept} kept, {in_doubt_lost} lost")
-    assert ended_by.total() > SEEDS * (calls - 1) * 0.95
+    assert ended_by.total() > (calls - 1) * 0.95
     for what in ("write of wal", "sync of wal", "write of database", "sync of database", "delete of journal"):
-        assert ended_by[f"cut {what}"] >= SEEDS
-    assert min(fates["kept"], fates["lost"], fates["torn"]) > 100
-    assert acknowledged > 1000
+        assert ended_by[f"cut {what}"] >= 1
+    assert min(fates["kept"], fates["lost"], fates["torn"]) > 35
+    assert acknowledged > 350
     assert min(in_doubt_kept, in_doubt_lost) > 0  # both ends of a doubt were seen
 
 
