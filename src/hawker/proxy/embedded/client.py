@@ -115,15 +115,18 @@ class ClientConnection(Telling, asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """A client that says no more has left, or has only half closed and still listens: which, is seen when it is
-        written to. Until then it gets its answer, if that comes soon."""
-        self._left = _CLOSED if self._exchange is None or self._left != _BUSY else _BUSY
-        if self._left == _CLOSED or not self._transport.can_write_eof():
-            if self._exchange is not None:
-                self._exchange.gone()
-                self._exchange = None
+        written to. Until then it gets the answers to all that it has asked, if they come soon."""
+        asked = self._left == _BUSY or (self._left == _AWAITED and self._choked and bool(self._held))
+        if not (asked and self._transport.can_write_eof()):
+            self._left = _CLOSED
+            exchange, self._exchange = self._exchange, None
+            if exchange is not None:
+                exchange.gone()
             return False
-        self._keep = False
         self._ended = True
+        if not self._held:
+            self._keep = False
+        self._transport.pause_reading()  # whoever goes on with the connection is told its end by going on to read
         self._deadline.within(self._settings.half_closed_s)
         return True
 
@@ -185,8 +188,20 @@ class ClientConnection(Telling, asyncio.Protocol):
             data = b""
         self._reading = False
         self._held = data
-        if self._stopped:
+        if self._ended:
+            self._said_all()
+        elif self._stopped:
             self._go_on()
+
+    def _said_all(self) -> None:
+        """By a client that says no more: what is left here and not waited for is no whole request."""
+        if self._left == _AWAITED and not (self._choked and self._held):
+            self._close()
+        elif self._left > 0 or self._left == CHUNKED:
+            exchange, self._exchange = self._exchange, None
+            if exchange is not None:
+                exchange.gone()
+            self._close()
 
     def _after_empty_line(self, data: bytes) -> bytes:
         """An empty line before a request is for old clients (RFC 9112 2.2). Two are not taken."""
@@ -222,10 +237,18 @@ class ClientConnection(Telling, asyncio.Protocol):
             if data:
                 data = self._read_body(data)
         else:
-            self._left = _BUSY
-            self._deadline.clear()
+            self._await_answer()
+        if self._ended and not data:
+            self._keep = False
         exchange.start()
         return data
+
+    def _await_answer(self) -> None:
+        self._left = _BUSY
+        if self._ended:
+            self._deadline.within(self._settings.half_closed_s)
+        else:
+            self._deadline.clear()
 
     def _read_body(self, data: bytes) -> bytes:
         """Returns what follows the body."""
@@ -251,8 +274,7 @@ class ClientConnection(Telling, asyncio.Protocol):
                 return b""
             self._chunks = None
             trailers = chunks.trailers
-        self._left = _BUSY
-        self._deadline.clear()
+        self._await_answer()
         exchange.body_end(trailers)
         return data
 
@@ -312,7 +334,7 @@ class ClientConnection(Telling, asyncio.Protocol):
                 self._head_s = port.headers_read_timeout_s
                 self._idle_s = port.idle_timeout_s
             self._left = _AWAITED
-            self._deadline.within(self._idle_s)
+            self._deadline.within(self._settings.half_closed_s if self._ended else self._idle_s)
             if self._stopped and not self._reading:
                 self._go_on()  # the machine has answered without taking all of the request
             if self._held and not self._reading and not self._choked:
