@@ -399,7 +399,7 @@ async def test_of_two_images_that_a_kill_left_with_one_name_the_later_has_it(tmp
         assert sorted(tuple(names) for names, _ in images.all()) == [(), ("registry-1.docker.io/library/web:1",)]
 
 
-@pytest.mark.parametrize("damage", ["record", "manifest", "configuration", "layer", "tree", "tree and layer", "junk"])
+@pytest.mark.parametrize("damage", ["record", "text", "manifest", "configuration", "layer", "tree", "tree and layer", "junk"])
 async def test_damage_costs_what_it_hit_and_no_more(tmp_path: Path, damage: str) -> None:
     made, other = image([layer([file("a", b"1")])]), image([layer([file("b", b"2")])])
     root = tmp_path / "images"
@@ -423,6 +423,8 @@ async def test_damage_costs_what_it_hit_and_no_more(tmp_path: Path, damage: str)
             blob = bytearray(made.layers[0].blob)
             blob[-1] ^= 1
             hexes["layer"].write_bytes(blob)
+        case "text":
+            hexes["record"].write_bytes(b'{"names": {"\xff": 1}}')
         case "junk":
             for name in ("images/x.json.new", "unpacking/half", "trees/x.json", "blobs/partial/" + "0" * 64):
                 (root / name).write_bytes(b"{")
@@ -431,7 +433,7 @@ async def test_damage_costs_what_it_hit_and_no_more(tmp_path: Path, damage: str)
     async with opened(root, offline=True) as images:
         assert images.find("other:1") is not None
         match damage:
-            case "record":
+            case "record" | "text":
                 assert images.find("web:1") is None
                 assert images.find(made.digest) == kept
             case "manifest" | "configuration":

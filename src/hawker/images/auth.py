@@ -15,6 +15,8 @@ import msgspec
 
 TOKEN_S = 60.0
 """How long a token lasts that does not say (token specification, `expires_in`)."""
+TOKEN_S_MAX = 86_400.0
+"""More than any registry gives. What is said may be a number of any length."""
 TOKENS_MAX, TOKEN_BYTES_MAX = 1000, 32 << 10
 """Kept at a time: whoever names images chooses registries and scopes."""
 _MARGIN_S = 5.0
@@ -105,4 +107,4 @@ def read_token(data: bytes) -> tuple[str, float] | None:
     if len(token) > TOKEN_BYTES_MAX or not re.fullmatch(r"[\x21-\x7e]+", token):
         return None
     lasts = granted.expires_in
-    return token, max(float(lasts), TOKEN_S) if isinstance(lasts, int | float) else TOKEN_S
+    return token, float(min(max(lasts, TOKEN_S), TOKEN_S_MAX)) if isinstance(lasts, int | float) else TOKEN_S

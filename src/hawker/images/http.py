@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
@@ -42,6 +43,7 @@ _HEAD_TIMES = 3
 """So many read time-outs may pass until an answer begins, with all redirects and tokens that it takes."""
 _SMALL_PIECES = 64
 _CLIENT_ID = "hawker"
+_NUMBER = re.compile(r"[0-9]{1,18}")
 _logger = get_logger()
 
 Content = Callable[[], AsyncIterator[bytes]]
@@ -352,6 +354,11 @@ def _broken(host: str) -> Iterator[None]:
         raise Again(f"{host} leads to an address that cannot be read: {error}") from error
 
 
+def number_of(text: str) -> int | None:
+    """A number as headers have it. None: it is none, such as a superscript two, which is a digit to Python."""
+    return int(text) if _NUMBER.fullmatch(text) else None
+
+
 def _again(response: httpx2.Response, host: str) -> Again:
     return Again(f"{host} answered {response.status_code}", _retry_after_s(response.headers))
 
@@ -359,8 +366,8 @@ def _again(response: httpx2.Response, host: str) -> Again:
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     """Of the two forms of `Retry-After` (RFC 9110, section 10.2.3) the date is measured by the sender's own clock."""
     value = headers.get("retry-after", "").strip()
-    if value.isdigit():
-        return min(float(value), AFTER_S_MAX)
+    if (seconds := number_of(value)) is not None:
+        return min(float(seconds), AFTER_S_MAX)
     try:
         at, now = parsedate_to_datetime(value), parsedate_to_datetime(headers.get("date", ""))
         return min(max((at - now).total_seconds(), 0.0), AFTER_S_MAX)

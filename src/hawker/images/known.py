@@ -87,7 +87,7 @@ class Names:
             return
         try:
             record = msgspec.json.decode(path.read_bytes(), type=Record)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             _logger.warning("image.record_damaged", image=digest, problem=str(error))
             record = Record()
         try:

@@ -18,7 +18,7 @@ import msgspec
 from hawker.errors import HawkerError, Unreachable
 from hawker.host import Host
 from hawker.images.blobs import PIECE_BYTES
-from hawker.images.http import Again, Endpoint, Exchange, body_of, considerate, endpoint, url_of
+from hawker.images.http import Again, Endpoint, Exchange, body_of, considerate, endpoint, number_of, url_of
 from hawker.images.manifest import ACCEPT, MANIFEST_BYTES_MAX, check_digest, digest_of
 from hawker.images.settings import ImageSettings
 from hawker.model.image import Descriptor
@@ -273,7 +273,8 @@ class Registries:
             if response.status_code in (404, 416):
                 raise Again(f"{to.host} has lost an upload")
             first, _, last = response.headers.get("range", "").removeprefix("bytes=").partition("-")
-            return _location(to, response), int(last) + 1 if first == "0" and last.isdigit() and last != "0" else 0
+            end = number_of(last) if first == "0" else None
+            return _location(to, response), end + 1 if end else 0
 
     async def put_manifest(self, ref: ImageRef, media_type: str, data: bytes) -> None:
         to = self.endpoints(ref)[-1]
@@ -312,18 +313,17 @@ def _location(to: Endpoint, response: httpx2.Response) -> str:
 
 
 def _length(response: httpx2.Response) -> int | None:
-    value = response.headers.get("content-length", "")
-    return int(value) if value.isdigit() else None
+    return number_of(response.headers.get("content-length", ""))
 
 
 def _range(response: httpx2.Response) -> tuple[int, int | None]:
     """First byte and length of the whole, of a `Content-Range` (RFC 9110, section 14.4)."""
     unit, _, value = response.headers.get("content-range", "").partition(" ")
     span, _, total = value.partition("/")
-    first = span.partition("-")[0]
-    if unit != "bytes" or (response.status_code == 206 and not first.isdigit()):
+    first = number_of(span.partition("-")[0])
+    if unit != "bytes" or (response.status_code == 206 and first is None):
         raise Again(f"{response.request.url.host} sent a range that cannot be read")
-    return int(first) if first.isdigit() else 0, int(total) if total.isdigit() else None
+    return first or 0, number_of(total)
 
 
 async def _read(path: Path, offset: int, length: int, moved: Callable[[int], None]) -> AsyncIterator[bytes]:
