@@ -399,7 +399,9 @@ async def test_of_two_images_that_a_kill_left_with_one_name_the_later_has_it(tmp
         assert sorted(tuple(names) for names, _ in images.all()) == [(), ("registry-1.docker.io/library/web:1",)]
 
 
-@pytest.mark.parametrize("damage", ["record", "text", "manifest", "configuration", "layer", "tree", "tree and layer", "junk"])
+@pytest.mark.parametrize(
+    "damage", ["record", "text", "manifest", "configuration", "layer", "tree", "tree and layer", "junk"]
+)
 async def test_damage_costs_what_it_hit_and_no_more(tmp_path: Path, damage: str) -> None:
     made, other = image([layer([file("a", b"1")])]), image([layer([file("b", b"2")])])
     root = tmp_path / "images"

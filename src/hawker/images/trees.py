@@ -149,5 +149,5 @@ class Trees:
 def _about(path: Path) -> _About:
     try:
         return msgspec.json.decode(path.read_bytes(), type=_About)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _About()
