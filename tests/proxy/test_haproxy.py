@@ -10,6 +10,7 @@ import random
 import re
 import signal
 import socket
+import stat
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -89,6 +90,19 @@ async def test_an_app_that_was_served_once_needs_no_decision_any_more() -> None:
         for _ in range(5):
             assert (await user.ask("GET /")).body == b"hello"
         assert (len(machine.visits), stage.decided) == (6, 1)
+
+
+async def test_no_file_that_haproxy_may_read_has_the_clusters_token() -> None:
+    async with hot() as stage:
+        await stage.machine()
+        await stage.warm()
+        assert isinstance(stage.plane, Haproxy)
+        directory = stage.plane.directory / "h"
+        files = [path for path in directory.rglob("*") if path.is_file()]
+        assert {"state.json", "haproxy.cfg"} <= {path.name for path in files}
+        assert stage.settings["token"] == "secret"
+        assert [path.name for path in files if b"secret" in path.read_bytes()] == []
+        assert stat.S_IMODE((directory / "state.json").stat().st_mode) == 0o600
 
 
 def names(answer: Answer) -> set[str]:

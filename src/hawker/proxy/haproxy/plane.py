@@ -13,6 +13,8 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from hawker.errors import HawkerError
 from hawker.host import Host
 from hawker.listening import LOT, let_wait
@@ -229,11 +231,15 @@ class HaproxyEngine(Engine):
             frontends=tuple(self._frontends.values()),
             kinds=tuple(self._table.kinds),
             servers=self._table.servers(),
-            times=self.settings,
+            times=self._times(),
             sockets=process.numbers,
             logged=self._logs,
             joined=process.joins,
         )
+
+    def _times(self) -> Settings:
+        """Without the cluster's token: what HAProxy is to serve lies in a file, in its own directory."""
+        return msgspec.structs.replace(self.settings, token="")
 
     async def _serve(self) -> None:
         if self._names is not None:

@@ -249,7 +249,11 @@ class Process:
                 lines = [f"{host} {backend}\n" for host, backend in of_hosts.items()]
                 Path(map_of(config.directory, frontend.public, writing=writing)).write_text("".join(lines))
         (self.directory / "haproxy.cfg").write_text(text(config))
-        (self.directory / "state.new").write_bytes(msgspec.json.encode(config))
+        state = self.directory / "state.new"
+        state.unlink(missing_ok=True)
+        descriptor = os.open(state, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # it is nothing to HAProxy
+        with open(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(config))
 
     async def _check(self) -> None:
         done = await asyncio.create_subprocess_exec(
