@@ -47,6 +47,7 @@ class Record:
     group: str
     status: bool = False  # it tells itself how it ended
     waits: bool = False  # it was written down while it waited to become its program
+    fresh: bool = False  # and its machine's directory was made then
     kind: str = PROCESS
     note: dict[str, Any] = field(default_factory=dict)  # the daemon's own
     made_of: dict[str, Any] = field(default_factory=dict)  # of its kind
@@ -85,7 +86,7 @@ class Instance:
             raise CannotStart(f"machine {self.record.machine}: cannot be recorded: {error}") from error
 
     def forsake(self) -> None:
-        """Kill what nobody is to know of, and leave nothing of it but its group."""
+        """Kill what nobody is to know of, and leave nothing of it but its group. Its machine may never come to be."""
         if not self.main_ended:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.record.pid, signal.SIGKILL)
@@ -93,6 +94,8 @@ class Instance:
             pipe.remove()
         self.pipes = []
         self.clear()
+        if self.record.fresh:
+            remove_empty(self.work)
         self._file.remove()
 
     def write_down(self) -> None:
@@ -303,6 +306,12 @@ class Instance:
             "exit": self.exit,
             "note": self.record.note,
         }
+
+
+def remove_empty(directory: str) -> None:
+    """Unless somebody has put something into it."""
+    with contextlib.suppress(OSError):
+        os.rmdir(directory)
 
 
 def _remove(path: str) -> None:

@@ -18,7 +18,7 @@ from hawker.supervisor.confined import Confinement
 from hawker.supervisor.disks import disks_of
 from hawker.supervisor.files import Files
 from hawker.supervisor.gates import Gate, Gone
-from hawker.supervisor.instance import STREAMS, Instance, Record, group_of
+from hawker.supervisor.instance import STREAMS, Instance, Record, group_of, remove_empty
 from hawker.supervisor.output import Pipe
 from hawker.supervisor.programs import CannotStart, Launch, spawn, which
 from hawker.supervisor.protocol import RELEASE
@@ -101,7 +101,7 @@ def wait_in_front(
     with making.or_nothing(argv[0]):
         making.pipe()
         making.group(limits, cwd)
-        instance = making.instance(gate.pid, gate.start_ticks, waits=True)
+        instance = making.instance(gate.pid, gate.start_ticks, waits=True, fresh=making.fresh)
         instance.write_down()
         launch = Launch(program, argv, {**env, proc.MARKER: mark}, cwd=cwd or making.work, output=(-1, -1))
         entrances = groups.entrances(making.name) if groups else ()
@@ -116,6 +116,7 @@ class _Making:
         self.path, self.work = files.instance(key), files.work(machine)
         self.name = group_of(machine, key) if groups else ""
         self.pipes: list[Pipe] = []
+        self.fresh = False
         self._key, self._machine = key, machine
         self._files, self._mark, self._groups = files, mark, groups
         self._instance: Instance | None = None
@@ -132,6 +133,8 @@ class _Making:
                 os.unlink(self.path + STATUS)
             if self._instance:
                 self._instance.destroy()
+            if self.fresh:
+                remove_empty(self.work)
             if isinstance(error, Gone):
                 raise
             raise CannotStart(f"{program}: cannot be started: {error}") from error
@@ -140,6 +143,7 @@ class _Making:
         """Its directory, and where its output goes."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.work, 0o700)
+            self.fresh = True
         for stream in STREAMS:
             self.pipes.append(Pipe(f"{self.path}.{stream}", stream[0], self._key))
 

@@ -14,7 +14,7 @@ from typing import Final
 from hawker.supervisor import proc
 from hawker.supervisor.common import Common
 from hawker.supervisor.files import RECORD, RecordFile
-from hawker.supervisor.instance import Instance, Record
+from hawker.supervisor.instance import Instance, Record, remove_empty
 from hawker.supervisor.kinds import Containers
 from hawker.supervisor.protocol import RELEASE
 from hawker.supervisor.words import STATUS, words
@@ -56,6 +56,8 @@ def _recorded(path: str, common: Common, containers: Containers | None) -> Insta
         RecordFile(path).remove()
         return None
     if record.waits and os.path.exists(path + RELEASE):  # nobody let it go, and it has ended with who would have
+        if record.fresh:
+            remove_empty(common.files.work(record.machine))
         RecordFile(path).remove()
         return None
     if record.kind in Containers.kinds and "exit" not in known and not _began(path):
