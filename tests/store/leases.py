@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from tests.kit.waiting import LIMIT_S
+
 from hawker.errors import Conflict
 from hawker.host import Host
 from hawker.model.rows import LeaseRow
@@ -61,3 +63,13 @@ def make_slow(store: Store, seconds: float = 2.5 * SLOW_COMMIT_S) -> list[str]:
 
     store._db.set_commit_hook(hook)
     return threads
+
+
+async def held_up(store: Store) -> threading.Event:
+    """Every commit from now on is made in a thread and waits there until this is set."""
+    make_slow(store)
+    await store.submit(taking("slow"))
+    assert store._slow
+    go_on = threading.Event()
+    store._db.set_commit_hook(lambda: not go_on.wait(LIMIT_S))
+    return go_on

@@ -11,7 +11,7 @@ from typing import Any
 import apsw
 import pytest
 from tests.kit.waiting import until
-from tests.store.leases import HOST, lease, leased, logged, make_slow, refused, taking
+from tests.store.leases import HOST, held_up, lease, leased, logged, make_slow, refused, taking
 
 from hawker.errors import Broken, Conflict, Corrupt, StoreError
 from hawker.model.rows import AppRow, LeaseRow, RunRow
@@ -170,11 +170,11 @@ async def test_a_change_whose_caller_left_before_it_began_is_not_made(store: Sto
 
 
 async def test_a_change_whose_caller_left_during_its_commit_is_kept(store: Store) -> None:
-    make_slow(store, 0.05)
-    await store.submit(taking("slow"))
+    go_on = await held_up(store)
     leaving = asyncio.ensure_future(store.submit(taking("left")))
     await until(lambda: store._committing is not None)
     leaving.cancel()
+    go_on.set()
     await store.submit(taking("next"))
     assert leased(store) == ["left", "next", "slow"]
 

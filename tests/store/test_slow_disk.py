@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from tests.kit.virtual_time import virtual_time
 from tests.kit.waiting import eventually, until
-from tests.store.leases import HOST, leased, logged, make_slow, taking
+from tests.store.leases import HOST, held_up, leased, logged, make_slow, taking
 
 from hawker.errors import StoreError
 from hawker.store.db import Store
@@ -19,21 +19,14 @@ from hawker.store.verify import verify
 
 
 async def test_on_a_slow_disk_the_loop_goes_on_while_a_thread_commits(store: Store) -> None:
-    threads = make_slow(store, 0.05)
-    await store.submit(taking("first"))
-    ticks = 0
-
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
-            ticks += 1
-            await asyncio.sleep(0.001)
-
-    ticking = asyncio.ensure_future(tick())
-    await store.submit(taking("second"))
-    ticking.cancel()
-    assert threads[-1] == "hawker-commit_0"
-    assert ticks > 5
+    go_on = await held_up(store)
+    committing = asyncio.ensure_future(store.submit(taking("second")))
+    await until(lambda: store._committing is not None)
+    for _ in range(5):
+        await asyncio.sleep(0.001)
+    assert not committing.done()
+    go_on.set()
+    assert await committing == "second"
 
 
 @pytest.fixture
@@ -74,49 +67,52 @@ async def test_on_virtual_time_no_disk_is_slow(path: Path) -> None:
 
 
 async def test_what_is_submitted_during_a_slow_commit_goes_into_the_next(store: Store) -> None:
-    make_slow(store, 0.05)
-    await store.submit(taking("a"))
+    go_on = await held_up(store)
     first = asyncio.ensure_future(store.submit(taking("b")))
     await until(lambda: store._committing is not None)
     before = store.commits
-    rest = [store.submit(taking(f"c{n}")) for n in range(20)]
-    assert leased(store) == ["a"]  # what is being committed is not seen yet
+    rest = [asyncio.ensure_future(store.submit(taking(f"c{n}"))) for n in range(20)]
+    await asyncio.sleep(0)
+    assert leased(store) == ["slow"]  # what is being committed is not seen yet
+    go_on.set()
     await asyncio.gather(first, *rest)
     assert store.commits == before + 2
 
 
 async def test_closing_during_a_slow_commit_finishes_it_and_what_waits_behind_it(path: Path) -> None:
     store = Store.open(path, HOST)
-    make_slow(store, 0.05)
-    await store.submit(taking("a"))
+    go_on = await held_up(store)
     first = asyncio.ensure_future(store.submit(taking("b")))
     await until(lambda: store._committing is not None)
     second = asyncio.ensure_future(store.submit(taking("c")))
     await asyncio.sleep(0)
-    await asyncio.gather(store.close(), store.close())
+    closing = [asyncio.ensure_future(store.close()) for _ in range(2)]
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.gather(*closing)
     assert [await first, await second] == ["b", "c"]
     with pytest.raises(StoreError, match="the database is closed"):
         await store.submit(taking("d"))
     again = Store.open(path, HOST)
-    assert leased(again) == ["a", "b", "c"]
+    assert leased(again) == ["b", "c", "slow"]
     await again.close()
 
 
 async def test_a_store_abandoned_during_a_slow_commit_tells_nobody_and_can_be_opened_again(path: Path) -> None:
     store = Store.open(path, HOST)
-    make_slow(store, 0.05)
-    await store.submit(taking("a"))
+    go_on = await held_up(store)
     waiting = asyncio.ensure_future(store.submit(taking("b")))
     await until(lambda: store._committing is not None)
     behind = asyncio.ensure_future(store.submit(taking("c")))
     await asyncio.sleep(0)
+    go_on.set()  # the loop is told of its end only in a later turn
     store.abandon()
     done, _ = await asyncio.wait([waiting, behind], timeout=0.05)
     assert not done
     for task in (waiting, behind):
         task.cancel()
     again = Store.open(path, HOST)
-    assert leased(again) == ["a", "b"]
+    assert leased(again) == ["b", "slow"]
     await again.close()
     assert verify(path).ok
 
