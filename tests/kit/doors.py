@@ -27,7 +27,7 @@ from hawker.model.config import check_config
 from hawker.model.guest import Resources
 from hawker.model.market import Order
 from hawker.model.rows import AppRow, EventRow, MachineRow
-from hawker.proxy.calls import Calls
+from hawker.proxy.calls import Own
 from hawker.proxy.haproxy.settings import HaproxySettings
 from hawker.proxy.router import ProxyRouter
 from hawker.proxy.service import Proxy
@@ -274,7 +274,7 @@ async def opened(
     *,
     backhaul: str = "",
     worker: str = "",
-    own: Calls | None = None,
+    own: Own | None = None,
     haproxy: HaproxySettings | None = None,
     traces: str = "",
     region: str = "ord",

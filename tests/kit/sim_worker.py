@@ -118,7 +118,7 @@ class SimWorker:
         await exits.recover()
         self.resumed = runner.resume()
         self.machines = Machines(store, host, driver, log, runner)
-        self.waking = Waking(store, host, runner, self.machines, launches, machine_flows)
+        self.waking = Waking(store, host, runner, self.machines, launches, machine_flows, log)
         superseding.watch(store, self.machines)
         if sweeping:
             self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name="sweeper")

@@ -18,7 +18,7 @@ from hawker.core.routing import ANY
 from hawker.errors import Unreachable
 from hawker.model import door as words
 from hawker.model.machine import State
-from hawker.proxy.base import Address, Lease
+from hawker.proxy.base import Address, Lease, Route
 from hawker.proxy.calls import Released, Workers
 from hawker.proxy.directory import Directory
 from hawker.proxy.router import ProxyRouter
@@ -112,8 +112,10 @@ class Worker:
         assert first is not None
         self.sites.on_let_go.append(lambda address, asleep: self.hung_up.append(asleep))
         first.failed("refused")
-        deadline = asyncio.get_running_loop().time() + PATIENCE_S
-        return route.take(ANY, ()) or await route.obtain(ANY, (), deadline=deadline)
+        return route.take(ANY, ()) or await self.obtain(route)
+
+    async def obtain(self, route: Route) -> Lease:
+        return await route.obtain(ANY, (), deadline=asyncio.get_running_loop().time() + PATIENCE_S)
 
 
 @asynccontextmanager
@@ -162,3 +164,20 @@ async def test_what_listens_and_was_stopped_since_is_not_asked(tmp_path: Path) -
         (await it.request()).release()
         assert (it.wakes, it.starts, len(it.connections)) == (2, 2, 2)
         assert it.sites.doors["m1"].instance == "i2"
+
+
+async def test_a_stop_that_its_worker_tells_of_is_believed_until_rows_tell_of_it_or_of_a_start(tmp_path: Path) -> None:
+    async with worker(tmp_path) as it:
+        (await it.request()).release()
+        door = it.sites.doors["m1"]
+        assert door.state == "started"
+        it.sites.rests("m1", "stopped")
+        it.sites.rests("no-such-machine", "stopped")
+        assert door.state == "started"  # inside the commit nothing is done
+        await asyncio.sleep(0)
+        assert door.state == "stopping"
+        it.state = State.stopped
+        route = await it.router.load(80, "web.apps.example")
+        assert route.take(ANY, ()) is None
+        (await it.obtain(route)).release()
+        assert (it.starts, door.state) == (2, "started")

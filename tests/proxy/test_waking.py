@@ -88,6 +88,23 @@ async def test_a_machine_that_others_put_to_rest_is_known_to_rest_however_lately
         assert door.state == "suspended"
 
 
+async def test_a_stop_is_known_at_once_at_its_door_however_late_the_catalog_tells_of_it(tmp_path: Path) -> None:
+    """A worker publishes so much in a while, and what is over that waits."""
+    async with house(tmp_path) as it:
+        machine, other = await it.machine("web"), await it.machine("other")
+        assert await it.get("web") == (200, b"ok")
+        await it.in_state(machine, "started")
+        door = it.proxy.sites.doors[machine]
+        cordon = it.worker.waking._machines.cordon
+        await asyncio.gather(*(cordon("other", other, Request(id=""), cordoned=n % 2 == 0) for n in range(400)))
+        await it.worker.waking.rest(words.Rest(app="web", machine=machine, how="stop", why="a user"))
+        await asyncio.sleep(0)
+        assert door.state != "started"
+        await until(lambda: it.row(machine).state == "stopped")
+        assert await it.get("web") == (200, b"ok")
+        assert it.proxy.engine.counters.retries == 0  # nothing was sent to where nobody listens
+
+
 async def test_kept_connections_are_let_go_before_a_machine_is_put_to_rest(tmp_path: Path) -> None:
     """A virtual machine that is suspended hears nothing any more."""
     async with house(tmp_path) as it:

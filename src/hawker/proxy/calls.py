@@ -44,6 +44,13 @@ class Calls(Protocol):
     async def rest(self, wish: door.Rest) -> door.Resting: ...
 
 
+class Own(Calls, Protocol):
+    """The worker in this very process."""
+
+    on_rest: list[Callable[[str, str], None]]
+    """Told of machines that are stopped or suspended, or about to be: id and state."""
+
+
 class _Error(msgspec.Struct):
     error: str = ""
     status: str = "unknown"

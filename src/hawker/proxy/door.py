@@ -340,6 +340,12 @@ class Door:
 
     # --- stopping ----------------------------------------------------------------------------------------------------
 
+    def rests(self, state: str) -> None:
+        """Its worker stops or suspends it, or has, and not by our wish. Rows tell of that, too, some of them late."""
+        if self.state == RUNNING and self._opening is None and self._resting is None:
+            self._believe("suspending" if state in ("suspending", "suspended") else "stopping")
+            self._no_connections()
+
     def keep_closed(self, closed: bool) -> None:
         """Give it no request that another machine can take."""
         for place in self.places.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 
@@ -84,6 +85,11 @@ class Sites:
             found = Far(worker, self.settings, self.looking, lambda: self.places_at(worker), self._give_up)
             self.fars[worker] = found
         return found
+
+    def rests(self, machine: str, state: str) -> None:
+        """Its worker says so, before the catalog does. Called inside the worker's commit: looked at after it."""
+        if door := self.doors.get(machine):
+            asyncio.get_running_loop().call_soon(door.rests, state)
 
     def _give_up(self, address: Address, problem: str, *, waited_s: float = 0.0, every: bool = False) -> None:
         self.give_up(address, problem, waited_s=waited_s, every=every)

@@ -144,7 +144,7 @@ class Worker:
         driver.stand_by(name for (name,) in store.read.query(_RUNTIMES))
         resumed = runner.resume()
         machines = Machines(store, host, driver, log, runner)
-        self.waking = Waking(store, host, runner, machines, launches, flows)
+        self.waking = Waking(store, host, runner, machines, launches, flows, log)
         superseding.watch(store, machines)
         self.adopting = Adopting(settings.name, catalog, store) if catalog else None
         if self.adopting:

@@ -25,7 +25,7 @@ from hawker.store.db import Store
 from hawker.worker.drivers.several import Release
 from hawker.worker.flows import MachineFlows, launching
 from hawker.worker.machine_api import StartRefused
-from hawker.worker.machine_log import get_machine
+from hawker.worker.machine_log import MachineLog, get_machine
 from hawker.worker.machines import Machines
 from hawker.worker.request import Request
 from hawker.worker.requests import Parked, runs_on
@@ -38,6 +38,7 @@ FIRST_S = 0.003
 waits for it: a commit and what follows from it take a millisecond or two of this process's time."""
 _LAUNCHING = frozenset(("launch", "resume"))
 _AT_REST = frozenset((State.stopped, State.suspended))
+_RESTING = _AT_REST | {State.stopping, State.suspending}
 
 
 class InBackoff(Conflict):
@@ -110,14 +111,30 @@ class Waking:
     """A worker's answers to proxies. `wake` and `rest` raise what their bodies on the wire say as errors."""
 
     def __init__(
-        self, store: Store, host: Host, runner: Runner, machines: Machines, launches: Launches, flows: MachineFlows
+        self,
+        store: Store,
+        host: Host,
+        runner: Runner,
+        machines: Machines,
+        launches: Launches,
+        flows: MachineFlows,
+        log: MachineLog,
     ) -> None:
+        self.on_rest: list[Callable[[str, str], None]] = []
+        """Told of machines that are stopped or suspended, or about to be: id and state, in the commit that says so. The
+        catalog may tell of it only later, when this worker has changed much."""
+        log.on_change.append(self._changed)
         self._store = store
         self._host = host
         self._runner = runner
         self._machines = machines
         self._launches = launches
         self._flows = flows
+
+    def _changed(self, row: MachineRow) -> None:
+        if row.state in _RESTING:
+            for told in list(self.on_rest):
+                told(row.id, row.state.value)
 
     def routes(self) -> dict[tuple[str, str], Handler]:
         return {door.WAKE: self._wake_call, door.REST: self._rest_call}
