@@ -36,7 +36,8 @@ REASON_MOST = 400
 """Of a failure in the account: characters."""
 
 LEFT_BY_ALL = pytest.StashKey[bool]()
-"""Whether something outlived the whole run: no test can be named for it."""
+"""Whether something outlived the whole run though no test failed: none can be named for it. One that fails leaves what
+it had yet to end."""
 
 
 def missing_for_root(euid: int, cgroups: Path = CGROUPS) -> str:
@@ -160,7 +161,7 @@ class Account:
         counts += [f"{len(self.skips.skips)} not run"] if self.skips.skips else []
         first = f"{', '.join(counts)} in {time.monotonic() - self.began:.0f} s"
         self.path.write_text("\n".join((first, *self.failures, "")))
-        failed = [] if LEFT_BY_ALL in session.config.stash else self.failed
+        failed = [] if session.config.stash.get(LEFT_BY_ALL, False) else self.failed
         self.path.with_name(self.path.name + ".failed").write_text("".join(f"{nodeid}\n" for nodeid in failed))
 
 
@@ -169,11 +170,12 @@ def leftovers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     found = Leftovers(tmp_path_factory.getbasetemp())
     before = leaks.snapshot()
     yield found
+    unexplained = request.session.testsfailed == 0
     if _looks_for_leaks(request) and (left := leaks.leaked(before)):
-        request.config.stash[LEFT_BY_ALL] = True
+        request.config.stash[LEFT_BY_ALL] = unexplained
         pytest.fail("the tests left on the host:\n  " + "\n  ".join(left))
     if alive := found.end():
-        request.config.stash[LEFT_BY_ALL] = True
+        request.config.stash[LEFT_BY_ALL] = unexplained
         pytest.fail("processes outlived their tests (now killed):\n" + "\n".join(alive))
 
 

@@ -132,6 +132,15 @@ def test_processes_that_outlive_their_tests_fail_the_run_and_are_killed(tmp_path
     assert (tmp_path / "account.failed").read_text() == "", "it is not one test's, so none runs once more for it"
 
 
+@pytest.mark.slow
+def test_what_a_failed_test_had_yet_to_end_keeps_it_from_no_second_run(tmp_path: Path) -> None:
+    fails = "\ndef test_fails():\n    forget()\n    assert 1 == 2\n"
+    source = FORGETFUL.partition("def test_a_daemon")[0] + fails
+    run = run_pytest(tmp_path, source, f"--account={tmp_path / 'account'}", HAWKER_TEST_SETTLE_S="1")
+    assert "processes outlived their tests" in run.stdout
+    assert "test_it.py::test_fails" in (tmp_path / "account.failed").read_text().splitlines()
+
+
 def wait_until_ended(pid: int) -> None:
     """A pidfd is readable once its process has ended, also while nobody has asked for its status yet."""
     try:
