@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -84,5 +85,11 @@ def _environment(api: Api) -> dict[str, str]:
 
 
 def _install(command: list[str], directory: Path) -> None:
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=INSTALL_S, check=False)
-    assert done.returncode == 0, f"{' '.join(command)} ended with status {done.returncode}:\n{done.stdout}{done.stderr}"
+    """Tried again: registries, and the way there, have bad moments."""
+    deadline = time.monotonic() + INSTALL_S
+    for _ in range(3):
+        left_s = deadline - time.monotonic()
+        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=left_s, check=False)
+        if done.returncode == 0:
+            return
+    raise AssertionError(f"{' '.join(command)} ended with status {done.returncode}:\n{done.stdout}{done.stderr}")
