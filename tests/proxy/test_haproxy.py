@@ -30,7 +30,7 @@ from hawker.errors import Unreachable
 from hawker.proxy.base import Address
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.haproxy.plane import HaproxyEngine
-from hawker.proxy.haproxy.process import end_left
+from hawker.proxy.haproxy.process import LOG_MOST, end_left
 from hawker.proxy.haproxy.runtime import ask
 from hawker.proxy.haproxy.settings import HaproxySettings
 
@@ -595,6 +595,22 @@ async def test_an_app_of_which_nothing_can_be_told_keeps_haproxy_from_no_other(
             await eventually(moved, f"HAProxy asks the machine where it is now, not at {before}")
         await stage.warm("later")
         assert capsys.readouterr().out.count("haproxy.fault") == 1
+
+
+@pytest.mark.slow
+async def test_what_haproxy_says_does_not_fill_the_disk() -> None:
+    async with hot() as stage:
+        await stage.machine()
+        await stage.warm()
+        assert isinstance(stage.plane, Haproxy)
+        log = stage.plane.directory / "h" / "log"
+        with log.open("ab") as said:
+            said.write(bytes(LOG_MOST + 1))
+        await until(lambda: log.stat().st_size < LOG_MOST)
+        stage.lender.places = 0  # what it says next stands at the beginning
+        stage.lender.changed("web")
+        await until(lambda: WEB not in stage.engine.carried)
+        await until(lambda: 0 < log.stat().st_size < LOG_MOST)
 
 
 async def test_closing_finishes_what_haproxy_has_under_way() -> None:

@@ -17,7 +17,7 @@ from hawker.core.retrying import SAFE
 from hawker.errors import HawkerError, Unreachable
 from hawker.proxy.base import Route, ServicePort
 from hawker.proxy.embedded.common import Connection
-from hawker.proxy.haproxy.carried import HOSTS_MOST, Carried, Key, Table, fits, forgetting, naming
+from hawker.proxy.haproxy.carried import HOSTS_MOST, NOTHING, Carried, Key, Table, fits, forgetting, naming
 from hawker.proxy.haproxy.config import Server, carries
 from hawker.proxy.haproxy.counting import Counting
 from hawker.proxy.haproxy.names import Names
@@ -259,6 +259,7 @@ class Following:
         """What has changed."""
         if self._now() >= self._all_at:
             self._all_at = self._now() + ALL_S
+            self._process.trim()
             self._dirty.update(app for app, _ in self._table.carried)
         dirty, self._dirty = self._dirty, set()
         wished, self._wished = self._wished, {}
@@ -379,9 +380,13 @@ class Following:
         hosts, writing = (wish.hosts | wish.writing) - carried.hosts, wish.writing - carried.writing
         carried.hosts |= hosts
         carried.writing |= writing
+        carried.untold = hosts, writing
         commands = naming(config, carried, hosts, writing=False) + naming(config, carried, writing, writing=True)
-        if problems := await self._runtime.do(commands):
-            _logger.warning("haproxy.not_mapped", app=key[0], said=problems[0], cause="an app is served")
+        try:
+            if problems := await self._runtime.do(commands):
+                _logger.warning("haproxy.not_mapped", app=key[0], said=problems[0], cause="an app is served")
+        finally:
+            carried.untold = NOTHING, NOTHING
 
     def _room(self, port: int, service: ServicePort) -> bool:
         """Make twice as many backends of a kind, or a kind."""

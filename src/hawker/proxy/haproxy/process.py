@@ -28,7 +28,10 @@ from hawker.proxy.haproxy.sockets import bound, copied
 from hawker.proxy.haproxy.written import ERRORS, error_file, text
 from hawker.telemetry import get_logger
 
-BEGIN_S = 10.0
+BEGIN_S = 30.0
+"""How long it may take to begin, to begin anew, and to answer at all, on a host that is busy."""
+LOG_MOST = 1 << 20
+"""Bytes of what it says that are kept: a few lines whenever a machine comes or goes."""
 LOOK_S = 0.01
 PATH_MOST = 90
 """Bytes of the directory's path: the system takes 107 of a socket's, of which the name in it is one part."""
@@ -157,7 +160,7 @@ class Process:
 
     async def _found(self) -> Config | None:
         try:
-            workers = await self.runtime.refresh()
+            workers = await self._answering()
         except Unreachable:
             return None
         try:
@@ -170,6 +173,20 @@ class Process:
             return None
         self._watch(workers.master)
         return config
+
+    async def _answering(self) -> Workers:
+        """Raises `Unreachable`: there is none. One that is only busy is waited for: beside another one it would go on
+        with what it has, at the same ports, and nobody would lead it."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + BEGIN_S
+        while True:
+            try:
+                return await self.runtime.refresh()
+            except Unreachable as error:
+                there = not isinstance(error.__cause__, FileNotFoundError | ConnectionRefusedError | PermissionError)
+                if not there or loop.time() > deadline:
+                    raise
+                await asyncio.sleep(LOOK_S)
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -294,7 +311,8 @@ class Process:
 
     def _spawned(self) -> subprocess.Popen[bytes]:
         self._numbers = self.numbers
-        with (self.directory / "log").open("wb") as log:
+        (self.directory / "log").unlink(missing_ok=True)
+        with (self.directory / "log").open("ab") as log:
             return subprocess.Popen(
                 [
                     *(self._program, "-W", "-S", f"{self.directory}/master.sock,mode,600"),
@@ -346,6 +364,13 @@ class Process:
         if child is not None:
             child.kill()
             child.wait()
+
+    def trim(self) -> None:
+        """Forget what it has said, if that is much."""
+        log = self.directory / "log"
+        with suppress(OSError):
+            if log.stat().st_size > LOG_MOST:
+                os.truncate(log, 0)
 
     def _said(self) -> str:
         try:
