@@ -26,11 +26,11 @@ can_apt() { [ "${apt:-yes}" = yes ] && [ "$(id -u)" = 0 ] && command -v apt-get 
 
 apt_install() {
     if [ -z "${apt_lists_are_fresh:-}" ]; then
-        DEBIAN_FRONTEND=noninteractive apt-get -qq update >&2 || return
+        DEBIAN_FRONTEND=noninteractive apt-get -qq -o Acquire::Retries=3 update >&2 || return
         apt_lists_are_fresh=yes
     fi
     # A freshly booted server may hold apt's lock for its own updates: wait for it.
-    DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o DPkg::Lock::Timeout=120 -o Dpkg::Use-Pty=0 \
+    DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o DPkg::Lock::Timeout=120 -o Dpkg::Use-Pty=0 -o Acquire::Retries=3 \
         install --no-install-recommends "$@" >/dev/null
 }
 
