@@ -23,8 +23,6 @@ SETTLE_S = float(os.environ.get("HAWKER_TEST_SETTLE_S", 20))
 of them: only what is left for good is waited for so long, and a loaded machine needs some seconds."""
 
 _LOOK_S = 0.01
-BESIDE = "HAWKER_TEST_BESIDE"
-"""Names the process that the run beside this one is below, if there is one."""
 
 Found = frozenset[tuple[str, str]]
 """(kind, name)"""
@@ -73,21 +71,11 @@ def _namespaces() -> set[str]:
     return set(_names("/run/netns"))
 
 
-def _link(path: str) -> str:
-    """Nothing where there is none."""
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""
-
-
 def _namespaces_of_processes() -> set[str]:
-    """Those that have no name: of networks and of mounts, which end with the last process in them. Not those of the
-    run beside this one (scripts/lib/secluded), which has its own namespace of processes."""
-    beside = _link(f"/proc/{os.environ.get(BESIDE, '')}/ns/pid_for_children")
+    """Those that have no name: of networks and of mounts, which end with the last process in them."""
     found = set()
     for name in _names("/proc"):
-        if name.isdigit() and not (beside and _link(f"/proc/{name}/ns/pid") == beside):
+        if name.isdigit():
             for kind in ("net", "mnt"):
                 with contextlib.suppress(OSError):
                     found.add(os.readlink(f"/proc/{name}/ns/{kind}"))
