@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from ipaddress import ip_address
 
 from hawker.proxy.base import Address, ServicePort
@@ -38,16 +39,21 @@ class Machine:
         self.answers = (0,) * len(CLASSES)
 
 
+NOTHING: AbstractSet[str] = frozenset()
+
+
 class Carried:
     """An app's public port. `hosts`: those whose requests come, `writing` the ones of them with all methods, else with
     those that change nothing. `empty_since`: when its last machine went, of the loop's clock; None: it has some.
-    `leaving`: it gets no requests any more, and is given back when those under way have ended."""
+    `leaving`: it gets no requests any more, and is given back when those under way have ended. `untold`: those of
+    `hosts` and `writing` that HAProxy is just being told of."""
 
     def __init__(self, key: Key, backend: str) -> None:
         self.key = key
         self.backend = backend
         self.hosts: set[str] = set()
         self.writing: set[str] = set()
+        self.untold: tuple[AbstractSet[str], AbstractSet[str]] = (NOTHING, NOTHING)
         self.machines: dict[str, Machine] = {}
         self.total = -1
         self.empty_since: float | None = None

@@ -92,12 +92,14 @@ class HaproxyEngine(Engine):
     @property
     def carried(self) -> frozenset[Key]:
         """Apps and public ports whose requests HAProxy passes on by itself."""
-        return frozenset(each.key for each in self._table.carried.values() if each.hosts and each.open)
+        table = self._table.carried.values()
+        return frozenset(each.key for each in table if each.hosts - each.untold[0] and each.open)
 
     @property
     def writing(self) -> frozenset[Key]:
         """Those of them whose requests it passes on whatever their method is."""
-        return frozenset(each.key for each in self._table.carried.values() if each.writing and each.open)
+        table = self._table.carried.values()
+        return frozenset(each.key for each in table if each.writing - each.untold[1] and each.open)
 
     def opened(self, public: int) -> frozenset[str]:
         """Server names for which HAProxy ends TLS at a public port."""
