@@ -151,6 +151,7 @@ def _forget_keys() -> None:
 
 def _enter_root(confinement: Confinement, user: int, program: str, cwd: str) -> None:
     scratch = confinement.scratch
+    umask = os.umask(0o022)  # the user shall find what is made here
     kinds = mounts.CLONE_NEWNS | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS
     _check(_libc.unshare(kinds), "namespaces of its own cannot be made")
     _mount("none", "/", None, mounts.MS_REC | mounts.MS_PRIVATE)
@@ -178,6 +179,7 @@ def _enter_root(confinement: Confinement, user: int, program: str, cwd: str) -> 
     _check(_libc.pivot_root(b".", b"."), "the root directory cannot be changed")
     _check(_libc.umount2(b".", _DETACH), "the host's mounts cannot be let go of")
     os.chdir(cwd)
+    os.umask(umask)
 
 
 def _show_system(name: str, root: str) -> None:

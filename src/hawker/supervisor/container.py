@@ -66,6 +66,7 @@ class Container(Instance):
         process["env"] = [f"{name}={value}" for name, value in env.items()]
         process["terminal"] = bool(terminal)
         path = f"{self.directory}/beside-{next(_numbers)}"
+        _remove_all(path)  # of a supervisor that was killed
         command = ["exec", "--detach", "--process", f"{path}.json", "--pid-file", f"{path}.pid"]
         listener = None
         if terminal:
@@ -76,16 +77,15 @@ class Container(Instance):
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
             listener.bind(where)
             listener.listen(1)
-        with open(f"{path}.json", "w") as file:
+        fd = os.open(f"{path}.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)  # it has environments
+        with open(fd, "w") as file:
             json.dump(process, file)
 
         def ended(status: int) -> None:
             pid = read_pid(f"{path}.pid")
             master = _received(listener) if listener else -1
             why = "" if status == 0 and pid else complaint(f"{path}.log") or f"the runtime ended with {status}"
-            for suffix in ("json", "pid", "log", "sock"):
-                with contextlib.suppress(OSError):
-                    os.unlink(f"{path}.{suffix}")
+            _remove_all(path)
             try:
                 done([] if why else [pid, runtime], master, why)
             finally:
@@ -102,6 +102,13 @@ class Container(Instance):
         except OSError:
             self.children.expect(False)
             raise
+
+
+def _remove_all(path: str) -> None:
+    """What a command that is started beside a container needs meanwhile."""
+    for suffix in ("json", "pid", "log", "sock"):
+        with contextlib.suppress(OSError):
+            os.unlink(f"{path}.{suffix}")
 
 
 def new_record(

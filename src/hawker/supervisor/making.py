@@ -108,8 +108,9 @@ class Making:
     def _lay_out(self) -> None:
         """The container's directory, with everything mounted that it is made of."""
         ask, directory = self._ask, self._directory
+        make_directory(directory, 0o700, self._ids)
         for name in ("rootfs", "files", "state"):
-            os.makedirs(f"{directory}/{name}", mode=0o711)
+            make_directory(f"{directory}/{name}", 0o711)
         for each in ask["files"]:
             _write(f"{directory}/files/{each['name']}", base64.b64decode(each["content"]), each["mode"], each["owner"])
         for number, (source, read_only) in enumerate(ask["mounts"]):
@@ -305,6 +306,15 @@ class Making:
         if self._watch >= 0:
             self.common.writes.forget(self._watch)
             self._watch = -1
+
+
+def make_directory(path: str, mode: int, ids: mounts.IdMap | None = None) -> None:
+    """Of this mode, whatever the umask is. The root of a container with these users may pass through it, too."""
+    os.mkdir(path, 0o700)
+    if ids:
+        os.chown(path, -1, ids.base)
+        mode |= 0o010
+    os.chmod(path, mode)
 
 
 def _write(path: str, content: bytes, mode: int, owner: int) -> None:

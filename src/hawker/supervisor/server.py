@@ -342,7 +342,9 @@ def main(directory: str, options: Sequence[str]) -> int:
     `--no-cgroups` does without control groups. `--mounts` lets it mount file systems, in a namespace of its own; it
     needs root, or `--own-users`, which makes an ordinary user root of a user namespace.
     """
+    directory = os.path.abspath(directory)  # our own is another one soon
     os.makedirs(directory, mode=0o700, exist_ok=True)
+    os.chmod(directory, 0o700)  # machines' environments are in it, and whoever made it may have been careless
     lock = os.open(f"{directory}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

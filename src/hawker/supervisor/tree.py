@@ -20,7 +20,7 @@ from hawker.supervisor.cgroups import Limits
 from hawker.supervisor.common import Common
 from hawker.supervisor.container import Container, new_record
 from hawker.supervisor.instance import Beside, Instance
-from hawker.supervisor.making import GO_FD, STATUS_FD, Making
+from hawker.supervisor.making import GO_FD, STATUS_FD, Making, make_directory
 from hawker.supervisor.programs import Invocation, open_terminal
 from hawker.supervisor.words import STATUS, words
 
@@ -126,7 +126,8 @@ class TreeMaking(Making):
 
     def _lay_out(self) -> None:
         ask, rootfs = self._ask, f"{self._directory}/rootfs"
-        os.makedirs(rootfs)
+        for path in (self._directory, rootfs):
+            make_directory(path, 0o700)
         own_disk = self._roots.mount(self._root, ask["layers"], f"{self._directory}/disk", rootfs, None)
         self._disks = self._below(own_disk, [mount["source"] for mount in ask["mounts"]])
         root = os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

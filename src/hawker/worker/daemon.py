@@ -92,7 +92,7 @@ class Worker:
         `Refused` when it belongs to another worker."""
         settings, host = self.settings, self._host
         if host.vfs is None:
-            settings.directory.mkdir(parents=True, exist_ok=True)
+            settings.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.store = store = Store.open(self._path, host, vfs=host.vfs)
         try:
             self.me = await store.submit(self._identify)

@@ -261,7 +261,7 @@ class Supervisor:
         return None
 
     def _spawn(self) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = os.open(self.directory / "supervisor.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         argv = [sys.executable, "-m", "hawker.supervisor", str(self.directory)]
         try:

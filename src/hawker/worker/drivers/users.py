@@ -142,7 +142,7 @@ class Users:
 
     def _write(self, noted: _Noted) -> None:
         """Whole, and on the disk before anything belongs to these users."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         making = self._path.with_name(f"{self._path.name}.new")
         fd = os.open(making, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(fd, "wb") as file:

@@ -45,7 +45,8 @@ class MicrovmDriver(Machines):
 
     async def open(self, on_exit: Callable[[Exit], None]) -> None:
         self._on_exit = on_exit
-        self._directory.mkdir(parents=True, exist_ok=True)
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._directory.chmod(0o700)  # machines' disks are in it
         self._disks.open()
         self._hypervisors.open()
         self._guests = {record.key: self._guest(record) for record in self._records.open()}

@@ -1,0 +1,104 @@
+"""What a host's other users see of machines: nothing, whatever umask the worker was started with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from tests.kit.drivers import opened
+from tests.kit.private import open_to_others, umask
+from tests.kit.unpacked import UnpackedImages
+from tests.kit.vms import guests, microvms
+from tests.kit.waiting import eventually
+
+from hawker.images.base import ImageSource
+from hawker.worker.drivers.base import File
+from hawker.worker.drivers.container.driver import ContainerDriver
+from hawker.worker.drivers.microvm.driver import MicrovmDriver
+from hawker.worker.drivers.microvm.settings import Settings
+from hawker.worker.drivers.process import ProcessDriver
+
+__all__ = ["guests"]
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+Made = ProcessDriver | ContainerDriver | MicrovmDriver
+Make = Callable[[Path, ImageSource], Made]
+MASKS = [pytest.param(0, id="no-umask"), pytest.param(0o077, id="strict")]
+
+
+def crun(directory: Path, images: ImageSource) -> Made:
+    return ContainerDriver(directory, images, runtime="crun")
+
+
+def runc(directory: Path, images: ImageSource) -> Made:
+    return ContainerDriver(directory, images, runtime="runc")
+
+
+def root_of_the_host(directory: Path, images: ImageSource) -> Made:
+    return ContainerDriver(directory, images, user_namespaces=False)
+
+
+def microvm(directory: Path, images: ImageSource) -> Made:
+    return microvms(directory, images, settings=Settings(templates=False))
+
+
+def tree(directory: Path, images: ImageSource) -> Made:
+    return ProcessDriver(directory, images=images)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("make", [crun, runc, root_of_the_host, tree])
+async def test_a_container_and_its_commands_keep_their_environment_and_files_to_themselves(
+    make: Make, mask: int, tmp_path: Path
+) -> None:
+    with umask(mask):
+        await keeps_to_itself(make, tmp_path)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("guests")
+@pytest.mark.parametrize("mask", MASKS)
+async def test_a_microvm_keeps_its_disk_and_files_to_itself(mask: int, tmp_path: Path) -> None:
+    with umask(mask):
+        await keeps_to_itself(microvm, tmp_path)
+
+
+async def keeps_to_itself(make: Make, place: Path) -> None:
+    images = UnpackedImages(place / "images")
+    driver = make(place / "driver", images)
+    async with opened(driver, "busybox", images.add) as it:
+        secret = File(path="/etc/secret", content=b"for the machine alone\n", mode=0o644)
+        one = replace(it.shell("cat /etc/secret; sleep 1000", TOKEN="x"), files=[secret])
+        await driver.start(one)
+        await it.says(one.machine, "for the machine alone")
+        memory = (driver.supervisor.directory / "run").resolve()  # a link in memory
+        found: list[str] = []
+        looking = asyncio.create_task(look(found, place / "driver", memory), name="look")
+        try:
+            for _ in range(3):
+                said = await driver.exec(one.key, ["sh", "-c", "echo $TOKEN $MORE"], env={"MORE": "y"}, timeout_s=30)
+                assert said.stdout == b"x y\n"
+            talk = await driver.terminal(one.key, ["cat"], tty=True, env={"MORE": "z"})
+            await talk.close()
+
+            async def looked() -> bool:
+                return "looked" in found
+
+            await eventually(looked, "somebody has looked")
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
+        assert set(found) == {"looked"}
+
+
+async def look(found: list[str], *places: Path) -> None:
+    """Again and again: a command's files are there for some milliseconds."""
+    while True:
+        for place in places:
+            found += open_to_others(place)
+        found.append("looked")
+        await asyncio.sleep(0.001)
