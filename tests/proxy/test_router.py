@@ -128,6 +128,19 @@ async def test_a_machine_that_runs_is_given_at_once_and_counted_until_the_end(he
     assert here.worker.woken == []
 
 
+async def test_a_machine_that_serves_nothing_has_no_door(here: Here) -> None:
+    """Nothing would ever take it away: there are apps whose machines come and go by the thousand."""
+    here.machine("m1")
+    here.fleet.machine("n1", "web")
+    (await here.obtain()).release()
+    here.fleet.machine("n2", "web")
+    here.directory.settle()
+    assert set(here.sites.doors) == {"m1"}
+    here.fleet.put("ord-1", "machines", m1=None)
+    here.directory.settle()
+    assert here.sites.doors == {}
+
+
 async def test_what_is_unknown_is_held_for_a_while_by_who_has_yet_to_catch_up_and_then_asked_to_come_again(
     here: Here,
 ) -> None:

@@ -289,10 +289,8 @@ class Sites:
             return None, self.far(worker.name), worker
         door = self.doors.get(machine.id)
         calls = self.workers.of(worker)
-        if door is None:
-            door = self.doors[machine.id] = Door(
-                machine, calls, self.settings, self.looking, self._door_changed, self._withdraw, self._hang_up
-            )
+        if door is None:  # it is kept with its first place
+            door = Door(machine, calls, self.settings, self.looking, self._door_changed, self._withdraw, self._hang_up)
         door.calls = calls
         return door, None, worker
 
