@@ -16,7 +16,7 @@ from hawker.errors import Invalid
 from hawker.model.services import ReplayCache
 from hawker.proxy.base import ServicePort
 from hawker.proxy.embedded.settings import Settings
-from hawker.proxy.haproxy.config import PLAIN, USUAL, Config, Frontend, Kind, Server, carries
+from hawker.proxy.haproxy.config import PLAIN, TIME_MOST_S, USUAL, Config, Frontend, Kind, Server, carries
 from hawker.proxy.haproxy.process import program
 from hawker.proxy.haproxy.settings import HaproxySettings
 from hawker.proxy.haproxy.written import (
@@ -98,6 +98,7 @@ def taken(directory: Path, service: ServicePort = RICH, *, joined: bool = True) 
         RICH,
         ServicePort(handlers=("http",), pristine=True),
         ServicePort(handlers=("http",), removed_headers=frozenset((b"via", b"server", b"fly-request-id"))),
+        ServicePort(handlers=("http",), idle_timeout_s=TIME_MOST_S),
         ServicePort(handlers=("http",), set_headers=((b"content-security-policy", b"default-src *; a=(b) <c>?!@"),)),
     ],
 )
@@ -150,6 +151,7 @@ def test_no_field_of_a_service_says_anything_else_to_haproxy(name: str, value: s
         ServicePort(handlers=("http",), set_headers=((b"x-own", b'a"\n  server evil'),)),
         ServicePort(handlers=("http",), set_headers=((b"x-own", b"%[env(SECRET)]"),)),
         ServicePort(handlers=("http",), removed_headers=frozenset((b"x own",))),
+        ServicePort(handlers=("http",), idle_timeout_s=TIME_MOST_S + 1),
     ],
 )
 def test_what_haproxy_cannot_do_is_the_embedded_planes(service: ServicePort) -> None:

@@ -20,6 +20,8 @@ ACTIVATOR = "act"
 PLAIN = ServicePort(handlers=("http",))
 USUAL = ServicePort(handlers=("tls", "http"))
 """Over TLS."""
+TIME_MOST_S = 24 * 86_400.0
+"""HAProxy refuses a configuration with a longer one: its clock goes so far."""
 _SAFE_NAME = re.compile(rb"[a-z0-9-]{1,64}")
 _SAFE_VALUE = re.compile(rb"[A-Za-z0-9 .,;:/=+*()@?!<>_-]{0,512}")
 
@@ -84,6 +86,7 @@ def carries(service: ServicePort, *, tls: bool = False) -> bool:
     return (
         (secured.ends(service) if tls else "http" in service.handlers and "tls" not in service.handlers)
         and not (service.force_https and not tls)
+        and 0 < service.idle_timeout_s <= TIME_MOST_S
         and not (service.h2_backend or service.compress or service.replay_cache)
         and all(_SAFE_NAME.fullmatch(name) for name in service.removed_headers)
         and all(_SAFE_NAME.fullmatch(name) and _SAFE_VALUE.fullmatch(value) for name, value in service.set_headers)
