@@ -2,7 +2,8 @@
 
 uvicorn's own server brings signals, lifespans and a polling loop that an agent does not need; what it does with a
 connection is in its protocol class, which is all we use. So live and in the simulation the same bytes take the same
-path, only the loop's `create_server` differs.
+path, only the loop's `create_server` differs. uvicorn waits for the head of a request for ever and takes any amount of
+it, from anybody: nobody has shown a token until then. Here both have an end.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ BACKLOG = 1024
 DRAIN_S = 3.0
 """Requests that still run at shutdown, such as long waits, are cut off after this."""
 KEEP_ALIVE_S = 75
+HEAD_S = 60.0
+"""So long a request's head may be on its way."""
+HEAD_BYTES_MAX = 256 << 10
+"""Of a head that has not ended yet: a query of the catalog may be in its path. A whole one counts as what came with it,
+which is less than that."""
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _LOOK_S = 0.02
 
 
@@ -89,13 +96,60 @@ class Server:
                 connection.transport.abort()
 
     def _protocol(self) -> HttpToolsProtocol:
-        return HttpToolsProtocol(self._config, self._state, {}, asyncio.get_running_loop())
+        return _Protocol(self._config, self._state, {}, asyncio.get_running_loop())
 
     def _set_date(self) -> None:
         """The Date header that answers carry, once a second."""
         now_s = self._host.now_ms() / 1000
         self._state.default_headers = [(b"date", formatdate(now_s, usegmt=True).encode())]
         self._dating = asyncio.get_running_loop().call_later(1.0, self._set_date)
+
+
+class _Protocol(HttpToolsProtocol):
+    _head_bytes = 0
+    _heads = 0  # begun
+    _in_head = True  # also before the first one
+    _head_ends: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._awaited()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        heads = self._heads
+        super().data_received(data)
+        if not self._in_head or self.transport.is_closing():
+            return
+        # What ends the request before it may have come with this; it is not counted.
+        self._head_bytes += len(data) if self._heads <= max(heads, 1) else 0
+        if self._head_bytes > HEAD_BYTES_MAX:
+            self.transport.write(_TOO_LARGE)
+            self.transport.close()
+        elif self._head_ends is None:
+            self._await_head()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._heads += 1
+        self._in_head = True
+        self._head_bytes = 0
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._awaited()
+        super().on_headers_complete()
+
+    def _await_head(self) -> None:
+        self._head_ends = self.loop.call_later(HEAD_S, self.transport.abort)
+
+    def _awaited(self) -> None:
+        if self._head_ends is not None:
+            self._head_ends.cancel()
+            self._head_ends = None
 
 
 class _Ordered(dict[Any, None]):
