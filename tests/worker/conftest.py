@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import structlog
@@ -16,6 +18,19 @@ def _without_logs() -> Iterator[None]:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     yield
     structlog.configure(**before)
+
+
+@pytest.fixture
+def in_memory(tmp_path: Path) -> Iterator[Path]:
+    """A directory whose files need no disk, where there is one: for thousands of commits that no power cut meets. They
+    are at the mercy of everybody else on a disk."""
+    try:
+        made = TemporaryDirectory(dir="/dev/shm", prefix="flows-")
+    except OSError:
+        yield tmp_path
+        return
+    with made as directory:
+        yield Path(directory)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

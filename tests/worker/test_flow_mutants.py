@@ -139,7 +139,7 @@ MUTANTS: list[tuple[str, FlowsOf, Script, str]] = [
 
 
 @pytest.mark.parametrize(("flows", "script", "finding"), [m[1:] for m in MUTANTS], ids=[m[0] for m in MUTANTS])
-def test_the_kit_finds(flows: FlowsOf, script: Script, finding: str, tmp_path: Path) -> None:
+def test_the_kit_finds(flows: FlowsOf, script: Script, finding: str, in_memory: Path) -> None:
     scenario = Scenario("mutant", script, flows=flows)
     with pytest.raises(AssertionError, match=finding):
-        explore(scenario, tmp_path, pairs_most=10, aborts_cut_most=10)
+        explore(scenario, in_memory, pairs_most=10, aborts_cut_most=10)

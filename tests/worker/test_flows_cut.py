@@ -294,23 +294,24 @@ SCENARIOS = [
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)  # hundreds of runs, and a host that has more to do
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_a_flow_ends_alike_wherever_it_is_cut_off_and_whatever_fails(
-    scenario: Scenario, tmp_path: Path, request: pytest.FixtureRequest
+    scenario: Scenario, in_memory: Path, request: pytest.FixtureRequest
 ) -> None:
     if request.config.getoption("--all-cuts"):
-        explore(scenario, tmp_path, pairs_most=ALL, aborts_cut_most=ALL)
+        explore(scenario, in_memory, pairs_most=ALL, aborts_cut_most=ALL)
     else:
-        explore(scenario, tmp_path, pairs_most=PAIRS_MOST, aborts_cut_most=ABORTS_CUT_MOST)
+        explore(scenario, in_memory, pairs_most=PAIRS_MOST, aborts_cut_most=ABORTS_CUT_MOST)
 
 
 @pytest.mark.slow
-def test_an_update_in_the_place_of_an_image_on_its_way_ends_alike_wherever_it_is_cut_off(tmp_path: Path) -> None:
+def test_an_update_in_the_place_of_an_image_on_its_way_ends_alike_wherever_it_is_cut_off(in_memory: Path) -> None:
     """Cuts alone: a fault that takes longer than the client waits changes what the update finds."""
     scenario = Scenario("overtaking", another_image_in_the_place_of_one_on_its_way, PROGRAMS)
-    reference = trial(scenario, tmp_path, Plan())
+    reference = trial(scenario, in_memory, Plan())
     assert reference.wrong == []
     assert reference.points[0] > 20
     for cut in range(1, reference.points[0] + 1):
-        outcome = trial(scenario, tmp_path, Plan(cuts=(cut,)))
+        outcome = trial(scenario, in_memory, Plan(cuts=(cut,)))
         assert (outcome.wrong, outcome.end) == ([], reference.end), f"cut {cut}"
