@@ -18,6 +18,7 @@ from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.exchange import Exchange
 from hawker.proxy.embedded.heads import CHUNKED, BadHead, RequestHead, never_a_head, read_request
 from hawker.proxy.embedded.inlets import Inlet
+from hawker.proxy.embedded.parting import part
 from hawker.proxy.embedded.telling import Telling
 from hawker.proxy.embedded.tunnel import reset
 
@@ -142,7 +143,8 @@ class ClientConnection(Telling, asyncio.Protocol):
         self._choked = True
         if self._exchange is not None:
             self._exchange.pause()
-        self._deadline.within(self._idle_s)
+        if self._left != _LINGER:
+            self._deadline.within(self._idle_s)
 
     def resume_writing(self) -> None:
         self._choked = False
@@ -305,7 +307,7 @@ class ClientConnection(Telling, asyncio.Protocol):
     def _late(self) -> None:
         if self._choked or self._left == _CLOSED:
             reset(self._transport)  # nor shall the system keep what it does not take
-        elif self._ended or self._left == _LINGER:
+        elif self._ended:
             self._transport.abort()
         elif self._left == _AWAITED:
             if self._held:
@@ -374,11 +376,8 @@ class ClientConnection(Telling, asyncio.Protocol):
         the connection and with it what was not read yet."""
         self._left = _LINGER
         self._held = b""
-        if self._transport.is_closing():
-            return
-        if not self._transport.can_write_eof():
-            self._transport.close()
-            return
-        self._transport.write_eof()
-        self._go_on()
-        self._deadline.within(self._settings.linger_s)
+        self._deadline.clear()
+        if not self._transport.is_closing():
+            part(self._transport, self._settings)
+            if not self._transport.is_closing():
+                self._go_on()

@@ -30,6 +30,7 @@ from h2.settings import Settings as H2Settings
 from hyperframe.frame import GoAwayFrame
 
 from hawker.proxy.base import Header
+from hawker.proxy.embedded.parting import close, part
 from hawker.proxy.embedded.settings import Settings
 
 _DEFAULT_WINDOW = 65_535
@@ -288,9 +289,7 @@ class Wire(asyncio.Protocol):
         self._reading = False
         self.write()
         if not self.transport.is_closing():
-            self.transport.close()
-            if self.transport.get_write_buffer_size():  # which the peer may never take
-                asyncio.get_running_loop().call_later(self._settings.idle_timeout_s, self.transport.abort)
+            (close if self.h2.config.client_side else part)(self.transport, self._settings)
 
     def _pump(self) -> None:
         """Send what waits, a piece of each stream in turn, as far as windows and the socket allow."""
