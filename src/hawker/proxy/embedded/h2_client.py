@@ -141,9 +141,16 @@ class H2Connection(Wire):
         if not self.streams:
             self.drain()
             return
-        since = self._now() - self._idle_s
+        now, least = self._now(), self._settings.answer_least
+        since = now - self._idle_s
         for stream in list(self.streams.values()):
-            if isinstance(stream, H2Request) and stream.owing and stream.moved_at <= since:
+            if not isinstance(stream, H2Request) or not stream.owing:
+                continue
+            slow = False
+            if stream.pending and stream.since <= since:  # choked, it is the way of all streams that is slow
+                slow = not self._choked and stream.given - stream.given_before < least * (now - stream.since)
+                stream.begin_to_wait()
+            if slow or stream.moved_at <= since:
                 stream.late(self._idle_s)
         if self.streams:
             self._deadline.within(self._idle_s / _LOOKS)

@@ -30,6 +30,7 @@ from h2.settings import Settings as H2Settings
 from hyperframe.frame import GoAwayFrame
 
 from hawker.proxy.base import Header
+from hawker.proxy.embedded.h2_floods import TOO_MUCH, Frames, Strikes
 from hawker.proxy.embedded.parting import close, part
 from hawker.proxy.embedded.settings import Settings
 
@@ -84,8 +85,10 @@ class Wire(asyncio.Protocol):
         self._choked = False
         self._reading = False
         self._carried = False
-        self._strikes = 0.0
-        self._struck_at = now()
+        self._strikes = Strikes(settings, now)
+        self._frames: Frames | None = None
+        if not client_side:  # machines are trusted with what they ask for
+            h2.incoming_buffer = self._frames = Frames(self._strikes, self._is_over)
 
     # --- asyncio.Protocol --------------------------------------------------------------------------------------------
 
@@ -207,21 +210,25 @@ class Wire(asyncio.Protocol):
         if not self.transport.is_closing():
             self.transport.write(frame.serialize())
 
-    def strike(self, weight: float = 1.0) -> None:
-        """What costs us more than the client, who therefore may do it only so often. Machines are trusted with it."""
-        if self.h2.config.client_side:
-            return
-        now = self._now()
-        self._strikes = max(0.0, self._strikes - (now - self._struck_at) * self._settings.h2_strikes_per_s) + weight
-        self._struck_at = now
-        if self._strikes > self._settings.h2_strikes:
+    def strike(self) -> None:
+        """What costs us more than the client, who therefore may do it only so often."""
+        if self._frames is not None and not self.ended and self._strikes.add():
             self.h2.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
-            self._end("it sent too much that asks for nothing")
+            self._end(TOO_MUCH)
 
     def pardon(self) -> None:
         """It has done something useful."""
-        if self._strikes >= 1.0:
-            self._strikes -= 1.0
+        self._strikes.pardon()
+
+    def pushed(self, size: int) -> None:
+        """So much data was sent."""
+        self._carried = True
+        if self._frames is not None:
+            self._frames.sent(size)
+
+    def _is_over(self, stream_id: int) -> bool:
+        stream = self.h2.streams.get(stream_id)
+        return stream_id <= self.h2.highest_inbound_stream_id and (stream is None or stream.closed)
 
     # --- events ------------------------------------------------------------------------------------------------------
 
@@ -306,9 +313,13 @@ class Wire(asyncio.Protocol):
 
 class Stream:
     """One of a connection's. `untaken` came and did not go on yet; `held`: it shall wait. `shut`: nothing may be sent.
-    `moved_at`: when the peer last gave or took something, of the loop's clock."""
+    `moved_at`: when the peer last gave or took something, of the loop's clock. `given` are the bytes that it took, and
+    `given_before` those before `since`: as long there is something to be sent."""
 
-    __slots__ = ("_end", "_out", "_trailers", "held", "id", "moved_at", "shut", "untaken", "wire")
+    __slots__ = (
+        *("_end", "_out", "_trailers", "given", "given_before", "held", "id", "moved_at", "shut", "since", "untaken"),
+        "wire",
+    )
 
     def __init__(self, wire: Wire, stream_id: int) -> None:
         self.wire = wire
@@ -316,7 +327,8 @@ class Stream:
         self.held = False
         self.shut = False
         self.untaken = 0
-        self.moved_at = wire._now()
+        self.moved_at = self.since = wire._now()
+        self.given = self.given_before = 0
         self._out = bytearray()
         self._end = False
         self._trailers: Sequence[Header] = ()
@@ -342,7 +354,14 @@ class Stream:
 
     def put(self, data: bytes) -> None:
         if not self.shut:
+            if not self._out:
+                self.begin_to_wait()
             self._out += data
+
+    def begin_to_wait(self) -> None:
+        """From here on it is looked at how fast the peer takes it."""
+        self.since = self.wire._now()
+        self.given_before = self.given
 
     def finish(self, trailers: Sequence[Header]) -> None:
         """Nothing comes after this."""
@@ -370,8 +389,9 @@ class Stream:
                 del out[:size]
                 most -= size
                 moved = True
+                self.given += size
                 self.moved_at = self.wire._now()
-                self.wire._carried = True
+                self.wire.pushed(size)
                 if not out and self._end and not self._trailers:
                     h2.send_data(self.id, data, end_stream=True)
                     self.sent()

@@ -82,6 +82,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes a second of a body whose request has a place that others wait for: 64 kbit/s, the least that is still sold
     as a connection."""
 
+    answer_least: float = 240.0
+    """Bytes a second of an answer over HTTP/2 that its client takes, over the idle time. To a connection of HTTP/1.1,
+    where nothing is told to have been taken before a good part of `window_bytes` was, it is several times as many."""
+
     replays: int = 10
     """`fly-replay` answers followed for one request."""
     hops: int = 2
