@@ -39,6 +39,9 @@ async def test_a_server_whose_address_is_taken_keeps_no_timer() -> None:
     assert asked == before
 
 
+TCP_REPAIR = 19
+
+
 async def answering(scope: Scope, receive: Receive, send: Send) -> None:
     """Reads the body and answers with its length."""
     length, more = 0, True
@@ -63,6 +66,39 @@ async def connected() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.Strea
         with suppress(ConnectionError):
             await writer.wait_closed()
         await server.close()
+
+
+@pytest.mark.root
+async def test_a_client_that_goes_without_a_word_is_looked_after() -> None:
+    """As a laptop that is closed. What was written to it for nothing is not needed to notice it."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    ended = asyncio.Event()
+
+    async def silent(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await receive()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        ended.set()
+
+    server = await serve(silent, listening, live())
+    client = socket.create_connection(listening.getsockname())
+    client.sendall(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+    client.setblocking(False)
+    assert b" 200 " in await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 1000), 50)
+    (connection,) = server._state.connections
+    sock = connection.transport.get_extra_info("socket")
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    quiet_s = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
+    quiet_s += sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) * sock.getsockopt(
+        socket.IPPROTO_TCP, socket.TCP_KEEPCNT
+    )
+    assert quiet_s <= 120
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)  # a test has less time
+    client.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
+    client.close()  # nothing is sent for it
+    await asyncio.wait_for(ended.wait(), 50)
+    await server.close()
 
 
 async def sent(writer: asyncio.StreamWriter, pieces: Iterable[bytes]) -> int:

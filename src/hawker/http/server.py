@@ -32,6 +32,14 @@ HEAD_BYTES_MAX = 256 << 10
 which is less than that."""
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _LOOK_S = 0.02
+_LOOKED_AFTER = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+)
+"""Who follows the log of a machine that says nothing, and goes without a word, as a laptop does that is closed, is
+noticed after two minutes. The system's own are two hours, and only for those that ask for it."""
 
 
 class Server:
@@ -113,6 +121,9 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if (sock := transport.get_extra_info("socket")) is not None:  # None: of a simulated network
+            for level, option, value in _LOOKED_AFTER:
+                sock.setsockopt(level, option, value)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
