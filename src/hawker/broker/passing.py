@@ -16,6 +16,7 @@ from starlette.responses import Response, StreamingResponse
 
 from hawker.broker.directory import Directory
 from hawker.broker.fleet import Fleet, WorkerLink, check_meant, unreachable
+from hawker.client.connection import Response as PeerResponse
 from hawker.errors import NotFound, Unreachable
 from hawker.http.app import OWNER, REQUEST_ID, path_of
 from hawker.http.call import Call
@@ -95,9 +96,7 @@ class Passing:
             if there is None:
                 raise
             return await self._pass(there, call)
-        if response.status_code == 404 and not isinstance(
-            response, StreamingResponse
-        ):  # it may have been a stale hint that sent us there
+        if response.status_code == 404:  # it may have been a stale hint that sent us there
             there = await self._elsewhere(machine, link)
             if there is not None:
                 return await self._pass(there, call)
@@ -131,9 +130,18 @@ class Passing:
 
     async def _follow(self, link: WorkerLink, call: Call) -> Response:
         stack = AsyncExitStack()
-        status, headers, chunks = await stack.enter_async_context(
-            link.peer.stream(call.request.method, target_of(call), headers=_headers(call), timeout_s=CALL_S)
-        )
+        try:
+            status, headers, chunks = await stack.enter_async_context(
+                link.peer.stream(call.request.method, target_of(call), headers=_headers(call), timeout_s=CALL_S)
+            )
+            if status >= 300:  # an error has an end
+                whole = b"".join([chunk async for chunk in chunks])
+                await stack.aclose()
+                check_meant(link.name, PeerResponse(status, headers, whole))
+                return Response(whole, status, media_type=headers.get("content-type"))
+        except BaseException:
+            await stack.aclose()
+            raise
 
         async def body() -> AsyncIterator[bytes]:
             async with stack:
