@@ -148,6 +148,7 @@ class Gate:
         self.opened = asyncio.Event()
         self.pid = 0
         self.refusal = ""
+        self.busy = 0
         self.attached: set[str] = set()
         self.own = "fdaa::1"
 
@@ -179,6 +180,9 @@ class Gate:
         raise NotImplementedError
 
     async def detach(self, machine: str) -> None:
+        if self.busy:
+            self.busy -= 1
+            raise NetworkError("the kernel's tables are being changed")
         self.attached.discard(machine)
 
     async def reconcile(self, machines: Mapping[str, Wanted]) -> None:
@@ -209,6 +213,38 @@ async def test_a_container_waits_for_its_network(gated: tuple[Opened, Gate]) -> 
     assert (await starting).pid == gate.pid
     await driver.says(one.machine, "began")
     assert "nameserver fdaa::3" in [line.text for line in await driver.lines(one.machine)]
+    await driver.driver.destroy(one.key, force=True)
+    assert gate.attached == set()
+
+
+async def test_a_network_that_could_not_be_removed_with_its_container_is_removed_by_the_next_try(
+    gated: tuple[Opened, Gate],
+) -> None:
+    driver, gate = gated
+    gate.opened.set()
+    one = with_network(driver, "sleep 60")
+    await driver.driver.start(one)
+    gate.busy = 2
+    for _ in range(2):
+        with pytest.raises(NetworkError, match="being changed"):
+            await driver.driver.destroy(one.key, force=True)
+    assert gate.attached == {one.machine}
+    assert await driver.driver.recover() == [], "of the container nothing is there any more"
+    await driver.driver.destroy(one.key, force=True)
+    assert gate.attached == set()
+
+
+async def test_a_container_that_its_daemon_did_not_live_to_know_gets_its_network_back(
+    gated: tuple[Opened, Gate],
+) -> None:
+    """The next daemon removes what it finds of machines that do not run, as far as it knows, and starts them again."""
+    driver, gate = gated
+    gate.opened.set()
+    one = with_network(driver, "sleep 60")
+    started = await driver.driver.start(one)
+    await gate.detach(one.machine)
+    assert await driver.driver.start(one) == started
+    assert gate.attached == {one.machine}
     await driver.driver.destroy(one.key, force=True)
     assert gate.attached == set()
 

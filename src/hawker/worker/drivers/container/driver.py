@@ -84,6 +84,7 @@ class ContainerDriver(SupervisedDriver):
         self._users.hold(self._may_own)
         self._host: Host | None = None
         self._looking = asyncio.Lock()
+        self._connected: dict[str, str] = {}  # machines whose network was made, or begun, for an instance, by its key
 
     async def open(self, on_exit: Callable[[Exit], None]) -> None:
         self._host = None  # something may have been installed
@@ -128,8 +129,11 @@ class ContainerDriver(SupervisedDriver):
         except UnknownInstance:
             instance = None
         await super().destroy(key, force=force)
-        if instance and self._network:
-            await self._network.detach(instance.machine)
+        machine = instance.machine if instance else self._connected.get(key)  # else an earlier try has failed since
+        if machine and self._network:
+            self._connected[key] = machine
+            await self._network.detach(machine)
+        self._connected.pop(key, None)
 
     async def purge(self, machine: str) -> None:
         await super().purge(machine)
@@ -147,9 +151,12 @@ class ContainerDriver(SupervisedDriver):
     async def _start(self, spec: InstanceSpec) -> Instance:
         if not self.supervisor.unused:
             try:
-                return await self.inspect(spec.key)
+                instance = await self.inspect(spec.key)
             except UnknownInstance:
                 pass
+            else:  # the daemon that started it was killed before it had noted that
+                await self._attach_running(spec, instance)
+                return instance
         host = await self._looked()
         if host.runtime is None:
             raise StartFailed(host.problem)
@@ -179,8 +186,7 @@ class ContainerDriver(SupervisedDriver):
             raise
         if "instance" in made:  # let go before its supervisor was lost
             instance = msgspec.convert(made["instance"], Instance)
-            if instance.exit is None and instance.pid:
-                await self._attach(spec, instance.pid)
+            await self._attach_running(spec, instance)
             return instance
         try:
             await self._attach(spec, made["pid"])
@@ -193,18 +199,26 @@ class ContainerDriver(SupervisedDriver):
                 raise StartFailed(f"the machine's network: {error}") from error
             raise
 
+    async def _attach_running(self, spec: InstanceSpec, instance: Instance) -> None:
+        if instance.exit is None and instance.pid:
+            await self._attach(spec, instance.pid)
+
     async def _attach(self, spec: InstanceSpec, pid: int) -> None:
         if self._network and (wanted := wanted_of(spec)):
+            self._connected[spec.key] = spec.machine
             await self._network.attach_namespace(wanted, pid)
 
     async def _give_up(self, spec: InstanceSpec) -> bool:
         """Remove what was made. False when it was gone already, perhaps with its supervisor."""
         was_there = False
-        with suppress(UnknownInstance, SupervisorLost):
-            await self.supervisor.call_once("unmake", key=spec.key)
-            was_there = True
-        if self._network and spec.network:
-            await self._network.detach(spec.machine)
+        try:
+            with suppress(UnknownInstance, SupervisorLost):
+                await self.supervisor.call_once("unmake", key=spec.key)
+                was_there = True
+        finally:
+            if self._network and spec.network:
+                await self._network.detach(spec.machine)
+                self._connected.pop(spec.key, None)
         return was_there
 
     def _order(self, spec: InstanceSpec, image: Image, host: Host, runtime: Runtime) -> dict[str, Any]:
