@@ -28,7 +28,7 @@ from tests.kit.markets import Client
 from tests.kit.namespaces import missing_for_namespaces
 from tests.kit.regions import read
 from tests.kit.stallable import STALLS
-from tests.kit.waiting import eventually
+from tests.kit.waiting import eventually, until
 
 APP = "web"
 METHODS = ("GET",) * 9 + ("POST",)
@@ -61,7 +61,7 @@ async def served(
     async with steady(edge, f"{APP}.localhost", rate=sizes.rate, methods=METHODS) as load:
         await load.count(30)
         await load.flows(sizes.calm_s)
-        assert sorted(each.split()[0] for each in load.by()) == sorted(machines)
+        await until(lambda: {each.split()[0] for each in load.by()} == set(machines), 30.0)
         yield load
     for machine in machines:
         await it.client.ok("DELETE", f"/apps/{APP}/machines/{machine}?force=true")
