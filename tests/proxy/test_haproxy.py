@@ -40,9 +40,9 @@ WEB = ("web", 80)
 class Hot(Stage):
     """A stage on HAProxy."""
 
-    def __init__(self, backends: int, look_s: float) -> None:
+    def __init__(self, backends: int, look_s: float, most: int = 8192) -> None:
         super().__init__(self._made)
-        self._settings = HaproxySettings(look_s=look_s, backends=backends)
+        self._settings = HaproxySettings(look_s=look_s, backends=backends, backends_most=most)
 
     def _made(self) -> Haproxy:
         return Haproxy(self._settings)
@@ -74,8 +74,8 @@ class Hot(Stage):
 
 
 @asynccontextmanager
-async def hot(backends: int = 4, look_s: float = 0.02) -> AsyncIterator[Hot]:
-    stage = Hot(backends, look_s)
+async def hot(backends: int = 4, look_s: float = 0.02, most: int = 8192) -> AsyncIterator[Hot]:
+    stage = Hot(backends, look_s, most)
     try:
         yield stage
     finally:
@@ -611,6 +611,49 @@ async def test_what_haproxy_says_does_not_fill_the_disk() -> None:
         stage.lender.changed("web")
         await until(lambda: WEB not in stage.engine.carried)
         await until(lambda: 0 < log.stat().st_size < LOG_MOST)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+async def test_a_machine_that_haproxy_has_not_as_it_should_is_given_to_it_anew(gone: bool) -> None:
+    """As when its answer to a command was lost: it may have done it, or not."""
+    async with hot() as stage:
+        await stage.machine()
+        await stage.warm()
+        user = await stage.user()
+        assert (await user.ask("GET /")).body == b"hello"
+        assert isinstance(stage.plane, Haproxy)
+        path = f"{stage.plane.directory}/h/stats.sock"
+        rows = csv.DictReader((await ask(path, ["show stat -1 4 -1"])).splitlines())
+        (at,) = (f"{row['# pxname']}/m1" for row in rows if row["svname"] == "m1")
+        await ask(path, [f"set server {at} state maint"])
+
+        async def deleted() -> bool:
+            return "Server deleted." in await ask(path, [f"set server {at} state maint;del server {at}"])
+
+        if gone:
+            await eventually(deleted, "no connection is left there")
+
+        async def carried() -> bool:
+            decided = stage.decided
+            assert (await user.ask("GET /")).body == b"hello"
+            return stage.decided == decided
+
+        await eventually(carried, "HAProxy asks the machine itself")
+
+
+async def test_an_app_whose_service_changes_again_and_again_is_carried_each_time() -> None:
+    """Each service is of a kind of its own, of which HAProxy has only so many."""
+    async with hot(most=12) as stage:
+        await stage.machine()
+        await stage.warm()
+        for number in range(4):
+            stage.serves(set_headers=((b"x-own", b"%d" % number),))
+            stage.lender.changed("web")
+            await until(lambda: WEB not in stage.engine.carried)
+            await stage.warm()
+            decided = stage.decided
+            assert (await stage.ask("GET /"))["x-own"] == f"{number}"
+            assert stage.decided == decided
 
 
 async def test_closing_finishes_what_haproxy_has_under_way() -> None:

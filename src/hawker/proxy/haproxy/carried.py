@@ -81,7 +81,11 @@ class Carried:
             if not known.open or known.places != one.places:
                 known.places = one.places
                 wanted.append(Server(machine=name, host=one.address[0], port=one.address[1], places=one.places))
-        return wanted, {name for name, known in self.machines.items() if known.open and not self._stays(name, lent)}
+        return wanted, {
+            name
+            for name, known in self.machines.items()
+            if known.open and (known.leaving or not self._stays(name, lent))
+        }
 
     def left(self, lent: Mapping[str, Lent]) -> list[str]:
         """Machines that are to be taken out, where nothing is in flight as far as is known."""
@@ -115,13 +119,14 @@ class Carried:
 
     def seen(self, usage: Mapping[str, Usage]) -> tuple[list[tuple[str, bool]], list[str]]:
         """What HAProxy says is in flight. Returns machines with whether they had requests, and those that refuse
-        connections."""
+        connections. One that it has not, or gives nothing, is put in anew if it is to be given requests."""
         told: list[tuple[str, bool]] = []
         down: list[str] = []
         for name, machine in self.machines.items():
             one = usage.get(name)
             if one is None:
                 machine.now = 0
+                machine.leaving |= machine.open
                 told.append((name, False))
                 continue
             moved = one.total != machine.total or one.now != machine.now
@@ -130,6 +135,7 @@ class Carried:
             if not one.up and machine.open:
                 machine.open = False
                 down.append(name)
+            machine.leaving |= machine.open and not one.taken
         return told, down
 
 
@@ -185,6 +191,21 @@ class Table:
         self.kinds[known.number] = more
         self._free.setdefault(more.number, [])
         self._free[more.number] += reversed(backends(more)[known.count :])
+
+    def renew(self, port: int, service: ServicePort) -> bool:
+        """Make a kind that no app is of any more one of this service. False: there is none."""
+        for kind in self.kinds:
+            if len(self._free[kind.number]) == kind.count:
+                self.kinds[kind.number] = Kind(number=kind.number, public=port, service=service, count=kind.count)
+                return True
+        return False
+
+    def kinds_now(self) -> tuple[list[Kind], dict[int, list[str]]]:
+        """For `restore_kinds`, before anything else is done."""
+        return list(self.kinds), {number: list(free) for number, free in self._free.items()}
+
+    def restore_kinds(self, before: tuple[list[Kind], dict[int, list[str]]]) -> None:
+        self.kinds, self._free = before
 
     def restore(self, kinds: tuple[Kind, ...]) -> None:
         """As a configuration has them, all free."""

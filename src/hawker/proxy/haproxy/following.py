@@ -21,9 +21,10 @@ from hawker.proxy.haproxy.carried import HOSTS_MOST, NOTHING, Carried, Key, Tabl
 from hawker.proxy.haproxy.config import Server, carries
 from hawker.proxy.haproxy.counting import Counting
 from hawker.proxy.haproxy.names import Names
-from hawker.proxy.haproxy.process import Process
+from hawker.proxy.haproxy.process import NotStarted, Process
 from hawker.proxy.haproxy.runtime import INTERIM, Usage, adding, closing, emptying, opening
 from hawker.proxy.haproxy.settings import HaproxySettings
+from hawker.proxy.haproxy.wished import Wish, Wished
 from hawker.proxy.lending import Lender
 from hawker.telemetry import get_logger
 
@@ -38,16 +39,6 @@ AGAIN_S = 1.0
 EVERYWHERE = 5
 """Every so many looks are at all backends, which takes HAProxy as long as thirty requests; the others, at those where
 something was in flight."""
-
-
-class Wish:
-    """Hosts of an app's public port that HAProxy may carry; `writing`: those that were sent what changes something."""
-
-    __slots__ = ("hosts", "writing")
-
-    def __init__(self) -> None:
-        self.hosts: set[str] = set()
-        self.writing: set[str] = set()
 
 
 class Following:
@@ -78,7 +69,7 @@ class Following:
         self._connections = connections
         self._loop = asyncio.get_running_loop()
         self._now = self._loop.time
-        self._wished: dict[Key, Wish] = {}
+        self._wished = Wished()
         self._avoiding: set[str] = set()  # apps
         self._dirty: set[str] = set()  # apps
         self._failing: set[str] = set()  # apps
@@ -124,14 +115,11 @@ class Following:
         if known is not None and not known.leaving:
             if len(known.hosts) >= HOSTS_MOST and host not in known.hosts:
                 return
-            if host in (known.writing if writing else known.hosts):
+            if host in (known.writing if writing else known.hosts) and host not in known.untold[writing]:
                 return
         if route.app in self._avoiding or not fits(route.port, host, tls=self._tls(port)):
             return
-        wish = self._wished.setdefault(key, Wish())
-        hosts = wish.writing if writing else wish.hosts
-        if len(hosts) < HOSTS_MOST and host not in hosts:
-            hosts.add(host)
+        if self._wished.add(key, host, writing=writing):
             self._stirred.set()
 
     def asked(self, port: int, name: str, route: Route) -> None:
@@ -179,6 +167,9 @@ class Following:
                         return False
                     await asyncio.sleep(self._settings.look_s / 5)
             except Unreachable:
+                for carried in self._table.carried.values():
+                    if known := carried.machines.get(machine):
+                        known.leaving = True  # who knows
                 return False
             finally:
                 self._stirred.set()
@@ -262,14 +253,17 @@ class Following:
             self._process.trim()
             self._dirty.update(app for app, _ in self._table.carried)
         dirty, self._dirty = self._dirty, set()
-        wished, self._wished = self._wished, {}
+        wished = self._wished.taken()
         try:
             for carried in [each for each in self._table.carried.values() if each.key[0] in dirty]:
                 await self._apart(carried.key[0], self._follow_one(carried))
             for key, wish in wished.items():
                 await self._apart(key[0], self._take(key, wish))
-        except HawkerError:
+        except HawkerError as error:
             self._dirty |= dirty
+            if isinstance(error, Unreachable):  # it may be busy
+                for key, wish in wished.items():
+                    self._wished.again(key, wish)
             raise
         if self._names is not None:
             await self._names.follow(self._table.carried, self._connections)
@@ -307,7 +301,7 @@ class Following:
         wanted, unwanted = carried.steps(machines)
         for server in wanted:
             known = carried.machines[server.machine]
-            known.open = True
+            known.open = known.leaving = True  # until HAProxy has said that it has it
             self._lender.filled(app, port, server.machine, server.places, known.now, False)
         for server in wanted:
             await self._open(carried, server, known=server.machine in before)
@@ -332,9 +326,10 @@ class Following:
             problems = await self._runtime.do(opening(carried.backend, server), old=False)
         if problems:  # or it was not given requests when HAProxy was begun anew
             problems = await self._runtime.do(adding(carried.backend, server), old=False)
+        machine = carried.machines[server.machine]
+        machine.leaving = bool(problems)
         if problems:
-            machine = carried.machines[server.machine]
-            machine.open, machine.leaving = False, True
+            machine.open = False
             self._lender.filled(*carried.key, server.machine, 0, machine.now, False)
             _logger.warning("haproxy.not_added", machine=server.machine, said=problems[0], cause="a machine has room")
 
@@ -362,6 +357,8 @@ class Following:
         """Let HAProxy carry an app, or another host of one, or more of what is asked of it."""
         carried = self._table.carried.get(key)
         if carried is not None and carried.leaving:
+            if key[0] not in self._avoiding:
+                self._wished.again(key, wish)  # it is about to be given back
             return
         if carried is None:
             offer = self._lender.offer(*key)
@@ -369,31 +366,35 @@ class Following:
                 return
             carried = self._table.take(key, offer.service)
             if carried is None:
+                before = self._table.kinds_now()
                 if not self._room(key[1], offer.service):
                     return
-                await self._serve()
+                try:
+                    await self._serve()
+                except NotStarted:
+                    self._table.restore_kinds(before)  # it may be these that HAProxy does not take
+                    raise
                 carried = self._table.take(key, offer.service)
                 assert carried is not None  # there is room now
             await self._follow_one(carried)
         config = self._process.config
         assert config is not None
-        hosts, writing = (wish.hosts | wish.writing) - carried.hosts, wish.writing - carried.writing
-        carried.hosts |= hosts
+        hosts = ((wish.hosts | wish.writing) - carried.hosts) | carried.untold[0]
+        writing = (wish.writing - carried.writing) | carried.untold[1]
+        carried.hosts |= hosts  # when it leaves, HAProxy is to forget also those that it was perhaps told of
         carried.writing |= writing
         carried.untold = hosts, writing
         commands = naming(config, carried, hosts, writing=False) + naming(config, carried, writing, writing=True)
-        try:
-            if problems := await self._runtime.do(commands):
-                _logger.warning("haproxy.not_mapped", app=key[0], said=problems[0], cause="an app is served")
-        finally:
-            carried.untold = NOTHING, NOTHING
+        if problems := await self._runtime.do(commands):
+            _logger.warning("haproxy.not_mapped", app=key[0], said=problems[0], cause="an app is served")
+        carried.untold = NOTHING, NOTHING
 
     def _room(self, port: int, service: ServicePort) -> bool:
         """Make twice as many backends of a kind, or a kind."""
         kind = self._table.kind_of(port, service)
         more = kind.count if kind else 8
         if self._table.size + more > self._settings.backends_most:
-            return False
+            return kind is None and self._table.renew(port, service)
         self._table.grow(port, service, more)
         return True
 
