@@ -216,6 +216,22 @@ async def test_a_row_that_does_not_read_is_named(store: Store) -> None:
         store.read.select(AppRow, "true union all select body from lease")
 
 
+async def test_a_row_that_damage_made_no_text_is_named(path: Path, store: Store) -> None:
+    await store.submit(taking("m"))
+    db = apsw.Connection(str(path))
+    ((body,),) = db.execute("select cast(body as blob) from lease")
+    db.execute("update lease set body = cast(? as text)", (body.replace(b'"o"', b'"\xff"'),))
+    problem = r"table lease: a row does not read as LeaseRow: .* can't decode byte 0xff"
+    with pytest.raises(Corrupt, match=problem):
+        store.read.get(LeaseRow, "m")
+    with pytest.raises(Corrupt, match=problem):
+        store.read.select(LeaseRow)
+    with pytest.raises(Corrupt, match=problem):
+        await store.submit(lambda tx: tx.get(LeaseRow, "m"))
+    db.execute("update lease set body = cast(? as text)", (body,))
+    db.close()
+
+
 # --- a cut, as the crash tests make it ---
 
 

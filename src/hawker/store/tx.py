@@ -33,8 +33,19 @@ def _decode(kind: type[R], body: str) -> R:
     try:
         row: R = decoder.decode(body)
     except msgspec.DecodeError as error:
-        raise Corrupt(f"table {kind.table}: a row does not read as {kind.__name__}: {error}") from error
+        raise _unreadable(kind, error) from error
     return row
+
+
+def _bodies(db: apsw.Connection, kind: type[Row], where: str, values: Sequence[Any]) -> list[str]:
+    try:
+        return [body for (body,) in rows(db, f"select body from {kind.table} where {where}", values)]
+    except UnicodeDecodeError as error:  # SQLite has no checksums: damage within a text is seen by who reads it
+        raise _unreadable(kind, error) from error
+
+
+def _unreadable(kind: type[Row], error: Exception) -> Corrupt:
+    return Corrupt(f"table {kind.table}: a row does not read as {kind.__name__}: {error}")
 
 
 class Reads:
@@ -44,13 +55,12 @@ class Reads:
         self._db = db
 
     def get(self, kind: type[R], key: str) -> R | None:
-        found = rows(self._db, f"select body from {kind.table} where id = ?", (key,))
-        return _decode(kind, found[0][0]) if found else None
+        found = _bodies(self._db, kind, "id = ?", (key,))
+        return _decode(kind, found[0]) if found else None
 
     def select(self, kind: type[R], where: str = "true", values: Sequence[Any] = ()) -> list[R]:
         """Rows matching `where`, which may end with `order by` and `limit`."""
-        found = rows(self._db, f"select body from {kind.table} where {where}", values)
-        return [_decode(kind, body) for (body,) in found]
+        return [_decode(kind, body) for body in _bodies(self._db, kind, where, values)]
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         return rows(self._db, sql, values)
