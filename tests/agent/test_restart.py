@@ -23,7 +23,7 @@ from hawker.agent import restart
 from hawker.agent.restart import Past
 from hawker.listening import LOT, Listening, close_gently
 
-LIMIT_S = 0.6
+LIMIT_S = 1.0
 """After three times as long a program ends that does nothing at all, also one that the host does not let get on."""
 
 
@@ -85,8 +85,8 @@ def test_a_loop_that_stands_still_begins_anew_and_answers_who_waits(program: Pro
 def test_a_loop_that_stands_still_again_and_again_is_given_longer_each_time(program: Program) -> None:
     took = []
     for stalls in (1, 2):
-        program.ask("asleep")
         began = time.monotonic()
+        program.ask("asleep")
         assert program.ask()[1] == stalls
         took.append(time.monotonic() - began)
     assert took[1] > 2 * LIMIT_S
@@ -204,7 +204,7 @@ async def test_many_may_wait_and_few_are_accepted_at_a_time() -> None:
 
     (server,) = await Listening().serve(Counted, "127.0.0.1", 0, backlog=4 * LOT)
     address = server.sockets[0].getsockname()
-    waiting = [socket.create_connection(address, timeout=0.5) for _ in range(3 * LOT)]  # while the loop does not turn
+    waiting = [socket.create_connection(address, timeout=10) for _ in range(3 * LOT)]  # while the loop does not turn
     while sum(lots) < 3 * LOT:
         lots.append(0)
         await asyncio.sleep(0)
