@@ -142,7 +142,7 @@ async def test_a_machine_that_never_answers_is_504_in_time(stage: Stage) -> None
 
 
 async def test_a_machine_that_falls_silent_in_its_answer_has_it_cut(stage: Stage) -> None:
-    stage.serves(idle_timeout_s=0.1)
+    stage.serves(idle_timeout_s=0.5)
 
     async def stopping(visit: Visit) -> None:
         await visit.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhello")

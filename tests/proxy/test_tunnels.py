@@ -94,7 +94,7 @@ async def test_a_tunnel_that_breaks_on_one_side_breaks_on_the_other(stage: Stage
 
 
 async def test_a_silent_upgrade_ends_after_the_services_idle_time(stage: Stage) -> None:
-    stage.serves(idle_timeout_s=0.1)
+    stage.serves(idle_timeout_s=0.5)
     await stage.machine(shouting)
     user = await stage.user()
     await user.send(head(ASKED))
