@@ -64,6 +64,19 @@ class CutLibrary(nft.Library):
         return super().run(commands)
 
 
+class Ending(netlink.Socket):
+    """A machine's program ends, and its link with it, before a request."""
+
+    left = sys.maxsize
+    device = ""
+
+    def _exchange(self, kind: int, flags: int, message: Any) -> list[bytes]:
+        if Ending.left == 0:
+            subprocess.run(["ip", "link", "del", Ending.device], check=False)
+        Ending.left -= 1
+        return super()._exchange(kind, flags, message)
+
+
 def cut_kernel(worker: str, settings: Settings) -> Kernel:
     return Kernel(worker, settings, netlink=CutSocket, library=CutLibrary)
 
@@ -121,6 +134,43 @@ def test_cut_off_at_any_request_reconciling_leaves_nothing_and_attaching_again_c
         return requests
 
     assert site.run(main()) > 20
+
+
+@pytest.mark.slow
+def test_a_machine_that_ends_while_all_is_put_right_keeps_no_other_from_it(site: Site) -> None:
+    pids = {1: site.process("m"), 2: site.process("n")}
+    one, other = wanted(1), wanted(2, ())
+
+    def kernel(worker: str, settings: Settings) -> Kernel:
+        return Kernel(worker, settings, netlink=Ending)
+
+    async def main() -> int:
+        Ending.device = addresses.device("first", one.machine)
+        requests = 0
+        while True:
+            manager = Manager("first")
+            await manager.open()
+            await manager.attach_namespace(other, pids[2])
+            alone = site.state()
+            await manager.attach_namespace(one, pids[1])
+            await manager.close()
+            site.ip("host", f"link set {Ending.device} down")  # there is something to put right
+            manager = Manager("first", kernel=kernel)
+            await manager.open()
+            Ending.left = requests
+            await manager.reconcile({one.machine: one, other.machine: other})
+            came, Ending.left = Ending.left < 0, sys.maxsize
+            if came:
+                assert Ending.device not in site.state()
+            await manager.detach(one.machine)
+            assert site.state() == alone, f"after {requests} requests"
+            await manager.detach(other.machine)
+            await manager.close()
+            if not came:
+                return requests
+            requests += 1
+
+    assert site.run(main()) > 10
 
 
 @pytest.mark.slow
@@ -400,6 +450,35 @@ def test_reconciling_keeps_a_tap_that_is_about_to_be_attached(site: Site) -> Non
     site.machine("other", "first", 7)
     site.run(manager.reconcile({"other": site.wanted["other"]}))
     site.run(manager.attach_tap(wanted(1)))
+
+
+@pytest.mark.parametrize("end", ["in its time", "close"])
+def test_filters_that_go_with_the_last_machine_take_no_tap_along_that_is_about_to_be_attached(
+    site: Site, end: str
+) -> None:
+    async def main() -> None:
+        manager = Manager("first", idle_s=0.01)
+        await manager.open()
+        await manager.attach_namespace(wanted(2), site.process("m"))
+        planned = manager.plan(wanted(1))
+        await manager.detach(wanted(2).machine)
+        site.ip("host", f"tuntap add {planned.interface} mode tap")
+        if end == "close":
+            await manager.close()
+            await manager.open()
+        else:
+            await asyncio.sleep(0.1)  # what is to be shown is that time alone does nothing
+            assert [line for line in site.state() if "hawker" in line], "it is put off"
+        await manager.attach_tap(wanted(1))
+        await manager.detach(wanted(1).machine)
+
+        async def bare() -> bool:
+            return not [line for line in site.state() if "hawker" in line or planned.interface in line]
+
+        await eventually(bare, "nothing is left")
+        await manager.close()
+
+    site.run(main())
 
 
 def test_two_managers_of_one_worker_are_one_too_many(site: Site) -> None:

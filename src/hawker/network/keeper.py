@@ -19,6 +19,8 @@ from hawker.network.plan import Link, Operation, State
 
 Machines = dict[str, tuple[Wanted, Attachment]]
 """By the name of the host end."""
+SETTLED_MOST = 4
+"""How often it is tried to put everything right at a time."""
 
 
 class _Have(msgspec.Struct, frozen=True):
@@ -54,17 +56,21 @@ class Keeper:
 
     @property
     def idle(self) -> bool:
-        """Whether no machine is attached, as far as is known."""
-        return not self._machines and not any(have.state.links for have in self._have.values())
+        """Whether no machine is attached."""
+        return not self._machines
 
     def has(self, device: str) -> bool:
         """Whether a machine is attached by this host end."""
         return device in self._machines
 
-    def tidy(self) -> None:
-        """Without a machine leave nothing on the host, but that it forwards."""
+    def tidy(self) -> bool:
+        """Without a machine leave nothing on the host, but that it forwards. False: a link is there, of a machine on
+        its way of which nothing else is known yet, or of one that is just going."""
         if self.idle:
+            if self._look().links:
+                return False
             self._clear(frozenset())
+        return True
 
     def reconcile(self, machines: Machines, planned: frozenset[str]) -> None:
         """Put right what these machines need. Of all others remove everything, but the links that are `planned`:
@@ -126,6 +132,8 @@ class Keeper:
             self._machines.pop(device, None)
             self._settled = False
             raise
+        if device not in self._machines:
+            raise NetworkError(f"the machine's interface {device} has gone")
 
     def _put(self, link: Link, index: int) -> None:
         """`link` is what is known of one that is new."""
@@ -167,7 +175,19 @@ class Keeper:
         return actual
 
     def _settle(self, planned: frozenset[str] | None) -> None:
-        """Read everything, and put everything right. None leaves alone all host ends of which nothing is known."""
+        """Read everything, and put everything right. None leaves alone all host ends of which nothing is known. A
+        program that ends meanwhile takes its link with it: then it is begun again without that."""
+        for tries_left in reversed(range(SETTLED_MOST)):
+            try:
+                self._settle_once(planned)
+                return
+            except AddressTaken:
+                raise
+            except NetworkError:
+                if not tries_left:
+                    raise
+
+    def _settle_once(self, planned: frozenset[str] | None) -> None:
         actual = self._look()
         there = {link.name for link in actual.links}
         self._machines = {device: its for device, its in self._machines.items() if device in there}

@@ -169,8 +169,8 @@ class Manager:
         await self._run(lambda: keeper.detach(device))
         self._planned.discard(device)
         self._four.pop(device, None)
-        if keeper.idle and self._tidying is None:
-            self._tidying = asyncio.get_running_loop().call_later(self._idle_s, self._tidy)
+        if keeper.idle:
+            self._tidy_later()
 
     async def reconcile(self, machines: Mapping[str, Wanted]) -> None:
         planned = [(wanted, self.plan(wanted)) for wanted in machines.values()]
@@ -184,10 +184,21 @@ class Manager:
         if (keeper := self._keeper) is not None:
             await self._run(keeper.restore)
 
+    def _tidy_later(self) -> None:
+        if self._tidying is None:
+            self._tidying = asyncio.get_running_loop().call_later(self._idle_s, self._tidy)
+
     def _tidy(self) -> None:
         self._tidying = None
         if self._thread is not None and self._keeper is not None:
-            self._thread.submit(self._keeper.tidy)
+            done = asyncio.get_running_loop().run_in_executor(self._thread, self._keeper.tidy)
+            done.add_done_callback(self._tidied)
+
+    def _tidied(self, done: asyncio.Future[bool]) -> None:
+        if done.cancelled() or self._thread is None:
+            return
+        if done.exception() or not done.result():
+            self._tidy_later()
 
     def _kept(self) -> Keeper:
         """In the thread. Raises `NetworkError`."""
