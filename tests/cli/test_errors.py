@@ -341,6 +341,15 @@ output.data({value!r})
     assert json.loads(line) == json.loads("".join(data)) == value
 
 
+def test_an_argument_that_is_no_text_is_named() -> None:
+    """As from a terminal that is not one for UTF-8."""
+    argv = [*map(str.encode, PROGRAM), b"apps", b"show", b"caf\xe9"]
+    env = environment({"HAWKER_ENDPOINT": "http://127.0.0.1:1", "HAWKER_TOKEN": "t"})
+    ended = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=ENDS_S)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith('error: argument: "caf\\udce9" is not valid: it is not written in UTF-8')
+
+
 def test_nothing_given_shows_the_help() -> None:
     ended = hawker()
     assert ended.status == 2

@@ -20,7 +20,7 @@ import click
 import hawker
 from hawker.cli import output
 from hawker.cli.groups import Lazy
-from hawker.errors import HawkerError
+from hawker.errors import HawkerError, Invalid
 
 INTERRUPTED = 130
 
@@ -121,10 +121,23 @@ def _run(arguments: Sequence[str] | None) -> int:
     except Exception as error:
         if os.environ.get("HAWKER_DEBUG"):
             raise
+        if isinstance(error, UnicodeEncodeError) and (odd := _no_text(arguments)):
+            remedy = "it is not written in UTF-8; set the terminal, or what it is pasted from, to that"
+            output.failure(Invalid("argument", odd, remedy), form)
+            return 2
         text = f"a fault of hawker's own: {type(error).__name__}: {error}"
         output.failure(HawkerError(text, hint="run it again with HAWKER_DEBUG=1 to see where, and report it"), form)
         return 1
     return status if isinstance(status, int) else 0
+
+
+def _no_text(arguments: Sequence[str] | None) -> str:
+    """The first argument that is no text, to show; "" when all are. A file's name may be none."""
+    for argument in sys.argv[1:] if arguments is None else arguments:
+        shown = argument.encode(errors="backslashreplace").decode()
+        if shown != argument:
+            return shown
+    return ""
 
 
 def _usage_hint(error: click.ClickException) -> str:
