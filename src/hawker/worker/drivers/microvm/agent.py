@@ -22,6 +22,9 @@ from hawker.worker.drivers.microvm import wire
 CREDIT = 256 * 1024  # what a command may send, and be sent, ahead of who reads it; see init/guest_commands.h
 CHUNK = 32 * 1024
 PART = 512 * 1024  # of a configuration, which may have files in it
+KILLED_S = 5.0
+"""So long a guest may take to end a command that it was told to kill. One that is hung, or a stranger's, never does."""
+_KILLED = 128 + 9, 9
 REFUSAL_BYTES_MAX = 1000  # of the words of a guest, which may be a stranger's
 RETRY_S = 0.001
 RETRY_LONGEST_S = 0.02
@@ -183,8 +186,10 @@ class Agent:
             except TimeoutError:
                 timed_out = True
                 command.kill()
-                await collect()
-            code, signal = await command.wait()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(KILLED_S):
+                        await collect()
+            code, signal = await command.wait() if command.over else _KILLED
         finally:
             feeding.cancel()
             await asyncio.gather(feeding, return_exceptions=True)
@@ -313,6 +318,10 @@ class Command:
     async def resize(self, columns: int, rows: int) -> None:
         if not self._ended.done():
             self._agent.send("t", self.number, wire.fields([columns, rows]))
+
+    @property
+    def over(self) -> bool:
+        return self._ended.done()
 
     async def wait(self) -> tuple[int, int | None]:
         return await asyncio.shield(self._ended)
