@@ -40,7 +40,7 @@ class Edge:
     def configure(self, *public: str) -> None:
         listen = ", ".join(f'"{number}" = "127.0.0.1:{self.ports[number]}"' for number in public)
         self.config.write_text(
-            f'name = "edge"\nregion = "ord"\ndirectory = "{self.home}/edge"\nwatchdog_s = 0.8\n'
+            f'name = "edge"\nregion = "ord"\ndirectory = "{self.home}/edge"\nwatchdog_s = 2.0\n'
             f'[tokens]\ncluster = "c"\n[broker]\nlisten = "127.0.0.1:{self.ports["api"]}"\n'
             f'[proxy]\nlisten = {{ {listen} }}\nengine = "haproxy"\nembedded = {{ drain_s = 2 }}\n'
         )
