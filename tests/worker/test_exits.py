@@ -11,9 +11,9 @@ import pytest
 from tests.kit.sim_worker import APP, SimWorker, a_worker, a_world
 from tests.kit.virtual_time import virtual_time
 
-from hawker.errors import DiskFull
+from hawker.errors import DiskFull, Unreachable
 from hawker.model.machine import State
-from hawker.sim.hosts.world import Program
+from hawker.sim.hosts.world import Program, World
 from hawker.worker.drivers.base import Exit, InstanceSpec, Limits
 
 PROGRAMS = {
@@ -347,3 +347,47 @@ async def test_after_a_restore_from_a_backup_a_lost_program_does_not_begin_again
     there = {placed.spec.machine: placed.spec.key for placed in world.instances.values()}
     assert there == {machine: worker.machine(machine).instance for machine in machines}
     await worker.close()
+
+
+@virtual_time
+async def test_an_instance_that_cannot_be_removed_now_keeps_no_worker_from_starting(tmp_path: Path) -> None:
+    world = a_world()
+    limits = Limits(cpu_millis=62, memory_mib=256)
+    world.start(InstanceSpec(key="run/launch", machine="m", image="host", argv=["serve"], env={}, limits=limits))
+    met = hindered(world, "destroy run/launch", times=3)
+    worker = await SimWorker.open(tmp_path, world)
+    assert await worker.run_machine()
+    await worker.until(lambda: "run/launch" not in world.instances)
+    assert len(met) == 3
+    await worker.close()
+
+
+@virtual_time
+async def test_a_program_that_cannot_be_frozen_now_keeps_no_worker_from_starting(tmp_path: Path) -> None:
+    world = a_world()
+    worker = await SimWorker.open(tmp_path, world)
+    machine = await worker.run_machine()
+    await worker.machines.suspend(APP.name, machine, worker.request())
+    await worker.at_rest(machine)
+    await worker.die()
+    (placed,) = world.instances.values()
+    world.freeze(placed.spec.key, suspended=False)
+    met = hindered(world, "suspend", times=2)
+    worker = await SimWorker.open(tmp_path, world)
+    await worker.until(lambda: placed.suspended)
+    assert len(met) == 2
+    assert worker.wrong() == []
+    await worker.close()
+
+
+def hindered(world: World, effect: str, *, times: int) -> list[str]:
+    """Have the driver fail so often before an effect; the effects that it met."""
+    met: list[str] = []
+
+    def point(when: str, what: str) -> None:
+        if when == "before" and what.startswith(effect) and len(met) < times:
+            met.append(what)
+            raise Unreachable("the host hinders it")
+
+    world.point = point
+    return met

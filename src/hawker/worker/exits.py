@@ -7,8 +7,9 @@ policy with its verdict, or the start of the worker.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 
 from hawker.core import restart
 from hawker.errors import StoreError
@@ -24,6 +25,9 @@ from hawker.worker.drivers.several import Runtimes
 from hawker.worker.flows import launching
 from hawker.worker.machine_log import MachineLog
 from hawker.worker.runner import STORE_RETRY_S, Busy, Runner, active_run
+
+AGAIN_S = 1.0
+AGAIN_MOST_S = 60.0
 
 
 class Exits:
@@ -54,9 +58,12 @@ class Exits:
         """A run of this machine has ended: look at an exit that waited for it."""
         ended = self._waiting.get(machine)
         if ended and self._recovered and not self._closed:
-            task = asyncio.get_running_loop().create_task(self._handle(ended), name=f"exit of {machine}")
-            self._tasks[task] = None
-            task.add_done_callback(lambda done: self._tasks.pop(done, None))
+            self._spawn(self._handle(ended), f"exit of {machine}")
+
+    def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     async def recover(self) -> None:
         """At the worker's start, after the driver is open, before runs are resumed and before requests: compare what
@@ -88,7 +95,7 @@ class Exits:
         for instance in sorted(instances, key=lambda instance: instance.key):
             if instance.key not in known and instance.key.partition("/")[0] not in begun:
                 _logger.warning("orphan.removed", resource=instance.machine, instance=instance.key, cause=ORPHAN)
-                await self._driver.destroy(instance.key, force=True)
+                await self._or_later(partial(self._driver.destroy, instance.key, force=True), instance.key, ORPHAN)
 
     async def _correct(self, instances: Sequence[Instance], drivers: Collection[str]) -> None:
         """Of machines of these drivers only: about the others' nothing is known."""
@@ -103,8 +110,35 @@ class Exits:
                 pass  # its run goes on
             elif instance.exit is None and instance.suspended != (row.state is State.suspended):
                 _logger.warning("instance.corrected", resource=row.id, frozen=instance.suspended, cause=ROWS_DECIDE)
-                with suppress(UnknownInstance):  # it has just ended
-                    await (self._driver.resume if instance.suspended else self._driver.suspend)(row.instance)
+                await self._or_later(partial(self._freeze, row), row.instance, ROWS_DECIDE)
+
+    async def _freeze(self, row: MachineRow) -> None:
+        """Or not, as its machine's row says, unless that is another one by now."""
+        now = self._store.read.get(MachineRow, row.id)
+        if now is None or (now.state, now.instance) != (row.state, row.instance):
+            return
+        with suppress(UnknownInstance):  # it has just ended
+            await (self._driver.suspend if row.state is State.suspended else self._driver.resume)(row.instance)
+
+    async def _or_later(self, work: Callable[[], Awaitable[None]], instance: str, cause: str) -> None:
+        """One instance that a driver cannot deal with now keeps no worker from starting: it is tried again later."""
+        try:
+            await work()
+        except Exception as error:
+            _logger.error("instance.left", instance=instance, why=str(error) or type(error).__name__, cause=cause)
+            self._spawn(self._until_done(work, instance, cause), f"deal with {instance}")
+
+    async def _until_done(self, work: Callable[[], Awaitable[None]], instance: str, cause: str) -> None:
+        pause_s = AGAIN_S
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, AGAIN_MOST_S)
+            try:
+                await work()
+            except Exception as error:
+                _logger.error("instance.left", instance=instance, why=str(error) or type(error).__name__, cause=cause)
+            else:
+                return
 
     async def close(self) -> None:
         """Exits from now on are left to the next worker: its driver tells of them again."""
