@@ -199,8 +199,9 @@ async def test_a_machine_that_a_client_has_leased_is_left_alone(tmp_path: Path) 
         assert it.story(machine) == ["launch created"]
 
 
+@pytest.mark.slow
 async def test_a_program_that_never_listens_is_given_up(tmp_path: Path) -> None:
-    async with house(tmp_path, RouterSettings(ready_s=1.5)) as it:
+    async with house(tmp_path, RouterSettings(ready_s=5.0)) as it:  # in which its worker has started it
         await it.machine("web", program="import time; time.sleep(60)")
         status, _, body = await it.asked("web")
         assert (status, b"takes no connection" in body) == (503, True)

@@ -18,7 +18,7 @@ from hawker.sim.campaign import Campaign
 from hawker.sim.plan import Plan
 from hawker.sim.running import Report, simulate
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # on virtual time: a slow host changes nothing else
 
 SEEDS = (1, 2, 3, 4, 5, 6)
 SHORT = Plan(seed=3, seconds=8.0)

@@ -10,7 +10,7 @@ from hawker.sim.mutants.market import MUTANTS
 from hawker.sim.plan import Plan
 from hawker.sim.running import simulate
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # on virtual time: a slow host changes nothing else
 
 SEEDS_MOST = 5
 SECONDS = 20.0

@@ -7,7 +7,7 @@ import pytest
 
 from hawker.sim.scenarios.outage import MACHINES, REGION, outage
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # on virtual time: a slow host changes nothing else
 
 
 def test_machines_that_turn_unhealthy_for_ten_minutes_stay_where_they_are_and_run_on() -> None:

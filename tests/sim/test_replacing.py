@@ -15,7 +15,7 @@ from hawker.sim.plan import Plan
 from hawker.sim.platform.logs import logs_into
 from hawker.sim.platform.loop import SimLoop, run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # on virtual time: a slow host changes nothing else
 
 
 @pytest.mark.parametrize("away", [False, True], ids=["back", "away"])

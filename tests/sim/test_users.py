@@ -23,7 +23,7 @@ from hawker.sim.platform.replacing import Change
 from hawker.sim.running import Report, simulate
 from hawker.sim.scenarios.standbys import outages
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # on virtual time: a slow host changes nothing else
 
 SEEDS = (1,)
 SECONDS = {
