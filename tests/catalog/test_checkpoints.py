@@ -10,11 +10,13 @@ import pytest
 from tests.kit.waiting import wait_until
 
 from hawker.catalog.checkpoints import Checkpoints
+from hawker.store.connection import BUSY_MS
 
 
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[apsw.Connection]:
     db = apsw.Connection(str(tmp_path / "a.db"))
+    db.set_busy_timeout(BUSY_MS)  # as the catalog's own: the last round keeps it out
     for sql in ("pragma journal_mode = wal", "pragma synchronous = normal", "create table t (n integer, text)"):
         db.execute(sql).fetchall()
     yield db
