@@ -108,6 +108,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(180)
 def test_where_an_app_is_served_is_shown_and_opened(site: Site) -> None:
     url = site("open", "--app", APP).out.strip()
     assert url.startswith(f"http://{APP}.localhost:")
@@ -123,6 +124,7 @@ def test_where_an_app_is_served_is_shown_and_opened(site: Site) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(180)
 def test_ping_wakes_an_app_and_shows_what_that_took(site: Site) -> None:
     site("machine", "stop", site.web)
     pings = [json.loads(line) for line in site("ping", "--app", APP, "-c", "2", "-i", "0", "--json").out.splitlines()]
@@ -139,6 +141,7 @@ def test_ping_wakes_an_app_and_shows_what_that_took(site: Site) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(180)
 def test_ping_says_what_refuses_it(site: Site) -> None:
     refused = site("ping", "--app", APP, "-c", "1", "--machine", "00000000000000", status=1)
     assert "; PR" in refused.out.splitlines()[1]
@@ -174,6 +177,7 @@ def following(site: Site, *arguments: str) -> Iterator[list[dict[str, Any]]]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(180)
 def test_logs_of_all_machines_are_one_stream_by_time(site: Site) -> None:
     counting = "i=0; while [ $i -lt 5 ]; do echo {} $i; i=$((i+1)); sleep 0.03; done; exec sleep 600"
     first = site.run("--region", "mad", command=("sh", "-c", counting.format("a")))

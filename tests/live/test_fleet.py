@@ -168,6 +168,7 @@ async def test_closing_ends_every_late_question_also_of_an_earlier_silence() -> 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(180)  # a whole market comes up and goes down, on a host that may be busy
 async def test_lists_are_quick_and_name_the_worker_that_is_frozen(tmp_path: Path) -> None:
     loop = asyncio.get_running_loop()
     with running_market(tmp_path, ("--region", "ord", "--region", "mad", "--workers", "1", "--no-cgroups")) as market:
@@ -192,6 +193,7 @@ async def test_lists_are_quick_and_name_the_worker_that_is_frozen(tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(180)  # a whole market comes up and goes down, on a host that may be busy
 async def test_orders_with_large_configurations_are_all_filled_at_once(tmp_path: Path) -> None:
     """Together they are more than a client may send: once their batches were refused, and so were most of them."""
     config = {**SLEEPER, "metadata": {"note": "x" * 150_000}}
