@@ -196,3 +196,23 @@ async def test_a_command_is_talked_to_though_another_machine_has_just_ended(supe
     assert await talk.read() == ("stdout", b"here\n")
     assert await talk.wait() == (0, None)
     await talk.close()
+
+
+@pytest.mark.root
+async def test_what_cannot_be_cleared_keeps_no_supervisor_from_starting(tmp_path: Path) -> None:
+    connection = Supervisor(tmp_path / "there", "--mounts", "--no-cgroups")
+    try:
+        pid = await run(connection)
+        os.kill(pid, signal.SIGKILL)
+        directory = connection.directory / "run"
+        (directory / "odd.launch.d" / "rootfs" / "full").mkdir(parents=True)
+        (directory / "odd" / "full").mkdir(parents=True)
+        (directory / "other.launch.d").mkdir()
+        (directory / "other.out").touch()
+        async with asyncio.timeout(30):
+            assert [shown["key"] for shown in await connection.call("list")] == [KEY]
+        assert {path.name for path in directory.iterdir()} >= {"odd.launch.d", "odd"}
+        assert not {path.name for path in directory.iterdir()} & {"other.launch.d", "other.out"}
+    finally:
+        await connection.shut_down(grace_s=0)
+        await connection.close()

@@ -64,7 +64,8 @@ class Files:
         recorded = {os.path.basename(path) for path in self.recorded()}
         for name in os.listdir(self._run):
             if name.rpartition(".")[0] not in recorded and not name.endswith(DIRECTORY):
-                os.unlink(f"{self._run}/{name}")
+                with contextlib.suppress(IsADirectoryError):  # not ours
+                    os.unlink(f"{self._run}/{name}")
 
     def purge_log(self, machine: str) -> None:
         """Remove all that a machine wrote out."""

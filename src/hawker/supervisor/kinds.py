@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -78,7 +79,10 @@ class Containers:
         kept = {container.directory for container in running}
         for directory in self._common.files.directories():
             if directory not in kept:
-                clear_directory(directory)
+                try:
+                    clear_directory(directory)
+                except OSError:  # the others all the same
+                    traceback.print_exc()
         self.roots.keep_only(container.root for container in running)
 
     def _get(self, ask: Ask) -> Making:

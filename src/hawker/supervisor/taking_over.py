@@ -7,8 +7,10 @@ import os
 import select
 import signal
 import sys
+import traceback
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import partial
 from typing import Final
 
 from hawker.supervisor import proc
@@ -108,6 +110,11 @@ def _clear_unrecorded(instances: Mapping[str, Instance], common: Common, contain
         for name in common.groups.names():
             if name not in running:
                 common.remove_group(name)
+    clearing = [common.files.remove_unrecorded]
     if containers:
-        containers.clear_unrecorded(instances.values())
-    common.files.remove_unrecorded()
+        clearing.append(partial(containers.clear_unrecorded, instances.values()))
+    for clear in clearing:
+        try:
+            clear()
+        except OSError:  # what is left takes room, but machines run: they need a supervisor
+            traceback.print_exc()
