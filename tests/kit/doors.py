@@ -171,6 +171,12 @@ class House:
         rows = self.worker.store.read.select(EventRow, "machine = ? order by id", (machine,))
         return [f"{event.type} {event.status}" for event in rows]
 
+    def at_ms(self, machine: str, what: str) -> int:
+        """When something happened that is in the machine's story once."""
+        rows = self.worker.store.read.select(EventRow, "machine = ? order by id", (machine,))
+        (at_ms,) = (event.at_ms for event in rows if f"{event.type} {event.status}" == what)
+        return at_ms
+
     def causes(self, machine: str) -> list[str]:
         rows = self.worker.store.read.select(EventRow, "machine = ? order by id", (machine,))
         return [event.cause for event in rows]
@@ -191,7 +197,7 @@ class House:
         status, _, body = await self.asked(app, headers=headers)
         return status, body
 
-    async def asked(self, app: str, *, headers: str = "", seconds: float = 15.0) -> tuple[int, dict[str, str], bytes]:
+    async def asked(self, app: str, *, headers: str = "", seconds: float = 30.0) -> tuple[int, dict[str, str], bytes]:
         """The same with the answer's headers, names in lower case."""
         host, port = self.proxy.listening[PORT]
         async with asyncio.timeout(seconds):
