@@ -17,15 +17,18 @@ from typing import Final
 
 from hawker.supervisor import proc
 from hawker.supervisor.common import Common
+from hawker.supervisor.loop import Timer
 from hawker.supervisor.programs import CannotStart, Launch, spawn
 from hawker.supervisor.protocol import RELEASE
 
 KEPT: Final = 4
-AGAIN_S: Final = 0.01
+AGAIN_S: Final = 0.02
 """After the last one was taken, when whoever waits for its program has most likely been answered, the next is made: it
 takes a millisecond of the core that the program has a small share of."""
 LEAST: Final = 2
-"""When fewer are left, they are made whatever else is going on: a start that finds none makes its own."""
+"""Where fewer are left, the next is made after `SOON_S`, whatever else is going on: a start that finds none makes its
+own."""
+SOON_S: Final = 0.005
 BLANK: Final = "blank"
 
 
@@ -121,8 +124,8 @@ class Gates:
         self._blank: list[Gate] = []
         self._numbers = count()
         self._mark = common.mark(BLANK, "")
-        self._coming = False
-        self._taken_s = 0.0  # when the last one was
+        self._timer: Timer | None = None
+        self._due_s = 0.0
 
     def keep(self, hold: str) -> None:
         """From now on, until `keep` of ""."""
@@ -130,15 +133,15 @@ class Gates:
             self._hold = hold
             self.clear()
             if hold:
-                self._soon()
+                self._fill_at(time.monotonic() + AGAIN_S)
 
     def take(self, hold: str) -> Gate:
         """Raises `CannotStart`."""
         if hold == self._hold:
-            self._taken_s = time.monotonic()
+            gate = self._blank.pop() if self._blank else None
             self._soon()
-            if self._blank:
-                return self._blank.pop()
+            if gate is not None:
+                return gate
         try:
             return self._made(hold)
         except OSError as error:
@@ -157,24 +160,29 @@ class Gates:
         with self._common.host_mounts():
             return Gate(hold, path, self._mark)
 
-    def _soon(self, after_s: float = AGAIN_S) -> None:
-        if not self._coming:
-            self._coming = True
-            self._common.loop.later(after_s, self._fill)
+    def _soon(self) -> None:
+        """One was taken, or is gone."""
+        now_s = time.monotonic()
+        if len(self._blank) >= LEAST:
+            self._fill_at(now_s + AGAIN_S)
+        elif self._timer is None or self._due_s > now_s + SOON_S:
+            self._fill_at(now_s + SOON_S)
+
+    def _fill_at(self, due_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due_s = due_s
+        self._timer = self._common.loop.later(max(0.0, due_s - time.monotonic()), self._fill)
 
     def _fill(self) -> None:
-        self._coming = False
+        self._timer = None
         if not self._hold or len(self._blank) >= KEPT:
-            return
-        wait_s = self._taken_s + AGAIN_S - time.monotonic()
-        if wait_s > 0 and len(self._blank) >= LEAST:
-            self._soon(wait_s)
             return
         with contextlib.suppress(OSError):  # then they are made when they are needed, or not
             gate = self._made(self._hold)
             self._common.children.watch(gate.pid, lambda status: self._ended(gate))
             self._blank.insert(0, gate)
-            self._soon(0)
+            self._fill_at(time.monotonic())
 
     def _ended(self, gate: Gate) -> None:
         """Somebody killed it."""
