@@ -75,6 +75,11 @@ class Exchange(Outgoing):
                 self._connection.abandon()
             self._finish()
 
+    @property
+    def placed(self) -> bool:
+        """Whether a machine has a place for it, and it is not held."""
+        return self._lease is not None
+
     def refuse(self, refusal: Refused) -> None:
         """The rest of the request cannot be read, or does not come."""
         if self._answered:

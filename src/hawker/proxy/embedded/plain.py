@@ -14,6 +14,7 @@ from typing import cast
 from hawker.core.preface import Way, write_preface
 from hawker.proxy.base import ANY, Header, Lease, Refused, Route, ServicePort, Wishes
 from hawker.proxy.embedded.common import Common
+from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.exchange import Exchange
 from hawker.proxy.embedded.heads import AnswerHead, RequestHead
 from hawker.proxy.embedded.inlets import Handed, client_of, way_of
@@ -22,9 +23,11 @@ from hawker.proxy.fields import HOPS
 
 
 class PlainConnection(asyncio.Protocol):
-    """A client at the public port `port`. Nothing is read of it before a machine is there. `host` is the name by which
-    TLS told its app, "" where the port is one app's; `early` is what was read of it already. `way` is what a load
-    balancer has told of it."""
+    """A client at the public port `port`. `host` is the name by which TLS told its app, "" where the port is one app's;
+    `early` is what was read of it already. `way` is what a load balancer has told of it.
+
+    What it says before a machine is there is kept, as much as there is room for: it is only by reading that its end is
+    noticed, and nobody is held, nor a machine started, for who has left."""
 
     def __init__(self, common: Common, port: int, host: str = "", early: bytes = b"", way: Way | None = None) -> None:
         self._common = common
@@ -35,6 +38,7 @@ class PlainConnection(asyncio.Protocol):
         self._way: Way
         self._transport: asyncio.Transport
         self._exchange: Exchange | None = None
+        self._deadline = Deadline(common.loop, self.abort)
 
     @property
     def busy(self) -> bool:
@@ -50,7 +54,6 @@ class PlainConnection(asyncio.Protocol):
         transport = cast(asyncio.Transport, transport)
         self._transport = transport
         keep_watch(transport, self._common.settings.gone_s)
-        transport.pause_reading()
         self._common.connections[self] = None
         self._way = self._told or way_of(transport)
         target = b"service:%d" % self._port
@@ -60,11 +63,23 @@ class PlainConnection(asyncio.Protocol):
         self._exchange.start()
 
     def data_received(self, data: bytes) -> None:
-        """A loop may read once although it was told not to when the connection was made."""
         self._early += data
-        self._transport.pause_reading()
+        if len(self._early) > self._common.settings.head_bytes:
+            self._transport.pause_reading()
+
+    def eof_received(self) -> bool:
+        """One that has said nothing while it is held has left. Another one may still listen, as with HTTP: for as
+        long."""
+        exchange = self._exchange
+        listens = self._early or (exchange is not None and exchange.placed)
+        if not (listens and self._transport.can_write_eof()):
+            return False
+        self._transport.pause_reading()  # the tunnel is told of it when it goes on to read
+        self._deadline.within(self._common.settings.half_closed_s)
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._deadline.close()
         self._common.left(self)
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
@@ -99,6 +114,7 @@ class PlainConnection(asyncio.Protocol):
         exchange, self._exchange = self._exchange, None
         assert exchange is not None
         assert exchange.port is not None
+        self._deadline.close()
         self._common.left(self)
         version = exchange.port.proxy_protocol
         return self._transport, (write_preface(version, self._way) if version else b"") + self._early
