@@ -19,6 +19,7 @@ from hawker.proxy.embedded.access import AccessLog
 from hawker.proxy.embedded.counters import Counters
 from hawker.proxy.embedded.h2_pool import H2Pool
 from hawker.proxy.embedded.heads import RequestHead
+from hawker.proxy.embedded.keeping import Keep
 from hawker.proxy.embedded.pool import Pool
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.embedded.tunnel import Tunnel
@@ -85,8 +86,7 @@ class Common:
         self.replays = Cache()
         self.remembers = False
         """Whether an app has ever asked that the way of its requests be remembered: most never do."""
-        self.kept_bytes = 0
-        """Of requests' bodies, to be sent once more."""
+        self.keep = Keep(settings.replay_bytes_of_all)
         self.uploads = Uploads(settings, self.loop)
         self.pool = Pool(settings, self.loop)
         self.h2_pool = H2Pool(settings, self.loop)

@@ -1,6 +1,6 @@
 """One request on its way to a machine: its head there, and its body, which is kept until an answer comes.
 
-What is kept can be sent again. When that is too much, of this request or of all together, it passes as it comes.
+What is kept can be sent again. When that is too much, of this request or of its app's together, it passes as it comes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ class Outgoing(Errand):
     """The front calls `body` and `body_end` as the body comes, also before `start`. `_connection` is what has the
     request, `over` whether it has had its answer."""
 
-    __slots__ = ("_connection", "_front", "_kept", "_kept_bytes", "_trailers", "over")
+    __slots__ = ("_connection", "_front", "_kept", "_kept_bytes", "_kept_of", "_trailers", "over")
 
     _connection: MachineConnection | MachineStream | None
     _front: Front
     _kept: list[bytes]
     _kept_bytes: int
+    _kept_of: str
+    """The app that it counts for. Set before anything is kept."""
     _trailers: Sequence[Header]
     over: bool
 
@@ -40,12 +42,11 @@ class Outgoing(Errand):
             upload.came += len(data)
         if self._whole:
             self._kept.append(data)
-            self._kept_bytes += len(data)
-            self._common.kept_bytes += len(data)
+            self._keep(len(data))
             if self._keeps_too_much:
                 if connection is None:
                     if upload is not None and upload.awaited:
-                        self._all_came()  # of all requests together too much is kept: it passes as it comes
+                        self._all_came()  # of all requests too much is kept: it passes as it comes
                     if self._connection is None and not self.over:
                         self._hold(True)
                 else:
@@ -78,12 +79,24 @@ class Outgoing(Errand):
 
     @property
     def _keeps_too_much(self) -> bool:
+        self._keep(0)
         common = self._common
-        limits = common.settings
-        return self._kept_bytes > limits.replay_bytes or common.kept_bytes > limits.replay_bytes_of_all
+        return self._kept_bytes > common.settings.replay_bytes or common.keep.too_much(self._kept_of)
+
+    def _keep(self, more: int) -> None:
+        """Count so many bytes more, all for the app that the request is for by now: it is not known from the start, and
+        another one may get it."""
+        keep, app = self._common.keep, self.app
+        if self._kept_bytes and self._kept_of != app:
+            keep.drop(self._kept_of, self._kept_bytes)
+            keep.add(app, self._kept_bytes)
+        self._kept_of = app
+        keep.add(app, more)
+        self._kept_bytes += more
 
     def _forget_kept(self) -> None:
-        self._common.kept_bytes -= self._kept_bytes
+        if self._kept_bytes:
+            self._common.keep.drop(self._kept_of, self._kept_bytes)
         self._kept_bytes = 0
         self._kept = []
 

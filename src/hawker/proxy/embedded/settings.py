@@ -73,7 +73,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     replay_bytes: int = 1 << 20
     """Of a request's body kept until its answer comes, so that it can be sent again."""
     replay_bytes_of_all: int = 256 << 20
-    """The same of all requests. Over it, what has a machine is kept no more, and what waits for one is not read on."""
+    """The same of all requests; each app may have as much of it as is left for the others. Over it, what has a machine
+    is kept no more, and what waits for one is not read on."""
     upload_look_s: float = 5.0
     """How often the rate of requests' bodies is looked at."""
     upload_least: float = 240.0
