@@ -16,7 +16,7 @@ MISSING = missing_for_namespaces()
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(360)
 async def test_all_agree_after_a_start_a_partition_a_lost_disk_and_the_death_of_half_of_them(
     tmp_path: Path, measured: regions.Times
 ) -> None:
