@@ -57,6 +57,24 @@ async def test_workers_come_move_and_go_as_the_catalog_says(replica: Replica) ->
     await fleet.close()
 
 
+@pytest.mark.parametrize("name", ["a\r\nx: y", "\u2603", "a b", "\x7f", "a/b", "'", "\U0001f600", "[", "]", "*"])
+async def test_a_row_of_what_cannot_be_a_worker_keeps_nobody_from_the_others(replica: Replica, name: str) -> None:
+    """A broker that read it followed the directory no more, and one that began did not begin."""
+    fleet = Fleet([], "token")
+    directory = Directory(replica, fleet)
+    owner, other = Owner(replica, "ord-1", "global"), Owner(replica, name, "global")
+    other.put("workers", **{name: worker("ord", 1000)})
+    owner.put("workers", **{"ord-1": worker("ord", 1001)})
+    assert list(fleet.links) == ["ord-1"]
+    directory.close()
+    again = Fleet([], "token")
+    Directory(replica, again).close()
+    assert list(again.links) == ["ord-1"]
+    assert replica.rows("select id from workers_rows order by id = 'ord-1'") == [(name,), ("ord-1",)]
+    await fleet.close()
+    await again.close()
+
+
 async def test_who_holds_the_links_across_an_await_keeps_the_fleet_as_it_was(replica: Replica) -> None:
     fleet = Fleet([], "token")
     Directory(replica, fleet)

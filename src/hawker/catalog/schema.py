@@ -14,6 +14,9 @@ from msgspec import Meta
 from hawker.model.catalog import Tier
 
 TEXT_MOST = 4096
+NAME_CHARACTERS = "A-Za-z0-9._-"
+"""Of a node's name, as every agent's configuration is held to. Readers ask nodes by their names, in headers and paths:
+one of other characters is no node, and is not shown."""
 
 Text = Annotated[str, Meta(max_length=TEXT_MOST, extra={"default": ""})]
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1, extra={"default": 0})]
@@ -165,7 +168,7 @@ TABLES = (
         columns=Worker,
         views={
             "workers": "select worker as name, region, host, port, proxy_port, state, version, driver, capacity, "
-            "since_ms from workers_rows where id = worker"
+            f"since_ms from workers_rows where id = worker and id not glob '*[^{NAME_CHARACTERS}]*'"
         },
     ),
     Table(
