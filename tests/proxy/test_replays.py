@@ -102,6 +102,37 @@ async def test_json_says_the_same_and_may_change_the_request(stage: Stage) -> No
     assert (visit.target, visit.all("x-secret"), visit["x-given"]) == ("/new?a=b", [], "1")
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        [("Host", "a.example"), ("host", "b.example")],
+        [("Host", "a b")],
+        [("Host", "")],
+        [("Transfer_Encoding", "chunked")],
+        [("Content_Length", "0")],
+    ],
+)
+async def test_json_gives_no_request_two_readings(stage: Stage, given: list[tuple[str, str]]) -> None:
+    fields = [{"name": name, "value": value} for name, value in given]
+    await stage.machine(handing_json(instance="m2", transform={"set_headers": fields}))
+    second = await stage.machine()
+    answer = await stage.ask("GET /")
+    assert (answer.status, b"PA03" in answer.body) == (502, True)
+    assert not second.visits
+
+
+async def test_json_may_name_one_host_for_any_version(stage: Stage) -> None:
+    transform = {"set_headers": [{"name": "Host", "value": "a.example:81"}]}
+    await stage.machine(handing_json(instance="m2", transform=transform))
+    second = await stage.machine()
+    stage.router.by_port[5432] = stage.web
+    assert (await stage.ask("GET /")).body == b"hello"
+    old = await stage.user("own")
+    await old.send(b"GET / HTTP/1.0\r\n\r\n")
+    assert (await old.answer()).body == b"hello"
+    assert [visit.all("host") for visit in second.visits] == [["a.example:81"], ["a.example:81"]]
+
+
 async def test_json_may_be_chunked(stage: Stage) -> None:
     said = chunked(b'{"instance":', b'"m2"}')
     kind = b"Content-Type: application/vnd.fly.replay+json; charset=utf-8\r\n"

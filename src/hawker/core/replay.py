@@ -35,6 +35,7 @@ Reason = Literal["timeout", "retries_exhausted", "no_candidate"]
 _PART = re.compile(r"\s*([A-Za-z_]+)\s*=\s*(\"[^\"]*\"|[^;]*?)\s*(?:;|$)")
 _TARGET = re.compile(r"/[!-\"$-~]*")
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._~-]{1,255})(?::[0-9]{0,5})?")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _PATTERN = re.compile(r"([A-Za-z0-9.-]*)(/[!-\"$-~]*)")
 _FRAMING = HOP_BY_HOP | {b"content-length"}
@@ -270,11 +271,14 @@ def _transform(said: _JsonTransform | None) -> Transform:
     if said.path and not _TARGET.fullmatch(said.path):
         raise BadReplay(f"transform.path: {said.path!r} is no path with a query, such as /new/path?a=b")
     for name in (*said.delete_headers, *(header.name for header in said.set_headers)):
-        if not _NAME.fullmatch(name) or name.lower().encode() in _FRAMING:
+        if not _NAME.fullmatch(name) or name.lower().replace("_", "-").encode() in _FRAMING:
             raise BadReplay(f"transform: {name!r} is no header that an app may set or delete")
     for header in said.set_headers:
         if _CONTROL.search(header.value):
             raise BadReplay(f"transform.set_headers: the value of {header.name} has control characters")
+    hosts = [header.value.strip() for header in said.set_headers if header.name.lower() == "host"]
+    if len(hosts) > 1 or not all(map(_HOST.fullmatch, hosts)):
+        raise BadReplay("transform.set_headers: a request has one Host, which is a name or an address with a port")
     deleted = frozenset(name.lower().encode() for name in said.delete_headers) - {b"host"}
     given = tuple((header.name.lower().encode(), header.value.strip().encode()) for header in said.set_headers)
     return Transform(path=said.path.encode(), deleted=deleted, given=given)

@@ -6,7 +6,7 @@ from hawker.core.replay import Reason, Replay, Transform, failed_field, source_f
 from hawker.core.replay_cache import Key, bypasses, keys_of, prefix_key, session_key, status_field
 from hawker.proxy.base import Refused, Route
 from hawker.proxy.embedded.common import Common
-from hawker.proxy.embedded.heads import RequestHead
+from hawker.proxy.embedded.heads import RequestHead, host_of
 from hawker.proxy.embedded.search import Search
 
 
@@ -47,8 +47,11 @@ class Replaying:
         search.added.append(source_field(replay, source, region, common.now_us()))
         self._remember(replay, request, route)
         search.added.append(status_field("bypass" if bypasses(request.headers) else "miss"))
-        target, fields = replay.transform.apply(request.target, request.headers)
-        return request.changed(target, fields), search
+        changed = request.changed(*replay.transform.apply(request.target, request.headers))
+        for name, value in () if changed.host else changed.headers:  # a request of HTTP/1.0 may have had none
+            if name == b"host":
+                changed.host = host_of(value)
+        return changed, search
 
     def back(self, search: Search) -> tuple[RequestHead, Route, Search] | None:
         """Nobody took it where the replay sent it: how it goes on all the same, if the replay says so."""
