@@ -32,6 +32,8 @@ EMPTY_S = 60.0
 """How long an app without machines keeps its backend: it is likely to be asked for again."""
 WITHDRAW_S = 0.25
 """How long a machine is waited for to come to rest, when it is wished back."""
+KEPT_S = 2.0
+"""And how much longer if nothing is in flight, until HAProxy has closed the connections that it keeps."""
 ALL_S = 5.0
 """How often all that is carried is looked at, whatever is said to have changed."""
 AGAIN_S = 1.0
@@ -163,7 +165,8 @@ class Following:
                     having = [each for each in having if machine in each.machines]
                     if not having:
                         return True
-                    if self._now() >= deadline:
+                    in_flight = any(each.machines[machine].now for each in having)
+                    if self._now() >= deadline + (0.0 if in_flight else KEPT_S):
                         return False
                     await asyncio.sleep(self._settings.look_s / 5)
             except Unreachable:
