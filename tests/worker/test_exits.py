@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
+from msgspec.structs import replace
 from tests.kit.sim_worker import APP, SimWorker, a_worker, a_world
 from tests.kit.virtual_time import virtual_time
 
 from hawker.errors import DiskFull, Unreachable
 from hawker.model.machine import State
 from hawker.sim.hosts.world import Program, World
+from hawker.store.tx import Tx
 from hawker.worker.drivers.base import Exit, InstanceSpec, Limits
+from hawker.worker.machine_log import get_machine
 
 PROGRAMS = {
     "ok": Program(runs_s=1),
@@ -142,6 +147,28 @@ async def test_a_program_that_ends_on_a_full_disk_is_dealt_with_once_there_is_ro
 
 
 # --- the start of a worker -------------------------------------------------------------------------------------------
+
+
+@virtual_time
+async def test_an_end_that_cannot_be_dealt_with_is_once_it_can(tmp_path: Path) -> None:
+    """Here the machine's configuration is one that this worker does not read."""
+    async with a_worker(tmp_path, {"short": Program(runs_s=5)}) as worker:
+        machine = await worker.run_machine(program="short")
+
+        def configured(config: dict[str, Any]) -> Callable[[Tx], None]:
+            def change(tx: Tx) -> None:
+                tx.record("machine.configured", machine, cause="a test")
+                tx.put(replace(get_machine(tx, machine), config=config))
+
+            return change
+
+        config = worker.machine(machine).config
+        await worker.store.submit(configured({**config, "restart": {"policy": "of tomorrow"}}))
+        await asyncio.sleep(60)
+        assert worker.machine(machine).state is State.started
+        await worker.store.submit(configured(config))
+        await worker.until(lambda: worker.machine(machine).state is State.stopped)
+        assert worker.story(machine)[-1] == "exit stopped"
 
 
 @virtual_time

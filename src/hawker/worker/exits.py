@@ -150,6 +150,7 @@ class Exits:
     async def _handle(self, ended: Exit) -> None:
         if active_run(self._store.read, ended.machine):
             return  # on_end comes back when that run has ended
+        pause_s = AGAIN_S
         while True:
             try:
                 await self._store.submit(lambda tx: self._begin(tx, ended))
@@ -159,6 +160,11 @@ class Exits:
             except StoreError as error:  # a full disk: the program has ended all the same
                 _logger.error("store.refused", resource=ended.machine, cause="the program ended", why=error.message)
                 await asyncio.sleep(STORE_RETRY_S)
+            except Exception as error:  # it would be taken for running for ever, and nobody told
+                why = f"{type(error).__name__}: {error}"
+                _logger.error("exit.not_handled", resource=ended.machine, cause="the program ended", why=why)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, AGAIN_MOST_S)
         if self._waiting.get(ended.machine) == ended:
             del self._waiting[ended.machine]
 
