@@ -31,7 +31,7 @@ CLUSTER, USER = "cluster-token-of-three-regions", "user-token-of-three-regions"
 LOOK_S = 0.05
 QUICK_LOOK_S = 0.002
 BUSY_MS = 1000
-AGREE_S = 60.0
+AGREE_S = 120.0
 FAR_ROOM = "syd-far"
 Rows = list[tuple[Any, ...]]
 
