@@ -165,7 +165,7 @@ class Fleet:
 
     # --- what the agents know ----------------------------------------------------------------------------------------
 
-    async def up(self, seconds: float = 2 * AGREE_S) -> float:
+    async def up(self, seconds: float = AGREE_S) -> float:
         """Until every agent has opened its catalog. Returns the seconds it took."""
         began = monotonic()
         while down := [agent.name for agent in self.agents.values() if not agent.catalog.exists()]:
