@@ -66,17 +66,3 @@ def test_a_size_that_cannot_be_formatted_leaves_nothing(tmp_path: Path) -> None:
     assert problem
     assert list((tmp_path / "blank").iterdir()) == []
     assert list((tmp_path / "roots" / "m").iterdir()) == []
-
-
-def test_one_that_was_formatted_before_the_host_was_started_is_formatted_anew(tmp_path: Path) -> None:
-    """A power cut may have left its name alone."""
-    blank = tmp_path / "blank" / "64.ext4"
-    assert Made(tmp_path).make(Root("m", "one", 64)) == [""]
-    blank.write_bytes(b"")
-    os.truncate(blank, 64 << 20)
-    Made(tmp_path)
-    assert blank.exists(), "of this start of the host: it is taken as it is"
-    (tmp_path / "blank.boot").write_text("another start of the host")
-    assert Made(tmp_path).make(Root("n", "one", 64)) == [""]
-    magic = (tmp_path / "roots" / "n" / "one.ext4").read_bytes()[0x438:0x43A]
-    assert magic == b"\x53\xef"

@@ -67,20 +67,6 @@ class Roots:
         self._formatting: dict[str, list[Callable[[str, str], None]]] = {}
         for path in (self._directory, self._blanks):
             os.makedirs(path, mode=0o700, exist_ok=True)
-        self._forget_blanks_of_before()
-
-    def _forget_blanks_of_before(self) -> None:
-        """They are not synced, and copied for ever: after a power cut one may have its name and not what was in it."""
-        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
-            boot = file.read()
-        note = f"{self._blanks}.boot"
-        with contextlib.suppress(FileNotFoundError), open(note, "rb") as file:
-            if file.read() == boot:
-                return
-        for name in os.listdir(self._blanks):
-            os.unlink(f"{self._blanks}/{name}")
-        with open(note, "wb") as file:
-            file.write(boot)
 
     def make(self, root: Root, done: Callable[[str], None]) -> None:
         """Have it there, new or kept; `done` is told what went wrong, "" when nothing."""
