@@ -75,6 +75,18 @@ async def test_a_row_of_what_cannot_be_a_worker_keeps_nobody_from_the_others(rep
     await again.close()
 
 
+@pytest.mark.parametrize("sketch", ["[1]", '["a", null]', "[[]]", '[{"a": 1}]'])
+async def test_a_sketch_of_images_that_is_none_keeps_no_order_from_the_others(replica: Replica, sketch: str) -> None:
+    """Every order of a region with many workers looks at all sketches."""
+    fleet = Fleet([], "token", "ord")
+    directory = Directory(replica, fleet)
+    Owner(replica, "ord-2").put("images", **{"ord-2": {"names": sketch}})
+    Owner(replica, "ord-1").put("images", **{"ord-1": {"names": '["abcd"]'}})
+    assert directory.image_holders("ord") == {"abcd": frozenset({"ord-1"})}
+    directory.close()
+    await fleet.close()
+
+
 async def test_who_holds_the_links_across_an_await_keeps_the_fleet_as_it_was(replica: Replica) -> None:
     fleet = Fleet([], "token")
     Directory(replica, fleet)

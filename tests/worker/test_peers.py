@@ -150,6 +150,21 @@ async def test_one_that_is_busy_or_has_it_no_more_leaves_it_to_the_next() -> Non
         assert await read(peers) == BLOB
 
 
+async def test_an_answer_that_does_not_read_leaves_it_to_the_next() -> None:
+    class Odd(Other):
+        async def named(self, call: Call) -> Any:
+            from starlette.responses import Response
+
+            self.asked.append("name")
+            return Response(b'{"digest": "\xff"}')
+
+    odd, fine = Odd("odd"), Other("fine")
+    odd.sketched = fine.has = True  # so it is asked first, and alone
+    async with region(odd, fine) as peers:
+        assert await peers.resolve(SHOP) == DIGEST
+    assert odd.asked == ["name"]
+
+
 async def test_the_fastest_of_late_is_asked_first_and_one_that_was_never_asked_before_them() -> None:
     others = [Other(f"w{n}") for n in range(3)]
     for other in others:

@@ -58,7 +58,11 @@ class Directory:
         if self._holders is None or now > self._holders[0]:
             found: dict[str, set[str]] = {}
             for worker, names in self._view.rows("select id, names from images where id = worker"):
-                for name in msgspec.json.decode(names, type=list[str]):
+                try:
+                    sketch = msgspec.json.decode(names, type=list[str])
+                except msgspec.ValidationError:  # a list of something else: of another Hawker, or a fault of it
+                    continue
+                for name in sketch:
                     found.setdefault(name, set()).add(worker)
             self._holders = now + HOLDERS_S, {name: frozenset(workers) for name, workers in found.items()}
         return self._holders[1] if region == self._fleet.home else {}

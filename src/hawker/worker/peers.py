@@ -93,7 +93,7 @@ class Peers:
             for response in (await self._ask(group, "GET", target)).values():
                 try:
                     named = msgspec.json.decode(response.body, type=Named)
-                except msgspec.DecodeError:
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     continue
                 if named.digest:
                     return named.digest
