@@ -59,6 +59,7 @@ def main() -> int:
     print(f"{report.cycles} cycles in {perf_counter() - began:.0f} s, {report.kills.total()} kills, seed {chosen.seed}")
     for name in ("kills", "started", "done", "refused", "lost"):
         print(f"  {name:8} {', '.join(f'{what} {n}' for what, n in sorted(getattr(report, name).items()))}")
+    print(f"  late     {len(report.late)}" + "".join(f"\n    {what}" for what in report.late))
     print(f"  left     {len(report.wrong)}" + "".join(f"\n    {what}" for what in report.wrong))
     return 1 if report.wrong else 0
 

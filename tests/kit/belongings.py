@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,14 +30,28 @@ EMPTY = (
 """Directories of a worker in which nothing stays that belonged to a machine or an image. Everything else is to stay:
 databases, locks, sockets and logs of its own, the init it compiled, the kernel and the templates of microVMs, the model
 of an empty disk, the pipes of what waits to become any machine's program, the disk of an image that was removed after
-its last machine until the driver looks again, and for a day the blobs of images whose making was cut off, so that it
-can go on."""
+its last machine until the driver looks again, and for a day the blobs and trees of images whose making was cut off, so
+that it can go on: of the trees `left` tells all the same."""
+DAY_S = 24 * 3600
 
 
 def left(worker: Path) -> list[str]:
     """What is there of machines and images, as "kind: what", sorted."""
     found = [*_processes(worker), *_groups(worker), *_network(worker), *_mounts(worker), *_loops(worker)]
     return sorted([*found, *_files(worker)])
+
+
+def of_an_image(worker: Path, what: str) -> bool:
+    """Whether this is a tree that an image may go on with."""
+    return what.startswith(f"file: {worker.name}/images/trees/")
+
+
+def let_a_day_pass(worker: Path) -> None:
+    """For what is kept so that images go on: it was brought two days ago."""
+    then = time.time() - 2 * DAY_S
+    for path in [*worker.glob("images/trees/*.json"), *worker.glob("images/blobs/**/*")]:
+        with contextlib.suppress(OSError):  # it has just gone
+            os.utime(path, (then, then))
 
 
 def ended(worker: Path) -> list[str]:
