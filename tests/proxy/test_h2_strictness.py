@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 from h2.errors import ErrorCodes
+from hyperframe.frame import PingFrame, SettingsFrame
 from tests.kit.http2 import Behaviour2, Upstream2, User2, Visit2, head2, hello2
 from tests.kit.raw_http import LIMIT_S, Visit
 from tests.kit.routers import FakeMachine
@@ -113,6 +115,37 @@ async def test_a_machine_of_http2_switches_to_nothing(stage: Stage, machine: Add
     await machine(switching)
     answer = await stage.ask("GET /")
     assert (answer.status, answer.interim, b"PC03" in answer.body) == (502, [], True)
+
+
+async def test_a_machine_that_has_no_end_of_pings_and_takes_no_answer_is_cut_off(stage: Stage) -> None:
+    """What is to be said to it is not kept without end."""
+    stage.settings |= {"head_bytes": 1024, "h2_streams": 4, "window_bytes": 4096}
+    stage.serves(h2_backend=True)
+    pings = PingFrame(0, b"12345678").serialize() * 100
+
+    async def flooding(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.pause_reading()  # type: ignore[attr-defined]  # both ways are one transport
+        writer.write(SettingsFrame(0).serialize())
+        (link,) = await links()
+        link.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        with contextlib.suppress(ConnectionError):
+            while not link.ended:
+                writer.write(pings)
+                await writer.drain()
+        writer.transport.abort()
+
+    async def links() -> list[Any]:
+        pool = stage.plane.engine.h2_pool  # type: ignore[attr-defined]  # the embedded plane's
+        await until(lambda: any(pool._links.values()))
+        return [link for every in pool._links.values() for link in every]
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    server = await asyncio.start_server(flooding, sock=listening)
+    stage.servers.append(server)
+    stage.web.machines.append(FakeMachine("m1", server.sockets[0].getsockname()))
+    answer = await stage.ask("POST /")
+    assert (answer.status, b"takes nothing" in answer.body) == (502, True)
 
 
 # --- users -----------------------------------------------------------------------------------------------------------

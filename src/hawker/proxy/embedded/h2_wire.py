@@ -135,11 +135,11 @@ class Wire(asyncio.Protocol):
             self._pump()
 
     def _bound(self) -> None:
-        """No window holds back heads of answers: a client could ask on and on and take none. It has more of them here
-        than it may ask for at once."""
+        """No window holds back heads, nor what the library answers: a peer could ask on and on and take none. There is
+        more of it here than it may ask for at once."""
         self.write()
-        most = self._settings.h2_streams * self._settings.head_bytes
-        if not self.h2.config.client_side and self.transport.get_write_buffer_size() > most:
+        each = self._settings.head_bytes + (_QUANTUM if self.h2.config.client_side else 0)
+        if self.transport.get_write_buffer_size() > self._settings.h2_streams * each:
             self._end("it takes nothing of what it asks for")
             self.transport.abort()
 
