@@ -117,6 +117,33 @@ async def test_a_machine_of_http2_switches_to_nothing(stage: Stage, machine: Add
     assert (answer.status, answer.interim, b"PC03" in answer.body) == (502, [], True)
 
 
+async def test_a_connection_that_nobody_waits_for_any_more_is_closed(stage: Stage) -> None:
+    """Who asked for it has left before the machine spoke."""
+    stage.settings["pool_idle_s"] = 0.1
+    stage.serves(h2_backend=True)
+    go, ended = asyncio.Event(), asyncio.Event()
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await go.wait()
+        writer.write(SettingsFrame(0).serialize())
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        ended.set()
+        writer.close()
+
+    server = await asyncio.start_server(slow, "127.0.0.1", 0)
+    stage.servers.append(server)
+    stage.web.machines.append(FakeMachine("m1", server.sockets[0].getsockname()))
+    stage.settings["connect_timeout_s"] = LIMIT_S
+    user = await stage.user()
+    await user.send(b"GET / HTTP/1.1\r\nHost: web.example\r\n\r\n")
+    await until(lambda: stage.web.machines[0].in_flight == 1)
+    user.reset()
+    await until(lambda: stage.web.machines[0].in_flight == 0)
+    go.set()
+    await asyncio.wait_for(ended.wait(), LIMIT_S)
+
+
 async def test_a_machine_that_has_no_end_of_pings_and_takes_no_answer_is_cut_off(stage: Stage) -> None:
     """What is to be said to it is not kept without end."""
     stage.settings |= {"head_bytes": 1024, "h2_streams": 4, "window_bytes": 4096}

@@ -126,11 +126,15 @@ class MachineLink(Wire):
                 stream.gone(None)
 
     def _one_less(self) -> None:
+        if self.closing and not self.streams and not self.ended:
+            self._end("")
+        else:
+            self.rest()
+
+    def rest(self) -> None:
+        """Unless there is something under way on it, it is kept for a while."""
         if not self.streams and not self.ended:
-            if self.closing:
-                self._end("")
-            else:
-                self._deadline.within(self._settings.pool_idle_s)
+            self._deadline.within(self._settings.pool_idle_s)
 
     def _over(self, problem: str) -> None:
         if not self.ready.done():

@@ -36,7 +36,11 @@ class H2Pool:
             if opening is None:
                 opening = self._opening[address] = self._loop.create_task(self._open(address))
                 opening.add_done_callback(_look)
-            link = await asyncio.shield(opening)
+            try:
+                link = await asyncio.shield(opening)
+            except asyncio.CancelledError:
+                opening.add_done_callback(_unwanted)
+                raise
             stream = link.stream()
             if stream is not None:
                 return stream
@@ -108,3 +112,9 @@ def _look(opening: asyncio.Task[MachineLink]) -> None:
     """Perhaps all that waited for it are gone; then nobody else looks at how it ended."""
     if not opening.cancelled():
         opening.exception()
+
+
+def _unwanted(opening: asyncio.Task[MachineLink]) -> None:
+    """One that waited for it is gone; it is closed as an unused one unless another takes it."""
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().rest()
