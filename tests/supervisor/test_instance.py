@@ -11,11 +11,11 @@ import pytest
 from tests.kit.waiting import wait_until
 
 from hawker.supervisor import proc
-from hawker.supervisor.cgroups import Limits
+from hawker.supervisor.cgroups import V2, Limits
 from hawker.supervisor.container import CONTAINER, Container
 from hawker.supervisor.files import Files, RecordFile
 from hawker.supervisor.instance import Instance, Record
-from hawker.supervisor.programs import CannotStart
+from hawker.supervisor.programs import CannotStart, Invocation
 from hawker.supervisor.starting import start
 
 KEY = "01JD/launch"
@@ -92,3 +92,27 @@ def test_a_program_that_cannot_be_recorded_does_not_run(files: Files, tmp_path: 
     wait_until(lambda: not [pid for pid in proc.everyone() if proc.marker(pid) == mark], "the program is gone")
     os.waitpid(-1, os.WNOHANG)
     assert os.listdir(tmp_path / "run") == ["01JD.launch.record"]
+
+
+@pytest.mark.parametrize("terminal", [None, (80, 24)])
+def test_a_command_that_cannot_be_put_under_the_limits_of_its_program_does_not_run(
+    files: Files, tmp_path: Path, terminal: tuple[int, int] | None
+) -> None:
+    root = tmp_path / "cgroup"
+    for place in (root, root / "hawker-1"):
+        place.mkdir()
+        (place / "cgroup.subtree_control").touch()
+    (root / "cgroup.controllers").write_text("cpu memory pids\n")
+    record = Record(key=KEY, machine="m", pid=os.getpid(), start_ticks=1, started_at_ms=1, group="gone")
+    mark = f"test:{tmp_path}:{KEY}"
+    instance = Instance(record, files, mark, V2(root, "hawker-1"))
+    os.mkdir(instance.work)
+    null = os.open(os.devnull, os.O_RDWR)
+    before = set(os.listdir("/proc/self/fd"))
+    command = Invocation(["sleep", "60"], {}, dict.fromkeys(range(3), null), terminal)
+    with pytest.raises(FileNotFoundError):
+        instance.run_beside(command, lambda pids, master, why: None)
+    wait_until(lambda: not [pid for pid in proc.everyone() if proc.marker(pid) == mark], "the command is gone")
+    os.waitpid(-1, os.WNOHANG)
+    assert set(os.listdir("/proc/self/fd")) <= before
+    os.close(null)

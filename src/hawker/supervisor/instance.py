@@ -196,8 +196,15 @@ class Instance:
             if terminal:
                 os.close(slave)
         child.returncode = 0  # reaped by the loop's waitid
-        if self._groups:  # not by entering: the group may be at its memory limit
-            self._groups.attach(self.record.group, child.pid)
+        try:
+            if self._groups:  # not by entering: the group may be at its memory limit
+                self._groups.attach(self.record.group, child.pid)
+        except OSError:  # it would run beside the program's limits, and outlive it
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGKILL)
+            if terminal:
+                os.close(master)
+            raise
         done([child.pid], master, "")
 
     def describe(self) -> list[dict[str, Any]]:
