@@ -147,7 +147,8 @@ class MachineStream(Stream):
     """A request to a machine, as `MachineConnection` is for HTTP/1.1. `unseen`: the machine did nothing with it."""
 
     __slots__ = (
-        *("_asker", "_bare", "_complete", "_deadline", "_idle_s", "_interims", "_link", "_method", "_stalled"),
+        *("_asker", "_bare", "_complete", "_deadline", "_idle_s", "_interim_bytes", "_interims", "_link", "_method"),
+        "_stalled",
         *("heard", "trailers", "unseen"),
     )
 
@@ -161,7 +162,7 @@ class MachineStream(Stream):
         self._complete = False  # all of the request was given
         self._stalled = False
         self._bare = False  # nothing follows the answer's head
-        self._interims = 0
+        self._interims = self._interim_bytes = 0
         self.heard = False
         self.unseen = False
         self.trailers: list[Header] = []
@@ -259,8 +260,10 @@ class MachineStream(Stream):
         try:
             head = read_answer(fields, self._method, ended=ended, fields_max=self._link._settings.fields)
             if head.status < 200:
+                limits = self._link._settings
                 self._interims += 1
-                if self._interims > self._link._settings.interim_answers:
+                self._interim_bytes += sum(len(name) + len(value) + 4 for name, value in fields)
+                if self._interims > limits.interim_answers or self._interim_bytes > limits.head_bytes:
                     raise BadHead("it has no end of 1xx answers")
                 asker.interim(head)
                 return

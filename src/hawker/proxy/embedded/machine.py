@@ -53,6 +53,7 @@ class MachineConnection(asyncio.Protocol):
         "_held",
         "_idle",
         "_idle_s",
+        "_interim_bytes",
         "_interims",
         "_keep",
         "_large",
@@ -85,7 +86,7 @@ class MachineConnection(asyncio.Protocol):
         self._left = _HEAD
         self._heard = False
         self._keep = True
-        self._interims = 0
+        self._interims = self._interim_bytes = 0
         self._chunked = False
         self._chunks: Chunks | None = None
         self._paused = False
@@ -132,7 +133,7 @@ class MachineConnection(asyncio.Protocol):
         self._left = _HEAD
         self._heard = False
         self._keep = True
-        self._interims = 0
+        self._interims = self._interim_bytes = 0
         self._large = len(data) > GUARDED_BYTES
         guarded = method in IDEMPOTENT and len(data) <= GUARDED_BYTES and not asker.sending
         if guarded is not self._guarded:
@@ -280,7 +281,8 @@ class MachineConnection(asyncio.Protocol):
                 asker.switched(head, data)
                 return
             self._interims += 1
-            if self._interims > self._settings.interim_answers:
+            self._interim_bytes += end
+            if self._interims > self._settings.interim_answers or self._interim_bytes > self._settings.head_bytes:
                 raise BadHead("it has no end of 1xx answers")
             asker.interim(head)
             if self._asker is not asker:

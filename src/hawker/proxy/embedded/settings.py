@@ -56,7 +56,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     pool_size: int = 128
     """Unused connections kept per address."""
     interim_answers: int = 16
-    """1xx answers passed on for one request."""
+    """1xx answers passed on for one request, together no larger than a head: they wait for nobody who reads slowly."""
 
     h2_streams: int = 128
     """Requests at once on a connection of HTTP/2, to clients and machines: RFC 9113 advises 100 at least."""
