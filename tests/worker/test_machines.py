@@ -20,9 +20,10 @@ from hawker.model.machine import State
 from hawker.model.market import Reservation
 from hawker.sim.hosts.world import Program
 from hawker.worker import leases
+from hawker.worker.drivers.refusals import told
 from hawker.worker.flow import Done, Flow, Step, StepContext
 from hawker.worker.flows import MachineFlows
-from hawker.worker.runner import Busy
+from hawker.worker.runner import Busy, failing
 
 
 @virtual_time
@@ -348,3 +349,23 @@ async def test_a_suspend_that_was_given_up_leaves_the_program_running(tmp_path: 
         await worker.at_rest(machine)
         assert worker.machine(machine).state is State.started
         assert worker.wrong() == []
+
+
+@virtual_time
+async def test_a_destroy_that_the_host_hinders_goes_on_later_and_says_why_meanwhile(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await worker.run_machine()
+        met: list[str] = []
+
+        def point(when: str, effect: str) -> None:
+            if when == "before" and effect.startswith("destroy") and len(met) < 20:
+                met.append(effect)
+                raise told({"error": "Hindered", "message": "[Errno 28] No space left on device"})
+
+        worker.world.point = point
+        run = await worker.machines.destroy(APP.name, machine, worker.request(), force=True)
+        await worker.until(lambda: len(met) == 10)
+        assert "No space left on device" in failing(worker.store.read, machine)
+        ended = await worker.runner.wait_ended(run)
+        assert (ended.status, ended.error, len(met)) == ("done", "", 20)
+        assert worker.machine(machine).state is State.destroyed
