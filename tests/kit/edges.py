@@ -232,7 +232,7 @@ class Region:
                     **config,
                 }
                 body = {"region": "ord", "config": raw, "skip_launch": not started}
-                made = await self.client.ok("POST", f"/apps/{app}/machines", body)
+                made = await self.client.filled(app, body)
                 if worker in ("", self.worker_of(made["id"])):
                     own: str = made["id"]
                     return own

@@ -46,7 +46,7 @@ async def client(market: Market) -> AsyncIterator[Client]:
 async def asleep(client: Client, app: str, config: dict[str, Any]) -> str:
     """A machine of an app of its own that has never run."""
     await client.ok("POST", "/apps", {"app_name": app, "org_slug": "personal"})
-    made = await client.ok("POST", f"/apps/{app}/machines", {"config": config, "skip_launch": True})
+    made = await client.filled(app, {"config": config, "skip_launch": True})
     own: str = made["id"]
     return own
 
