@@ -33,7 +33,7 @@ class Leader:
         pipe = asyncio.subprocess.PIPE
         self.process = await asyncio.create_subprocess_exec(*self._argv, stdin=pipe, stdout=pipe)
         assert self.process.stdout is not None
-        self.port = int(await asyncio.wait_for(self.process.stdout.readline(), 15))
+        self.port = int(await asyncio.wait_for(self.process.stdout.readline(), 40))
 
     async def kill(self) -> None:
         self.process.kill()
@@ -43,7 +43,7 @@ class Leader:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(b".\n")
-        return (await asyncio.wait_for(self.process.stdout.readline(), 15)).split()[:-1]
+        return (await asyncio.wait_for(self.process.stdout.readline(), 40)).split()[:-1]
 
     async def end(self) -> None:
         """In order: HAProxy ends with it."""

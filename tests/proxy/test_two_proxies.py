@@ -85,7 +85,7 @@ async def test_a_request_passes_over_a_worker_where_as_many_wait_as_may_and_is_r
         async with edge(one) as front, edge(one, region="mad") as abroad:
             waiting = [await filled(one, first)]
             gates[1].touch()
-            assert await front.get("web") == (200, b"ok")
+            assert (await front.asked("web", seconds=40))[::2] == (200, b"ok")
             assert two.story(second).count("start starting") == 1
 
             await two.stop(second)
@@ -94,7 +94,7 @@ async def test_a_request_passes_over_a_worker_where_as_many_wait_as_may_and_is_r
             waiting.append(await filled(two, second))
             await until(lambda: one.shown(second) == "started")
             for each in (front, abroad):
-                status, headers, body = await each.asked("web")
+                status, headers, body = await each.asked("web", seconds=40)
                 assert (status, headers["retry-after"], body[:4]) == (503, "1", b"PR04")
             for gate in gates:
                 gate.touch()

@@ -121,11 +121,12 @@ class Names:
         the embedded plane has."""
         version = self._certificates.version
         if self._asked or self._dirty or version != self._version or self._now() >= self._sweep_at:
-            dirty = set(self._dirty)
+            dirty, asked = set(self._dirty), dict(self._asked)
             try:
                 await self._follow(carried)
             except Unreachable:
                 self._dirty |= dirty
+                self._asked = asked | self._asked
                 raise
             self._version = version
         for key, connections in list(self._early.items()):
