@@ -8,6 +8,7 @@ from tests.kit.authority import Authority
 from tests.kit.doors import TOKEN, free_port, house
 from tests.kit.http2 import User2
 from tests.kit.raw_http import User
+from tests.kit.waiting import until
 
 import hawker.host
 from hawker.proxy.service import Proxy
@@ -37,8 +38,9 @@ async def test_an_app_that_sleeps_is_woken_over_tls_and_http2(tmp_path: Path) ->
             answer = await user.ask("GET /a | Host: web.localhost")
             assert (answer.status, answer["location"]) == (301, "https://web.localhost/a")
             await user.close()
-            assert proxy.ports is not None
-            user = await User.at(proxy.ports.opened[own], "", authority.client(), "web.localhost")
+            assert (ports := proxy.ports) is not None
+            await until(lambda: own in ports.opened)
+            user = await User.at(ports.opened[own], "", authority.client(), "web.localhost")
             assert (await user.ask("GET / | Host: web.localhost")).body == b"ok"
             await user.close()
             assert proxy.health().certificates == {"web.localhost": "the certificate ends in 9 days"}
