@@ -38,7 +38,8 @@ async def test_an_app_that_sleeps_is_woken_over_tls_and_http2(tmp_path: Path) ->
             answer = await user.ask("GET /a | Host: web.localhost")
             assert (answer.status, answer["location"]) == (301, "https://web.localhost/a")
             await user.close()
-            assert (ports := proxy.ports) is not None
+            ports = proxy.ports
+            assert ports is not None
             await until(lambda: own in ports.opened)
             user = await User.at(ports.opened[own], "", authority.client(), "web.localhost")
             assert (await user.ask("GET / | Host: web.localhost")).body == b"ok"
