@@ -26,7 +26,7 @@ from hawker.model.rows import MachineRow
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.telemetry import set_up_logs
-from hawker.worker.checks import Checks
+from hawker.worker.inside.checks import Checks
 from hawker.worker.machine_log import MachineLog
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nup"

@@ -32,8 +32,8 @@ from hawker.catalog.replication import TAKE_S
 from hawker.host import live
 from hawker.model.catalog import Change, LogId, Numbered, Origin, Range, Tier, Values, Version
 from hawker.model.services import Concurrency, PublicPort, concurrency_json, ports_json
-from hawker.proxy.claims import Claims
-from hawker.proxy.directory import Directory
+from hawker.proxy.known.claims import Claims
+from hawker.proxy.known.directory import Directory
 from hawker.proxy.service import Proxy
 from hawker.proxy.settings import ProxySettings
 

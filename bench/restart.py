@@ -15,10 +15,10 @@ from hawker.store.tx import Tx
 from hawker.telemetry import Metrics, set_up_logs
 from hawker.worker.drivers.process import ProcessDriver
 from hawker.worker.drivers.several import Several
-from hawker.worker.flows import MachineFlows
+from hawker.worker.flows.machine import MachineFlows
+from hawker.worker.flows.runner import Runner
 from hawker.worker.machine_log import MachineLog
 from hawker.worker.market import Market
-from hawker.worker.runner import Runner
 
 
 async def fill_log(path: Path, name: str, count: int) -> None:

@@ -27,9 +27,9 @@ from hawker.model.config import check_config
 from hawker.model.guest import Resources
 from hawker.model.market import Order
 from hawker.model.rows import AppRow, EventRow, MachineRow
-from hawker.proxy.calls import Own
 from hawker.proxy.haproxy.settings import HaproxySettings
-from hawker.proxy.router import ProxyRouter
+from hawker.proxy.machines.calls import Own
+from hawker.proxy.routing.router import ProxyRouter
 from hawker.proxy.service import Proxy
 from hawker.proxy.settings import ProxySettings, RouterSettings
 from hawker.worker.daemon import Worker

@@ -36,8 +36,8 @@ from hawker.errors import Abort, Broken, Retry, StoreError
 from hawker.model.guest import Resources
 from hawker.sim.hosts.world import Program
 from hawker.store.db import Store
-from hawker.worker.flow import Act, Done, Flow, Step, StepContext
-from hawker.worker.flows import MachineFlows
+from hawker.worker.flows.flow import Act, Done, Flow, Step, StepContext
+from hawker.worker.flows.machine import MachineFlows
 
 T = TypeVar("T")
 

@@ -31,7 +31,7 @@ from hawker.images.service import Images
 from hawker.model.guest import Resources
 from hawker.sim.hosts.driver import FakeDriver
 from hawker.sim.hosts.world import Program, World
-from hawker.worker.peers import Peers
+from hawker.worker.images.peers import Peers
 
 PROGRAM = "run"
 CLUSTER, USER = "the agents' token", "a user's token"

@@ -25,8 +25,8 @@ def an_image(*layers: tuple[str, int]) -> Image:
 
 
 class MemoryShelf:
-    """A `hawker.worker.stock.Shelf`. `there` is what a registry would have; fetching from it takes no time, or, while
-    `gate` is closed, until that is opened."""
+    """A `hawker.worker.images.stock.Shelf`. `there` is what a registry would have; fetching from it takes no time, or,
+    while `gate` is closed, until that is opened."""
 
     def __init__(self, **there: Image) -> None:
         self.there = {str(ImageRef(name)): image for name, image in there.items()}

@@ -17,8 +17,8 @@ from hawker.model.config import check_config
 from hawker.model.machine import State
 from hawker.model.rows import EventRow, MachineRow, RunRow
 from hawker.sim.hosts.world import World
+from hawker.worker.flows.runner import Busy
 from hawker.worker.request import Request
-from hawker.worker.runner import Busy
 
 T = TypeVar("T")
 

@@ -28,14 +28,14 @@ from hawker.store.verify import verify
 from hawker.telemetry import Metrics
 from hawker.worker.daemon import STOP_GRACE_S, SWEEP_S, Worker
 from hawker.worker.drivers.several import Runtimes, Several
-from hawker.worker.exits import Exits
-from hawker.worker.flow import Flow
-from hawker.worker.flows import MachineFlows
+from hawker.worker.flows.exits import Exits
+from hawker.worker.flows.flow import Flow
+from hawker.worker.flows.machine import MachineFlows
+from hawker.worker.flows.runner import Runner
 from hawker.worker.machine_log import MachineLog, get_machine
 from hawker.worker.machines import Machines
 from hawker.worker.market import Market
 from hawker.worker.request import Request
-from hawker.worker.runner import Runner
 from hawker.worker.settings import WorkerSettings
 from hawker.worker.superseding import Superseding
 from hawker.worker.waking import Launches, Waking

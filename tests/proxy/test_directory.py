@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.kit.fleets import REGION, Fleet
 from tests.kit.waiting import until
 
-from hawker.proxy.claims import Claims
-from hawker.proxy.directory import Directory, Machine
+from hawker.proxy.known.claims import Claims
+from hawker.proxy.known.directory import Directory, Machine
 
 WORKERS, APPS, MACHINES = ("ord-1", "ord-2"), ("web", "db"), ("m1", "m2", "m3")
 

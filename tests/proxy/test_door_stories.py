@@ -24,9 +24,9 @@ from hawker.errors import Unreachable
 from hawker.model import door as words
 from hawker.model.machine import State
 from hawker.proxy.base import Failure, Lease, Refused
-from hawker.proxy.calls import Declined, Released, Workers
-from hawker.proxy.directory import Directory
-from hawker.proxy.router import ProxyRouter
+from hawker.proxy.known.directory import Directory
+from hawker.proxy.machines.calls import Declined, Released, Workers
+from hawker.proxy.routing.router import ProxyRouter
 from hawker.proxy.settings import RouterSettings
 from hawker.proxy.sites import Sites
 

@@ -13,11 +13,11 @@ from tests.kit.waiting import until
 
 from hawker.core.routing import Candidate, Pool
 from hawker.proxy.base import Address
-from hawker.proxy.far import Far
-from hawker.proxy.places import Place
-from hawker.proxy.rooms import Room
+from hawker.proxy.groups.places import Place
+from hawker.proxy.groups.rooms import Room
+from hawker.proxy.machines.far import Far
+from hawker.proxy.machines.waking import Looking
 from hawker.proxy.settings import RouterSettings
-from hawker.proxy.waking import Looking
 
 
 class Worker:

@@ -14,10 +14,10 @@ from tests.kit.fleets import Fleet
 from hawker.model import door as words
 from hawker.model.machine import State
 from hawker.proxy.base import Lease
-from hawker.proxy.calls import Released, Workers
-from hawker.proxy.directory import Directory
-from hawker.proxy.idling import Idling
-from hawker.proxy.router import ProxyRouter
+from hawker.proxy.known.directory import Directory
+from hawker.proxy.machines.calls import Released, Workers
+from hawker.proxy.rounds.idling import Idling
+from hawker.proxy.routing.router import ProxyRouter
 from hawker.proxy.settings import RouterSettings
 from hawker.proxy.sites import Sites
 

@@ -19,12 +19,12 @@ from hawker.errors import Unreachable
 from hawker.model import door as words
 from hawker.model.machine import State
 from hawker.proxy.base import Address, Lease, Route
-from hawker.proxy.calls import Released, Workers
-from hawker.proxy.directory import Directory
-from hawker.proxy.router import ProxyRouter
+from hawker.proxy.known.directory import Directory
+from hawker.proxy.machines.calls import Released, Workers
+from hawker.proxy.machines.states import runs_on
+from hawker.proxy.routing.router import ProxyRouter
 from hawker.proxy.settings import RouterSettings
 from hawker.proxy.sites import Sites
-from hawker.proxy.states import runs_on
 
 PATIENCE_S = 30.0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hawker.proxy.waking import Looking, connected, connects
+from hawker.proxy.machines.waking import Looking, connected, connects
 
 
 @pytest.fixture

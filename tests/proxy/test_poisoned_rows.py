@@ -15,14 +15,14 @@ from tests.kit.fleets import REGION, Fleet
 
 from hawker.core.routing import Wishes
 from hawker.proxy.base import Refused
-from hawker.proxy.calls import Workers
-from hawker.proxy.claims import Claims
-from hawker.proxy.directory import Directory
+from hawker.proxy.known.claims import Claims
+from hawker.proxy.known.directory import Directory
 from hawker.proxy.lender import SiteLender
-from hawker.proxy.router import ProxyRouter
+from hawker.proxy.machines.calls import Workers
+from hawker.proxy.rounds.standby import Named
+from hawker.proxy.routing.router import ProxyRouter
 from hawker.proxy.settings import RouterSettings
 from hawker.proxy.sites import Sites
-from hawker.proxy.standby import Named
 
 GOOD, ITS_PORT, BACKHAUL = "a-good-app", 5432, 4290
 OTHERS = ("other", "x" * 300, "a.b", "\0", "")

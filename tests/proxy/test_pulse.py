@@ -16,7 +16,7 @@ from tests.kit.waiting import until
 
 from hawker.host import live
 from hawker.proxy.embedded.settings import Settings
-from hawker.proxy.far import SILENT_TIMES
+from hawker.proxy.machines.far import SILENT_TIMES
 from hawker.proxy.service import Proxy
 from hawker.proxy.settings import ProxySettings, RouterSettings
 

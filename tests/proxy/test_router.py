@@ -18,10 +18,10 @@ from hawker.core.routing import Wishes
 from hawker.model import door as words
 from hawker.model.machine import State
 from hawker.proxy.base import Failure, Lease, Refused
-from hawker.proxy.calls import Declined, Released, Workers
-from hawker.proxy.directory import Directory
-from hawker.proxy.router import UNKNOWN_MOST, UNKNOWN_S, ProxyRouter
-from hawker.proxy.routes import LOOK_AGAIN_S, ProxyRoute
+from hawker.proxy.known.directory import Directory
+from hawker.proxy.machines.calls import Declined, Released, Workers
+from hawker.proxy.routing.router import UNKNOWN_MOST, UNKNOWN_S, ProxyRouter
+from hawker.proxy.routing.routes import LOOK_AGAIN_S, ProxyRoute
 from hawker.proxy.settings import RouterSettings
 from hawker.proxy.sites import Sites
 

@@ -17,11 +17,11 @@ from hawker.errors import Unreachable
 from hawker.model import door as words
 from hawker.model.catalog import Numbered, Origin, Range
 from hawker.model.machine import State
-from hawker.proxy.calls import Workers
-from hawker.proxy.directory import Directory
+from hawker.proxy.known.directory import Directory
+from hawker.proxy.machines.calls import Workers
+from hawker.proxy.rounds.standby import Named, Standby, Standbys
 from hawker.proxy.settings import RouterSettings
 from hawker.proxy.sites import Sites
-from hawker.proxy.standby import Named, Standby, Standbys
 
 
 class Calls:

@@ -15,8 +15,8 @@ from tests.kit.sim_worker import FlowsOf
 from hawker.model.rows import MachineRow, RunRow
 from hawker.store.tx import Tx
 from hawker.worker.drivers.base import UnknownInstance
-from hawker.worker.flow import Act, Done, Flow, Step, StepContext
-from hawker.worker.flows import MachineFlows
+from hawker.worker.flows.flow import Act, Done, Flow, Step, StepContext
+from hawker.worker.flows.machine import MachineFlows
 
 Change = Callable[[MachineFlows, Step], Step]
 

@@ -16,7 +16,7 @@ from hawker.model.machine import State
 from hawker.model.rows import LeaseRow
 from hawker.store.tx import Tx
 from hawker.worker import leases
-from hawker.worker.lease_api import LeaseApi
+from hawker.worker.api.leases import LeaseApi
 
 
 async def acquire(worker: SimWorker, machine: str, *, ttl_s: int = 60, nonce: str = "", owner: str = "ann") -> LeaseRow:

@@ -21,9 +21,9 @@ from hawker.model.market import Reservation
 from hawker.sim.hosts.world import Program
 from hawker.worker import leases
 from hawker.worker.drivers.refusals import told
-from hawker.worker.flow import Done, Flow, Step, StepContext
-from hawker.worker.flows import MachineFlows
-from hawker.worker.runner import Busy, failing
+from hawker.worker.flows.flow import Done, Flow, Step, StepContext
+from hawker.worker.flows.machine import MachineFlows
+from hawker.worker.flows.runner import Busy, failing
 
 
 @virtual_time

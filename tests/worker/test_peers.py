@@ -24,7 +24,7 @@ from hawker.http.app import AGENT, Handler, Serving, Tokens
 from hawker.http.call import Call
 from hawker.http.server import serve
 from hawker.telemetry import Metrics
-from hawker.worker.peers import LOOK_S, Named, Peers
+from hawker.worker.images.peers import LOOK_S, Named, Peers
 
 SHOP = "registry.invalid/shop:1"
 BLOB = b"the bytes of a layer" * 1000

@@ -13,9 +13,9 @@ from tests.kit.virtual_time import virtual_time
 from hawker.model.config import check_config
 from hawker.model.machine import State
 from hawker.model.rows import PortRow
-from hawker.worker.flows import STARTS_TRIED
-from hawker.worker.machine_api import with_runtime
-from hawker.worker.runner import Busy
+from hawker.worker.api.machines import with_runtime
+from hawker.worker.flows.machine import STARTS_TRIED
+from hawker.worker.flows.runner import Busy
 
 FIRST, SECOND = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
 

@@ -17,7 +17,16 @@ from tests.kit.registry import write_tls
 
 from hawker.core.checking import Outcome
 from hawker.model.checks import Check
-from hawker.worker.probing import NOWHERE, OUTPUT_MOST, RECEIVED_MOST, SUCCESS, probe, request_of, short, tls_context
+from hawker.worker.inside.probing import (
+    NOWHERE,
+    OUTPUT_MOST,
+    RECEIVED_MOST,
+    SUCCESS,
+    probe,
+    request_of,
+    short,
+    tls_context,
+)
 
 Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
 

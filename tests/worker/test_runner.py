@@ -14,9 +14,9 @@ from tests.kit.virtual_time import EPOCH_S, virtual_time
 from hawker.errors import Abort, Broken, Conflict, NotFound, Retry
 from hawker.host import Host
 from hawker.store.tx import Tx
-from hawker.worker.flow import Done, Flow, Step, StepContext
-from hawker.worker.flows import MachineFlows
-from hawker.worker.runner import Busy
+from hawker.worker.flows.flow import Done, Flow, Step, StepContext
+from hawker.worker.flows.machine import MachineFlows
+from hawker.worker.flows.runner import Busy
 
 
 class Script:

@@ -13,7 +13,7 @@ from tests.kit.virtual_time import virtual_time
 from hawker.errors import Broken, Invalid, NotFound
 from hawker.http.call import Call
 from hawker.model.machine import State
-from hawker.worker.runs_api import SETTLE_S, RunsApi
+from hawker.worker.api.runs import SETTLE_S, RunsApi
 
 
 def call(run: str = "", query: str = "") -> Call:

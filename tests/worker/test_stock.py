@@ -18,8 +18,8 @@ from hawker.model.config import check_config
 from hawker.model.market import Ask, Offer, Order, Parts, Reason, Refusal
 from hawker.model.rows import SketchRow
 from hawker.worker.drivers.base import Capabilities, Fingerprint
-from hawker.worker.sketching import SKETCH_S, Sketching
-from hawker.worker.stock import Stock, parts_of
+from hawker.worker.images.sketching import SKETCH_S, Sketching
+from hawker.worker.images.stock import Stock, parts_of
 
 SHOP = "registry.example/shop:1"
 IMAGE = an_image(("base", 30_000_000), ("libraries", 15_000_000), ("shop", 5_000_000))

@@ -15,11 +15,11 @@ from hawker.model.machine import State
 from hawker.model.rows import MachineRow
 from hawker.sim.hosts.world import Program
 from hawker.worker import leases
+from hawker.worker.api.machines import StartRefused
 from hawker.worker.drivers.several import Release
-from hawker.worker.machine_api import StartRefused
+from hawker.worker.flows.runner import Busy
 from hawker.worker.machine_log import get_machine
 from hawker.worker.request import Request
-from hawker.worker.runner import Busy
 from hawker.worker.waking import InBackoff
 
 

@@ -6,7 +6,7 @@ runs, told why. A step that asks for a retry runs again after a delay; one that 
 person looks. A step this program does not know parks the run too: skipping it silently would drop a real action
 after a downgrade.
 
-`hawker.worker.runner` performs what `decide` says and stores what the other functions return.
+`hawker.worker.flows.runner` performs what `decide` says and stores what the other functions return.
 """
 
 from __future__ import annotations

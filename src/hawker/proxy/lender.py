@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from hawker.core.routing import lendable
 from hawker.core.seats import Seat
 from hawker.errors import StoreError
-from hawker.proxy.directory import App, Machine
-from hawker.proxy.door import RUNNING, Door
-from hawker.proxy.groups import Group
+from hawker.proxy.groups.group import Group
+from hawker.proxy.groups.places import Place
+from hawker.proxy.known.directory import App, Machine
 from hawker.proxy.lending import Lent, Offer
-from hawker.proxy.places import Place
+from hawker.proxy.machines.door import RUNNING, Door
 from hawker.proxy.sites import Sites
 
 

@@ -24,25 +24,25 @@ from hawker.host import Host
 from hawker.model.values import host_port
 from hawker.proxy.acme import Issuer
 from hawker.proxy.base import Address
-from hawker.proxy.calls import Own, Workers
 from hawker.proxy.certificates import Certificates
-from hawker.proxy.claims import Claims
-from hawker.proxy.directory import Directory
 from hawker.proxy.embedded.engine import Engine
 from hawker.proxy.embedded.settings import Settings as Embedded
 from hawker.proxy.haproxy.plane import HaproxyEngine
 from hawker.proxy.haproxy.process import Process, end_left
 from hawker.proxy.haproxy.settings import HaproxySettings
 from hawker.proxy.health import Gauges, Health
-from hawker.proxy.idling import Idling
+from hawker.proxy.known.claims import Claims
+from hawker.proxy.known.directory import Directory
 from hawker.proxy.lender import SiteLender
-from hawker.proxy.measuring import Measuring
-from hawker.proxy.ports import OpenPorts
-from hawker.proxy.pulse import Pulse
-from hawker.proxy.router import ProxyRouter
+from hawker.proxy.machines.calls import Own, Workers
+from hawker.proxy.rounds.idling import Idling
+from hawker.proxy.rounds.measuring import Measuring
+from hawker.proxy.rounds.ports import OpenPorts
+from hawker.proxy.rounds.pulse import Pulse
+from hawker.proxy.rounds.standby import Standbys
+from hawker.proxy.routing.router import ProxyRouter
 from hawker.proxy.settings import AcmeSettings, ProxySettings
 from hawker.proxy.sites import Sites
-from hawker.proxy.standby import Standbys
 from hawker.proxy.traces import Traces, endpoint_of
 
 APPS_A_QUERY = 500

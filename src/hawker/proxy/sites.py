@@ -9,15 +9,15 @@ from collections.abc import Awaitable, Callable, Iterator
 from hawker.core.routing import Candidate, Pool
 from hawker.proxy import fields
 from hawker.proxy.base import Address, Header
-from hawker.proxy.calls import Workers
-from hawker.proxy.directory import App, Directory, Machine, Worker
-from hawker.proxy.door import Door
-from hawker.proxy.far import Far, GiveUp, nobody_waits
-from hawker.proxy.groups import Group, Site, joined, shape_of
-from hawker.proxy.places import Place
-from hawker.proxy.published import Served
+from hawker.proxy.groups.group import Group, Site, joined, shape_of
+from hawker.proxy.groups.places import Place
+from hawker.proxy.known.directory import App, Directory, Machine, Worker
+from hawker.proxy.known.published import Served
+from hawker.proxy.machines.calls import Workers
+from hawker.proxy.machines.door import Door
+from hawker.proxy.machines.far import Far, GiveUp, nobody_waits
+from hawker.proxy.machines.waking import Looking
 from hawker.proxy.settings import RouterSettings
-from hawker.proxy.waking import Looking
 
 LOOKED_AT_MOST = 64
 """Apps, whether they may be dropped, for each one that is loaded."""

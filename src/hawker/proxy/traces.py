@@ -19,7 +19,7 @@ from hawker.core.tracing import Mark, Span, Value, otlp, parent_of, path_of, spa
 from hawker.errors import HawkerError, Invalid
 from hawker.host import Host
 from hawker.proxy.embedded.heads import RequestHead
-from hawker.proxy.rounds import Rounds
+from hawker.proxy.rounds.running import Rounds
 from hawker.telemetry import get_logger
 
 EVERY_S = 1.0

@@ -33,28 +33,28 @@ from hawker.store.tx import Tx
 from hawker.telemetry import METRICS_CONTENT_TYPE, Metrics, get_logger
 from hawker.worker import ledger
 from hawker.worker.adopting import Adopting
-from hawker.worker.checks import Checks
+from hawker.worker.api.inside import InsideApi
+from hawker.worker.api.leases import LeaseApi
+from hawker.worker.api.machines import MachineApi
+from hawker.worker.api.market import MarketApi
+from hawker.worker.api.metadata import MetadataApi
+from hawker.worker.api.runs import RunsApi
 from hawker.worker.drivers.several import Runtimes
-from hawker.worker.exits import Exits
-from hawker.worker.flows import MachineFlows
-from hawker.worker.inside_api import InsideApi
+from hawker.worker.flows.exits import Exits
+from hawker.worker.flows.machine import MachineFlows
+from hawker.worker.flows.runner import Runner
+from hawker.worker.flows.settling import hold_before
+from hawker.worker.images.shelving import Shelving
+from hawker.worker.inside.checks import Checks
+from hawker.worker.inside.reaching import ways_of
+from hawker.worker.inside.sessions import CONNECTIONS_MAX, Sessions
 from hawker.worker.instance_spec import instance_spec
-from hawker.worker.lease_api import LeaseApi
-from hawker.worker.machine_api import MachineApi
 from hawker.worker.machine_log import MachineLog
 from hawker.worker.machines import Machines
 from hawker.worker.market import Market
-from hawker.worker.market_api import MarketApi
-from hawker.worker.metadata_api import MetadataApi
 from hawker.worker.ports import nobody
 from hawker.worker.publishing import Publishing
-from hawker.worker.reaching import ways_of
-from hawker.worker.runner import Runner
-from hawker.worker.runs_api import RunsApi
-from hawker.worker.sessions import CONNECTIONS_MAX, Sessions
 from hawker.worker.settings import WorkerSettings
-from hawker.worker.settling import hold_before
-from hawker.worker.shelving import Shelving
 from hawker.worker.superseding import Superseding
 from hawker.worker.waking import Launches, Waking
 

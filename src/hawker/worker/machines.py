@@ -3,7 +3,7 @@
 Each request is one change: lease, state and room are checked and the run is recorded in the same commit, so an
 answer of 200 means the work survives a crash. What a request does that finds its machine busy is in
 `hawker.worker.requests`, what changes a machine's configuration in `hawker.worker.updating`, the steps in
-`hawker.worker.flows`.
+`hawker.worker.flows.machine`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from hawker.model.config import check_config
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow, RunRow
 from hawker.store.tx import Tx
-from hawker.worker.flows import launching
+from hawker.worker.flows.machine import launching
+from hawker.worker.flows.runner import active_run
 from hawker.worker.machine_log import get_machine
 from hawker.worker.request import Request
 from hawker.worker.requests import IN_BACKOFF, only_waits, require, runs_on, stop_args
-from hawker.worker.runner import active_run
 from hawker.worker.updating import Updates
 
 RUN_WAIT_S = 75.0  # less than a broker waits for an answer

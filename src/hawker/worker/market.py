@@ -41,11 +41,11 @@ from hawker.store.db import Store
 from hawker.store.tx import Reads, Tx
 from hawker.worker import leases, ledger, ports
 from hawker.worker.drivers.base import Driver, Fingerprint
-from hawker.worker.flows import launching
+from hawker.worker.flows.machine import launching
+from hawker.worker.flows.runner import Runner
+from hawker.worker.images.stock import NOTHING, Stock
 from hawker.worker.machine_log import MachineLog, get_machine
 from hawker.worker.request import Request
-from hawker.worker.runner import Runner
-from hawker.worker.stock import NOTHING, Stock
 
 FILL_KEPT_MS = 24 * 3600 * 1000
 """How long an ended order's key is remembered: well past any client's retries."""

@@ -24,9 +24,9 @@ from hawker.model.rows import MachineRow, RunRow
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.worker import leases
+from hawker.worker.flows.runner import Busy, Runner, active_run
 from hawker.worker.machine_log import get_machine
 from hawker.worker.request import Request
-from hawker.worker.runner import Busy, Runner, active_run
 
 T = TypeVar("T")
 

@@ -22,12 +22,12 @@ from hawker.store.tx import Tx
 from hawker.worker import leases, ledger, ports
 from hawker.worker.drivers.base import Capabilities
 from hawker.worker.drivers.several import Runtimes
-from hawker.worker.flows import launching
+from hawker.worker.flows.machine import launching
+from hawker.worker.flows.runner import Runner
+from hawker.worker.flows.settling import Before, resized
 from hawker.worker.machine_log import MachineLog, get_machine
 from hawker.worker.request import Request
 from hawker.worker.requests import Requests, only_waits, require, runs_on, stop_args
-from hawker.worker.runner import Runner
-from hawker.worker.settling import Before, resized
 
 
 class Updates(Requests):

@@ -13,8 +13,8 @@ from hawker.errors import DeadlineExceeded, Invalid, NotFound, PreconditionFaile
 from hawker.model.machine import SETTLED, State
 from hawker.model.rows import EventRow, MachineRow, VersionRow
 from hawker.store.db import Store
+from hawker.worker.flows.runner import failing
 from hawker.worker.machine_log import MachineLog, get_machine
-from hawker.worker.runner import failing
 
 WAITED_FOR = ("started", "stopped", "suspended", "destroyed", "failed", "settled")
 

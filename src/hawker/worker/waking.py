@@ -22,14 +22,14 @@ from hawker.model.config import check_config
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow, RunRow
 from hawker.store.db import Store
+from hawker.worker.api.machines import StartRefused
 from hawker.worker.drivers.several import Release
-from hawker.worker.flows import MachineFlows, launching
-from hawker.worker.machine_api import StartRefused
+from hawker.worker.flows.machine import MachineFlows, launching
+from hawker.worker.flows.runner import Busy, Runner, active_run, failing
 from hawker.worker.machine_log import MachineLog, get_machine
 from hawker.worker.machines import Machines
 from hawker.worker.request import Request
 from hawker.worker.requests import Parked, runs_on
-from hawker.worker.runner import Busy, Runner, active_run, failing
 
 BACKOFF_MOST_MS = 1000
 """The rest of a backoff that a request may wait for."""
@@ -54,7 +54,7 @@ class InBackoff(Conflict):
 
 
 class Launches:
-    """Tells whoever waits that a run has its program (`hawker.worker.flows.Waiters`)."""
+    """Tells whoever waits that a run has its program (`hawker.worker.flows.machine.Waiters`)."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[tuple[asyncio.Future[RunRow | str], Callable[[str], None]]]] = {}

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from contextlib import AbstractContextManager, suppress
 
-from hawker.proxy import waking
 from hawker.proxy.base import Address
 from hawker.proxy.embedded.machine import MachineConnection
+from hawker.proxy.machines import waking
 from hawker.sim.platform.loop import SimLoop
 from hawker.sim.platform.net import LOOPBACK, Net
 from hawker.sim.platform.processes import current_process

@@ -21,11 +21,11 @@ from hawker.store import db
 from hawker.store.connection import prepare
 from hawker.store.tx import Tx
 from hawker.worker import leases
-from hawker.worker.exits import Exits
-from hawker.worker.flow import Done, StepContext
-from hawker.worker.flows import MachineFlows
+from hawker.worker.flows.exits import Exits
+from hawker.worker.flows.flow import Done, StepContext
+from hawker.worker.flows.machine import MachineFlows
+from hawker.worker.flows.runner import Runner
 from hawker.worker.market import Market
-from hawker.worker.runner import Runner
 from hawker.worker.superseding import Superseding
 
 # --- what they do instead --------------------------------------------------------------------------------------------

@@ -10,13 +10,13 @@ from msgspec.structs import replace
 from hawker.core import idling as idling_rules
 from hawker.core import routing
 from hawker.core.seats import Candidate, Region, Seat
-from hawker.proxy.common import Common
-from hawker.proxy.door import Door
 from hawker.proxy.embedded import search
 from hawker.proxy.embedded.exchange import Exchange
 from hawker.proxy.embedded.machine import MachineConnection
 from hawker.proxy.embedded.pool import Pool
-from hawker.proxy.idling import Idling
+from hawker.proxy.machines.door import Door
+from hawker.proxy.rounds.idling import Idling
+from hawker.proxy.routing.common import Common
 from hawker.sim.mutants.base import Mutant
 from hawker.sim.platform.processes import current_process
 from hawker.sim.platform.replacing import Change

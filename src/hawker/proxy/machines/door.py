@@ -1,0 +1,415 @@
+"""The door to one machine: whether it runs and listens, as this proxy knows it, and the one start that all wait for.
+
+A worker's machines are behind the doors of its own proxy, and behind nobody else's. A door knows more than the rows of
+the catalog: they tell of a start that it asked for only a while later, and of a program that does not listen never.
+
+Stopping goes through the door, too (`hawker.proxy.stopping`): what comes while the machine is being stopped waits for
+the end of that, and has it started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Literal
+
+from msgspec.structs import replace
+
+from hawker.core.routing import Candidate
+from hawker.errors import HawkerError, Unreachable
+from hawker.model import door as words
+from hawker.model.machine import State
+from hawker.proxy.base import NOBODY, Failure, Refused, Waiting
+from hawker.proxy.groups.places import Place
+from hawker.proxy.known.directory import Machine
+from hawker.proxy.machines.calls import Calls, Declined
+from hawker.proxy.machines.states import leads_back, on_the_way, runs_on
+from hawker.proxy.machines.waking import Looking
+from hawker.proxy.settings import RouterSettings
+from hawker.proxy.trouble import Trouble
+from hawker.telemetry import get_logger
+
+RUNNING = State.started.value
+ASLEEP = frozenset((State.stopped.value, State.suspended.value, State.failed.value))
+AT_REST = frozenset(("stopping", "stopped", "suspending", "suspended"))
+BELIEVED_S = 5.0
+"""So long what a worker answered counts more than its rows: they come within milliseconds, or within seconds when the
+catalog is in trouble."""
+SETTLED_S = 0.02
+"""A request has begun to connect so long after it got its place."""
+AGAIN_S = 0.25
+"""After a worker did not answer."""
+ASK_AGAIN_S = 1.0
+"""How often a worker is asked whether a program still runs that does not listen."""
+STARTS_MOST = 3
+"""Of a program that ends before it listens, for one batch of requests."""
+START_AGAIN_MOST_S = 60.0
+
+
+class NotOpened(Refused):
+    """The machine did not come to take requests. `again`: it may, a little later."""
+
+    def __init__(self, code: str, message: str, retry_after_s: int, *, again: bool = False) -> None:
+        super().__init__(503, code, message, retry_after_s=retry_after_s)
+        self.again = again
+
+
+class Door:
+    """One machine of a worker. `calls` reach that worker; `places` are the machine's in groups, kept by the router."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        calls: Calls,
+        settings: RouterSettings,
+        looking: Looking,
+        changed: Callable[[Door], None],
+        withdraw: Callable[[str], Awaitable[bool]],
+        hang_up: Callable[[Place, bool], None],
+    ) -> None:
+        """`changed` is called when a start has succeeded or failed: requests that wait for room may look again.
+        `withdraw` takes the machine from whoever carries requests past this proxy; False: some are still under way.
+        `hang_up` ends connections to it that carry nothing; when it rests, also those that have no answer yet."""
+        self.machine = machine
+        self.calls = calls
+        self.places: dict[int, Place] = {}  # by internal port
+        self.instance = ""
+        self._now = asyncio.get_running_loop().time
+        self.used_at = self._now()  # when the last request ended
+        self.phases: dict[str, float] = {}
+        self._settings = settings
+        self._looking = looking
+        self._changed = changed
+        self._withdraw = withdraw
+        self._hang_up = hang_up
+        self._opening: asyncio.Task[None] | None = None
+        self._starting: asyncio.Task[words.Awake] | None = None  # the last one whose program was let go
+        self._resting: asyncio.Future[Any] | None = None
+        self._believed: tuple[str, float] | None = None  # a state, and until when it counts
+        self._seen = asyncio.Event()  # another row
+        self._shown = False  # whether a row has told of a start since one was asked for last
+        self._left = False  # whether one has told since then that the machine does not run on, or may have
+        self._waits_for = ""
+        self._failed_starts = 0
+        self._trouble = Trouble(settings.trouble_s)
+        self.row(machine)
+
+    # --- what is known -----------------------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        """Requests at the machine, those that wait for its start among them."""
+        return sum(place.seat.in_flight for place in self.places.values())
+
+    @property
+    def state(self) -> str:
+        if self._believed is not None and asyncio.get_running_loop().time() < self._believed[1]:
+            return self._believed[0]
+        return self.machine.state
+
+    @property
+    def opening(self) -> bool:
+        return self._opening is not None
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether it sleeps in order, or is on its way there, and nobody has it started."""
+        return self._opening is None and self.state in AT_REST
+
+    @property
+    def _held(self) -> bool:
+        """Whether a start has let its program go that its worker is not done with. Until then nothing else has the
+        machine there, and what its row tells is of before."""
+        return self._starting is not None and not self._starting.done()
+
+    @property
+    def closing(self) -> bool:
+        return self._resting is not None
+
+    def row(self, machine: Machine) -> None:
+        """The catalog's row, new or changed."""
+        before, self.machine = self.machine, machine
+        if self._believed is not None and machine.state != before.state:
+            believed = self._believed[0]
+            if machine.state == believed or not on_the_way(before.state, machine.state, believed):
+                self._believed = None
+        if machine.state == RUNNING and before.state != RUNNING:
+            self.used_at = asyncio.get_running_loop().time()
+            self._shown |= not self._held
+        if machine.state not in (RUNNING, before.state) and not self._held:
+            self._left |= leads_back(before.state, machine.state)
+            asleep = machine.state in ASLEEP
+            self._no_connections(asleep=asleep)
+            if asleep:  # and those that requests with a place there had yet to begin
+                asyncio.get_running_loop().call_later(SETTLED_S, self._still_asleep)
+        self._seen.set()
+
+    def candidate(self, row: Candidate) -> Candidate:
+        """The row as the door knows better."""
+        return row if row.state == self.state else replace(row, state=self.state)
+
+    def _no_connections(self, *, asleep: bool = False) -> None:
+        for place in self.places.values():
+            self._hang_up(place, asleep)
+
+    def _still_asleep(self) -> None:
+        if self._opening is None and self.state in ASLEEP:
+            self._no_connections(asleep=True)
+
+    def _trust_rows(self) -> None:
+        if self._believed is not None:
+            self._believed = None
+            self._put()
+
+    def _believe(self, state: str) -> None:
+        loop = asyncio.get_running_loop()
+        self._believed = state, loop.time() + BELIEVED_S
+        loop.call_later(BELIEVED_S + 0.01, self._put)
+        self._put()
+
+    def _put(self) -> None:
+        for place in self.places.values():
+            if place.seat.home is not None:
+                place.pool.put(self.candidate(place.seat.row))
+
+    def _show_waking(self) -> None:
+        for place in self.places.values():
+            place.pool.waking(place.seat, self._opening is not None)
+
+    # --- what requests meet ------------------------------------------------------------------------------------------
+
+    def failed(self, place: Place, how: Failure) -> None:
+        """A machine that refuses connections, or breaks them before an answer, is looked at until it takes some; one
+        that runs and is silent is left alone for a while."""
+        loop = asyncio.get_running_loop()
+        self.used_at = loop.time()
+        if self._opening is not None:
+            return
+        if self.state == RUNNING:
+            if how in ("refused", "reset") or self.machine.state != RUNNING:  # the row says that it sleeps: it may
+                self.open()
+                return
+        elif self.at_rest:  # it was put to sleep while it was asked, which is no failure
+            return
+        place.pool.rest(place.seat, self._trouble.failed(loop.time()), spare=True)
+
+    def answered(self, place: Place) -> None:
+        self._trouble.over()
+        self.used_at = self._now()  # to ask for the running loop is a system call
+
+    def heard(self, place: Place, load: bytes) -> None:
+        """It is counted here."""
+
+    # --- starting ----------------------------------------------------------------------------------------------------
+
+    def open(self, request: Waiting = NOBODY, why: str = words.AUTOSTART) -> asyncio.Task[None]:
+        """Begin to make the machine take requests, unless that is under way."""
+        if self._opening is None:
+            self._opening = asyncio.get_running_loop().create_task(
+                self._open(request, why), name=f"open {self.machine.id}"
+            )
+            self._opening.add_done_callback(_look_at_error)
+            self._show_waking()
+        return self._opening
+
+    async def opened(self, deadline: float, request: Waiting = NOBODY) -> None:
+        """Until the machine takes requests. Raises `NotOpened`, and `TimeoutError` at the deadline."""
+        opening = self.open(request)
+        async with asyncio.timeout_at(deadline):
+            await asyncio.shield(opening)
+
+    async def close(self) -> None:
+        """Look at it no more; whoever waits is cancelled."""
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.gather(self._opening, return_exceptions=True)
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
+
+    async def _open(self, request: Waiting, why: str) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            if self._resting is not None:
+                await asyncio.wait((self._resting,))
+            async with asyncio.timeout(self._settings.ready_s):
+                started, awake = await self._start_until_it_listens(request, why)
+                if awake.checked:
+                    await self._until_it_passes()
+        except TimeoutError:
+            text = f"machine {self.machine.id}: {self._waits_for}, for {self._settings.ready_s:g} s"
+            raise self._not_opened(NotOpened("PR03", text, self._settings.retry_after_s)) from None
+        except NotOpened as error:
+            raise self._not_opened(error) from error.__cause__
+        else:
+            self.used_at = loop.time()
+            self.phases = {"start": started - began, "ready": self.used_at - started}
+            self._failed_starts = 0
+            self._trouble.over()
+            if self.machine.state == RUNNING and (self._shown or awake.before == RUNNING):
+                self._trust_rows()  # they have caught up, and tell at once of a stop that is not this proxy's
+            else:
+                self._believe(RUNNING)
+        finally:
+            self._opening = None
+            self._show_waking()
+            self._changed(self)
+
+    async def _until_it_passes(self) -> None:
+        """The results of a machine's checks begin with its program, and are gone when that has ended."""
+        self._waits_for = "its checks do not pass"
+        while not (self.machine.state == RUNNING and self.machine.checked and not self.machine.failing):
+            self._seen.clear()
+            await self._seen.wait()
+
+    async def _start_until_it_listens(self, request: Waiting, why: str) -> tuple[float, words.Awake]:
+        """Returns when it was started last, and what the worker said."""
+        loop = asyncio.get_running_loop()
+        starts = 0
+        listened: tuple[float, words.Awake] | None = None
+        while True:
+            released: asyncio.Future[words.Awake] = loop.create_future()
+            starting = loop.create_task(self._start(request, why, released), name=f"start {self.machine.id}")
+            starting.add_done_callback(partial(_pass_on, released))
+            try:
+                awake = await released
+                if listened is not None and runs_on(awake, listened[1]) and not self._left:
+                    return listened
+                started = loop.time()
+                self._starting = starting  # its worker may still be about to say that it runs
+                self.instance = awake.instance
+                self._waits_for = "it runs and takes no connection"
+                if awake.before != RUNNING:
+                    starts += 1
+                if starts > STARTS_MOST:
+                    raise NotOpened(
+                        "PR03",
+                        f"machine {self.machine.id} has ended {STARTS_MOST} times before it took a connection",
+                        self._settings.retry_after_s,
+                    )
+                listened = (started, awake) if await self._listens(starting) else None
+                if listened is not None and (self._held or not self._left):
+                    return listened
+                await starting  # what listens may be on its way out, or its row is late: its worker is asked again
+            except BaseException:
+                starting.cancel()
+                raise
+
+    async def _listens(self, starting: asyncio.Future[words.Awake]) -> bool:
+        """Whether it takes connections within a while. Raises what `starting` raises."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ASK_AGAIN_S):
+                for place in list(self.places.values()):
+                    place.address = await self._looking.until_listening(place.addresses, starting)
+                return True
+        return False
+
+    async def _start(self, request: Waiting, why: str, released: asyncio.Future[words.Awake]) -> words.Awake:
+        """`released` has what the worker will say as soon as the program may be looked for."""
+
+        def told(awake: words.Awake) -> None:
+            if not released.done():
+                released.set_result(awake)
+
+        app, machine = self.machine.app, self.machine.id
+        wish = words.Wake(app=app, machine=machine, request=request.id, trace=request.trace, why=why)
+        self._waits_for = "its worker does not start it"
+        self._shown = self._left = False  # what is told of a start from here on is told of this one, or a later one
+        while True:
+            try:
+                return await self.calls.wake(wish, told)
+            except Unreachable as error:
+                self._waits_for = f"its worker does not answer ({error.message})"
+                _logger.info("door.worker_silent", machine=wish.machine, error=error.message, cause=why)
+                await asyncio.sleep(AGAIN_S)
+            except HawkerError as error:
+                raise _declined(error, self._settings.retry_after_s) from error
+
+    def _not_opened(self, error: NotOpened) -> NotOpened:
+        """Leave it alone for a while."""
+        loop = asyncio.get_running_loop()
+        seconds = min(self._settings.start_again_s * 2**self._failed_starts, START_AGAIN_MOST_S)
+        self._failed_starts = min(self._failed_starts + 1, 10)
+        _logger.warning("door.not_opened", machine=self.machine.id, code=error.code, error=error.message)
+        for place in self.places.values():
+            place.pool.rest(place.seat, loop.time() + seconds)
+        return error
+
+    # --- stopping ----------------------------------------------------------------------------------------------------
+
+    def rests(self, state: str) -> None:
+        """Its worker stops or suspends it, or has, and not by our wish. Rows tell of that, too, some of them late."""
+        if self.state == RUNNING and self._opening is None and self._resting is None:
+            self._believe("suspending" if state in ("suspending", "suspended") else "stopping")
+            self._no_connections()
+
+    def keep_closed(self, closed: bool) -> None:
+        """Give it no request that another machine can take."""
+        for place in self.places.values():
+            place.pool.closing(place.seat, closed)
+
+    async def rest(self, how: Literal["stop", "suspend"]) -> bool:
+        """Stop or suspend the machine if nothing is in flight. False: it runs on. Requests that come meanwhile wait
+        and have it started again."""
+        if self.in_flight or self._opening is not None or self._resting is not None or self.state != RUNNING:
+            return False
+        self._resting = asyncio.get_running_loop().create_future()
+        kept_closed = any(place.seat.closing for place in self.places.values())
+        self.keep_closed(True)
+        wish = words.Rest(app=self.machine.app, machine=self.machine.id, how=how, instance=self.instance)
+        try:
+            if not await self._withdraw(self.machine.id) or self.in_flight:
+                return False
+            self._no_connections()
+            resting = await self.calls.rest(wish)
+        except HawkerError as error:
+            _logger.info("door.not_rested", machine=wish.machine, error=error.message, cause=words.AUTOSTOP)
+            self.instance = ""  # it may be another one by now: the program was started again after it failed
+            return False
+        else:
+            # A state that a start waits for the end of: the row with the truth is on its way.
+            self._believe("suspending" if resting.state == "suspended" else "stopping")
+            return True
+        finally:
+            self.keep_closed(kept_closed and self.state == RUNNING)
+            self._resting.set_result(None)
+            self._resting = None
+            self._changed(self)
+
+
+def _declined(error: HawkerError, retry_after_s: int) -> NotOpened:
+    """A worker's refusal in the words of a proxy."""
+    details = error.details if isinstance(error.details, dict) else {}
+    if "expires_at_ms" in details:
+        return NotOpened("PM01", error.message, retry_after_s)
+    if error.code in ("in_backoff", "busy", "parked", "insufficient_capacity"):
+        return NotOpened("PM11", error.message, retry_after_s, again=error.code in ("in_backoff", "busy"))
+    if isinstance(error, Declined) and error.status in (404, 421):
+        return NotOpened("PR02", error.message, retry_after_s)
+    return NotOpened("PR03", error.message, retry_after_s)
+
+
+def _look_at_error(task: asyncio.Task[None]) -> None:
+    """asyncio complains of an error that nobody has looked at: nobody may be waiting."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _pass_on(released: asyncio.Future[words.Awake], starting: asyncio.Task[words.Awake]) -> None:
+    """What came of a start, to whoever waits for its program to be let go. One that fails when its program has taken a
+    connection is told of by the machine's row."""
+    error = None if starting.cancelled() else starting.exception()
+    if released.done():
+        return
+    if starting.cancelled():
+        released.cancel()
+    elif error is not None:
+        released.set_exception(error)
+    else:
+        released.set_result(starting.result())
+
+
+_logger = get_logger()

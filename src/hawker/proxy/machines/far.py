@@ -1,0 +1,190 @@
+"""Machines behind another proxy: what this one knows of them is what that one tells with its answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Literal, Protocol
+
+from hawker.client.in_time import in_time
+from hawker.proxy.base import Address, Failure
+from hawker.proxy.groups.places import Place
+from hawker.proxy.machines.waking import Looking
+from hawker.proxy.settings import RouterSettings
+from hawker.proxy.trouble import Trouble
+
+LOOK_MOST_S = 120.0
+"""Then requests try it again, whatever looks have found."""
+LOOK_S = 0.25
+ANSWER_PART = 0.4
+"""Of `hung_s`: a proxy that is only busy answers within that. One that does not gets no more requests; after all of it
+those that it has are made elsewhere."""
+CROWDED_S = 0.5
+"""How long a machine is said to have no room for those that wait, once its proxy has said so."""
+SILENT_TIMES = 4
+"""That many times `hung_s` it may say nothing, before requests that it has and that cannot be made elsewhere get an
+error: an agent that is stalled is ended by its watchdog before that."""
+PROBLEM = "its worker's proxy says nothing"
+
+
+class GiveUp(Protocol):
+    """What waits at this address for the first byte of an answer, for so long at least, waits in vain: it is made
+    elsewhere, if it may be. `every`: what may not gets an error."""
+
+    def __call__(self, address: Address, problem: str, *, waited_s: float = 0.0, every: bool = False) -> None: ...
+
+
+def nobody_waits(address: Address, problem: str, *, waited_s: float = 0.0, every: bool = False) -> None:
+    """For who has no connections."""
+
+
+class Far:
+    """A worker's proxy, as the keeper of places there. One that refuses connections, or takes them and says nothing, is
+    looked at until it answers; it is `away` so long, and none of its machines is chosen."""
+
+    def __init__(
+        self,
+        worker: str,
+        settings: RouterSettings,
+        looking: Looking,
+        places: Callable[[], Iterable[Place]] = tuple,
+        give_up: GiveUp = nobody_waits,
+    ) -> None:
+        """`places` gives all that it keeps. `give_up` is told when requests wait at its address in vain."""
+        self.worker = worker
+        self._settings = settings
+        self._looking = looking
+        self._places = places
+        self._give_up = give_up
+        self._look: asyncio.Task[None] | None = None
+        self._failed: dict[Place, None] = {}  # since it is looked at
+        self.away = False
+        self._trouble = Trouble(settings.trouble_s)
+
+    @property
+    def closing(self) -> bool:
+        return False  # its own proxy sees to that
+
+    def failed(self, place: Place, how: Failure) -> None:
+        """A row that is wrong is not believed for a while. What broke or was silent is left alone, for longer each
+        time; if it is the proxy that is silent, until it answers again."""
+        now = asyncio.get_running_loop().time()
+        if how == "elsewhere":
+            place.pool.rest(place.seat, now + self._settings.stale_s)
+            return
+        if how == "crowded":  # it is well: others may have room
+            place.crowded_until = now + CROWDED_S
+            return
+        until = self._trouble.failed(now)
+        if how in ("refused", "timeout"):
+            self._failed[place] = None
+            self.look(place.address)
+            if self.away:
+                until = now + LOOK_MOST_S
+        place.pool.rest(place.seat, until)
+
+    def seated(self, place: Place) -> None:
+        """It keeps this one from now on, or its row has changed."""
+        if self.away:
+            self._leave_alone(place)
+
+    def look(self, address: Address) -> None:
+        """Whether it is there at all, unless that is being looked at."""
+        if self._look is None:
+            self._look = asyncio.get_running_loop().create_task(
+                self._until_back(address), name=f"look at {self.worker}"
+            )
+
+    def moved(self) -> None:
+        """It has another address now. What was found out at the old one says nothing of it."""
+        self._trouble.over()
+        if self._look is not None:
+            self._look.cancel()
+            failed = self._failed
+            self.away, self._failed, self._look = False, {}, None
+            for place in failed:
+                place.pool.rest(place.seat, 0.0)
+                place.room.all()
+
+    async def close(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
+            await asyncio.gather(self._look, return_exceptions=True)
+
+    async def _until_back(self, address: Address) -> None:
+        """If it is there, what failed was a machine. If not, no user's request should be what finds out."""
+        asking = asyncio.get_running_loop().create_task(answers(address, self._settings.hung_s))
+        try:
+            with suppress(TimeoutError):
+                async with in_time(self._settings.hung_s * ANSWER_PART):
+                    await asyncio.shield(asking)
+            if asking.done() and asking.result():
+                return
+            self.away = True
+            for place in [*self._failed, *self._places()]:
+                self._leave_alone(place)
+            if not await asking:
+                self._give_up(address, PROBLEM)
+                ending = asyncio.get_running_loop().create_task(self._end(address))
+                try:
+                    await self._back(address)
+                finally:
+                    ending.cancel()
+            self._trouble.over()
+            for place in self._failed:
+                place.pool.rest(place.seat, 0.0)
+                place.room.all()
+        finally:
+            asking.cancel()
+            if self._look is asyncio.current_task():
+                self.away, self._failed, self._look = False, {}, None
+
+    async def _end(self, address: Address) -> None:
+        """If it is only silent. One that refuses connections may have those that it took answered before it goes."""
+        hung_s = self._settings.hung_s
+        await asyncio.sleep(hung_s * (SILENT_TIMES - 1))
+        if await said(address, hung_s * ANSWER_PART) == "nothing":
+            self._give_up(address, PROBLEM, every=True)
+
+    def _leave_alone(self, place: Place) -> None:
+        self._failed[place] = None
+        place.pool.rest(place.seat, asyncio.get_running_loop().time() + LOOK_MOST_S)
+
+    async def _back(self, address: Address) -> None:
+        within_s = self._settings.hung_s * ANSWER_PART
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_MOST_S):
+                await self._looking.until_listening((address,))
+                while not await answers(address, within_s):  # noqa: ASYNC110  # it is not in this process
+                    await asyncio.sleep(LOOK_S)
+
+    def answered(self, place: Place) -> None:
+        self._trouble.over()
+
+    def heard(self, place: Place, load: bytes) -> None:
+        """b"3/20/25": in flight, and the limits, which the row has."""
+        count = load.partition(b"/")[0]
+        if count.isdigit() and len(count) < 10:
+            place.pool.told(place.seat, int(count), asyncio.get_running_loop().time())
+
+
+async def answers(address: Address, within_s: float) -> bool:
+    """Whether a proxy says anything on its backhaul, if only that the caller is a stranger."""
+    return await said(address, within_s) == "something"
+
+
+async def said(address: Address, within_s: float) -> Literal["something", "nothing", "no"]:
+    """The same; "no": it takes no connection, or none to answer anything."""
+    try:
+        async with in_time(within_s):
+            reader, writer = await asyncio.open_connection(*address)
+            try:
+                writer.write(b"GET / HTTP/1.1\r\nhost: backhaul\r\nconnection: close\r\n\r\n")
+                return "something" if await reader.read(1) else "no"
+            finally:
+                writer.close()
+    except TimeoutError:
+        return "nothing"
+    except OSError:
+        return "no"

@@ -1,0 +1,208 @@
+"""Starting the machines that stand by for those of a worker that is gone (`standbys` of a machine's configuration).
+
+Every proxy of the region looks by itself, and each that takes a worker for gone (`hawker.core.outage`) asks for the
+same starts; to ask twice for one is harmless. A standby is started once for an outage: what becomes of it then is its
+user's business, also when the worker comes back. What others did the standby's row tells: when it was started last for
+that worker. A proxy that has heard of the worker compares it with what the row said then, one that began in the middle
+of an outage with when the worker itself began last.
+
+Only workers are looked at whose machines have somebody standing by, with a connection a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from hawker.catalog.view import Changed, RowView
+from hawker.core.outage import NONE_STOOD, Outage
+from hawker.core.ownerlog import began_ms
+from hawker.errors import HawkerError
+from hawker.model.door import Wake, standby_cause
+from hawker.proxy.machines.waking import connects
+from hawker.proxy.rounds.running import Rounds
+from hawker.proxy.sites import Sites
+from hawker.telemetry import get_logger
+
+LOOK_S = 1.0
+CONNECT_S = 0.8
+AGAIN_S = 5.0
+"""After a start that its worker refused or did not answer."""
+
+_STANDBYS = (
+    "select id, app, worker, standbys, case when desired = 'started' then '' else stood_for end, stood_at_ms "
+    "from machines where standbys <> '[]' and state in ('stopped', 'suspended', 'created')"
+)
+_EPOCHS = "select epoch from _log where owner = ?"
+_NAMED = "select id from machines_rows where standbys <> '[]'"
+ROWS_A_QUERY = 500
+
+
+class Standby(msgspec.Struct, frozen=True):
+    """A machine, and those that it stands by for. `stood_for` is the worker for whose absence it was started last, at
+    `stood_at_ms`, if it was stopped by order since."""
+
+    machine: str
+    app: str
+    worker: str
+    of: tuple[str, ...]
+    stood_for: str = ""
+    stood_at_ms: int = 0
+
+
+class Named:
+    """The machines that name others that they stand by for. Few do: of all others nothing is read but what changes.
+    `close` when done."""
+
+    def __init__(self, view: RowView) -> None:
+        self._view = view
+        self._ids: set[str] = set()
+        self._changed: set[str] = set()
+        self._all = True
+        view.on_rows.append(self._note)
+
+    def close(self) -> None:
+        if self._note in self._view.on_rows:
+            self._view.on_rows.remove(self._note)
+
+    def standing(self) -> list[Standby]:
+        """Those that could be started for others. Raises `StoreError`."""
+        if self._all:
+            self._ids = {machine for (machine,) in self._view.rows(_NAMED)}
+            self._changed, self._all = set(), False
+        for some in _some(self._changed):
+            named = self._view.rows(f"{_NAMED} and id in ({','.join('?' * len(some))})", some)
+            self._changed.difference_update(some)
+            self._ids.difference_update(some)
+            self._ids.update(machine for (machine,) in named)
+        found = []
+        for some in _some(self._ids):
+            sql = f"{_STANDBYS} and id in ({','.join('?' * len(some))}) order by id"
+            for machine, app, worker, text, stood_for, stood_at_ms in self._view.rows(sql, some):
+                try:
+                    of = msgspec.json.decode(text, type=tuple[str, ...])
+                except msgspec.MsgspecError:
+                    continue  # one bad row stops nothing
+                found.append(Standby(machine, app, worker, of, stood_for, stood_at_ms))
+        return found
+
+    def _note(self, changed: Changed) -> None:
+        keys = changed.get("machines", ())
+        if keys is None:
+            self._all = True
+        elif not self._all:
+            self._changed.update(keys)
+
+
+def _some(ids: set[str]) -> list[list[str]]:
+    """In their order, as many at a time as a query may name."""
+    ordered = sorted(ids)
+    return [ordered[first : first + ROWS_A_QUERY] for first in range(0, len(ordered), ROWS_A_QUERY)]
+
+
+class Standbys(Rounds):
+    """`outages` are those of workers that are looked at, by worker."""
+
+    def __init__(self, sites: Sites, view: RowView, random: Callable[[], float]) -> None:
+        super().__init__("standbys", LOOK_S, random)
+        self._sites = sites
+        self._view = view
+        self._named = Named(view)
+        self.outages: dict[str, Outage] = {}
+        self._starting: dict[str, asyncio.Task[None]] = {}  # by machine
+
+    async def close(self) -> None:
+        self._named.close()
+        await super().close()
+        tasks = list(self._starting.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def look(self) -> None:
+        """Once. Raises `StoreError`."""
+        standing = self._named.standing()
+        workers = self._workers_of({machine for standby in standing for machine in standby.of})
+        # One that was acted on is not over because the standby runs now: its user may stop it meanwhile.
+        acted_on = {name for name, its in self.outages.items() if its.told and name in self._sites.directory.workers}
+        looked_at = sorted(acted_on.union(workers.values()))
+        for name in self.outages.keys() - set(looked_at):
+            del self.outages[name]
+        stood: dict[str, dict[str, int]] = {}
+        for standby in standing:
+            stood.setdefault(standby.stood_for, {})[standby.machine] = standby.stood_at_ms
+        await asyncio.gather(*(self._look_at(worker, stood.get(worker, NONE_STOOD)) for worker in looked_at))
+        dead = {name for (name,) in self._view.rows("select name from members where status = 'dead'")}
+        now = asyncio.get_running_loop().time()
+        after_s = self._sites.settings.gone_s
+        gone = [name for name in looked_at if self.outages[name].gone(now, dead=name in dead, after_s=after_s)]
+        if any(not self.outages[name].told for name in gone):
+            standing = self._named.standing()  # others may have acted during the looks
+        for worker in gone:
+            outage = self.outages[worker]
+            if outage.told:
+                continue
+            outage.told = True
+            began_at_ms = self._began_ms(worker)
+            lost = {machine for machine, its in workers.items() if its == worker}
+            _logger.warning("worker.gone", worker=worker, dead=worker in dead, cause="local rule: standbys")
+            for standby in standing:
+                if standby.worker == worker or lost.isdisjoint(standby.of):
+                    continue
+                if standby.stood_for == worker and outage.stood_up(standby.machine, standby.stood_at_ms, began_at_ms):
+                    continue  # its user has stopped it
+                self._start(standby, worker)
+
+    def _began_ms(self, worker: str) -> int:
+        """When it began last, as its log tells."""
+        return began_ms(max((epoch for (epoch,) in self._view.rows(_EPOCHS, (worker,))), default=0))
+
+    def _workers_of(self, machines: set[str]) -> dict[str, str]:
+        """By machine: only of those that are meant to run."""
+        ids = sorted(machines)
+        marks = ",".join("?" * len(ids))
+        sql = f"select id, worker from machines where id in ({marks}) and desired <> 'stopped' order by id"
+        return dict(self._view.rows(sql, ids)) if ids else {}
+
+    async def _look_at(self, worker: str, stood: Mapping[str, int]) -> None:
+        now = asyncio.get_running_loop().time
+        outage = self.outages.setdefault(worker, Outage(now()))
+        at = self._sites.directory.workers.get(worker)
+        if at is not None and await connects((at.host, at.port), CONNECT_S):
+            outage.heard(now(), stood)
+        else:
+            outage.failed()
+
+    def _start(self, standby: Standby, gone: str) -> None:
+        if standby.machine not in self._starting:
+            task = asyncio.get_running_loop().create_task(self._started(standby, gone), name=f"start {standby.machine}")
+            self._starting[standby.machine] = task
+            task.add_done_callback(lambda done: self._starting.pop(standby.machine, None))
+
+    def _stood_since(self, before: Standby, gone: str) -> bool:
+        """Whether another proxy has started it meanwhile, and its user has stopped it. Raises `StoreError`."""
+        now = [standby for standby in self._named.standing() if standby.machine == before.machine]
+        return any(standby.stood_for == gone and standby.stood_at_ms > before.stood_at_ms for standby in now)
+
+    async def _started(self, standby: Standby, gone: str) -> None:
+        """Until it runs, or the worker is back, or somebody else has decided otherwise."""
+        why = standby_cause(gone)
+        wish = Wake(app=standby.app, machine=standby.machine, why=why)
+        while (outage := self.outages.get(gone)) is not None and outage.told:
+            worker = self._sites.directory.workers.get(standby.worker)
+            if worker is None:
+                return
+            try:
+                if self._stood_since(standby, gone):
+                    return
+                await self._sites.workers.of(worker).wake(wish)
+            except HawkerError as error:
+                _logger.warning("standby.not_started", machine=standby.machine, error=error.message, cause=why)
+                await asyncio.sleep(AGAIN_S)
+            else:
+                return
+
+
+_logger = get_logger()

@@ -1,0 +1,223 @@
+"""What a worker does by itself: programs that end, and machines found not running when it starts.
+
+These are the only runs that no request begins. Each carries the local rule that began it as its cause: the restart
+policy with its verdict, or the start of the worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from contextlib import suppress
+from functools import partial
+
+from hawker.core import restart
+from hawker.errors import StoreError
+from hawker.host import Host
+from hawker.model.config import check_config
+from hawker.model.machine import State
+from hawker.model.rows import MachineRow, RunRow, WorkerRow
+from hawker.store.db import Store
+from hawker.store.tx import Tx
+from hawker.telemetry import get_logger
+from hawker.worker.drivers.base import Exit, Instance, UnknownInstance
+from hawker.worker.drivers.several import Runtimes
+from hawker.worker.flows.machine import launching
+from hawker.worker.flows.runner import STORE_RETRY_S, Busy, Runner, active_run
+from hawker.worker.machine_log import MachineLog
+
+AGAIN_S = 1.0
+AGAIN_MOST_S = 60.0
+
+
+class Exits:
+    """Turns exits that the driver reports into runs of `machine.exit`. Told again of the same exit, it does nothing.
+
+    An exit of a machine that another run holds waits until that run has ended: a stop in progress reads the exit
+    itself.
+    """
+
+    def __init__(self, store: Store, host: Host, driver: Runtimes, log: MachineLog, runner: Runner) -> None:
+        self._store = store
+        self._host = host
+        self._driver = driver
+        self._log = log
+        self._runner = runner
+        self._waiting: dict[str, Exit] = {}  # by machine; bounded by the number of machines
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._recovered = False
+        self._closed = False
+        driver.on_late = self.recover_late
+
+    def on_exit(self, ended: Exit) -> None:
+        """The driver's callback."""
+        self._waiting[ended.machine] = ended
+        self.on_end(ended.machine)
+
+    def on_end(self, machine: str) -> None:
+        """A run of this machine has ended: look at an exit that waited for it."""
+        ended = self._waiting.get(machine)
+        if ended and self._recovered and not self._closed:
+            self._spawn(self._handle(ended), f"exit of {machine}")
+
+    def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+    async def recover(self) -> None:
+        """At the worker's start, after the driver is open, before runs are resumed and before requests: compare what
+        should run with what does.
+
+        An instance that no machine knows is removed first: after a restore from an older backup the machine's program
+        would otherwise be started beside a later one. Then a machine that should run and has no instance begins again,
+        and a program is frozen, or not, as its machine says.
+        """
+        # Nothing goes on meanwhile: exits that the driver tells of wait.
+        instances = await self._driver.recover()
+        await self._remove_orphans(instances)
+        self._recovered = True
+        for machine in list(self._waiting):
+            self.on_end(machine)
+        await self._correct(instances, self._driver.opened())
+
+    async def recover_late(self, name: str, instances: Sequence[Instance]) -> None:
+        """The same for a driver that could not be opened then and is there only now. Nothing can be asked of it before
+        this has returned."""
+        await self._remove_orphans(instances)
+        await self._correct(instances, {name})
+
+    async def _remove_orphans(self, instances: Sequence[Instance]) -> None:
+        rows = self._store.read.select(MachineRow, "instance <> ''")
+        active = self._store.read.select(RunRow, "status in ('active', 'parked')")
+        known = {row.instance for row in rows} | {run.args.get("instance", "") for run in active}
+        begun = {run.id for run in active}
+        for instance in sorted(instances, key=lambda instance: instance.key):
+            if instance.key not in known and instance.key.partition("/")[0] not in begun:
+                _logger.warning("orphan.removed", resource=instance.machine, instance=instance.key, cause=ORPHAN)
+                await self._or_later(partial(self._driver.destroy, instance.key, force=True), instance.key, ORPHAN)
+
+    async def _correct(self, instances: Sequence[Instance], drivers: Collection[str]) -> None:
+        """Of machines of these drivers only: about the others' nothing is known."""
+        there = {instance.key: instance for instance in instances}
+        for row in self._store.read.select(MachineRow, "instance <> ''"):
+            instance = there.get(row.instance)
+            if row.state not in (State.started, State.suspended, State.suspending) or row.driver not in drivers:
+                continue
+            if instance is None:
+                self.on_exit(Exit(key=row.instance, machine=row.id, error=LOST, at_ms=self._host.now_ms()))
+            elif row.state is State.suspending:
+                pass  # its run goes on
+            elif instance.exit is None and instance.suspended != (row.state is State.suspended):
+                _logger.warning("instance.corrected", resource=row.id, frozen=instance.suspended, cause=ROWS_DECIDE)
+                await self._or_later(partial(self._freeze, row), row.instance, ROWS_DECIDE)
+
+    async def _freeze(self, row: MachineRow) -> None:
+        """Or not, as its machine's row says, unless that is another one by now."""
+        now = self._store.read.get(MachineRow, row.id)
+        if now is None or (now.state, now.instance) != (row.state, row.instance):
+            return
+        with suppress(UnknownInstance):  # it has just ended
+            await (self._driver.suspend if row.state is State.suspended else self._driver.resume)(row.instance)
+
+    async def _or_later(self, work: Callable[[], Awaitable[None]], instance: str, cause: str) -> None:
+        """One instance that a driver cannot deal with now keeps no worker from starting: it is tried again later."""
+        try:
+            await work()
+        except Exception as error:
+            _logger.error("instance.left", instance=instance, why=str(error) or type(error).__name__, cause=cause)
+            self._spawn(self._until_done(work, instance, cause), f"deal with {instance}")
+
+    async def _until_done(self, work: Callable[[], Awaitable[None]], instance: str, cause: str) -> None:
+        pause_s = AGAIN_S
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, AGAIN_MOST_S)
+            try:
+                await work()
+            except Exception as error:
+                _logger.error("instance.left", instance=instance, why=str(error) or type(error).__name__, cause=cause)
+            else:
+                return
+
+    async def close(self) -> None:
+        """Exits from now on are left to the next worker: its driver tells of them again."""
+        self._closed = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _handle(self, ended: Exit) -> None:
+        if active_run(self._store.read, ended.machine):
+            return  # on_end comes back when that run has ended
+        pause_s = AGAIN_S
+        while True:
+            try:
+                await self._store.submit(lambda tx: self._begin(tx, ended))
+                break
+            except Busy:
+                return  # as above: it has just begun
+            except StoreError as error:  # a full disk: the program has ended all the same
+                _logger.error("store.refused", resource=ended.machine, cause="the program ended", why=error.message)
+                await asyncio.sleep(STORE_RETRY_S)
+            except Exception as error:  # it would be taken for running for ever, and nobody told
+                why = f"{type(error).__name__}: {error}"
+                _logger.error("exit.not_handled", resource=ended.machine, cause="the program ended", why=why)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, AGAIN_MOST_S)
+        if self._waiting.get(ended.machine) == ended:
+            del self._waiting[ended.machine]
+
+    def _begin(self, tx: Tx, ended: Exit) -> None:
+        if holder := active_run(tx, ended.machine):
+            raise Busy(holder)  # it may be the launch of this very instance, which the machine's row does not name yet
+        row = tx.get(MachineRow, ended.machine)
+        if row is None or row.instance != ended.key or row.state not in (State.started, State.suspended):
+            return
+        verdict = self._verdict(tx, row, ended)
+        config = check_config(row.config)
+        steps, path, desired = ["clear"], State.stopped, "stopped"
+        if verdict.again:
+            steps, path, desired = ["clear", "backoff", *launching(row.config)], State.starting, "started"
+        elif config.auto_destroy:
+            steps, path, desired = ["purge"], State.destroying, "destroyed"
+
+        def writes(tx: Tx, run: RunRow) -> None:
+            after = self._log.exited(tx, row, run, ended, requested=False, restarting=verdict.again)
+            self._log.move(tx, after, path, cause=run.cause, instance="", desired=desired, restarts=verdict.restarts)
+
+        self._runner.begin(
+            tx,
+            "machine.exit",
+            row.id,
+            steps=steps,
+            cause=verdict.rule,
+            source="flyd",
+            args={"instance": ended.key, "resume_at_ms": tx.now_ms + int(verdict.delay_s * 1000)},
+            writes=writes,
+        )
+
+    def _verdict(self, tx: Tx, row: MachineRow, ended: Exit) -> restart.Verdict:
+        if row.state is State.suspended:
+            return restart.Verdict(
+                again=False, delay_s=0.0, restarts=row.restarts, rule="the suspended program is gone"
+            )
+        policy = check_config(row.config).restart
+        worker = tx.get(WorkerRow, "worker")
+        lost = ended.error == LOST or (worker is not None and worker.was_stopping(ended.at_ms))
+        if lost and policy.policy != "no":
+            return restart.Verdict(again=True, delay_s=0.0, restarts=row.restarts, rule=f"worker start: {LOST}")
+        ending = restart.Ending(
+            status=ended.status,
+            oom_killed=ended.oom_killed,
+            ran_s=max(0, ended.at_ms - row.started_at_ms) / 1000,
+            restarts=row.restarts,
+        )
+        return restart.decide(policy, ending)
+
+
+LOST = "the program was gone when the worker started"
+ORPHAN = "worker start: no machine knows this instance"
+ROWS_DECIDE = "worker start: it is not as its machine is"
+
+_logger = get_logger()

@@ -1,0 +1,358 @@
+"""The flows of a machine, step by step: what each does outside, and what it writes.
+
+| flow            | steps before `settle`                                | begun by                       |
+|-----------------|------------------------------------------------------|--------------------------------|
+| machine.create  | prepare, launch (none with skip_launch)              | a confirmed reservation        |
+| machine.start   | prepare, launch; resume when suspended               | a request                      |
+| machine.stop    | stop, clear                                          | a request                      |
+| machine.restart | stop, clear, prepare, launch                         | a request                      |
+| machine.update  | prepare; stop, clear, launch when it runs;           | a request                      |
+|                 | vacate, to another runtime                           |                                |
+| machine.suspend | suspend                                              | a request                      |
+| machine.resize  | resize                                               | a request                      |
+| machine.destroy | stop, purge                                          | a request                      |
+| machine.exit    | clear; backoff, prepare, launch to start again;      | the program's end, a lost host |
+|                 | or purge                                             |                                |
+
+The outside effects are calls of the driver, keyed `run/step`; every one may be repeated. `prepare`, of machines that
+have an image, makes it ready and keeps what its reference meant: an update prepares before it stops anything, and one
+whose image cannot be had leaves the machine as it was. `settle` is the final step (`hawker.worker.flows.settling`): it
+writes the resting state, and after a failure or a cancel first removes what a launch may have left. Which runs begin
+when is decided in `hawker.worker.machines` and `hawker.worker.flows.exits`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from hawker.core.journal import effect_key
+from hawker.errors import Abort, DiskFull, HawkerError, ImageError, Retry, Unreachable
+from hawker.host import Host
+from hawker.images.base import ImageSource
+from hawker.model.guest import Guest
+from hawker.model.machine import State
+from hawker.model.rows import MachineRow, RunRow
+from hawker.model.values import is_host_image
+from hawker.network.base import NetworkError
+from hawker.store.db import Store
+from hawker.store.tx import Tx
+from hawker.worker.drivers.base import Exit, InstanceSpec, NotSupported, Refused, StartFailed, UnknownInstance
+from hawker.worker.drivers.several import Release, Runtimes
+from hawker.worker.flows.flow import Act, Done, Flow, Step, StepContext
+from hawker.worker.flows.settling import Settling, hold_before, resized
+from hawker.worker.instance_spec import instance_spec, limits_of, reference_of
+from hawker.worker.machine_log import MachineLog, get_machine
+
+STARTS_TRIED = 24
+"""How often an image, or a driver, that may be had later is asked for: for a minute and a half, and as long as each
+try takes. Then the machine has failed."""
+
+FORESEEN_MOST = 1024
+_ON_ITS_WAY = ("state", "desired", "cause", "restarts", "updated_at_ms", "instance", "started_at_ms")
+"""Fields of a machine's row that no instance is told of."""
+
+
+def launching(config: Mapping[str, Any]) -> list[str]:
+    """The steps that start a machine of this configuration, which was checked before."""
+    return ["launch"] if is_host_image(str(config["image"])) else ["prepare", "launch"]
+
+
+class Waiters(Protocol):
+    """Who waits for the programs of runs."""
+
+    async def released(self, run: str, instance: str, release: Release) -> None:
+        """The order of a start is durable, and nothing keeps its program from running; whether it does, its driver is
+        still to say. Returns when that may be asked."""
+
+    async def launched(self, run: str, instance: str) -> None:
+        """The program runs. Returns when that may be committed."""
+
+
+class _Nobody:
+    async def released(self, run: str, instance: str, release: Release) -> None: ...
+
+    async def launched(self, run: str, instance: str) -> None: ...
+
+
+class _Foreseen:
+    """What a launch will ask of its driver, for its first attempt: of `machine`, as its row was then. `waits`: there is
+    something to let go."""
+
+    def __init__(self, spec: InstanceSpec, machine: MachineRow, waits: bool) -> None:
+        self.spec = spec
+        self.machine = machine
+        self.waits = waits
+        self.release: Release = "no"
+
+
+class MachineFlows(Settling):
+    """The flows over one driver. `all()` gives them to the runner."""
+
+    def __init__(
+        self,
+        store: Store,
+        host: Host,
+        driver: Runtimes,
+        log: MachineLog,
+        superseded: Callable[[MachineRow], str] = lambda machine: "",
+        images: ImageSource | None = None,
+        disk_scale: float = 1.0,
+        *,
+        waiters: Waiters | None = None,
+    ) -> None:
+        """`superseded` says why a machine must not be started here any more, or "". `disk_scale` as in `limits_of`.
+        `waiters` are told of a run and its instance before that is committed."""
+        super().__init__(store, driver, log, images, disk_scale)
+        self._host = host
+        self._superseded = superseded
+        self._waiters: Waiters = waiters or _Nobody()
+        self._foreseen: dict[str, _Foreseen] = {}  # by key
+        self._specs: dict[str, tuple[MachineRow, InstanceSpec]] = {}  # what machines were last started as
+
+    def all(self) -> list[Flow]:
+        prepare = Step("prepare", act=self._prepare)
+        launch = Step("launch", act=self._launch, ahead=self._foresee)
+        stop = Step("stop", act=patient(self._stop))
+        clear = Step("clear", act=patient(self._clear))
+        purge = Step("purge", act=patient(self._purge))
+        resting = Step("settle", act=patient(self._undo), commit=self._settle)
+        gone = Step("settle", act=patient(self._undo), commit=self._settle_destroyed)
+        backoff = Step("backoff", act=self._backoff)
+        return [
+            Flow("machine.create", 1, resting, [prepare, launch]),
+            Flow("machine.start", 1, resting, [prepare, launch, Step("resume", act=patient(self._resume))]),
+            Flow("machine.stop", 1, resting, [stop, clear]),
+            Flow("machine.restart", 1, resting, [stop, clear, prepare, launch]),
+            Flow("machine.update", 1, resting, [prepare, stop, clear, launch, Step("vacate", act=self._vacate)]),
+            Flow("machine.suspend", 1, resting, [Step("suspend", act=patient(self._suspend))]),
+            Flow("machine.resize", 1, resting, [Step("resize", act=patient(self._resize))]),
+            Flow("machine.destroy", 1, gone, [stop, purge]),
+            Flow("machine.exit", 1, resting, [clear, backoff, prepare, launch, purge]),
+        ]
+
+    # --- acts --------------------------------------------------------------------------------------------------------
+
+    async def _prepare(self, context: StepContext) -> Done:
+        """The image, as far as a driver can make it ready before there is an instance. The first time in a version it
+        is found out which bytes the reference means."""
+        machine = self._not_superseded(context.run)
+        reference = reference_of(machine)
+        if self._images:
+            hold_before(self._images, context.run)
+        try:
+            await self._driver.of(machine.driver).prepare(reference)
+        except ImageError as error:
+            raise Abort(error.message) from error
+        except (Unreachable, DiskFull) as error:
+            raise _tried(context, error.message) from error
+        found = self._images.find(reference) if self._images else None
+        if found and self._images:
+            self._images.hold(machine.id, found.digest)
+
+        def commit(tx: Tx, run: RunRow) -> bool:
+            row = get_machine(tx, run.resource)
+            if found and not row.image_digest:
+                self._log.move(tx, row, cause=run.cause, image_digest=found.digest)
+            return True
+
+        return Done(commit)
+
+    def _not_superseded(self, run: RunRow) -> MachineRow:
+        machine = get_machine(self._store.read, run.resource)
+        if why := self._superseded(machine):
+            raise Abort(f"not started: {why}")
+        return machine
+
+    def foresee(self, machine: MachineRow, run_id: str) -> None:
+        """What can be done for a launch while its order becomes durable, and need not be done after that. Of a run that
+        is about to be begun; `forget` it when it is not."""
+        with suppress(HawkerError):  # the launch meets the same, and says so
+            spec = self._spec(machine, effect_key(run_id, "launch"))
+            waits = self._driver.foresee(spec)
+            if not self._superseded(machine):
+                if len(self._foreseen) >= FORESEEN_MOST:
+                    self._foreseen.clear()  # of changes that have failed
+                self._foreseen[spec.key] = _Foreseen(spec, machine, waits)
+
+    def _spec(self, machine: MachineRow, key: str) -> InstanceSpec:
+        """A machine that wakes most often wakes as what it was."""
+        row, spec = self._specs.get(machine.id, (None, None))
+        if row is None or spec is None or not _alike(row, machine):
+            spec = instance_spec(machine, key, self._disk_scale)
+            if len(self._specs) >= FORESEEN_MOST:
+                self._specs.clear()
+            self._specs[machine.id] = machine, spec
+        return replace(spec, key=key)
+
+    def forget(self, run_id: str) -> None:
+        self._foreseen.pop(effect_key(run_id, "launch"), None)
+
+    def _foresee(self, tx: Tx, run: RunRow) -> None:
+        machine, key = get_machine(tx, run.resource), effect_key(run.id, "launch")
+        if key not in self._foreseen:
+            self.foresee(machine, run.id)
+        foreseen = self._foreseen.get(key)
+        if foreseen is None:
+            return
+        if not _alike(
+            foreseen.machine, machine
+        ):  # what waits is another program: the order that comes tells its driver
+            self.forget(run.id)
+        elif foreseen.waits:
+            tx.after_commit(lambda: self._release(foreseen))
+
+    def _release(self, foreseen: _Foreseen) -> None:
+        """The order is durable: what waits for it need not wait until our driver has heard of it."""
+        foreseen.release = self._driver.release(foreseen.spec)
+
+    async def _launch(self, context: StepContext) -> Done:
+        foreseen = self._foreseen.pop(context.key, None)
+        if foreseen is None:
+            spec = instance_spec(self._not_superseded(context.run), context.key, self._disk_scale)
+        else:
+            spec = foreseen.spec
+            if foreseen.release != "no":
+                await self._waiters.released(context.run.id, context.key, foreseen.release)
+        try:
+            instance = await self._driver.of(spec.driver).start(spec)
+        except (StartFailed, NotSupported, ImageError) as error:
+            raise Abort(str(error)) from error
+        except (Unreachable, DiskFull, NetworkError) as error:
+            raise _tried(context, str(error)) from error
+        await self._waiters.launched(context.run.id, instance.key)
+
+        def commit(tx: Tx, run: RunRow) -> None:
+            row = get_machine(tx, run.resource)
+            if row.state is not State.starting:
+                row = self._log.move(tx, row, State.starting, cause=run.cause)
+                row = self._log.event(tx, row, "start", "starting", run)
+            row = self._log.move(
+                tx,
+                row,
+                State.started,
+                cause=run.cause,
+                instance=instance.key,
+                started_at_ms=instance.started_at_ms,
+            )
+            self._log.event(tx, row, "start", "started", run)
+
+        return Done(commit)
+
+    async def _stop(self, context: StepContext) -> Done:
+        args = context.run.args
+        key: str = args["instance"]
+        if not key:
+            return Done()
+        try:
+            ended = await self._had(context.run).stop(key, signal=args["signal"], grace_s=args["grace_s"])
+        except UnknownInstance:
+            ended = Exit(
+                key=key,
+                machine=context.run.resource,
+                error="the instance was gone before it could be stopped",
+                at_ms=self._host.now_ms(),
+            )
+
+        def commit(tx: Tx, run: RunRow) -> None:
+            row = get_machine(tx, run.resource)
+            if row.instance != key:
+                return  # repeated after a crash: it is written already
+            row = self._log.move(tx, row, cause=run.cause, instance="")
+            self._log.exited(tx, row, run, ended, requested=True, restarting=False)
+
+        return Done(commit)
+
+    async def _clear(self, context: StepContext) -> Done:
+        if key := context.run.args["instance"]:
+            await self._had(context.run).destroy(key, force=True)
+        return Done()
+
+    async def _vacate(self, context: StepContext) -> Done:
+        """Remove what the machine left with the driver that had it before: nothing would show it any more. A driver
+        that is not there keeps it until the machine is destroyed."""
+        with suppress(Unreachable):
+            await self._had(context.run).purge(context.run.resource)
+        return Done()
+
+    async def _purge(self, context: StepContext) -> Done:
+        await self._clear(context)
+        await self._purged(context.run.resource)
+        return Done()
+
+    async def _suspend(self, context: StepContext) -> Done:
+        key: str = context.run.args["instance"]
+        try:
+            await self._had(context.run).suspend(key)
+        except UnknownInstance as error:
+            raise Abort("the program ended before it could be suspended") from error
+
+        def commit(tx: Tx, run: RunRow) -> None:
+            row = self._log.move(tx, get_machine(tx, run.resource), State.suspended, cause=run.cause)
+            self._log.event(tx, row, "suspend", "suspended", run)
+
+        return Done(commit)
+
+    async def _resume(self, context: StepContext) -> Done:
+        key: str = context.run.args["instance"]
+        try:
+            await self._had(context.run).resume(key)
+        except UnknownInstance as error:
+            raise Abort("the suspended program is gone") from error
+        await self._waiters.launched(context.run.id, key)
+
+        def commit(tx: Tx, run: RunRow) -> None:
+            row = self._log.move(tx, get_machine(tx, run.resource), State.started, cause=run.cause)
+            self._log.event(tx, row, "start", "started", run)
+
+        return Done(commit)
+
+    async def _resize(self, context: StepContext) -> Done:
+        guest = msgspec.convert(context.run.args["guest"], Guest)
+        limits = limits_of(guest, self._disk_scale)
+        try:
+            await self._had(context.run).resize(context.run.args["instance"], limits)
+        except UnknownInstance as error:
+            raise Abort("the program ended before it could be resized") from error
+        except (Refused, NotSupported) as error:
+            raise Abort(str(error)) from error
+
+        def commit(tx: Tx, run: RunRow) -> None:
+            row = get_machine(tx, run.resource)
+            self._log.move(tx, row, cause=run.cause, config=resized(row.config, guest))
+
+        return Done(commit)
+
+    async def _backoff(self, context: StepContext) -> Done:
+        """Wait until the time that was recorded when the run began; a worker killed meanwhile waits only for the
+        rest."""
+        await asyncio.sleep(max(0, context.run.args["resume_at_ms"] - self._host.now_ms()) / 1000)
+        return Done()
+
+
+def _alike(before: MachineRow, machine: MachineRow) -> bool:
+    """Whether two rows of a machine differ at most in how it comes to be started."""
+    now = {name: getattr(machine, name) for name in _ON_ITS_WAY}
+    return replace(before, **now) == machine
+
+
+def patient(act: Act) -> Act:
+    """A step that waits for its driver as long as it takes: nothing may be said about an instance whose driver is not
+    there."""
+
+    async def patiently(context: StepContext) -> Done:
+        try:
+            return await act(context)
+        except Unreachable as error:
+            raise Retry(error.message) from error
+
+    return patiently
+
+
+def _tried(context: StepContext, why: str) -> Abort | Retry:
+    return Abort(why) if context.attempt + 1 >= STARTS_TRIED else Retry(why)

@@ -1,0 +1,1 @@
+"""What reaches the programs inside machines: checks, connections, sessions with commands."""
