@@ -122,7 +122,9 @@ class V1:
                 write(f"{parent}/{name}/cgroup.procs", pid)
 
     def names(self) -> list[str]:
-        return sorted({name for parent in self._parents.values() for name in directories(parent)})
+        # Removing one takes a step for each hierarchy: whoever was killed in between has left it in the last ones only.
+        parents = (*self._parents.values(), *filter(os.path.exists, self._others))
+        return sorted({name for parent in parents for name in directories(parent)})
 
     def pids(self, name: str) -> list[int]:
         return pids_in(f"{self._parents['freezer']}/{name}/cgroup.procs")
