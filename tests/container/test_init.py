@@ -129,6 +129,9 @@ def test_a_terminal_that_nobody_reads_holds_up_whoever_writes_and_nobody_else(in
             wait_until(lambda: not select.select([], [write], [], 0)[1], "the pipe is full")
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
             shell = children.read_text().split()[0]
+            (seq,) = Path(f"/proc/{shell}/task/{shell}/children").read_text().split()
+            stat = Path(f"/proc/{seq}/stat")
+            wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S", "it waits for its terminal")
             process.send_signal(signal.SIGUSR1)
             wait_until(lambda: shell not in children.read_text().split(), "the program has ended, and was reaped")
             assert process.poll() is None

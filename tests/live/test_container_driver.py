@@ -69,7 +69,8 @@ class Containers(Conformance, Telling, Talking, Limited, Imaged, Killed, LetGo):
             for kind in cgroup ipc mnt net pid user uts; do readlink /proc/self/ns/$kind; done
             ls /proc/$$/fd > /fds; grep -vxE '0|1|2|10|255' /fds || echo nothing open  # a pipe would be one more
             unshare -U true 2>/dev/null && echo a user namespace
-            for fd in $(ls /proc/1/fd); do true 2>/dev/null >> /proc/1/fd/$fd && echo a descriptor of the init; done
+            cd /proc/1/fd
+            for fd in *; do true 2>/dev/null >> /proc/1/fd/$fd && echo a descriptor of the init; done
             true"""
         one = driver.shell(f"{looks}; echo over; sleep 60")
         await driver.driver.start(one)
