@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import shutil
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
 import pytest
+from tests.kit.http2 import Behaviour2, Upstream2, User2, hello2
 from tests.kit.planes import APART, NEEDS, PLANES, Plane
 from tests.kit.raw_http import Answer, Behaviour, Upstream, User, hello
 from tests.kit.routers import HTTP, FakeMachine, FakeRoute, FakeRouter
@@ -135,3 +136,42 @@ async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
     yield stage
     await stage.close()
     assert not failures, failures
+
+
+Connect = Callable[..., Awaitable[User2]]
+Add = Callable[..., Awaitable[Upstream2]]
+
+
+@pytest.fixture
+async def connect(stage: Stage) -> AsyncIterator[Connect]:
+    """Connects a user of HTTP/2."""
+    users: list[User2] = []
+
+    async def at(**more: object) -> User2:
+        users.append(await User2.at((await stage.open()).http, **more))  # type: ignore[arg-type]
+        return users[-1]
+
+    yield at
+    for user in users:
+        await user.close()
+
+
+@pytest.fixture
+async def h2_machine(stage: Stage) -> AsyncIterator[Add]:
+    """Adds one that speaks HTTP/2 to the app `web`."""
+    stage.serves(h2_backend=True)
+    upstreams: list[Upstream2] = []
+
+    async def add(behaviour: Behaviour2 = hello2, **more: Any) -> Upstream2:
+        upstream = Upstream2(behaviour, **more)
+        await upstream.open()
+        upstreams.append(upstream)
+        machines = stage.web.machines
+        machines.append(FakeMachine(f"m{len(machines) + 1}", upstream.address))
+        return upstream
+
+    yield add
+    await stage.close()
+    for upstream in upstreams:
+        await upstream.close()
+        assert not upstream.errors, upstream.errors

@@ -5,57 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 from h2.errors import ErrorCodes
 from hyperframe.frame import PingFrame, SettingsFrame
-from tests.kit.http2 import Behaviour2, Upstream2, User2, Visit2, head2, hello2
+from tests.kit.http2 import Visit2, head2, hello2
 from tests.kit.raw_http import LIMIT_S, Visit
 from tests.kit.routers import FakeMachine
 from tests.kit.waiting import until
-from tests.proxy.conftest import Stage
+from tests.proxy.conftest import Add, Connect, Stage
 
 # HAProxy's own HTTP/2 is not ours to test; where it hands on, it is to this plane.
 pytestmark = pytest.mark.parametrize("stage", ["embedded"], indirect=True)
 
 SECOND = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nstole"
-Add = Callable[..., Awaitable[Upstream2]]
-Connect = Callable[..., Awaitable[User2]]
-
-
-@pytest.fixture
-async def machine(stage: Stage) -> AsyncIterator[Add]:
-    """Adds one that speaks HTTP/2 to the app `web`."""
-    stage.serves(h2_backend=True)
-    upstreams: list[Upstream2] = []
-
-    async def add(behaviour: Behaviour2 = hello2, **more: Any) -> Upstream2:
-        upstream = Upstream2(behaviour, **more)
-        await upstream.open()
-        upstreams.append(upstream)
-        machines = stage.web.machines
-        machines.append(FakeMachine(f"m{len(machines) + 1}", upstream.address))
-        return upstream
-
-    yield add
-    await stage.close()
-    for upstream in upstreams:
-        await upstream.close()
-
-
-@pytest.fixture
-async def connect(stage: Stage) -> AsyncIterator[Connect]:
-    users: list[User2] = []
-
-    async def at(**more: object) -> User2:
-        users.append(await User2.at((await stage.open()).http, **more))  # type: ignore[arg-type]
-        return users[-1]
-
-    yield at
-    for user in users:
-        await user.close()
 
 
 # --- machines --------------------------------------------------------------------------------------------------------
@@ -66,7 +30,7 @@ async def connect(stage: Stage) -> AsyncIterator[Connect]:
     [(204,), (304,), (304, (b"content-length", b"%d" % len(SECOND)))],
     ids=["204", "304", "304 with a length"],
 )
-async def test_an_answer_that_has_no_body_has_none(stage: Stage, machine: Add, fields: tuple[Any, ...]) -> None:
+async def test_an_answer_that_has_no_body_has_none(stage: Stage, h2_machine: Add, fields: tuple[Any, ...]) -> None:
     """To a user of HTTP/1.1 what follows such a head would be the next answer."""
 
     async def talking(visit: Visit2) -> None:
@@ -77,7 +41,7 @@ async def test_an_answer_that_has_no_body_has_none(stage: Stage, machine: Add, f
         await visit.head(status, *more)
         await visit.send(SECOND, ended=True)
 
-    await machine(talking)
+    await h2_machine(talking)
     user = await stage.user()
     await user.send(b"GET / HTTP/1.1\r\nHost: web.example\r\n\r\n")
     came = b""
@@ -92,12 +56,12 @@ async def test_an_answer_that_has_no_body_has_none(stage: Stage, machine: Add, f
     assert b"stole" not in came
 
 
-async def test_an_empty_body_that_is_said_to_be_empty_has_one_framing(stage: Stage, machine: Add) -> None:
+async def test_an_empty_body_that_is_said_to_be_empty_has_one_framing(stage: Stage, h2_machine: Add) -> None:
     async def empty(visit: Visit2) -> None:
         await visit.head(200, (b"content-length", b"0"))
         await visit.end()
 
-    await machine(empty)
+    await h2_machine(empty)
     user = await stage.user()
     for _ in range(2):
         answer = await user.ask("GET /")
@@ -105,14 +69,14 @@ async def test_an_empty_body_that_is_said_to_be_empty_has_one_framing(stage: Sta
         assert not answer.all("transfer-encoding")
 
 
-async def test_a_machine_of_http2_switches_to_nothing(stage: Stage, machine: Add) -> None:
+async def test_a_machine_of_http2_switches_to_nothing(stage: Stage, h2_machine: Add) -> None:
     """101 is not there in HTTP/2 (RFC 9113, 8.6). Told to a user it would end what is HTTP of its connection."""
 
     async def switching(visit: Visit2) -> None:
         await visit.head(101)
         await hello2(visit)
 
-    await machine(switching)
+    await h2_machine(switching)
     answer = await stage.ask("GET /")
     assert (answer.status, answer.interim, b"PC03" in answer.body) == (502, [], True)
 

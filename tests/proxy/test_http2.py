@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 from h2.errors import ErrorCodes
@@ -15,28 +15,12 @@ from tests.kit.authority import Authority
 from tests.kit.http2 import User2, head2
 from tests.kit.raw_http import Broken, Visit, chunked, echo, saying, silent
 from tests.kit.waiting import until
-from tests.proxy.conftest import Stage
+from tests.proxy.conftest import Connect, Stage
 
 from hawker.proxy.embedded.h2_client import H2Connection
 
 # HAProxy's own HTTP/2 and TLS are not ours to test; where it hands on, it is to this plane.
 pytestmark = pytest.mark.parametrize("stage", ["embedded"], indirect=True)
-
-Connect = Callable[..., Awaitable[User2]]
-
-
-@pytest.fixture
-async def connect(stage: Stage) -> AsyncIterator[Connect]:
-    users: list[User2] = []
-
-    async def at(**more: object) -> User2:
-        plane = await stage.open()
-        users.append(await User2.at(plane.http, **more))  # type: ignore[arg-type]
-        return users[-1]
-
-    yield at
-    for user in users:
-        await user.close()
 
 
 async def test_a_request_is_answered_and_told_as_what_it_is(stage: Stage, connect: Connect) -> None:
