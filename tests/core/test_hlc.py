@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,7 +35,7 @@ def test_a_witnessed_stamp_raises_the_clock_unless_it_must_wait(last: int, seen:
     assert witness(last, seen, now_ms) == (last if ahead(seen, now_ms) else max(last, seen))
 
 
-@given(st.permutations([(1, "b", "old"), (2, "a", "tied"), (2, "b", "newest")]))
-def test_the_newest_row_does_not_depend_on_the_order(rows: list[tuple[int, str, str]]) -> None:
-    assert newest(rows) == "newest"
+def test_the_newest_row_does_not_depend_on_the_order() -> None:
+    for rows in permutations([(1, "b", "old"), (2, "a", "tied"), (2, "b", "newest")]):
+        assert newest(rows) == "newest"
     assert newest([]) is None
