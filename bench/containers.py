@@ -33,8 +33,8 @@ from tests.kit.oci import busybox_layer, file, image, layer, write_docker_archiv
 from tests.kit.unpacked import UnpackedImages
 
 from bench.bare_container import Request
+from bench.command import Table
 from bench.market import USER, running_agents
-from bench.run import Table
 from hawker.client.api import Client
 from hawker.model.image import Image
 from hawker.network.manager import Manager

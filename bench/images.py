@@ -24,7 +24,7 @@ from time import perf_counter
 import msgspec
 from tests.kit.registry import DockerRegistry
 
-from bench.run import Table
+from bench.command import Table
 from hawker.host import live
 from hawker.images.manifest import digest_of
 from hawker.images.service import Images

@@ -38,12 +38,13 @@ def running_agents(home: Path, *, workers: int = 2, machines: int = 10_000_000) 
     broker = free_port()
     listed = ", ".join(f'"{name}@ord=127.0.0.1:{port}"' for name, port in ports.items())
     processes: dict[str, subprocess.Popen[bytes]] = {}
+    roles = {name: worker_role(port, machines) for name, port in ports.items()}
+    roles["broker"] = f'[broker]\nlisten = "127.0.0.1:{broker}"\nworkers = [{listed}]'
     try:
-        for name, port in ports.items():
-            processes[name] = start_agent(home, name, worker_role(port, machines), port)
-        processes["broker"] = start_agent(
-            home, "broker", f'[broker]\nlisten = "127.0.0.1:{broker}"\nworkers = [{listed}]', broker
-        )
+        for name, role in roles.items():
+            processes[name] = spawn_agent(home, name, role)
+        for name, port in {**ports, "broker": broker}.items():
+            wait_listening(port, processes[name], home / f"{name}.log")
         yield Agents(broker, ports, processes)
     finally:
         for process in processes.values():
@@ -60,20 +61,25 @@ def worker_role(port: int, machines: int) -> str:
 
 
 def start_agent(home: Path, name: str, role: str, port: int) -> subprocess.Popen[bytes]:
-    """One agent, returned once it takes connections."""
+    """One agent, returned once it takes connections at this port."""
+    process = spawn_agent(home, name, role)
+    wait_listening(port, process, home / f"{name}.log")
+    return process
+
+
+def spawn_agent(home: Path, name: str, role: str) -> subprocess.Popen[bytes]:
     config = home / f"{name}.toml"
     head = [f'name = "{name}"', 'region = "ord"', f'directory = "{home / name}"', 'log_level = "warning"']
     tokens = ["[tokens]", f'cluster = "{CLUSTER}"', "[tokens.users]", f'bench = "{USER}"']
     config.write_text("\n".join([*head, "stop_machines_on_exit = true", *tokens, role, ""]))
     with (home / f"{name}.log").open("ab") as log:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-m", "hawker", "agent", "--config", str(config)], stdout=log, stderr=log
         )
-    wait_listening(port, process)
-    return process
 
 
-def wait_listening(port: int, process: subprocess.Popen[bytes]) -> None:
+def wait_listening(port: int, process: subprocess.Popen[bytes], log: Path | None = None) -> None:
+    """Raises RuntimeError with the end of its log when it ends before, or takes a minute; it is killed then."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
         try:
@@ -81,7 +87,10 @@ def wait_listening(port: int, process: subprocess.Popen[bytes]) -> None:
             return
         except OSError:
             time.sleep(0.001)
-    raise RuntimeError(f"an agent did not come up on port {port}")
+    process.kill()
+    process.wait()
+    said = f"\n{log.read_text()[-2000:]}" if log else ""
+    raise RuntimeError(f"nothing came up on port {port}: {process.args!r}{said}")
 
 
 def free_port() -> int:
@@ -105,14 +114,15 @@ def cpu_of(pid: int) -> float:
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
-def supervisor_pid(home: Path, name: str) -> int:
-    """The supervisor of a worker, found by its command line."""
+def supervisor_pids(home: Path, name: str) -> list[int]:
+    """The supervisor of a worker, found by its command line; none before the worker's first machine."""
     directory = str(home / name / "process")
+    found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
         except OSError:
             continue
         if "hawker.supervisor" in words and directory in words:
-            return int(pid)
-    raise RuntimeError(f"no supervisor of {name} runs")
+            found.append(int(pid))
+    return found

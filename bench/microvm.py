@@ -29,7 +29,7 @@ import msgspec
 from msgspec.structs import replace
 from tests.kit.unpacked import UnpackedImages
 
-from bench.run import Table
+from bench.command import Table
 from hawker.host import live
 from hawker.worker.drivers.base import InstanceSpec, Limits
 from hawker.worker.drivers.microvm import machine, qemu, templates

@@ -21,7 +21,7 @@ from time import monotonic
 import apsw
 from tests.kit.edges import Region, region
 
-from bench.run import Table
+from bench.command import Table
 
 LOOK_S = 0.004
 GIVE_UP_S = 60.0

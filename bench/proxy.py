@@ -29,8 +29,8 @@ from pathlib import Path
 import msgspec
 from tests.kit.markets import Client
 
+from bench.command import Table
 from bench.market import USER, free_port, memory_mib, start_agent, wait_listening, worker_role
-from bench.run import Table
 
 CONNECTIONS = 64
 BIG = 1_000_000

@@ -26,7 +26,7 @@ from time import perf_counter, process_time
 import msgspec
 
 from bench.catalog import EPOCH, machine, machine_ids, resident_mib
-from bench.run import Table
+from bench.command import Table
 from hawker.catalog.replica import Replica
 from hawker.catalog.replication import TAKE_S
 from hawker.host import live

@@ -25,9 +25,9 @@ from pathlib import Path
 
 from tests.kit.authority import Authority
 
+from bench.command import Table
 from bench.market import free_port, start_agent, wait_listening, worker_role
 from bench.proxy import APP, BARE, HAPROXY, NGINX, Figure, Way, children, on_core_ns, start_machine
-from bench.run import Table
 
 NAME = f"{APP}.localhost"
 KINDS = {

@@ -1,4 +1,4 @@
-"""All benchmarks in one run: `python -m bench.run [--quick] [--json FILE]` from the checkout.
+"""The market from the order to the program: `python -m bench.run [--quick] [--only PART...]` from the checkout.
 
 Real agents, real sockets, real SQLite with `synchronous=FULL`, real processes. Figures are medians of rounds; the
 machine's own costs stand beside them (`bench.floor`). The load generator shares the machine's cores with the
@@ -7,7 +7,6 @@ agents.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -25,19 +24,18 @@ from typing import Any
 import msgspec
 
 from bench import floor
+from bench.command import Table, options, say_machine, told
 from bench.market import (
     CLUSTER,
     USER,
     Agents,
     cpu_of,
-    free_port,
     memory_mib,
     running_agents,
     start_agent,
-    supervisor_pid,
+    supervisor_pids,
     worker_role,
 )
-from bench.restart import fill_log
 from hawker.client.connection import Peer
 from hawker.model.config import check_config
 from hawker.model.market import Order
@@ -55,44 +53,36 @@ class Sizes(msgspec.Struct, frozen=True):
     seconds: float
     rounds: int
     logged: int
+    restarts: int
     running: int
 
 
-FULL = Sizes(latency=400, seconds=4.0, rounds=3, logged=10_000, running=200)
-QUICK = Sizes(latency=30, seconds=0.5, rounds=1, logged=500, running=20)
+FULL = Sizes(latency=400, seconds=4.0, rounds=3, logged=10_000, restarts=3, running=200)
+QUICK = Sizes(latency=10, seconds=0.2, rounds=1, logged=100, restarts=1, running=10)
 
 
-class Table:
-    """Rows as they come: what, value, unit, aim, note."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-
-    def latency(self, what: str, times_ms: Sequence[float], aim: str = "", note: str = "") -> None:
-        ordered = sorted(times_ms)
-        p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
-        self.add(what, statistics.median(ordered), "ms", aim, f"p99 {p99:.2f}{', ' + note if note else ''}")
-
-    def add(self, what: str, value: float, unit: str, aim: str = "", note: str = "") -> None:
-        self.rows.append({"what": what, "value": round(value, 3), "unit": unit, "aim": aim, "note": note})
-        print(f"{what:<58} {value:>10.2f} {unit:<5} {aim:<12} {note}", flush=True)
+PARTS = ("memory", "latencies", "throughputs", "restart")
 
 
-async def main(sizes: Sizes, table: Table) -> None:
+async def measure(sizes: Sizes, table: Table, parts: Sequence[str] = PARTS) -> None:
     home = Path(tempfile.mkdtemp(prefix="hawker-bench-"))
     try:
         table.latency("this machine: append 256 B + fdatasync", floor.fdatasync_ms(home, sizes.latency))
         table.latency("this machine: HTTP round trip, bare asyncio server", await floor.http_ms(sizes.latency))
         table.latency("this machine: vfork + exec /bin/echo to its first byte", floor.process_ms(sizes.latency))
-        with running_agents(home) as agents:
-            memory(table, home, agents)
-            user = peer(agents.broker, USER)
-            await user.request("POST", "/v1/apps", body=b'{"app_name":"bench"}', timeout_s=10)
-            await per_machine(table, sizes, home, agents, user)
-            await latencies(table, sizes, agents, user, home)
-            await throughputs(table, sizes, agents, home)
-            await user.close()
-        await restart(table, sizes, home)
+        if set(parts) - {"restart"}:
+            with running_agents(home) as agents:
+                user = peer(agents.broker, USER)
+                await user.request("POST", "/v1/apps", body=b'{"app_name":"bench"}', timeout_s=10)
+                if "memory" in parts:
+                    await memory(table, sizes, home, agents, user)
+                if "latencies" in parts:
+                    await latencies(table, sizes, agents, user, home)
+                if "throughputs" in parts:
+                    await throughputs(table, sizes, agents, home)
+                await user.close()
+        if "restart" in parts:
+            await restart(table, sizes, home)
     finally:
         shutil.rmtree(home, ignore_errors=True)
 
@@ -261,7 +251,7 @@ def cpu_seconds(home: Path, agents: Agents) -> dict[str, float]:
     pids = {
         "broker": [agents.pid("broker")],
         "workers": [agents.pid(name) for name in agents.workers],
-        "supervisors": [supervisor_pid(home, name) for name in agents.workers],
+        "supervisors": [pid for name in agents.workers for pid in supervisor_pids(home, name)],
         "load generator": [os.getpid()],
     }
     return {name: sum(map(cpu_of, of)) for name, of in pids.items()}
@@ -308,19 +298,17 @@ async def for_a_while(one: Callable[[], Awaitable[None]], tasks: int, seconds: f
     return count, perf_counter() - began
 
 
-def memory(table: Table, home: Path, agents: Agents) -> None:
-    name = next(iter(agents.workers))
-    table.add("memory (PSS): idle worker daemon", memory_mib(agents.pid(name)), "MiB", "60")
-    table.add("memory (PSS): broker", memory_mib(agents.pid("broker")), "MiB")
-    table.add("memory (PSS): supervisor, one per worker", memory_mib(supervisor_pid(home, name)), "MiB")
-
-
-async def per_machine(table: Table, sizes: Sizes, home: Path, agents: Agents, user: Peer) -> None:
-    """What a running machine adds to daemon and supervisor. The program's own memory is its own."""
+async def memory(table: Table, sizes: Sizes, home: Path, agents: Agents, user: Peer) -> None:
+    """What agents take at rest, and what a running machine adds. The program's own memory is its own."""
     names = list(agents.workers)
+    table.add("memory (PSS): idle worker daemon", memory_mib(agents.pid(names[0])), "MiB", "60")
+    table.add("memory (PSS): broker", memory_mib(agents.pid("broker")), "MiB")
+
+    def supervisors() -> list[int]:
+        return [pid for name in names for pid in supervisor_pids(home, name)]
 
     def held() -> float:
-        return sum(memory_mib(agents.pid(n)) + memory_mib(supervisor_pid(home, n)) for n in names)
+        return sum(map(memory_mib, [*map(agents.pid, names), *supervisors()]))
 
     async def start(count: int) -> list[str]:
         machines = []
@@ -330,7 +318,9 @@ async def per_machine(table: Table, sizes: Sizes, home: Path, agents: Agents, us
             machines.append(msgspec.json.decode(reply.body)["id"])
         return machines
 
-    machines = await start(sizes.running // 5)  # so that code and buffers of the first starts are not counted
+    machines = await start(1)  # a worker's first machine starts its supervisor
+    table.add("memory (PSS): supervisor, one per worker", max(map(memory_mib, supervisors())), "MiB")
+    machines += await start(sizes.running // 5)  # so that code and buffers of the first starts are not counted
     before = held()
     machines += await start(sizes.running)
     table.add("memory: per running machine, daemon and supervisor", (held() - before) * 1024 / sizes.running, "KiB")
@@ -338,14 +328,17 @@ async def per_machine(table: Table, sizes: Sizes, home: Path, agents: Agents, us
 
 
 async def restart(table: Table, sizes: Sizes, home: Path) -> None:
-    """From exec of the daemon to its first answer, with so many machines in its log."""
-    path = home / "restart" / "worker.db"
-    await fill_log(path, "restart", sizes.logged)
+    """From exec of the daemon to its first answer, with so many machines in its log that were ordered and not
+    started."""
+    place = home / "restart"
+    place.mkdir()
+    with running_agents(place, workers=1) as agents:
+        await fill(agents.broker, sizes.logged)
+        ((name, port),) = agents.workers.items()
     times = []
-    for _ in range(max(3, sizes.rounds)):
-        port = free_port()
+    for _ in range(sizes.restarts):
         began = perf_counter()
-        process = start_agent(home, "restart", worker_role(port, 10 * sizes.logged), port)
+        process = start_agent(place, name, worker_role(port, 10_000_000), port)
         worker = peer(port, CLUSTER)
         reply = await worker.request("GET", "/health", timeout_s=30)
         times.append(ms(began))
@@ -356,17 +349,35 @@ async def restart(table: Table, sizes: Sizes, home: Path) -> None:
     table.latency(f"restart of a worker daemon, {sizes.logged} machines in its log", times, "300")
 
 
+async def fill(broker: int, count: int) -> None:
+    """Order so many machines that rest."""
+    user = peer(broker, USER)
+    await user.request("POST", "/v1/apps", body=b'{"app_name":"bench"}', timeout_s=10)
+    left = iter(range(count))
+
+    async def some() -> None:
+        for _ in left:
+            reply = await user.request("POST", MACHINES, body=order(SLEEPER, skip_launch=True), timeout_s=30)
+            assert reply.status == 200, reply
+
+    await asyncio.gather(*(some() for _ in range(32)))
+    await user.close()
+
+
 def ms(since: float) -> float:
     return (perf_counter() - since) * 1000
 
 
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = options(__doc__)
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="these parts alone")
+    given = parser.parse_args(arguments)
+    table = Table()
+    say_machine()
+    asyncio.run(measure(QUICK if given.quick else FULL, table, given.only))
+    told(table, given)
+    return 0
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Measure Hawker on this machine.")
-    parser.add_argument("--quick", action="store_true", help="a few seconds, to see that everything runs")
-    parser.add_argument("--json", type=Path, help="also write the rows to this file")
-    arguments = parser.parse_args()
-    found = Table()
-    print(f"Python {sys.version.split()[0]}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
-    asyncio.run(main(QUICK if arguments.quick else FULL, found))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found.rows, indent=1))
+    sys.exit(main())

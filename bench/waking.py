@@ -24,8 +24,8 @@ from time import perf_counter
 import msgspec
 from tests.kit.markets import Client
 
+from bench.command import Table
 from bench.market import USER, free_port, start_agent, worker_role
-from bench.run import Table
 
 SOURCE = Path(__file__).with_name("serve.c")
 FIRST_PORT = 12_000
