@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from tests.agent.test_proxy_settings import BROKER, read
+from tests.agent.test_proxy_settings import BROKER, WORKER, read
 
+import hawker
 from hawker.agent.running import check
 from hawker.errors import Invalid
 
@@ -27,6 +32,42 @@ def test_it_finds_what_is_not_there(tmp_path: Path, roles: str, field: str) -> N
     with pytest.raises(Invalid) as caught:
         check(read(tmp_path, BROKER + roles))
     assert caught.value.field == field
+
+
+PROXY = '[proxy]\nlisten = { "80" = "127.0.0.1:1" }\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "module"),
+    [
+        (BROKER, "broker/api.py"),
+        (BROKER, "catalog/node.py"),
+        (BROKER + PROXY, "proxy/service.py"),
+        (WORKER, "worker/daemon.py"),
+        (WORKER, "worker/drivers/process.py"),
+        (WORKER + 'drivers = ["container"]\n', "worker/drivers/container/driver.py"),
+        (WORKER + 'drivers = ["microvm"]\n', "worker/drivers/microvm/driver.py"),
+        (WORKER + 'drivers = ["container"]\n', "network/manager.py"),
+    ],
+)
+def test_it_finds_a_module_of_each_role_that_cannot_be_imported(tmp_path: Path, text: str, module: str) -> None:
+    """As half an installation leaves it: the agent that serves would end for a program that cannot start."""
+    package = tmp_path / "hawker"
+    shutil.copytree(Path(hawker.__file__).parent, package, copy_function=os.symlink)
+    (package / module).unlink()
+    (package / module).write_text("def broken(:\n")
+    read(tmp_path, text)
+    command = (sys.executable, "-m", "hawker", "agent", "--config", tmp_path / "agent.toml", "--check")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert f"SyntaxError: invalid syntax ({Path(module).name}" in done.stderr
+
+
+def test_it_finds_a_driver_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="there is no such driver") as caught:
+        check(read(tmp_path, WORKER + 'drivers = ["submarine"]\n'))
+    assert caught.value.field == "worker.drivers"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])

@@ -179,7 +179,7 @@ class Agent:
             cluster=catalog.cluster,
             secrets=tuple(catalog.keys or (settings.tokens.cluster,)),
             token=settings.tokens.cluster,
-            roles=tuple(name for name in ("worker", "broker", "proxy") if getattr(settings, name)),
+            roles=settings.roles,
             join=tuple(host_port("catalog.join", address) for address in catalog.join),
         )
         if self._host.vfs is None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -107,6 +108,20 @@ async def live_outfit(settings: AgentSettings, role: WorkerRole, host: Host) -> 
         remove = partial(_remove, network, settings.name) if network else None
         return Outfit(Several(drivers), images, network, stack.pop_all(), remove)
     raise AssertionError("an exit stack lets nothing through")
+
+
+def check(role: WorkerRole) -> None:
+    """Import what a worker with these drivers imports when it starts. Raises `Invalid` for a driver that does not
+    exist, and whatever else would keep the worker from starting: a driver that lacks a package does not."""
+    names = [name for name in _chosen(role) if not _lacks(name)]
+    for module in _MODULES if set(names) != {"process"} else ():
+        import_module(module)
+    for name in names:
+        with suppress(ImportError):
+            if name in _OURS:
+                import_module(_OURS_IN[name])
+            else:
+                _entry_points()[name].load()
 
 
 def _chosen(role: WorkerRole) -> Sequence[str]:
@@ -230,6 +245,13 @@ def microvm(site: Site) -> Driver:
 
 
 _OURS: Mapping[str, Callable[[Site], Driver]] = {"process": process, "container": container, "microvm": microvm}
+_OURS_IN = {
+    "process": "hawker.worker.drivers.process",
+    "container": "hawker.worker.drivers.container.driver",
+    "microvm": "hawker.worker.drivers.microvm.driver",
+}
+_MODULES = ("hawker.images.service", "hawker.network.manager", "hawker.network.resolver", "hawker.worker.drivers.users")
+"""What every driver but that for processes needs besides."""
 
 
 class Absent:

@@ -17,9 +17,10 @@ import sys
 import time
 from collections.abc import Collection, Coroutine
 from contextlib import suppress
+from importlib import import_module
 from typing import Any, NoReturn, TypeVar
 
-from hawker.agent import restart
+from hawker.agent import outfit, restart
 from hawker.agent.agent import Agent
 from hawker.agent.service_manager import ServiceManager
 from hawker.agent.settings import AgentSettings
@@ -204,13 +205,23 @@ class _Life:
             _logger.error("loop.stalled", stalls=stalls, stacks=stacks.splitlines(), cause="watchdog of the event loop")
 
 
+ROLES = {
+    "catalog": ("hawker.catalog.api", "hawker.catalog.node"),
+    "worker": ("hawker.worker.daemon", "hawker.worker.drivers.several"),
+    "broker": ("hawker.broker.api", "hawker.broker.directory"),
+    "proxy": ("hawker.proxy.service",),
+}
+"""What an agent imports for each role when it starts, beside what those modules import themselves."""
+
+
 def check(settings: AgentSettings, held: Collection[Address] | None = None) -> None:
     """Import what an agent with this configuration needs. With `held`, look whether it could listen, too: what listens
     there ends before it does. Raises what keeps it from starting, as far as that is to be known without starting it."""
+    for role in ("catalog", *settings.roles):
+        for module in ROLES[role]:
+            import_module(module)
     if settings.worker:
-        pass
-    if settings.broker:
-        pass
+        outfit.check(settings.worker)
     if settings.proxy:
         from hawker.proxy import service
 

@@ -199,6 +199,11 @@ class AgentSettings(msgspec.Struct, forbid_unknown_fields=True):
         return found
 
     @property
+    def roles(self) -> tuple[str, ...]:
+        """Those that it enables."""
+        return tuple(role for role in ("worker", "broker", "proxy") if getattr(self, role))
+
+    @property
     def listens(self) -> list[str]:
         """The addresses it serves, the worker's first. A proxy alone has one for the catalog."""
         return [role.listen for role in (self.worker, self.broker) if role] or [self.catalog.listen]
