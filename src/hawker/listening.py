@@ -12,11 +12,46 @@ import os
 import socket
 from asyncio.trsock import TransportSocket
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 ALL = frozenset(("0.0.0.0", "::"))
 LOT = 64
 """Connections that are accepted in one turn of the event loop. asyncio would accept as many as may wait; thousands that
 come at once are then all read before the first one is answered, which took three times the processor's time."""
+
+
+ACCEPT_FAILED = "socket.accept() out of system resource"
+"""What asyncio calls a connection that it had no descriptor for. It tries again `LOT` times in the same turn, and says
+so each time, with a traceback: 4 MB of log a second."""
+
+
+def tell_of_accepts_once(loop: asyncio.AbstractEventLoop, tell: Callable[[str, int], None]) -> None:
+    """Have the loop's failed accepts told at most once a second: `tell(error, how many)`. Other errors go the loop's
+    own way."""
+    failed, silent = 0, False
+
+    def heard() -> None:
+        nonlocal failed, silent
+        silent = False
+        if failed:
+            told("and again")
+
+    def told(error: str) -> None:
+        nonlocal failed, silent
+        count, failed, silent = failed, 0, True
+        loop.call_later(1.0, heard)
+        tell(error, count)
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal failed
+        if context.get("message") != ACCEPT_FAILED:
+            loop.default_exception_handler(context)
+            return
+        failed += 1
+        if not silent:
+            told(str(context.get("exception")))
+
+    loop.set_exception_handler(handle)
 
 
 class Listening:

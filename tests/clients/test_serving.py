@@ -150,3 +150,18 @@ async def test_a_client_that_goes_away_while_it_sends_is_no_fault_of_ours(app: A
         await app(scope, receive, send)
     assert logs == []
     assert sent[0]["status"] == 499
+
+
+async def test_a_path_with_a_slash_too_many_is_redirected_nowhere(app: ASGIApp) -> None:
+    """A redirect would lead to whatever host the request names, before any token was seen."""
+    assert (await ask(app, "GET", "/v1/apps/", {"host": "evil.example"}))[0] == 401
+    assert (await ask(app, "GET", "/v1/apps/", {"host": "evil.example", **CLIENT}))[0] == 404
+
+
+@pytest.mark.parametrize(("others", "status"), [(15, 200), (16, 401), (125_000, 401)])
+async def test_a_header_has_sixteen_tokens_at_most(app: ASGIApp, others: int, status: int) -> None:
+    header = {"authorization": "FlyV1 " + "x," * others + "c"}
+    found, error = await ask(app, "GET", "/v1/apps", header)
+    assert found == status
+    if status == 401:
+        assert error["error"] == "Authenticate: more than 16 tokens"

@@ -1,4 +1,5 @@
-"""What a server keeps of those who say nothing, or too much; and one that cannot begin leaves nothing behind."""
+"""What a server keeps of those who say nothing, or too much, or come in thousands; and one that cannot begin leaves
+nothing behind."""
 
 from __future__ import annotations
 
@@ -13,8 +14,10 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from tests.kit.virtual_time import virtual_host, virtual_time
 
+from hawker.core.connection_limits import ConnectionLimits
 from hawker.host import live
-from hawker.http.server import HEAD_BYTES_MAX, HEAD_S, Server, serve
+from hawker.http.server import BODY_LEAST, BODY_S, HEAD_BYTES_MAX, HEAD_S, LINGER_S, Server, serve
+from hawker.listening import ACCEPT_FAILED, tell_of_accepts_once
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None: ...
@@ -149,9 +152,13 @@ class Waiting(asyncio.Transport):
     """A connection over which nothing comes by itself."""
 
     closed = False
+    written = b""
+
+    def __init__(self, address: str = "192.0.2.1") -> None:
+        super().__init__({"peername": (address, 1000)})
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return default
+        return super().get_extra_info(name, default)
 
     def is_closing(self) -> bool:
         return self.closed
@@ -161,7 +168,13 @@ class Waiting(asyncio.Transport):
 
     abort = close
 
-    def write(self, data: bytes | bytearray | memoryview) -> None: ...
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += bytes(data)
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None: ...
     def pause_reading(self) -> None: ...
     def resume_reading(self) -> None: ...
 
@@ -180,11 +193,9 @@ async def test_a_head_that_does_not_come_is_waited_for_no_longer_than_its_time(b
     protocol.connection_lost(None)
 
 
-@pytest.mark.parametrize(
-    "whole", [b"GET / HTTP/1.1\r\nhost: a\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\n"]
-)
 @virtual_time
-async def test_a_request_may_take_longer_than_its_head(whole: bytes) -> None:
+async def test_a_request_may_take_longer_than_its_head_and_the_next_head_has_its_time_too() -> None:
+    whole = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
     protocol, connection = Server(answering, virtual_host())._protocol(), Waiting()
     protocol.connection_made(connection)
     protocol.data_received(whole[:5])
@@ -192,9 +203,122 @@ async def test_a_request_may_take_longer_than_its_head(whole: bytes) -> None:
     protocol.data_received(whole[5:])
     await asyncio.sleep(HEAD_S + 1)
     assert not connection.is_closing()
-    protocol.data_received(bytes(9) + whole[:5] if b"POST" in whole else whole[:5])
+    protocol.data_received(whole[:5])
     await asyncio.sleep(HEAD_S - 1)
     assert not connection.is_closing()
     await asyncio.sleep(2)
-    assert connection.is_closing(), "the next head has its time, too"
+    assert connection.is_closing()
     protocol.connection_lost(None)
+
+
+@pytest.mark.parametrize("enough", [True, False])
+@virtual_time
+async def test_a_body_comes_at_a_least_rate_or_its_connection_is_cut_off(enough: bool) -> None:
+    protocol, connection = Server(answering, virtual_host())._protocol(), Waiting()
+    protocol.connection_made(connection)
+    protocol.data_received(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 9999999\r\n\r\n")
+    for _ in range(10):
+        protocol.data_received(bytes(BODY_LEAST // (1 if enough else 2)))
+        await asyncio.sleep(BODY_S)
+    assert connection.is_closing() is not enough
+    protocol.connection_lost(None)
+
+
+@virtual_time
+async def test_a_body_that_waits_for_the_program_is_not_slow() -> None:
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.sleep(10 * BODY_S)
+        await answering(scope, receive, send)
+
+    protocol, connection = Server(slow, virtual_host())._protocol(), Waiting()
+    protocol.connection_made(connection)
+    protocol.data_received(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 100000\r\n\r\n" + bytes(70_000))
+    await asyncio.sleep(5 * BODY_S)
+    assert not connection.is_closing()
+    await asyncio.sleep(5 * BODY_S + 1)
+    protocol.data_received(bytes(30_000))
+    await asyncio.sleep(0)
+    assert b" 200 " in connection.written
+    protocol.connection_lost(None)
+
+
+async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers without reading the body, as to whoever shows no token."""
+    await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body"})
+
+
+@virtual_time
+async def test_a_connection_whose_body_nobody_reads_ends_after_its_answer_however_slowly_the_body_comes() -> None:
+    protocol, connection = Server(refusing, virtual_host())._protocol(), Waiting()
+    protocol.connection_made(connection)
+    protocol.data_received(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 9999\r\n\r\n")
+    for _ in range(4):
+        await asyncio.sleep(LINGER_S / 3)
+        protocol.data_received(b"x")
+    assert b" 401 " in connection.written
+    assert connection.is_closing()
+    protocol.connection_lost(None)
+
+
+@virtual_time
+async def test_a_refused_request_whose_body_is_whole_keeps_its_connection() -> None:
+    protocol, connection = Server(refusing, virtual_host())._protocol(), Waiting()
+    protocol.connection_made(connection)
+    for count in (1, 2):
+        protocol.data_received(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\nbody")
+        await asyncio.sleep(LINGER_S + 1)
+        assert connection.written.count(b" 401 ") == count
+    assert not connection.is_closing()
+    protocol.connection_lost(None)
+
+
+@virtual_time
+async def test_more_connections_than_the_limits_are_closed_at_once_and_room_is_given_back() -> None:
+    server = Server(answering, virtual_host(), ConnectionLimits(3, 2))
+
+    def comes(address: str) -> tuple[asyncio.Protocol, Waiting]:
+        protocol, connection = server._protocol(), Waiting(address)
+        protocol.connection_made(connection)
+        return protocol, connection
+
+    first, *others = [comes(address) for address in ("a", "a", "a", "b", "c")]
+    assert [connection.is_closing() for _, connection in (first, *others)] == [False, False, True, False, True]
+    for protocol, connection in (first, others[1]):
+        connection.abort()
+        protocol.connection_lost(None)
+    again = [comes(address) for address in ("a", "c")]
+    assert [connection.is_closing() for _, connection in again] == [False, True]
+    for protocol, _ in (others[0], others[2], others[3], *again):
+        protocol.connection_lost(None)
+    assert server.limits.kept == 0
+
+
+@virtual_time
+async def test_two_host_fields_are_refused_in_the_form_of_the_api() -> None:
+    protocol, connection = Server(answering, virtual_host())._protocol(), Waiting()
+    protocol.connection_made(connection)
+    protocol.data_received(b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n")
+    assert connection.written.startswith(b"HTTP/1.1 400 ")
+    assert connection.written.endswith(b'{"error":"The request has two Host fields.","status":"invalid_argument"}')
+    assert connection.is_closing()
+    protocol.connection_lost(None)
+
+
+@virtual_time
+async def test_failed_accepts_are_told_once_a_second() -> None:
+    loop = asyncio.get_running_loop()
+    told: list[tuple[str, int]] = []
+    tell_of_accepts_once(loop, lambda error, count: told.append((error, count)))
+
+    def fails(times: int) -> None:
+        for _ in range(times):
+            loop.call_exception_handler({"message": ACCEPT_FAILED, "exception": OSError("Too many open files")})
+
+    fails(64)
+    assert told == [("Too many open files", 1)]
+    await asyncio.sleep(1.5)
+    assert told[1:] == [("and again", 63)]
+    await asyncio.sleep(5)
+    fails(1)
+    assert told[2:] == [("Too many open files", 1)]

@@ -106,6 +106,7 @@ APART: dict[str, dict[str, str]] = {
         "test_compressing": _ALONE,
         "test_retiring": "HAProxy goes on, whoever is behind it: tests/agent/test_running.py",
         "test_smuggling": _READING,
+        "test_connections_over_the_limit_are_closed_when_they_come": "HAProxy lets them wait (`maxconn`)",
         "test_a_user_who_says_no_more_gets_its_answer": "to HAProxy a user who says no more has left",
         "test_a_kept_connection_that_breaks_in_the_very_moment_is_replaced_by_another_to_the_same_machine": (
             "an app with one machine: HAProxy would have to keep every request, which costs a seventh of all"

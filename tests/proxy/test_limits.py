@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 from tests.kit.raw_http import Broken, Visit, echo, head, hello
@@ -138,3 +139,19 @@ async def test_a_thousand_idle_connections_and_more_are_nothing_special(stage: S
     users = [await stage.user() for _ in range(300)]
     answers = await asyncio.gather(*(user.ask("GET /") for user in users))
     assert {answer.status for answer in answers} == {200}
+
+
+async def test_connections_over_the_limit_are_closed_when_they_come(stage: Stage) -> None:
+    stage.settings["connections"] = 2
+    await stage.machine()
+    first, second, surplus = [await stage.user() for _ in range(3)]
+    assert await surplus.ended() in ("closed", "reset")
+    for user in (first, second):
+        assert (await user.ask("GET /")).status == 200
+    first.reset()
+    for _ in range(1000):  # until the plane has seen that the first one left
+        with suppress(Broken, ConnectionError):
+            assert (await stage.ask("GET /")).status == 200
+            break
+    else:
+        pytest.fail("the room of a connection that ended is not given back")

@@ -27,7 +27,7 @@ from hawker.agent.settings import AgentSettings
 from hawker.agent.watchdog import Report, Watchdog
 from hawker.errors import HawkerError, Invalid
 from hawker.host import live
-from hawker.listening import ALL, Listening
+from hawker.listening import ALL, Listening, tell_of_accepts_once
 from hawker.telemetry import get_logger, set_up_logs
 
 _T = TypeVar("_T")
@@ -63,6 +63,7 @@ class _Life:
         set_up_logs(level=self._settings.log_level)
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # a proxy has two descriptors for each request
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        tell_of_accepts_once(asyncio.get_running_loop(), _tell_of_accepts)
         self._heed_signals()
         try:
             await self._live()
@@ -250,6 +251,11 @@ def _try_to_listen(field: str, host: str, port: int, held: Collection[str]) -> N
     except OSError as error:
         if error.errno not in _NO_SUCH or len(found) == 1:
             raise Invalid(field, f"{host}:{port}", f"it cannot be listened at: {error.strerror or error}") from error
+
+
+def _tell_of_accepts(error: str, count: int) -> None:
+    remedy = "raise LimitNOFILE= of the service, or look who keeps so many connections"
+    _logger.error("accept.failed", error=error, times=count, remedy=remedy, cause="no descriptor is left")
 
 
 _logger = get_logger()

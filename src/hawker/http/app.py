@@ -39,6 +39,9 @@ OPEN_PATHS = frozenset({"/health", "/openapi.json"})
 SCRAPED = frozenset({"/metrics", "/health/proxy"})
 """What the token for metrics reads."""
 
+TOKENS_MOST = 16
+"""In one header. Each is hashed before anybody has shown a token, and a header of commas has room for thousands."""
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -53,7 +56,10 @@ class Tokens:
         scheme, _, rest = header.partition(" ")
         if scheme.lower() not in ("bearer", "flyv1") or not rest:
             raise Unauthorized("Authenticate: no token", hint="send the header Authorization: Bearer TOKEN")
-        for token in rest.split(","):
+        tokens = rest.split(",", TOKENS_MOST)
+        if len(tokens) > TOKENS_MOST:
+            raise Unauthorized(f"Authenticate: more than {TOKENS_MOST} tokens", hint="send the one that is meant")
+        for token in tokens:
             if owner := self._owners.get(sha256(token.strip().encode()).hexdigest()):
                 return owner
         raise Unauthorized(
@@ -96,6 +102,7 @@ class Serving:
             lifespan=lifespan,
             exception_handlers={HTTPException: self._http_exception, 404: self._http_exception},
         )
+        app.router.redirect_slashes = False  # it redirects to whatever the Host field names, before any token is seen
         return _Direct(app, {key: serve for key, serve in between_agents.items() if "{" not in key[1]})
 
     def _endpoint(

@@ -3,13 +3,16 @@
 uvicorn's own server brings signals, lifespans and a polling loop that an agent does not need; what it does with a
 connection is in its protocol class, which is all we use. So live and in the simulation the same bytes take the same
 path, only the loop's `create_server` differs. uvicorn waits for the head of a request for ever and takes any amount of
-it, from anybody: nobody has shown a token until then. Here both have an end.
+it, from anybody: nobody has shown a token until then. Here both have an end, as have the bodies that nobody reads, and
+the number of connections.
 """
 
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
+from collections.abc import Callable
 from email.utils import formatdate
 from typing import Any
 
@@ -18,6 +21,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from hawker.core.connection_limits import ConnectionLimits, shares
 from hawker.host import Host
 from hawker.listening import LOT, close_gently, let_wait
 
@@ -30,6 +34,14 @@ HEAD_S = 60.0
 HEAD_BYTES_MAX = 256 << 10
 """Of a head that has not ended yet: a query of the catalog may be in its path. A whole one counts as what came with it,
 which is less than that."""
+BODY_S = 60.0
+BODY_LEAST = 16 << 10
+"""Bytes that come of a request's body within `BODY_S`, unless it ends before: the rate that the proxy asks for, too."""
+LINGER_S = 2.0
+"""After an answer to a request whose body is still on its way, what comes is dropped for so long, so that the answer
+arrives. Then the connection ends: whoever showed no token could keep it for ever by sending a byte now and then."""
+OF_ONE_SHARE = 4
+"""One address has at most this part of the connections: behind it may be all users of an office."""
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _LOOK_S = 0.02
 _LOOKED_AFTER = (
@@ -45,7 +57,7 @@ noticed after two minutes. The system's own are two hours, and only for those th
 class Server:
     """One listening address. Open with `serve`."""
 
-    def __init__(self, app: ASGIApp, host: Host) -> None:
+    def __init__(self, app: ASGIApp, host: Host, limits: ConnectionLimits | None = None) -> None:
         self._host = host
         self._config = Config(
             app,
@@ -64,6 +76,7 @@ class Server:
         # uvicorn keeps its connections and tasks in sets. They are closed in the order in which they came instead.
         self._state.connections = _Ordered()  # type: ignore[assignment]
         self._state.tasks = _Ordered()  # type: ignore[assignment]
+        self.limits = limits or api_limits()
         self._server: asyncio.Server | None = None
         self._dating: asyncio.TimerHandle | None = None
 
@@ -104,7 +117,7 @@ class Server:
                 connection.transport.abort()
 
     def _protocol(self) -> HttpToolsProtocol:
-        return _Protocol(self._config, self._state, {}, asyncio.get_running_loop())
+        return _Protocol(self._config, self._state, self.limits)
 
     def _set_date(self) -> None:
         """The Date header that answers carry, once a second."""
@@ -117,30 +130,52 @@ class _Protocol(HttpToolsProtocol):
     _head_bytes = 0
     _heads = 0  # begun
     _in_head = True  # also before the first one
-    _head_ends: asyncio.TimerHandle | None = None
+    _ends: asyncio.TimerHandle | None = None
+    """When the head that is awaited, or some more of the body, has to be there."""
+    _body_bytes = 0  # since `_ends` was set
+    _lingers = False
+    _counted = ""
+    _problem = ""
+
+    def __init__(self, config: Config, state: ServerState, limits: ConnectionLimits) -> None:
+        super().__init__(config, state, {}, asyncio.get_running_loop())
+        self._limits = limits
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        address = self.client[0] if self.client else "?"
+        if not self._limits.enter(address):
+            transport.abort()
+            return
+        self._counted = address
         if (sock := transport.get_extra_info("socket")) is not None:  # None: of a simulated network
             for level, option, value in _LOOKED_AFTER:
                 sock.setsockopt(level, option, value)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._counted:
+            self._limits.leave(self._counted)
         self._awaited()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._lingers:
+            return
         heads = self._heads
         super().data_received(data)
-        if not self._in_head or self.transport.is_closing():
+        if self._lingers or self.transport.is_closing():
+            return
+        if not self._in_head:
+            if self._ends is None and self.cycle.more_body:
+                self._await_body()
             return
         # What ends the request before it may have come with this; it is not counted.
         self._head_bytes += len(data) if self._heads <= max(heads, 1) else 0
         if self._head_bytes > HEAD_BYTES_MAX:
             self.transport.write(_TOO_LARGE)
             self.transport.close()
-        elif self._head_ends is None:
+        elif self._ends is None:
             self._await_head()
 
     def on_message_begin(self) -> None:
@@ -150,17 +185,64 @@ class _Protocol(HttpToolsProtocol):
         self._head_bytes = 0
 
     def on_headers_complete(self) -> None:
+        if sum(name == b"host" for name, _ in self.headers) > 1:
+            self._problem = "The request has two Host fields."
+            raise ValueError(self._problem)  # answered by `send_400_response` (RFC 9112, section 3.2)
         self._in_head = False
         self._awaited()
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._awaited()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        # Requests that wait in the pipeline came after the whole body of this one.
+        if not self.pipeline and self.cycle.response_complete and self.cycle.more_body:
+            self._linger()
+
+    def send_400_response(self, msg: str) -> None:
+        """In the API's form of errors."""
+        body = b'{"error":"%s","status":"invalid_argument"}' % (self._problem or msg).encode()
+        head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        self.transport.close()
+
+    def _linger(self) -> None:
+        if self.transport.is_closing():
+            return
+        self._lingers = True
+        self._unset_keepalive_if_required()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._within(LINGER_S, self.transport.abort)
+
     def _await_head(self) -> None:
-        self._head_ends = self.loop.call_later(HEAD_S, self.transport.abort)
+        self._within(HEAD_S, self.transport.abort)
+
+    def _await_body(self) -> None:
+        self._body_bytes = 0
+        self._within(BODY_S, self._body_is_slow)
+
+    def _body_is_slow(self) -> None:
+        if self._body_bytes >= BODY_LEAST or self.flow.read_paused:  # paused: it waits for us
+            self._await_body()
+        else:
+            self.transport.abort()
+
+    def _within(self, seconds: float, then: Callable[[], None]) -> None:
+        self._awaited()
+        self._ends = self.loop.call_later(seconds, then)
 
     def _awaited(self) -> None:
-        if self._head_ends is not None:
-            self._head_ends.cancel()
-            self._head_ends = None
+        if self._ends is not None:
+            self._ends.cancel()
+            self._ends = None
 
 
 class _Ordered(dict[Any, None]):
@@ -171,6 +253,12 @@ class _Ordered(dict[Any, None]):
 
     def discard(self, item: Any) -> None:
         self.pop(item, None)
+
+
+def api_limits() -> ConnectionLimits:
+    """What the descriptors that this process may open leave for its API."""
+    most, _ = shares(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    return ConnectionLimits(most, max(16, most // OF_ONE_SHARE))
 
 
 async def serve(app: ASGIApp, at: socket.socket | tuple[str, int], host: Host) -> Server:

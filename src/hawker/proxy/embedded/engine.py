@@ -10,10 +10,12 @@ await engine.close()
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
+from hawker.core.connection_limits import shares
 from hawker.host import Host
 from hawker.listening import close_gently
 from hawker.proxy.base import Address, Router
@@ -43,6 +45,7 @@ class Engine(Common):
         self._at: dict[Address, list[asyncio.Server]] = {}
         self._leaving: dict[Connection | Tunnel, None] = {}
         self._one_left = asyncio.Event()
+        self._most = settings.connections or shares(resource.getrlimit(resource.RLIMIT_NOFILE)[0])[1]
 
     # --- listeners ---------------------------------------------------------------------------------------------------
 
@@ -68,7 +71,10 @@ class Engine(Common):
         return await self._listen(lambda: ClientConnection(self, inlet), host, port)
 
     async def _listen(self, made: Callable[[], asyncio.Protocol], host: str, port: int) -> Address:
-        servers = await self._host.listening.serve(made, host, port, backlog=BACKLOG)
+        def admitted() -> asyncio.Protocol:
+            return made() if len(self.connections) + len(self.tunnels) < self._most else _Surplus()
+
+        servers = await self._host.listening.serve(admitted, host, port, backlog=BACKLOG)
         self._servers += servers
         address = _address(servers[0])
         self._at[address] = servers
@@ -164,6 +170,13 @@ class Engine(Common):
         `every`: the others get an error."""
         self.pool.give_up(address, problem, waited_s, every)
         self.h2_pool.give_up(address, problem, waited_s, every)
+
+
+class _Surplus(asyncio.Protocol):
+    """A connection over the limit. It is closed at once: each takes a descriptor that a request under way needs."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast(asyncio.Transport, transport).abort()
 
 
 def _address(server: asyncio.Server) -> Address:

@@ -19,6 +19,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     proxy_protocol: tuple[int, ...] = ()
     """Public ports where those speak the PROXY protocol, always."""
 
+    connections: int = 0
+    """Of users and other proxies at once; more are closed when they come. 0: as many as the descriptors of the process
+    allow, with two for each, and some to spare (`hawker.core.connection_limits`)."""
+
     access_log: str = ""
     """A file that every request is written to (`hawker.proxy.embedded.access`). Empty: none."""
 
