@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import click
 import pytest
 from tests.cli.programs import environment, on_terminal
 
@@ -28,6 +29,23 @@ def test_fields_stand_under_each_other(capsys: pytest.CaptureFixture[str]) -> No
 def test_data_is_json_as_it_came(capsys: pytest.CaptureFixture[str]) -> None:
     output.data({"é": [1, None, "\x1b"]})
     assert capsys.readouterr().out == '{\n  "é": [\n    1,\n    null,\n    "\\u001b"\n  ]\n}\n'
+
+
+LOGGED = "a\tred \x1b[31mred\x1b[0m \x1b]0;title\x07\rover\x1b[2J"
+
+
+@pytest.mark.slow
+def test_on_a_terminal_a_logged_line_keeps_its_colours_and_steers_nothing_else() -> None:
+    shows = f"from hawker.cli.output import logged; logged('m1 ', {LOGGED!r})"
+    ended = on_terminal("-c", shows, program=[sys.executable])
+    assert ended.out == "m1 a\tred \x1b[31mred\x1b[0m \\x1b]0;title\\x07\\rover\\x1b[2J\x1b[0m\n"
+
+
+def test_elsewhere_a_logged_line_is_what_the_program_wrote_without_its_colours(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output.logged("m1 ", LOGGED)
+    assert capsys.readouterr().out == f"m1 {click.unstyle(LOGGED)}\n"
 
 
 WORKS = """

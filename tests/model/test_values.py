@@ -15,6 +15,7 @@ from hawker.host import Host
 from hawker.model.values import (
     ImageRef,
     check_app_name,
+    check_label,
     format_duration,
     host_port,
     is_host_image,
@@ -229,3 +230,15 @@ def test_image_references(text: str, registry: str, repository: str, tag: str, d
 def test_only_the_image_named_host_is_the_host() -> None:
     assert is_host_image("host")
     assert not is_host_image("host:latest")
+
+
+@pytest.mark.parametrize("label", ["a", "web 1", "größe", "x" * 63])
+def test_a_label_is_printable(label: str) -> None:
+    assert check_label("name", label) == label
+
+
+@pytest.mark.parametrize("label", ["", "x" * 64, "a\nb", "a\x1b[2J", "a\u2028b", "a\rb"])
+def test_a_label_that_would_break_a_table_or_steer_a_terminal_is_refused_by_its_field(label: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        check_label("org_slug", label)
+    assert refused.value.field == "org_slug"

@@ -36,7 +36,7 @@ from hawker.model.endpoints import ENDPOINTS
 from hawker.model.guest import RESOURCES, Guest, Resources, check_guest
 from hawker.model.market import Ask, Offer
 from hawker.model.regions import expand, place
-from hawker.model.values import HOST_IMAGE, check_app_name, is_machine_id
+from hawker.model.values import HOST_IMAGE, check_app_name, check_label, is_machine_id
 from hawker.telemetry import METRICS_CONTENT_TYPE, Metrics
 
 KEY_CHARACTERS_MAX = 255
@@ -120,7 +120,7 @@ class Broker:
             raise Invalid("Idempotency-Key", key, remedy)
         wanted = Wanted(
             app=call.path("app_name"),
-            name=body.name or machine_name(self._host.rng),
+            name=check_label("name", body.name) if body.name else machine_name(self._host.rng),
             region=body.region or "any",
             config=accept_config(body.config),
             skip_launch=bool(body.skip_launch),
@@ -183,7 +183,9 @@ class Broker:
         if body.app_role_id == BUILDER_ROLE:
             raise NotBuilt("app_role_id", body.app_role_id, "remote builders are not built; build images elsewhere")
         check_app_name(name)
-        row = await self._apps.create(name, body.org_slug or "personal", body.network or "", body.app_role_id or "")
+        org = check_label("org_slug", body.org_slug or "personal")
+        network = check_label("network", body.network or "default")
+        row = await self._apps.create(name, org, network, body.app_role_id or "")
         return views.app_view(row, 0, self._urls)
 
     async def show_app(self, call: Call) -> Any:

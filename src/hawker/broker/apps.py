@@ -81,7 +81,7 @@ class Apps:
             name=name,
             id=name,
             org=org,
-            network=network or "default",
+            network=network,
             number=self._host.rng.getrandbits(31),
             created_at_ms=now,
             stamp_ms=now,

@@ -162,7 +162,7 @@ class _Merging:
             return
         who = click.style(f"{machine['region']} {machine['id']}", fg=self._colours[machine["id"]])
         sign = click.style("!", fg="red", bold=True) if line.stream == "stderr" else " "
-        output.passed_on(f"{click.style(line.at, dim=True)} {who} {sign} {line.text}\n")
+        output.logged(f"{click.style(line.at, dim=True)} {who} {sign} ", line.text)
 
 
 class _Reader(threading.Thread):

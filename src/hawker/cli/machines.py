@@ -370,4 +370,4 @@ def logs(session: Session, machine: str, app: str | None, follow: bool, tail: in
                 continue
             line: dict[str, Any] = msgspec.json.decode(raw)
             lead = f"{line['timestamp']} {line['stream']} " if timestamps else ""
-            output.passed_on(f"{lead}{line['message']}\n")
+            output.logged(lead, line["message"])

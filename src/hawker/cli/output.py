@@ -23,6 +23,7 @@ from hawker.errors import HawkerError
 PROGRESS_AFTER_S = 1.0
 _FRAME_S = 0.1
 _ERASE_LINE = "\r\x1b[2K"
+_COLOUR, _COLOUR_END = re.compile(r"(\x1b\[[0-9;:]*m)"), "\x1b[0m"
 _WIDE = 10_000  # columns; wider than any row
 
 
@@ -54,6 +55,16 @@ def say(text: str) -> None:
 def passed_on(text: str, *, err: bool = False) -> None:
     """What somebody else's program wrote, unchanged and without a line end of ours."""
     click.echo(text, nl=False, err=err)
+
+
+def logged(lead: str, text: str) -> None:
+    """A line that somebody's program logged, behind our `lead`. On a terminal its colours and tabs stay; whatever else
+    would steer the terminal, such as a carriage return that hides the lead or a title, is shown by its code."""
+    if sys.stdout.isatty():
+        parts = _COLOUR.split(text)
+        parts[::2] = [part if part.isprintable() else "\t".join(map(_plain, part.split("\t"))) for part in parts[::2]]
+        text = "".join(parts) + (_COLOUR_END if len(parts) > 1 else "")
+    passed_on(f"{lead}{text}\n")
 
 
 def note(text: str) -> None:

@@ -66,6 +66,13 @@ def check_app_name(name: str) -> str:
     return name
 
 
+def check_label(field: str, text: str) -> str:
+    """A name that people give to a machine, an organization or a network. Raises `Invalid`."""
+    if not 0 < len(text) <= 63 or not text.isprintable():
+        raise Invalid(field, text[:100], "use 1 to 63 characters, none of them a control character or a line end")
+    return text
+
+
 def host_port(field: str, text: str, *, named: bool = False) -> tuple[str, int]:
     """Of `host:port`, an IPv6 address in brackets or not. An empty host is all that there are, and refused where it has
     to be `named`. Raises `Invalid`."""
