@@ -16,7 +16,8 @@ from hawker.model.values import MachineId, Ulid, read_ulid, ulid
 
 class Host:
     """`wall_s` gives Unix seconds; `rng` is drawn from for ids, jitter and ties; `vfs` names the SQLite file system
-    that databases are kept on, None for the real one; `listening` are the process's sockets that others connect to."""
+    that databases are kept on, None for the real one; `listening` are the process's sockets that others connect to.
+    `steady_s` is for `steady_ms`; without it nobody sets the clock."""
 
     def __init__(
         self,
@@ -24,8 +25,10 @@ class Host:
         rng: random.Random,
         vfs: str | None = None,
         listening: Listening | None = None,
+        steady_s: Callable[[], float] | None = None,
     ) -> None:
         self._wall_s = wall_s
+        self._steady_s = steady_s or wall_s
         self.rng = rng
         self.vfs = vfs
         self.listening = listening or Listening()
@@ -33,6 +36,11 @@ class Host:
 
     def now_ms(self) -> int:
         return int(self._wall_s() * 1000)
+
+    def steady_ms(self) -> int:
+        """Unix milliseconds as the clock had them when this process began, counted on by one that nobody sets. For what
+        ends at a time and is looked at again and again: a clock that is set makes it neither longer nor shorter."""
+        return int(self._steady_s() * 1000)
 
     def ulid(self) -> Ulid:
         """A ULID greater than every one before it from this host, also within a millisecond and if the clock goes
@@ -59,4 +67,10 @@ class Host:
 
 def live(listening: Listening | None = None) -> Host:
     """The real clock, and randomness from the operating system: nobody can guess an id or a token."""
-    return Host(wall_s=time.time, rng=random.SystemRandom(), listening=listening)
+    began_s = time.time() - time.monotonic()
+    return Host(
+        wall_s=time.time,
+        rng=random.SystemRandom(),
+        listening=listening,
+        steady_s=lambda: began_s + time.monotonic(),
+    )

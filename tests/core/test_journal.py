@@ -93,8 +93,15 @@ def test_an_unknown_step_parks_the_run_and_names_it() -> None:
 
 def test_a_retry_waits_until_its_time() -> None:
     run = journal.retried(a_run(), "busy", 2.5, 1000, random.Random(0))
-    assert journal.decide(run, 3499, KNOWN) == journal.Wait(3500)
+    assert journal.decide(run, 3499, KNOWN) == journal.Wait(1)
     assert journal.decide(run, 3500, KNOWN) == journal.Act("reserve", "01RUN/reserve", 1)
+
+
+@pytest.mark.parametrize("back_ms", [1, 3_600_000, 86_400_000])
+def test_a_retry_waits_no_longer_than_it_was_to_when_the_clock_goes_back(back_ms: int) -> None:
+    run = journal.retried(a_run(), "busy", 2.5, 10**12, random.Random(0))
+    assert journal.decide(run, 10**12 - back_ms, KNOWN) == journal.Wait(2500)
+    assert journal.decide(journal.waited(run), 10**12 - back_ms, KNOWN) == journal.Act("reserve", "01RUN/reserve", 1)
 
 
 def test_retry_delays_double_from_a_tenth_of_a_second_to_five_and_are_spread_by_half() -> None:
@@ -185,11 +192,6 @@ class AnyRun(RuleBasedStateMachine):
         assert (self.run.status == "parked") == was_final
         self.cut_short |= not was_final
 
-    @precondition(acting)
-    @rule(until=st.integers(0, 5000))
-    def the_step_is_put_off(self, until: int) -> None:
-        self.run = journal.delayed(self.run, self.now_ms + until, self.now_ms)
-
     @rule()
     def someone_cancels(self) -> None:
         before = self.run
@@ -243,8 +245,8 @@ class AnyRun(RuleBasedStateMachine):
             return
         for _ in range(len(self.run.steps) + 2):
             match journal.decide(self.run, self.now_ms, self.known):
-                case journal.Wait(until_ms=until_ms):
-                    self.now_ms = until_ms
+                case journal.Wait():
+                    self.run = journal.waited(self.run)
                 case journal.Finished() if self.run.status == "parked":
                     self.run = journal.unparked(self.run, self.now_ms)
                 case journal.Finished():

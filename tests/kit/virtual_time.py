@@ -33,6 +33,22 @@ def virtual_time(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
     return run
 
 
+class SetClock:
+    """A wall clock that somebody sets: `ahead_s` of what virtual time says."""
+
+    def __init__(self, ahead_s: float) -> None:
+        self.ahead_s = ahead_s
+        self._now = asyncio.get_running_loop().time
+
+    def wall_s(self) -> float:
+        return EPOCH_S + self._now() + self.ahead_s
+
+    def host(self, seed: int = 1) -> Host:
+        """Of a process that begins now."""
+        began_s = self.wall_s() - self._now()
+        return Host(self.wall_s, random.Random(seed), steady_s=lambda: began_s + self._now())
+
+
 def virtual_host(seed: int = 1) -> Host:
     """A host on the running loop's clock."""
     loop = asyncio.get_running_loop()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.kit.sim_worker import APP, SimWorker, a_world, machine_config
-from tests.kit.virtual_time import EPOCH_S, run_in_virtual_time
+from tests.kit.virtual_time import EPOCH_S, SetClock, run_in_virtual_time
 
 from hawker.core.checking import GROWTH, JITTER, RELEARN_S, WAITING, Health
 from hawker.model.config import check_config
@@ -201,6 +201,21 @@ async def test_one_that_never_answers_is_critical_when_its_grace_period_is_over(
     assert 10 <= seen_s <= (10 + 2) * GROWTH
     assert place.shown(machine)[0][2] == "no answer within 2s"
     assert place.program.open_most == 1, "no look begins before the one before it has ended"
+
+
+@on_a_network
+async def test_a_clock_that_is_set_back_makes_no_grace_period_longer(place: Place) -> None:
+    clock = SetClock(ahead_s=3600.0)
+    await place.close()
+    place.world.host = clock.host()
+    await place.open()
+    place.program.answer = b""
+    await place.program.listen()
+    machine = await place.worker.run_machine(**served(HTTP))
+    clock.ahead_s = 0.0
+    await place.die_and_come_back(after_s=0)
+    seen_s = await place.becomes(machine, "critical", 40)
+    assert seen_s <= 3 + (10 + 2) * GROWTH
 
 
 @on_a_network

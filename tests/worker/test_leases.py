@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from starlette.requests import Request as HttpRequest
-from tests.kit.sim_worker import APP, SimWorker, a_worker
-from tests.kit.virtual_time import virtual_time
+from tests.kit.sim_worker import APP, SimWorker, a_worker, a_world
+from tests.kit.virtual_time import SetClock, virtual_time
 
 from hawker.errors import Invalid, NotFound, PreconditionFailed
 from hawker.http.call import Call
@@ -59,6 +59,36 @@ async def test_a_second_client_waits_for_the_lease_or_for_its_end_by_the_clock(t
             await worker.machines.stop(APP.name, machine, worker.request(first.nonce))
 
 
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("back_s", [1.0, 3600.0, 86_400.0])
+@virtual_time
+async def test_a_clock_that_is_set_back_lets_no_lease_last_longer_than_its_time(
+    restart: bool, back_s: float, tmp_path: Path
+) -> None:
+    clock = SetClock(ahead_s=back_s)
+    world = a_world()
+    world.host = clock.host()
+    worker = await SimWorker.open(tmp_path, world)
+    machine = await worker.run_machine()
+    await acquire(worker, machine, ttl_s=5)
+    await asyncio.sleep(2)
+    clock.ahead_s = 0.0
+    rest_s = 3.0
+    if restart:
+        await worker.close()
+        world.host = clock.host()
+        worker = await SimWorker.open(tmp_path, world)
+        rest_s = min(3.0 + back_s, 5.0)
+    await asyncio.sleep(rest_s - 0.5)
+    with pytest.raises(leases.LeaseHeld):
+        await worker.machines.stop(APP.name, machine, worker.request())
+    await asyncio.sleep(0.5)
+    await worker.machines.stop(APP.name, machine, worker.request())
+    await worker.at_rest()
+    assert worker.wrong() == []
+    await worker.close()
+
+
 @virtual_time
 async def test_the_holder_refreshes_it_with_the_same_nonce(tmp_path: Path) -> None:
     async with a_worker(tmp_path) as worker:
@@ -89,7 +119,7 @@ async def test_a_time_to_live_out_of_bounds_is_refused(ttl_s: int, tmp_path: Pat
         machine = await worker.run_machine()
         with pytest.raises(Invalid):
             await acquire(worker, machine, ttl_s=ttl_s)
-        assert leases.current(worker.store.read, machine, worker.host.now_ms()) is None
+        assert leases.current(worker.store.read, machine, worker.host.steady_ms()) is None
 
 
 @virtual_time

@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.kit.sim_worker import APP, SimWorker, a_worker
-from tests.kit.virtual_time import virtual_time
+from tests.kit.sim_worker import APP, SimWorker, a_worker, a_world
+from tests.kit.virtual_time import SetClock, virtual_time
 
 from hawker.errors import DeadlineExceeded, NotFound, PreconditionFailed
 from hawker.model import door
@@ -172,6 +172,33 @@ async def test_no_request_shortens_a_long_backoff(tmp_path: Path) -> None:
         assert worker.machine(machine).restarts == 6
 
 
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("back_s", [3600.0, 86_400.0])
+@virtual_time
+async def test_a_clock_that_is_set_back_makes_no_backoff_longer_than_it_was_to_be(
+    restart: bool, back_s: float, tmp_path: Path
+) -> None:
+    clock = SetClock(ahead_s=back_s)
+    world = a_world({"fail": Program(runs_s=0.1, code=1)})
+    world.host = clock.host()
+    worker = await SimWorker.open(tmp_path, world)
+    machine = await worker.create(program="fail", restart={"policy": "always"})
+    await worker.until(lambda: worker.machine(machine).restarts == 4)  # it waits for 4 s now
+    await asyncio.sleep(1)
+    starts = len(world.starts)
+    clock.ahead_s = 0.0
+    if restart:
+        await worker.close()
+        world.host = clock.host()
+        worker = await SimWorker.open(tmp_path, world)
+    with pytest.raises(InBackoff) as refused:
+        await wake(worker, machine)
+    assert 2000 < refused.value.details["until_ms"] - worker.host.now_ms() <= 4000
+    await asyncio.sleep(4.1)
+    assert len(world.starts) == starts + 1
+    await worker.close()
+
+
 @virtual_time
 async def test_a_lease_stands_against_a_start_and_a_stop(tmp_path: Path) -> None:
     async with a_worker(tmp_path) as worker:
@@ -188,7 +215,7 @@ async def test_a_lease_stands_against_a_start_and_a_stop(tmp_path: Path) -> None
 
 
 def _with_nonce(worker: SimWorker, machine: str) -> Request:
-    lease = leases.current(worker.store.read, machine, worker.host.now_ms())
+    lease = leases.current(worker.store.read, machine, worker.host.steady_ms())
     assert lease is not None
     return worker.request(nonce=lease.nonce, owner=lease.owner)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 from msgspec.structs import replace
 
+from hawker.core import deadlines
 from hawker.model.rows import RunRow
 
 if TYPE_CHECKING:
@@ -35,9 +36,9 @@ class Act(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Nothing to do before this time."""
+    """Nothing to do for so long; then go on with the run as `waited` has it."""
 
-    until_ms: int
+    left_ms: int
 
 
 class Park(msgspec.Struct, frozen=True):
@@ -57,9 +58,14 @@ def decide(run: RunRow, now_ms: int, known: AbstractSet[str]) -> Act | Wait | Pa
     step = run.steps[run.next]
     if step not in known:
         return Park(f"step {step} of {run.flow} version {run.flow_version} is not known to this program")
-    if run.not_before_ms > now_ms:
-        return Wait(run.not_before_ms)
+    if left_ms := deadlines.left_ms(run.not_before_ms, run.not_before_ms - run.updated_at_ms, now_ms):
+        return Wait(left_ms)
     return Act(step, effect_key(run.id, step), run.attempt)
+
+
+def waited(run: RunRow) -> RunRow:
+    """The step that was due later may begin, whatever the clock says now."""
+    return replace(run, not_before_ms=0)
 
 
 def effect_key(run_id: str, step: str) -> str:
@@ -84,11 +90,6 @@ def completed(run: RunRow, output: Any, now_ms: int) -> RunRow:
         error=run.error if run.ending else "",
         updated_at_ms=now_ms,
     )
-
-
-def delayed(run: RunRow, until_ms: int, now_ms: int) -> RunRow:
-    """The step that is due must not begin before `until_ms`."""
-    return replace(run, not_before_ms=until_ms, updated_at_ms=now_ms)
 
 
 def retried(run: RunRow, why: str, after_s: float | None, now_ms: int, rng: Random) -> RunRow:

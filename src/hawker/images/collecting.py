@@ -103,7 +103,8 @@ class Collecting:
 
     def _may_go(self, known: Known) -> bool:
         digest = known.image.digest
-        fresh = self._host.now_ms() - known.record.used_ms < GRACE_MS
+        # Also by a clock that was set back since: it must not keep an image for as long as it had been ahead.
+        fresh = abs(self._host.now_ms() - known.record.used_ms) < GRACE_MS
         return not fresh and digest not in self._held.values() and digest not in self._obtaining.wanted_blobs()
 
     async def _orphans(self, age_ms: int) -> None:

@@ -125,7 +125,8 @@ class EventRow(Row, frozen=True, kw_only=True):
 
 
 class ReservationRow(Row, frozen=True, kw_only=True):
-    """Room held for an order until it is confirmed, released, or its time runs out. Gone once it ended."""
+    """Room held for an order until it is confirmed, released, or its time runs out. Gone once it ended. Its times are
+    by `Host.steady_ms`."""
 
     table: ClassVar[str] = "reservation"
 
@@ -230,7 +231,7 @@ class TallyRow(Row, frozen=True, kw_only=True):
 
 
 class LeaseRow(Row, frozen=True, kw_only=True):
-    """A client's exclusive right to change one machine, until `expires_at_ms`."""
+    """A client's exclusive right to change one machine, for `ttl_s`, until `expires_at_ms` by `Host.steady_ms`."""
 
     table: ClassVar[str] = "lease"
 
@@ -239,6 +240,7 @@ class LeaseRow(Row, frozen=True, kw_only=True):
     owner: str
     description: str
     expires_at_ms: int
+    ttl_s: int = 24 * 3600  # the most that any may be given: of rows that do not say
 
     @property
     def key(self) -> str:

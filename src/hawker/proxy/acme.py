@@ -96,7 +96,7 @@ class Issuer:
         self._thumbprint = b""
         self._names: dict[str, int] = {}  # since when each is known, Unix milliseconds; 0: order it at once
         self._failures: dict[str, int] = {}
-        self._not_before: dict[str, int] = {}
+        self._not_before: dict[str, float] = {}  # by the loop's clock
         self._gone_since: dict[str, float] = {}  # names, of the loop's clock
         self._orders: dict[str, asyncio.Task[None]] = {}
         self._recent: deque[float] = deque()
@@ -166,9 +166,9 @@ class Issuer:
 
     def _begin(self, name: str) -> asyncio.Task[None] | None:
         """Order it, if it is time."""
-        if self._host.now_ms() < self._due_ms(name):
-            return None
         now = asyncio.get_running_loop().time()
+        if self._host.now_ms() < self._due_ms(name) or now < self._not_before.get(name, 0.0):
+            return None
         while self._recent and self._recent[0] <= now - 3600:
             self._recent.popleft()
         if len(self._recent) >= self._settings.orders_per_hour:
@@ -188,7 +188,7 @@ class Issuer:
         at = since if own is None else own.begins_ms + (own.ends_ms - own.begins_ms) * 2 // 3
         if at:
             at += round(self._turn(name) * TURN_S * 1000)
-        return max(at, self._not_before.get(name, 0))
+        return at
 
     def _own(self, name: str) -> Certificate | None:
         return next((each for each in self._certificates.all if each.name == name and name in each.names), None)
@@ -245,7 +245,7 @@ class Issuer:
         failures = self._failures[name] = self._failures.get(name, 0) + 1
         step = len(BACK_OFF_S) if done.limited else failures
         wait_s = BACK_OFF_S[min(step, len(BACK_OFF_S)) - 1] * (1 + self._host.rng.random() / 4)
-        self._not_before[name] = self._host.now_ms() + round(wait_s * 1000)
+        self._not_before[name] = asyncio.get_running_loop().time() + wait_s
         self.problems[name] = f"no certificate by ACME: {done.error}"
         _logger.warning("acme.failed", name=name, error=done.error, again_s=round(wait_s), cause="an order")
 

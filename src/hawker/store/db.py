@@ -208,7 +208,7 @@ class Store:
             return  # its caller left before it began
         db = self._db
         saved = self._seq, self._checksum
-        tx = Tx(db, self._host.now_ms(), known)
+        tx = Tx(db, self._host.now_ms(), self._host.steady_ms(), known)
         db.execute("savepoint change")
         try:
             pending.value = pending.change(tx)

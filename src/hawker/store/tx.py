@@ -73,11 +73,13 @@ class Tx(Reads):
     as the change leaves it.
 
     Ends with its change: writing to it afterwards is a bug and raises. `known` is shared by the changes of one commit.
+    `now_ms` and `steady_ms` are the host's clocks when it began.
     """
 
-    def __init__(self, db: apsw.Connection, now_ms: int, known: Known) -> None:
+    def __init__(self, db: apsw.Connection, now_ms: int, steady_ms: int, known: Known) -> None:
         super().__init__(db)
         self.now_ms = now_ms
+        self.steady_ms = steady_ms
         self.records: list[log.Record] = []
         self.after: list[Callable[[], None]] = []
         self._open = True

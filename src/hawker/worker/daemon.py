@@ -55,6 +55,7 @@ from hawker.worker.market import Market
 from hawker.worker.ports import nobody
 from hawker.worker.publishing import Publishing
 from hawker.worker.settings import WorkerSettings
+from hawker.worker.shortening import shorten
 from hawker.worker.superseding import Superseding
 from hawker.worker.waking import Launches, Waking
 
@@ -251,6 +252,7 @@ class Worker:
         me = replace(me, started_again_ms=tx.now_ms)
         tx.record("worker.started", me.name, cause="worker start")
         tx.put(me)
+        shorten(tx)
         held = ledger.held(tx)
         try:
             ledger_rules.check(settings.capacity, held)

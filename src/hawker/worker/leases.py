@@ -1,7 +1,7 @@
 """Leases: a client's exclusive right to change one machine for a while.
 
 A lease is acquired with a time to live, refreshed by its holder with the same nonce, released, or it lapses by the
-worker's own clock. While it lasts, changes of the machine without its nonce are refused.
+worker's own clock, which is one that nobody sets. While it lasts, changes of the machine without its nonce are refused.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class LeaseHeld(Conflict):
         )
 
 
-def current(reads: Reads, machine: str, now_ms: int) -> LeaseRow | None:
+def current(reads: Reads, machine: str, steady_ms: int) -> LeaseRow | None:
     """The lease that is in force, if any."""
     lease = reads.get(LeaseRow, machine)
-    return lease if lease and lease.expires_at_ms > now_ms else None
+    return lease if lease and lease.expires_at_ms > steady_ms else None
 
 
 def check(tx: Tx, machine: str, request: Request) -> None:
     """Raises `LeaseHeld` unless nobody holds a lease or the caller brought its nonce."""
-    lease = current(tx, machine, tx.now_ms)
+    lease = current(tx, machine, tx.steady_ms)
     if lease and lease.nonce != request.nonce:
         raise LeaseHeld(lease)
 
@@ -50,13 +50,14 @@ def acquire(tx: Tx, host: Host, row: MachineRow, request: Request, ttl_s: int, d
     if row.state is State.destroyed:
         raise PreconditionFailed(f"failed_precondition: machine {row.id} is destroyed: nobody can change it any more")
     check(tx, row.id, request)
-    held = current(tx, row.id, tx.now_ms)
+    held = current(tx, row.id, tx.steady_ms)
     lease = LeaseRow(
         machine=row.id,
         nonce=held.nonce if held else host.token(bits=48),
         owner=request.owner,
         description=description or (held.description if held else ""),
-        expires_at_ms=tx.now_ms + ttl_s * 1000,
+        expires_at_ms=tx.steady_ms + ttl_s * 1000,
+        ttl_s=ttl_s,
     )
     tx.record("lease.refreshed" if held else "lease.acquired", row.id, cause=request.cause, trace=request.trace)
     tx.put(lease)
@@ -65,7 +66,7 @@ def acquire(tx: Tx, host: Host, row: MachineRow, request: Request, ttl_s: int, d
 
 def release(tx: Tx, row: MachineRow, request: Request) -> None:
     """Give the lease back. Raises `NotFound` when there is none, `LeaseHeld` when the nonce is not its own."""
-    if current(tx, row.id, tx.now_ms) is None:
+    if current(tx, row.id, tx.steady_ms) is None:
         raise NotFound(f"lease not found for machine {row.id}")
     check(tx, row.id, request)
     tx.record("lease.released", row.id, cause=request.cause, trace=request.trace)

@@ -51,11 +51,6 @@ FILL_KEPT_MS = 24 * 3600 * 1000
 """How long an ended order's key is remembered: well past any client's retries."""
 
 
-CLOCK_BACK_MS = 1000
-"""A reservation that was made later than this from now was made before a wrong clock was set back. It is over: it would
-hold its room, and its order's key, for as long as the clock had been ahead."""
-
-
 LOOK_S = 15.0
 """How often the drivers are asked again what they can do: one may be there only now, or have lost what it needs."""
 
@@ -117,7 +112,7 @@ class Market:
             if done := tx.get(FillRow, order.key):
                 return self._ended(tx, order, done)
             there = tx.get(ReservationRow, order.key)
-            if there and _holds(there, tx.now_ms):
+            if there and there.expires_at_ms > tx.steady_ms:
                 return self._reservation(tx, there)
             self._lapse(tx)
             if there:
@@ -134,8 +129,8 @@ class Market:
                 machine=order.machine or self._host.machine_id(),
                 order=msgspec.to_builtins(order),
                 resources=order.resources,
-                created_at_ms=tx.now_ms,
-                expires_at_ms=tx.now_ms + int(order.hold_s * 1000),
+                created_at_ms=tx.steady_ms,
+                expires_at_ms=tx.steady_ms + int(order.hold_s * 1000),
             )
             tx.record("reservation.held", order.key, cause=_cause(order), trace=order.trace)
             try:
@@ -172,9 +167,9 @@ class Market:
             done = tx.get(FillRow, key)
             if done and done.machine:
                 row = get_machine(tx, done.machine)
-                return row, leases.current(tx, row.id, tx.now_ms), ""
+                return row, leases.current(tx, row.id, tx.steady_ms), ""
             there = tx.get(ReservationRow, key)
-            if there is None or not _holds(there, tx.now_ms):
+            if there is None or there.expires_at_ms <= tx.steady_ms:
                 raise Lapsed(
                     f"the reservation of order {key} on {self._name} has lapsed", details={"worker": self._name}
                 )
@@ -237,7 +232,7 @@ class Market:
         there = self._store.read.get(ReservationRow, key)
         if there is None:
             return "unknown"
-        return "held" if _holds(there, self._host.now_ms()) else "released"
+        return "held" if there.expires_at_ms > self._host.steady_ms() else "released"
 
     async def sweep(self) -> int:
         """Lapse reservations whose time ran out, and forget keys of orders that ended long ago. Returns how many
@@ -259,9 +254,7 @@ class Market:
         return lapsed
 
     def _lapse(self, tx: Tx) -> int:
-        over = "expires_at_ms <= ? or (expires_at_ms > ? and body ->> '$.created_at_ms' > ?)"
-        ahead_ms = tx.now_ms + CLOCK_BACK_MS
-        expired = tx.select(ReservationRow, over, (tx.now_ms, ahead_ms, ahead_ms))
+        expired = tx.select(ReservationRow, "expires_at_ms <= ?", (tx.steady_ms,))
         for row in expired:
             tx.record("reservation.lapsed", row.id, cause="local rule: not confirmed in time")
             tx.delete(ReservationRow, row.id)
@@ -391,10 +384,6 @@ class _Refused(Exception):
 def runtime_of(config: Mapping[str, Any]) -> str:
     """The driver that a configuration as it is kept names, or the one that is usual for its image."""
     return config.get("runtime") or usual_runtime(config["image"])
-
-
-def _holds(row: ReservationRow, now_ms: int) -> bool:
-    return now_ms < row.expires_at_ms and row.created_at_ms <= now_ms + CLOCK_BACK_MS
 
 
 def _cause(order: Order) -> str:

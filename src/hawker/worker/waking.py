@@ -24,7 +24,7 @@ from hawker.model.rows import MachineRow, RunRow
 from hawker.store.db import Store
 from hawker.worker.api.machines import StartRefused
 from hawker.worker.drivers.several import Release
-from hawker.worker.flows.machine import MachineFlows, launching
+from hawker.worker.flows.machine import MachineFlows, backoff_left_ms, launching
 from hawker.worker.flows.runner import Busy, Runner, active_run, failing
 from hawker.worker.machine_log import MachineLog, get_machine
 from hawker.worker.machines import Machines
@@ -215,9 +215,10 @@ class Waking:
             raise Parked(holder)
         ahead = holder.steps[holder.next :]
         if "backoff" in ahead:
-            until_ms: int = holder.args.get("resume_at_ms", 0)
-            if until_ms - self._host.now_ms() > BACKOFF_MOST_MS:
-                raise InBackoff(row.id, until_ms)
+            now_ms = self._host.now_ms()
+            left_ms = backoff_left_ms(holder, now_ms)
+            if left_ms > BACKOFF_MOST_MS:
+                raise InBackoff(row.id, now_ms + left_ms)
         elif _LAUNCHING.isdisjoint(ahead):
             try:
                 await self._runner.wait_ended(holder.id)

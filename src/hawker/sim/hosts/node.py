@@ -44,6 +44,11 @@ class Clock:
         now = self._now()
         return EPOCH_S + now + self.ahead_s + (now - self._since_s) * self._drift
 
+    def steady(self) -> Callable[[], float]:
+        """The clock of a process that begins now, which nobody sets."""
+        began_s = self.wall_s() - self._now()
+        return lambda: began_s + self._now()
+
     def drift_from_now(self, drift: float) -> None:
         now = self._now()
         self.ahead_s += (now - self._since_s) * self._drift
@@ -98,7 +103,7 @@ class Node:
 
     async def _live(self, process: Process) -> None:
         rng = random.Random(f"{self._seed}/host/{self.name}/{self.lives}")
-        host = self.host = Host(self.clock.wall_s, rng, self.disk.name)
+        host = self.host = Host(self.clock.wall_s, rng, self.disk.name, steady_s=self.clock.steady())
         agent = self._make(self.settings, host, self)
         try:
             await agent.open()

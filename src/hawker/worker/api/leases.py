@@ -35,7 +35,7 @@ class LeaseApi:
 
     async def show(self, call: Call) -> Any:
         row = self._row(call)
-        lease = leases.current(self._store.read, row.id, self._host.now_ms())
+        lease = leases.current(self._store.read, row.id, self._host.steady_ms())
         if lease is None:
             raise NotFound(f"lease not found for machine {row.id}")
         return api.LeaseReply(status="success", data=views.lease_view(lease, row))

@@ -293,7 +293,7 @@ class MachineApi:
 
     def view(self, row: MachineRow, *, nonce: str = "", with_lease: bool = False) -> api.Machine:
         """A machine as the API shows it, with its latest events."""
-        lease = leases.current(self._store.read, row.id, self._host.now_ms()) if with_lease else msgspec.UNSET
+        lease = leases.current(self._store.read, row.id, self._host.steady_ms()) if with_lease else msgspec.UNSET
         events = self._events(row.id, EVENTS_SHOWN)
         return views.machine_view(row, self._name, events, self._checks(row), nonce=nonce, lease=lease)
 

@@ -31,6 +31,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec.structs import replace
 
+from hawker.core import deadlines
 from hawker.core.journal import effect_key
 from hawker.errors import Abort, DiskFull, HawkerError, ImageError, Retry, Unreachable
 from hawker.host import Host
@@ -331,8 +332,14 @@ class MachineFlows(Settling):
     async def _backoff(self, context: StepContext) -> Done:
         """Wait until the time that was recorded when the run began; a worker killed meanwhile waits only for the
         rest."""
-        await asyncio.sleep(max(0, context.run.args["resume_at_ms"] - self._host.now_ms()) / 1000)
+        await asyncio.sleep(backoff_left_ms(context.run, self._host.now_ms()) / 1000)
         return Done()
+
+
+def backoff_left_ms(run: RunRow, now_ms: int) -> int:
+    """Of a run that has a step `backoff`."""
+    until_ms: int = run.args.get("resume_at_ms", 0)
+    return deadlines.left_ms(until_ms, until_ms - run.started_at_ms, now_ms)
 
 
 def _alike(before: MachineRow, machine: MachineRow) -> bool:

@@ -250,9 +250,9 @@ class Runner:
         match journal.decide(run, self._host.now_ms(), known):
             case journal.Finished():
                 return run
-            case journal.Wait(until_ms=until_ms):
-                await asyncio.sleep(max(0, until_ms - self._host.now_ms()) / 1000)
-                return run
+            case journal.Wait(left_ms=left_ms):
+                await asyncio.sleep(left_ms / 1000)
+                return journal.waited(run)
             case journal.Park(why=why):
                 return await self._park(run, why)
             case journal.Act(step=step, key=key, attempt=attempt):

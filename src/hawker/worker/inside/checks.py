@@ -46,11 +46,14 @@ Ways = Callable[[MachineRow, int], Sequence[Address]]
 
 
 class _Watch:
-    """One check of one instance."""
+    """One check of one instance, which started at `started_s` by the loop's clock."""
 
-    __slots__ = ("check", "ended", "health", "row", "timer", "ways", "writing", "written")
+    __slots__ = ("check", "ended", "health", "row", "started_s", "timer", "ways", "writing", "written")
 
-    def __init__(self, row: MachineRow, check: Check, ways: list[Address], health: Health, written: str) -> None:
+    def __init__(
+        self, row: MachineRow, check: Check, ways: list[Address], health: Health, written: str, started_s: float
+    ) -> None:
+        self.started_s = started_s
         self.row = row
         self.check = check
         self.ways = ways
@@ -118,14 +121,16 @@ class Checks:
 
     def _start(self, row: MachineRow) -> None:
         watched = self._watched[row.id] = []
+        now_ms = self._host.now_ms()
+        started_s = asyncio.get_running_loop().time() - max(0, now_ms - row.started_at_ms) / 1000
         for check in check_config(row.config).checks:
             ways = list(self._ways(row, check.port))
             known = self._store.read.get(CheckRow, key_of(row.id, check.name))
             if known is None or known.instance != row.instance:
-                health, written = checking.fresh(self._host.now_ms()), ""
+                health, written = checking.fresh(now_ms), ""
             else:
                 health, written = checking.resumed(known.status, known.output, known.updated_at_ms), known.status
-            watch = _Watch(row, check, ways, health, written)
+            watch = _Watch(row, check, ways, health, written, started_s)
             watched.append(watch)
             self._look_in(watch, checking.first_delay_s(health, check, self._host.rng.random()))
 
@@ -191,9 +196,8 @@ class Checks:
             self._take_turn()
 
     def _learn(self, watch: _Watch, outcome: Outcome) -> None:
-        now_ms = self._host.now_ms()
-        age_s = (now_ms - watch.row.started_at_ms) / 1000
-        watch.health = checking.after(watch.health, outcome, watch.check, age_s=age_s, now_ms=now_ms)
+        age_s = asyncio.get_running_loop().time() - watch.started_s
+        watch.health = checking.after(watch.health, outcome, watch.check, age_s=age_s, now_ms=self._host.now_ms())
         if watch.health.status != watch.written and not watch.writing:
             watch.writing = True
             self._run(self._write(watch), f"write {watch.check.name} of {watch.row.id}")
