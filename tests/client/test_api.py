@@ -16,6 +16,7 @@ from tests.client.servers import LIMIT_S, Call, Server, serving
 from hawker.client.api import NONCE, ApiError, Client
 from hawker.errors import Unreachable
 from hawker.model.endpoints import ENDPOINTS, Endpoint
+from hawker.model.unbuilt_endpoints import UNBUILT_ENDPOINTS
 
 APP, ID, KEY = "web/1", "0123456789abcd", "a b"  # names that must be quoted to stay one part of a path
 
@@ -132,7 +133,9 @@ CALLS: list[tuple[str, Callable[[Client], Any], str, dict[str, str], Any]] = [
      {"upload": "u", "worker": "w", "image": "b:1", "kind": "files", "config": {"cmd": ["a"]}}),
 ]  # fmt: skip
 BY_OP = {endpoint.op: endpoint for endpoint in ENDPOINTS}
-NOT_WRAPPED = {"Article_start", "Article_stop", "Health", "Machines_show_metadata_key", "OpenAPI"}  # for other clients
+NOT_WRAPPED = {"Article_start", "Article_stop", "Health", "Machines_show_metadata_key", "OpenAPI"} | {
+    endpoint.op for endpoint in UNBUILT_ENDPOINTS
+}  # for other clients
 
 
 async def made(make: Callable[[Client], Any], answer: str, status: str = "200 OK") -> tuple[Any, Server]:

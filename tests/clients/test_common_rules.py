@@ -148,3 +148,59 @@ def test_the_original_six_paths_find_a_machine_by_its_id_alone(api: Api, app: st
     assert api.delete(f"/v1/apps/{machine}?force=true").status == 200
 
     assert api.machine(app, machine)["state"] == "destroyed"
+
+
+# --- deleting an app -------------------------------------------------------------------------------------------------
+
+
+def test_a_bare_delete_of_an_app_takes_its_machines_along(api: Api, app: str) -> None:
+    """flyctl and fly-go send nothing else."""
+    machines = [api.create_machine(app, region=region)["id"] for region in ("ord", "mad")]
+
+    assert api.delete(f"/v1/apps/{app}").expect(202) == {"ok": True}
+
+    assert api.get(f"/v1/apps/{app}").status == 404
+    states = {api.get(f"/v1/apps/{app}/machines/{machine}").expect(200)["state"] for machine in machines}
+    assert states == {"destroyed"}
+
+
+def test_one_leased_machine_keeps_a_whole_app_and_its_holder_or_force_does_not_ask(api: Api, app: str) -> None:
+    machines = [api.create_machine(app, region=region)["id"] for region in ("ord", "mad", "syd")]
+    lease = api.post(f"/v1/apps/{app}/machines/{machines[1]}/lease", {"ttl": 300}).expect(201)["data"]
+
+    refused = api.delete(f"/v1/apps/{app}").expect(409)
+
+    assert f"machine ID {machines[1]} lease currently held by" in refused["error"]
+    assert {machine["state"] for machine in api.get(f"/v1/apps/{app}/machines").expect(200)} == {"started"}
+    api.delete(f"/v1/apps/{app}", headers={"fly-machine-lease-nonce": lease["nonce"]}).expect(202)
+
+
+def test_a_lease_is_no_obstacle_to_a_forced_delete_of_an_app(api: Api, app: str) -> None:
+    machine = api.create_machine(app)["id"]
+    api.post(f"/v1/apps/{app}/machines/{machine}/lease", {"ttl": 300}).expect(201)
+
+    api.delete(f"/v1/apps/{app}?force=true").expect(202)
+
+    assert api.get(f"/v1/apps/{app}/machines/{machine}").expect(200)["state"] == "destroyed"
+
+
+# --- what is not built -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        ("volumes", []),
+        ("volumes/vol_1234567890abcdef/snapshots", []),
+        ("secrets", {"secrets": []}),
+        ("secretkeys", {"secret_keys": []}),
+        ("ip_assignments", {"ips": []}),
+        ("certificates", {"certificates": [], "total_count": 0, "next_cursor": ""}),
+    ],
+)
+def test_lists_of_what_is_not_built_are_empty_and_what_would_fill_them_is_refused_by_name(
+    api: Api, app: str, path: str, answer: Any
+) -> None:
+    assert api.get(f"/v1/apps/{app}/{path}").expect(200) == answer
+    assert api.get(f"/v1/apps/no-such-app/{path}").expect(404)["error"] == "app not found: no-such-app"
+    assert api.post(f"/v1/apps/{app}/{path}", {}).expect(422)["status"] == "not_built"

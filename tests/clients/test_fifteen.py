@@ -36,9 +36,10 @@ def types_and_states(events: list[Any]) -> list[tuple[str, str]]:
         ("POST", "/graphql"),  # "web"
         ("GET", "/api/v1/organizations/personal"),  # "ui-ex"
         ("GET", "/api/v1/apps/web/logs"),
-        ("GET", "/v1/apps/web/volumes"),
-        ("GET", "/v1/apps/web/secrets"),
-        ("GET", "/v1/apps/web/ip_assignments"),
+        ("POST", "/v1/apps/web/volumes"),
+        ("POST", "/v1/apps/web/secrets"),
+        ("POST", "/v1/apps/web/ip_assignments"),
+        ("DELETE", "/v1/apps/web/certificates/example.com"),
     ],
 )
 def test_1_what_flyctl_asks_beside_machines_is_refused_at_once_and_by_name(api: Api, method: str, path: str) -> None:

@@ -1,6 +1,6 @@
 """fly-admin 1.6.1 from npm, unmodified, against a real market: all its REST calls about apps and machines.
 
-What is not built, its GraphQL calls and its calls about volumes, is refused by name.
+What is not built, its GraphQL calls and its calls that make volumes, is refused by name.
 """
 
 from __future__ import annotations
@@ -200,6 +200,10 @@ def test_a_machine_is_destroyed(admin_app: AdminApp) -> None:
     assert admin_app.client.call("Machine.listMachines", admin_app.name) == []
 
 
+def test_an_app_has_no_volumes(admin_app: AdminApp) -> None:
+    assert admin_app.client.call("Volume.listVolumes", admin_app.name) == []
+
+
 @pytest.mark.parametrize(
     ("method", "arguments"),
     [
@@ -208,7 +212,6 @@ def test_a_machine_is_destroyed(admin_app: AdminApp) -> None:
         ("Organization.getOrganization", ["personal"]),
         ("Secret.setSecrets", [{"appId": "web", "secrets": []}]),
         ("Network.allocateIpAddress", [{"appId": "web", "type": "v6"}]),
-        ("Volume.listVolumes", ["web"]),
         ("Volume.createVolume", [{"app_name": "web", "name": "data", "region": "ord"}]),
     ],
 )

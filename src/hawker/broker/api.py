@@ -6,14 +6,15 @@ What belongs to one machine is passed on to its worker (`hawker.broker.passing`)
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from hawker.broker.apps import Apps
+from hawker.broker.deleting import destroy_all
 from hawker.broker.directory import Directory
 from hawker.broker.fleet import Fleet, PeerError, gather_named, unreachable
 from hawker.broker.hints import ImageHints
@@ -36,6 +37,7 @@ from hawker.model.endpoints import ENDPOINTS
 from hawker.model.guest import RESOURCES, Guest, Resources, check_guest
 from hawker.model.market import Ask, Offer
 from hawker.model.regions import expand, place
+from hawker.model.unbuilt_endpoints import UNBUILT_ENDPOINTS, empty
 from hawker.model.values import HOST_IMAGE, check_app_name, check_label, is_machine_id
 from hawker.telemetry import METRICS_CONTENT_TYPE, Metrics
 
@@ -97,6 +99,7 @@ class Broker:
             **image_handlers(self._images),
             "Health": self.health,
             "OpenAPI": self.openapi,
+            **{e.op: partial(self._empty, empty(e)) for e in UNBUILT_ENDPOINTS},
         }
         handlers = {e.op: own.get(e.op, self._passing.machine_call) for e in ENDPOINTS}
         serving = Serving(self._host, tokens, self._metrics, self._region)
@@ -202,33 +205,14 @@ class Broker:
             return await self._article(call, name)
         app = await self._apps.get(name)
         if app.machines:
-            if not call.flag("force"):
-                raise Conflict(
-                    f"app {name} still has machines: {app.machines}",
-                    hint="destroy them first, or delete with force=true",
-                )
-            await self._destroy_all(call, name)
+            await destroy_all(self._fleet, call, name)
         await self._apps.delete(app)
         return api.Ok()
 
-    async def _destroy_all(self, call: Call, app: str) -> None:
-        links = self._fleet.links
-        answers, errors = await self._fleet.ask_all(
-            "GET", f"/v1/apps/{quote(app, safe='')}/machines", list[dict[str, Any]]
-        )
-        for error in errors.values():
-            raise error
-        headers = {REQUEST_ID: call.id, OWNER: call.owner}
-        failed = []
-        for worker, machines in answers.items():
-            peer = links[worker].peer
-            for machine in machines:
-                target = f"/v1/apps/{app}/machines/{machine['id']}?force=true"
-                answer = await peer.request("DELETE", target, headers=headers, timeout_s=60.0)
-                if answer.status >= 400 and answer.status != 404:
-                    failed.append(f"machine {machine['id']} could not be destroyed: {PeerError(answer).message}")
-        if failed:
-            raise Conflict("; ".join(failed))
+    async def _empty(self, what: Any, call: Call) -> Any:
+        """A list of what is not built yet, of an app that is there."""
+        await self._apps.get(call.path("app_name"))
+        return what
 
     async def _article(self, call: Call, machine: str) -> Any:
         """The article's paths: a machine by its id alone. Asked of its worker under the full path."""

@@ -9,9 +9,7 @@ from hawker.cli.groups import Ordered
 from hawker.cli.params import app_argument
 from hawker.cli.services import url_of
 from hawker.cli.session import Object, Session, about_app, confirmed, market_command
-from hawker.errors import HawkerError, NotFound
-
-NOT_FOUND, CONFLICT = 404, 409
+from hawker.errors import Conflict, NotFound
 
 
 @click.group(cls=Ordered)
@@ -104,16 +102,11 @@ def destroy(session: Session, app: str, force: bool, yes: bool) -> None:
     if is_machine_id(app):  # the API would take it for the machine and destroy that
         raise NotFound(f"no app is called {app}: that is a machine's id", hint=f"hawker machine destroy {app}")
     confirmed(f"Destroy app {app}" + (" and all its machines?" if force else "?"), yes=yes or force)
-    with output.working(f"destroying app {app}"):
-        try:
-            session.client.delete_app(app, force=force)
-        except HawkerError as error:  # the API's hints are for callers of the API, and for orders
-            status = getattr(error, "status_code", 0)
-            if status == CONFLICT and not force:
-                error.hint = f"hawker apps destroy {app} --force destroys them too"
-            elif status == NOT_FOUND:
-                error.hint = "hawker apps list"
-            raise
+    with output.working(f"destroying app {app}"), about_app():
+        if not force and (count := session.client.app(app)["machine_count"]):  # which the API would destroy, too
+            hint = f"hawker apps destroy {app} --force destroys them too"
+            raise Conflict(f"app {app} still has machines: {count}", hint=hint)
+        session.client.delete_app(app, force=force)
     if session.json:
         output.data({"ok": True})
     else:

@@ -48,7 +48,8 @@ class Client(Fleet, Images):
         return one(self.get(path_of("apps", name)))
 
     def delete_app(self, name: str, *, force: bool = False) -> None:
-        """`force` also destroys its machines."""
+        """Its machines go with it. Raises `ApiError` when somebody has leased one, unless `force`: then nothing was
+        destroyed."""
         self.delete(path_of("apps", name), query={"force": force or None})
 
     # --- machines ----------------------------------------------------------------------------------------------------

@@ -156,12 +156,12 @@ class Serving:
             self._tokens.owner(_authorization(request))
         except Unauthorized as unauthorized:
             return reply(unauthorized.body(), 401)
-        if status == 405:
-            return reply({"error": f"{request.method} is not a method of {path}", "status": "method_not_allowed"}, 405)
         for part, what in _NOT_BUILT_PATHS.items():
             if part in path:
                 missing = NotBuilt("path", path, f"{what} not built yet")
                 return reply(missing.body(), missing.status)
+        if status == 405:
+            return reply({"error": f"{request.method} is not a method of {path}", "status": "method_not_allowed"}, 405)
         return reply(NotFound(f"no such path: {path}").body(), status)
 
 

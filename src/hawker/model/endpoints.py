@@ -16,6 +16,7 @@ from hawker.model.fleet_endpoints import FLEET_ENDPOINTS
 from hawker.model.image_endpoints import IMAGE_ENDPOINTS
 from hawker.model.inside_api import INSIDE_ENDPOINTS
 from hawker.model.machine_endpoints import MACHINE_ENDPOINTS
+from hawker.model.unbuilt_endpoints import UNBUILT_ENDPOINTS
 
 __all__ = ["ENDPOINTS", "Endpoint", "Query"]
 
@@ -25,6 +26,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *FLEET_ENDPOINTS,
     *INSIDE_ENDPOINTS,
     *IMAGE_ENDPOINTS,
+    *UNBUILT_ENDPOINTS,
     Endpoint(
         op="OpenAPI",
         method="GET",

@@ -1,0 +1,89 @@
+"""Destroying all machines of an app, for who deletes the app: all of them, or none.
+
+The public API's clients send a bare DELETE and expect the machines to go. Who holds a lease is asked first: a deletion
+that stopped at the third machine of five would leave what nobody wanted. With `force` leases are no obstacle, as the
+API documents it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from hawker.broker.fleet import Fleet, PeerError, check_meant
+from hawker.broker.passing import CALL_S
+from hawker.errors import Conflict, HawkerError
+from hawker.http.app import OWNER, REQUEST_ID
+from hawker.http.call import Call
+from hawker.model.values import rfc3339
+
+NONCE = "fly-machine-lease-nonce"
+AT_ONCE = 16
+"""Machines that are destroyed at the same time: each is a commit or two, and what waits for them waits in line."""
+ROUNDS = 3
+"""A machine may be leased between the look and its end: its lease is looked up again."""
+
+
+async def destroy_all(fleet: Fleet, call: Call, app: str) -> None:
+    """Raises `Conflict` for a lease of somebody else, unless the call has `force`, and for a machine that could not be
+    destroyed; and what a worker said that could not be asked which machines it has."""
+    force = call.flag("force")
+    failed: list[str] = []
+    for at in range(ROUNDS):
+        machines = await _machines(fleet, app)
+        if at == 0 and not force:
+            _check_leases(call, app, machines)
+        slots = asyncio.Semaphore(AT_ONCE)
+        gone = [_destroy(fleet, call, worker, app, machine, slots) for worker, machine in machines]
+        failed = [why for why in await asyncio.gather(*gone) if why]
+        if not failed:
+            return
+    raise Conflict("; ".join(failed))
+
+
+async def _machines(fleet: Fleet, app: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """Each with its worker."""
+    path = f"/v1/apps/{quote(app, safe='')}/machines?include_leases=true"
+    answers, errors = await fleet.ask_all("GET", path, list[dict[str, Any]])
+    for error in errors.values():
+        raise error
+    return [(worker, machine) for worker, machines in answers.items() for machine in machines]
+
+
+def _check_leases(call: Call, app: str, machines: list[tuple[str, Mapping[str, Any]]]) -> None:
+    leases = [(machine["id"], machine.get("lease")) for _, machine in machines]
+    held = [
+        f"machine ID {machine} lease currently held by {lease['owner'] or 'another client'}, "
+        f"expires at {rfc3339(lease['expires_at'] * 1000)}"
+        for machine, lease in leases
+        if lease and lease["nonce"] != call.nonce
+    ]
+    if held:
+        raise Conflict(
+            f"app {app} is not deleted, and none of its machines: {'; '.join(held)}",
+            hint="delete it again when the lease has ended, or with force=true, which heeds no leases",
+        )
+
+
+async def _destroy(
+    fleet: Fleet, call: Call, worker: str, app: str, machine: Mapping[str, Any], slots: asyncio.Semaphore
+) -> str:
+    """Why it could not be done, "" when it was."""
+    headers = {REQUEST_ID: call.id, OWNER: call.owner}
+    if lease := machine.get("lease"):
+        headers[NONCE] = lease["nonce"]
+    target = f"/v1/apps/{quote(app, safe='')}/machines/{machine['id']}?force=true"
+    link = fleet.links.get(worker)
+    try:
+        if link is None:
+            raise HawkerError(f"worker {worker} is not known any more")
+        async with slots:
+            answer = await link.peer.request("DELETE", target, headers=headers, timeout_s=CALL_S)
+        check_meant(worker, answer)
+        if answer.status >= 400 and answer.status != 404:
+            raise PeerError(answer)
+    except HawkerError as error:
+        return f"machine {machine['id']} could not be destroyed: {error.message}"
+    return ""
