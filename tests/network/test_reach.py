@@ -253,3 +253,12 @@ def test_ports_answer_only_at_the_addresses_they_are_published_on(site: Site) ->
     all_and_only(
         site, good, {Try("internet", HOST6, 8011), Try("host", "127.0.0.1", 8011), Try("host", "10.1.0.1", 8011)}
     )
+
+
+def test_a_host_without_a_global_ipv4_address_reaches_its_published_ports_on_loopback() -> None:
+    """As a server with IPv6 alone, whose proxy asks its machines at 127.0.0.1."""
+    with Site() as site:
+        site.ip("host", "-4 addr flush dev eth1 scope global")
+        site.worker("first")
+        site.machine("a1", "first", 7, (("tcp", PORT, 8001),))
+        all_and_only(site, {Try("host", "127.0.0.1", 8001)}, set())

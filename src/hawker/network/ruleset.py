@@ -160,7 +160,7 @@ def _body(worker: str, settings: Settings) -> str:
 {published}  }}
   chain leaving {{
     type nat hook postrouting priority srcnat; policy accept;
-    oifname "{mine}*" ip saddr 127.0.0.0/8 masquerade;
+    oifname "{mine}*" ip saddr 127.0.0.0/8 snat ip to {GATEWAY4};
     oifname "{DEVICES}*" return;
     ip saddr @machines4 masquerade;
     ip6 saddr @machines masquerade;
