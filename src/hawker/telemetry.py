@@ -8,13 +8,15 @@ shows.
 
 from __future__ import annotations
 
-import logging
+import json
 import sys
-from collections.abc import Iterator
+import time
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
-import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, generate_latest
 
@@ -132,35 +134,79 @@ def exemplar(resource: str, cause: str) -> dict[str, str]:
     return {"resource": resource[:32], "cause": cause[:70]}
 
 
-def set_up_logs(*, level: str = "info", json: bool = True) -> None:
-    """Log to standard error: one JSON object a line, or columns for a person."""
-    renderer: Any = structlog.processors.JSONRenderer() if json else structlog.dev.ConsoleRenderer()
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
-        cache_logger_on_first_use=True,
-    )
+class Logger:
+    """Each call is a line: `event` names what happened, `fields` say the rest. `exc_info` is an exception."""
+
+    def debug(self, event: str, **fields: Any) -> None:
+        _note("debug", event, fields)
+
+    def info(self, event: str, **fields: Any) -> None:
+        _note("info", event, fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        _note("warning", event, fields)
+
+    def error(self, event: str, **fields: Any) -> None:
+        _note("error", event, fields)
+
+    def critical(self, event: str, **fields: Any) -> None:
+        _note("critical", event, fields)
+
+    def exception(self, event: str, **fields: Any) -> None:
+        """An error, with the exception that is being handled."""
+        _note("error", event, {**fields, "exc_info": sys.exc_info()[1]})
+
+
+Sink = Callable[[str, str, dict[str, Any]], None]
+"""Takes a line: its level, event and fields."""
+
+LOG_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+
+
+def write_line(level: str, event: str, fields: dict[str, Any]) -> None:
+    """As a JSON object, to standard error. The time is the process's own, in UTC."""
+    error = fields.pop("exc_info", None)
+    if error is not None:
+        fields["exception"] = "".join(traceback.format_exception(error)).rstrip()
+    at = datetime.fromtimestamp(time.time(), UTC).replace(tzinfo=None)  # noqa: TID251  # nobody decides by it
+    line = {**fields, "event": event, "level": level, "timestamp": f"{at.isoformat(timespec='microseconds')}Z"}
+    sys.stderr.write(json.dumps(line, default=repr) + "\n")
+    sys.stderr.flush()
+
+
+_least = LOG_LEVELS["info"]
+_sink: Sink = write_line
+
+
+def _note(level: str, event: str, fields: dict[str, Any]) -> None:
+    if LOG_LEVELS[level] >= _least:
+        _sink(level, event, fields)
+
+
+def set_up_logs(*, level: str = "info") -> None:
+    """Drop lines below this level from now on. Raises `KeyError` for a level that there is not."""
+    global _least
+    _least = LOG_LEVELS[level.lower()]
+
+
+@contextmanager
+def logs_into(sink: Sink, level: str = "debug") -> Iterator[None]:
+    """Until the block ends, lines from this level on go there instead."""
+    global _least, _sink
+    before = _least, _sink
+    _least, _sink = LOG_LEVELS[level], sink
+    try:
+        yield
+    finally:
+        _least, _sink = before
 
 
 @contextmanager
 def without_logs() -> Iterator[None]:
     """For a command that tells people itself what the parts it uses would log."""
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    try:
+    with logs_into(write_line, "critical"):
         yield
-    finally:
-        structlog.configure(**before)
 
 
-def get_logger(**fields: Any) -> structlog.typing.FilteringBoundLogger:
-    """A logger whose lines carry these fields."""
-    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(**fields)
-    return logger
+def get_logger() -> Logger:
+    return Logger()

@@ -8,7 +8,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 from tests.catalog.owners import Owner
 from tests.kit.virtual_time import virtual_host, virtual_time
 
@@ -19,7 +18,7 @@ from hawker.catalog.replication import HOLE_S, SOON_S, TAKE_S, FetchAnswer, Repl
 from hawker.client.wire import PeerUnreachable
 from hawker.model.catalog import Change, Position, Version
 from hawker.sim.platform.disk import CrashDisk
-from hawker.telemetry import Metrics
+from hawker.telemetry import Metrics, logs_into
 
 NEIGHBOUR = "127.0.0.1", 4281
 
@@ -183,7 +182,8 @@ async def test_a_node_that_has_closed_takes_nothing_and_asks_nobody(tmp_path: Pa
 
 @virtual_time
 async def test_a_full_disk_is_told_of_once_and_again_after_it_had_room() -> None:
-    with CrashDisk(seed=1) as disk, capture_logs() as lines:
+    events = list[str]()
+    with CrashDisk(seed=1) as disk, logs_into(lambda _, event, fields: events.append(event)):
         replica = Replica.open("catalog.db", virtual_host(), vfs=disk.name)
         node, owner = replication(replica, Asked()), Owner(replica, "ord-2")
         owner.put("machines", **row("a"))
@@ -193,7 +193,7 @@ async def test_a_full_disk_is_told_of_once_and_again_after_it_had_room() -> None
             version = Version("ord-2", "region", 1, replica.position(owner.origin.log).head + 1, (large(number),))
             node.told(NEIGHBOUR, [version])
             await asyncio.sleep(0.01)
-            failed.append(len([line for line in lines if line["event"] == "catalog.not_taken"]))
+            failed.append(events.count("catalog.not_taken"))
         assert (failed[0], failed[30], failed[-1]) == (1, 1, 2)
         await node.close()
         replica.close()

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 from starlette.types import ASGIApp, Message
-from structlog.testing import capture_logs
 
 from hawker.broker.fleet import BATCH_MAX
 from hawker.client import connection
@@ -18,7 +17,7 @@ from hawker.http.call import BATCH_BYTES_MAX, BODY_BYTES_MAX, Call
 from hawker.model.api import CreateApp
 from hawker.model.config import CONFIG_BYTES_MAX
 from hawker.model.endpoints import ENDPOINTS
-from hawker.telemetry import Metrics
+from hawker.telemetry import Metrics, logs_into
 
 NO_HEADERS: dict[str, str] = {}
 CLIENT = {"authorization": "Bearer c"}
@@ -146,7 +145,8 @@ async def test_a_client_that_goes_away_while_it_sends_is_no_fault_of_ours(app: A
 
     headers = [(b"host", b"h"), *((name.encode(), value.encode()) for name, value in AS_AGENT.items())]
     scope = {"type": "http", "method": "POST", "path": "/v1/market/reserve", "query_string": b"", "headers": headers}
-    with capture_logs() as logs:
+    logs = list[str]()
+    with logs_into(lambda _, event, fields: logs.append(event)):
         await app(scope, receive, send)
     assert logs == []
     assert sent[0]["status"] == 499

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-import structlog
 from tests.kit import flowkit
+
+from hawker.telemetry import without_logs
 
 
 @pytest.fixture(autouse=True)
 def _without_logs() -> Iterator[None]:
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.configure(**before)
+    with without_logs():
+        yield
 
 
 @pytest.fixture

@@ -71,6 +71,7 @@ from hawker.model.owners import AGENT, SCRAPER
 from hawker.model.values import host_port
 from hawker.network.base import Settings as Network
 from hawker.proxy.settings import ProxySettings
+from hawker.telemetry import LOG_LEVELS
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """Of agents and regions: they go into addresses of the API, headers and packets."""
@@ -265,6 +266,8 @@ def read_settings(path: Path) -> AgentSettings:
     for n, key in enumerate(settings.catalog.keys):
         if not key or key in settings.catalog.keys[:n]:
             raise Invalid("catalog.keys", key, "each key is a text of its own, and not empty")
+    if settings.log_level.lower() not in LOG_LEVELS:
+        raise Invalid("log_level", settings.log_level, f"write one of {', '.join(LOG_LEVELS)}")
     if not 0 <= settings.watchdog_s < math.inf:
         raise Invalid("watchdog_s", settings.watchdog_s, "write seconds, or 0 for no watchdog")
     settings.tokens.check()
