@@ -110,7 +110,7 @@ async def live_outfit(settings: AgentSettings, role: WorkerRole, host: Host) -> 
     raise AssertionError("an exit stack lets nothing through")
 
 
-def check(role: WorkerRole) -> None:
+def load(role: WorkerRole) -> None:
     """Import what a worker with these drivers imports when it starts. Raises `Invalid` for a driver that does not
     exist, and whatever else would keep the worker from starting: a driver that lacks a package does not."""
     names = [name for name in _chosen(role) if not _lacks(name)]

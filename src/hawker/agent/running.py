@@ -215,14 +215,20 @@ ROLES = {
 """What an agent imports for each role when it starts, beside what those modules import themselves."""
 
 
-def check(settings: AgentSettings, held: Collection[Address] | None = None) -> None:
-    """Import what an agent with this configuration needs. With `held`, look whether it could listen, too: what listens
-    there ends before it does. Raises what keeps it from starting, as far as that is to be known without starting it."""
+def load(settings: AgentSettings) -> None:
+    """Import what an agent with this configuration imports when it starts. Raises `Invalid` for a driver that does not
+    exist, and what keeps a module from being imported."""
     for role in ("catalog", *settings.roles):
         for module in ROLES[role]:
             import_module(module)
     if settings.worker:
-        outfit.check(settings.worker)
+        outfit.load(settings.worker)
+
+
+def check(settings: AgentSettings, held: Collection[Address] | None = None) -> None:
+    """Import what an agent with this configuration needs. With `held`, look whether it could listen, too: what listens
+    there ends before it does. Raises what keeps it from starting, as far as that is to be known without starting it."""
+    load(settings)
     if settings.proxy:
         from hawker.proxy import service
 

@@ -16,14 +16,16 @@ import secrets
 import shlex
 import signal
 import socket
-import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hawker.cli import output
 from hawker.errors import Conflict, HawkerError, Refused
+
+if TYPE_CHECKING:
+    from hawker.cli.zygote import Forked
 
 REGIONS = ("ord", "mad", "syd")
 READY_S = 60.0
@@ -88,7 +90,7 @@ def dev_command(directory: Path | None, regions: tuple[str, ...], **options: Any
         from hawker.client.settings import dev_directory
 
         directory = dev_directory(os.environ)
-    asyncio.run(Dev(directory.resolve(), regions or REGIONS, options).run())
+    Dev(directory.resolve(), regions or REGIONS, options).run()
 
 
 class Dev:
@@ -104,9 +106,10 @@ class Dev:
         self._failed_agent = ""
         self._keepers: list[asyncio.Task[None]] = []
 
-    async def run(self) -> None:
+    def run(self) -> None:
         """Until Ctrl-C, SIGTERM, or the end of its terminal. Raises `Refused` when another market runs in this
         directory, `HawkerError` when an agent does not come up."""
+        from hawker.cli.zygote import Zygote
         from hawker.client.settings import FILE, LOCK
 
         self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -118,13 +121,21 @@ class Dev:
                 f"a market runs in {self._home} already", hint="use it, or give this one --dir and --port of its own"
             ) from None
         self._check_alone()
+        client = self._home / FILE
+        client.unlink(missing_ok=True)
+        endpoint, http, configs = self._configure()
+        self._zygote = Zygote(configs)
+        try:
+            asyncio.run(self._live(endpoint, http, configs, client))
+        finally:
+            client.unlink(missing_ok=True)
+            os.close(lock)
+
+    async def _live(self, endpoint: str, http: int, configs: list[Path], client: Path) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
                 loop.add_signal_handler(number, self._stopping.set)
-        client = self._home / FILE
-        client.unlink(missing_ok=True)
-        endpoint, http, configs = self._configure()
         self._keepers = [loop.create_task(self._keep(path), name=path.stem) for path in configs]
         try:
             if await self._ready(endpoint):
@@ -136,8 +147,6 @@ class Dev:
             self._stopping.set()
             _say("hawker: stopping the market")
             await asyncio.gather(*self._keepers, return_exceptions=True)
-            client.unlink(missing_ok=True)
-            os.close(lock)
         if self._failed:
             raise self._failed
 
@@ -270,18 +279,17 @@ class Dev:
         self._failed, self._failed_agent = HawkerError(f"{config.stem} {what}", hint=f"look into {path}"), config.stem
         self._stopping.set()
 
-    async def _spawn(self, config: Path, log: int) -> asyncio.subprocess.Process:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "hawker", "agent", "--config", str(config)),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,  # Ctrl-C is for us; we stop the agents in order
-        )
+    async def _spawn(self, config: Path, log: int) -> Forked:
+        try:
+            process = await self._zygote.spawn(config, log)
+        except HawkerError as error:
+            self._failed = error
+            self._stopping.set()
+            raise
         _write(config.with_suffix(".pid"), f"{process.pid}\n")
         return process
 
-    async def _stop_in_order(self, process: asyncio.subprocess.Process, config: Path, log: int) -> None:
+    async def _stop_in_order(self, process: Forked, config: Path, log: int) -> None:
         """SIGTERM. An agent that was killed, or not up yet, left its machines running: another one stops them."""
         status = await _stop(process)
         for _ in range(STOP_TRIES):
@@ -294,7 +302,7 @@ class Dev:
             return  # it never came up; that is told already
         _say(f"hawker: {config.stem} did not stop in order; see {config.with_suffix('.log')}")
 
-    async def _up(self, process: asyncio.subprocess.Process, port: int) -> None:
+    async def _up(self, process: Forked, port: int) -> None:
         """Wait until an agent serves, it ended, or the time is up."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
@@ -357,10 +365,9 @@ def _found_by_itself(home: Path) -> bool:
         return False
 
 
-async def _stop(process: asyncio.subprocess.Process) -> int:
+async def _stop(process: Forked) -> int:
     """SIGTERM, and after a while SIGKILL. Returns the exit status."""
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
+    process.terminate()
     try:
         return await asyncio.wait_for(process.wait(), STOP_S)
     except TimeoutError:
