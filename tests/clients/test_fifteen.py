@@ -259,9 +259,9 @@ def test_8_a_wait_for_what_cannot_be_is_refused(api: Api, app: str, query: str) 
 
 
 def test_9_the_exit_code_of_a_destroyed_machine_can_be_read(api: Api, app: str) -> None:
-    """A release command is a machine with `auto_destroy`; its exit code is read once it is destroyed."""
+    """A release command is a machine with `auto_destroy`; its exit code, and its log, are read once it is destroyed."""
     config = {"auto_destroy": True, "restart": {"policy": "no"}}
-    command = api.create_machine(app, "sh", "-c", "exit 42", config=config, skip_launch=True)
+    command = api.create_machine(app, "sh", "-c", "echo why; exit 42", config=config, skip_launch=True)
     path = f"/v1/apps/{app}/machines/{command['id']}"
     api.post(f"{path}/start").expect(200)
 
@@ -275,6 +275,7 @@ def test_9_the_exit_code_of_a_destroyed_machine_can_be_read(api: Api, app: str) 
     assert datetime.fromisoformat(exit_event["exited_at"]).tzinfo is not None
     assert api.get(f"/v1/apps/{app}/machines").expect(200) == []
     assert api.delete(f"{path}/lease", headers={NONCE: "ab"}).status in (200, 404)
+    assert api.get(f"{path}/logs").expect(200)["message"] == "why", "what it said, too"
 
 
 def test_9_a_machine_that_never_was_is_not_found(api: Api, app: str) -> None:

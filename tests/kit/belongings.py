@@ -21,9 +21,10 @@ from hawker.supervisor.gates import BLANK
 from hawker.supervisor.proc import MARKER, marker
 
 DRIVERS = ("process", "container", "microvm")
+_NAMES = ("work", "logs", "old-logs", "run", "roots", "trash")
 EMPTY = (
-    *(f"{driver}/{name}" for driver in DRIVERS for name in ("work", "logs", "run", "roots", "trash")),
-    *(f"microvm/supervisor/{name}" for name in ("work", "logs", "run", "roots", "trash")),
+    *(f"{driver}/{name}" for driver in DRIVERS for name in _NAMES),
+    *(f"microvm/supervisor/{name}" for name in _NAMES),
     "microvm/vms",
     *(f"images/{name}" for name in ("trees", "unpacking", "uploads", "images")),
 )
@@ -31,7 +32,8 @@ EMPTY = (
 databases, locks, sockets and logs of its own, the init it compiled, the kernel and the templates of microVMs, the model
 of an empty disk, the pipes of what waits to become any machine's program, the disk of an image that was removed after
 its last machine until the driver looks again, and for a day the blobs and trees of images whose making was cut off, so
-that it can go on: of the trees `left` tells all the same."""
+that it can go on, and for an hour the ends of the logs of machines that are destroyed: of the trees and of these logs
+`left` tells all the same."""
 DAY_S = 24 * 3600
 
 
@@ -41,15 +43,17 @@ def left(worker: Path) -> list[str]:
     return sorted([*found, *_files(worker)])
 
 
-def of_an_image(worker: Path, what: str) -> bool:
-    """Whether this is a tree that an image may go on with."""
-    return what.startswith(f"file: {worker.name}/images/trees/")
+def kept_for_a_time(worker: Path, what: str) -> bool:
+    """Whether this is a tree that an image may go on with, or what a machine that is destroyed said last."""
+    return what.startswith(f"file: {worker.name}/images/trees/") or (
+        what.startswith(f"file: {worker.name}/") and "/old-logs/" in what
+    )
 
 
 def let_a_day_pass(worker: Path) -> None:
-    """For what is kept so that images go on: it was brought two days ago."""
+    """For what is kept so that images go on, and for old logs: it was brought two days ago."""
     then = time.time() - 2 * DAY_S
-    for path in [*worker.glob("images/trees/*.json"), *worker.glob("images/blobs/**/*")]:
+    for path in [*worker.glob("images/trees/*.json"), *worker.glob("images/blobs/**/*"), *worker.glob("**/old-logs/*")]:
         with contextlib.suppress(OSError):  # it has just gone
             os.utime(path, (then, then))
 

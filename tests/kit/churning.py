@@ -361,8 +361,8 @@ class Churn:
             self.report.wrong.append(f"{error}: {', '.join(states)}")
 
     async def _nothing_is_left(self) -> None:
-        """Of machines at once, and of images that were cut off in their making once the time is over for which they are
-        kept, so that somebody goes on with them."""
+        """Of machines at once, but for the ends of their logs; of these, and of images that were cut off in their
+        making, once the time is over for which they are kept."""
         found: list[str] = []
 
         async def clear() -> bool:
@@ -371,7 +371,7 @@ class Churn:
 
         async def clear_of_machines() -> bool:
             await clear()
-            found[:] = [what for what in found if not belongings.of_an_image(self._directory, what)]
+            found[:] = [what for what in found if not belongings.kept_for_a_time(self._directory, what)]
             return not found
 
         with contextlib.suppress(AssertionError):

@@ -1,6 +1,7 @@
 """Where a supervisor keeps what: the machines' own files on disk, what ends with the host in memory.
 
-Under the supervisor's directory: `work/<machine>/`, the program's working directory, and `logs/<machine>`, its output.
+Under the supervisor's directory: `work/<machine>/`, the program's working directory, and `logs/<machine>`, its output,
+whose end `old-logs` keeps for a while (`hawker.supervisor.old_logs`).
 `run` is for what a reboot makes worthless anyway, a record and two named pipes of each instance. Creating a file
 costs 0.02 to 0.5 ms on a disk and 0.005 ms in memory, and every start creates three: so for root `run` is a symbolic
 link into a file system in memory. Others keep it on disk: what lies in memory of theirs may go when they log out.
@@ -17,7 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from hawker.supervisor import ordinary
+from hawker.supervisor import old_logs, ordinary
 from hawker.supervisor.output import FILES
 
 IN_MEMORY = ("/run", "/dev/shm")  # the first of these that is a tmpfs
@@ -28,8 +29,8 @@ class Files:
 
     def __init__(self, directory: str, memory: str) -> None:
         self.directory = directory
-        for name in ("work", "logs"):
-            os.makedirs(f"{directory}/{name}", mode=0o700, exist_ok=True)
+        for path in (f"{directory}/work", f"{directory}/logs", old_logs.place(directory)):
+            os.makedirs(path, mode=0o700, exist_ok=True)
         self._run = f"{directory}/run"
         self._take_up_move()
         if os.path.islink(self._run) and not self._ours():
@@ -68,11 +69,13 @@ class Files:
                     os.unlink(f"{self._run}/{name}")
 
     def purge_log(self, machine: str) -> None:
-        """Remove all that a machine wrote out."""
+        """Remove all that a machine wrote out but its last words."""
         log = self.log(machine)
-        for number in range(FILES):
+        logs = [log, *(f"{log}.{number}" for number in range(1, FILES))]
+        old_logs.retire(self.directory, machine, logs)
+        for path in logs:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{log}.{number}" if number else log)
+                os.unlink(path)
 
     def close(self) -> None:
         """Bring what is left from memory to the disk: records of programs that have ended and nobody has heard of."""

@@ -316,7 +316,7 @@ class Driver(Protocol):
         """
 
     async def purge(self, machine: str) -> None:
-        """Remove the machine's log files and working directory. Unknown machine: success."""
+        """Remove the machine's working directory, and its log files but for their end. Unknown machine: success."""
 
     async def signal(self, key: str, signal: int) -> None:
         """Deliver to the main process. Raises `UnknownInstance`; an ended instance: `UnknownInstance` too."""
@@ -360,7 +360,7 @@ class Driver(Protocol):
 
     def logs(self, machine: str, *, tail: int = 100, follow: bool = False) -> AsyncIterator[LogLine]:
         """The last `tail` lines the machine's instances wrote, oldest first; then, with `follow`, new ones as they
-        come until the caller stops iterating. The last ones may still be read when the machine has been purged."""
+        come until the caller stops iterating. The last ones can be read for an hour after the machine was purged."""
 
     async def stop_all(self, *, grace_s: float) -> None:
         """Stop every instance and everything the driver started of its own. Exits stay recorded for `recover`."""

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from hawker.errors import Unreachable
+from hawker.supervisor import old_logs
 from hawker.supervisor.protocol import FORESEES, release_of
 from hawker.telemetry import get_logger
 from hawker.worker.drivers.base import Exit, LogLine
@@ -32,6 +33,7 @@ from hawker.worker.drivers.wire import Wire
 
 CONNECT_S = 10.0
 RECONNECT_S = 1.0
+FORGET_S = 60.0
 
 
 class Supervisor:
@@ -49,16 +51,23 @@ class Supervisor:
         self._child = 0  # the supervisor that was started last
         self._replacing: asyncio.Task[None] | None = None
         self._hold = ""
+        self._forgetting: asyncio.Task[None] | None = None
 
     async def open(self, on_exit: Callable[[Exit], None]) -> None:
         """Take hold of what is there; `on_exit` is told every end, also those nobody has heard of yet."""
         self._closed = False
         self._on_exit = on_exit
+        if self._forgetting is None:
+            self._forgetting = asyncio.get_running_loop().create_task(self._forget(), name="forget old logs")
         if not self.unused:
             await self._connected()
 
     async def close(self) -> None:
         self._closed = True
+        if self._forgetting:
+            forgetting, self._forgetting = self._forgetting, None
+            forgetting.cancel()
+            await asyncio.gather(forgetting, return_exceptions=True)
         if self._retry:
             self._retry.cancel()
         if self._replacing:
@@ -153,6 +162,8 @@ class Supervisor:
         """See `Driver.logs`."""
         path = self.directory / "logs" / machine
         lines, position = tail_lines(path, tail)
+        if not position[0] and not lines:  # it may be destroyed
+            lines, _ = tail_lines(Path(old_logs.place(str(self.directory)), machine), tail)
         for line in lines:
             yield line
         if not follow:
@@ -187,6 +198,17 @@ class Supervisor:
             finally:
                 await asyncio.gather(*ends, return_exceptions=True)
         await _gone(self.directory, self._child)
+
+    async def _forget(self) -> None:
+        """What destroyed machines wrote, once nobody may read it any more: also where no supervisor runs."""
+        directory = str(self.directory)
+        while True:
+            if _any_inside(Path(old_logs.place(directory))):
+                try:
+                    await asyncio.to_thread(old_logs.forget, directory)
+                except OSError as error:
+                    _logger.error("old_logs.kept", directory=directory, error=str(error), cause="their time is over")
+            await asyncio.sleep(FORGET_S)
 
     async def _connected(self) -> Wire:
         if self._wire:
