@@ -274,7 +274,8 @@ def test_exec_passes_input_output_and_status_on(user: User) -> None:
     assert (ended.out, ended.err) == ("got hello\n", "oops\n")
     user("machine", "exec", machine, "--", "sh", "-c", "kill -KILL $$", status=128 + 9)
     user("machine", "exec", machine, "--", "no-such-program", status=127)
-    assert "killed after 1 s" in user("machine", "exec", "--timeout", "1", machine, "--", "sleep", "9", status=1).err
+    late = user("machine", "exec", "--timeout", "1", machine, "--", "sh", "-c", "echo so far; sleep 9", status=124)
+    assert (late.out, "killed after 1 s" in late.err) == ("so far\n", True)
 
 
 def test_suspend_freezes_and_start_wakes(user: User) -> None:

@@ -161,7 +161,13 @@ def test_output_and_errors_stay_apart_and_json_holds_both(market: Market, machin
     ended = hawker("machine", "exec", machine, "--", *script, env=env)
     assert (ended.status, ended.out, ended.err) == (3, "out\n", "err\n")
     ended = hawker("machine", "exec", "--json", machine, "--", *script, env=env)
-    assert json.loads(ended.out) == {"exit_code": 3, "exit_signal": 0, "stdout": "out\n", "stderr": "err\n"}
+    assert json.loads(ended.out) == {
+        "timed_out": False,
+        "exit_code": 3,
+        "exit_signal": 0,
+        "stdout": "out\n",
+        "stderr": "err\n",
+    }
 
 
 def test_ctrl_c_without_a_terminal_in_between_ends_the_command(market: Market, machine: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.clients.api import SLEEP, Api
+from tests.clients.api import SLEEP, Api, Reply
 
 pytestmark = pytest.mark.slow
 
@@ -148,6 +150,35 @@ def test_the_original_six_paths_find_a_machine_by_its_id_alone(api: Api, app: st
     assert api.delete(f"/v1/apps/{machine}?force=true").status == 200
 
     assert api.machine(app, machine)["state"] == "destroyed"
+
+
+# --- commands beside a program ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def execute(api: Api, app: str) -> Callable[..., Reply]:
+    """Runs a line of shell beside a program."""
+    path = f"/v1/apps/{app}/machines/{api.create_machine(app)['id']}/exec"
+    return lambda line, **more: api.post(path, {"command": ["sh", "-c", line], **more})
+
+
+def test_the_output_of_a_command_says_when_it_was_cut_and_what_is_no_text(execute: Callable[..., Reply]) -> None:
+    plain = execute("echo in; echo oh >&2").expect(200)
+    assert plain == {"exit_code": 0, "exit_signal": 0, "stdout": "in\n", "stderr": "oh\n", "truncated": False}
+
+    odd = execute(r"printf '\377\376'").expect(200)
+    assert (odd["stdout"], base64.b64decode(odd["stdout_base64"])) == ("\ufffd\ufffd", b"\xff\xfe")
+
+    much = execute("yes | head -c 3000000").expect(200)
+    assert (much["exit_code"], len(much["stdout"]), much["truncated"]) == (0, 1 << 20, True)
+
+
+def test_a_command_that_is_killed_at_its_time_out_has_said_what_it_said(execute: Callable[..., Reply]) -> None:
+    late = execute("echo so far; echo oh >&2; sleep 60", timeout=1).expect(408)
+
+    assert late["error"] == "deadline_exceeded: the command was killed after 1 s"
+    killed = {"exit_code": 137, "exit_signal": 9, "truncated": False}
+    assert late["details"] == {**killed, "stdout": "so far\n", "stderr": "oh\n"}
 
 
 # --- deleting an app -------------------------------------------------------------------------------------------------

@@ -290,8 +290,8 @@ def exec_(
 ) -> None:
     """Run a command beside a machine's program: hawker machine exec MACHINE -- COMMAND ...
 
-    Prints what it prints, and ends with its exit status, or 128 and its signal. Ctrl-C ends it; with -it it goes to
-    the command.
+    Prints what it prints, and ends with its exit status, or 128 and its signal, or 124 at its time-out. Ctrl-C ends it;
+    with -it it goes to the command.
     """
     _exec(session, session.machine(machine, app), command, feed=feed, tty=tty, timeout_s=timeout_s)
 
@@ -318,21 +318,24 @@ def _exec(
 ) -> None:
     from hawker.cli.talking import talk
     from hawker.client.api import ApiError
+    from hawker.model.exec_output import as_text
 
     try:
         ended = talk(
             session, app_of(found), found["id"], command, tty=tty, feed=feed, keep=session.json, timeout_s=timeout_s
         )
-    except DeadlineExceeded:
-        raise DeadlineExceeded(f"deadline_exceeded: the command was killed after {timeout_s} s") from None
     except ApiError as error:
         if error.word == "start_failed":
             output.failure(error)
             click.get_current_context().exit(NOT_FOUND)
         raise
     if session.json:
-        texts = {"stdout": ended.stdout.decode(errors="replace"), "stderr": ended.stderr.decode(errors="replace")}
-        output.data({"exit_code": ended.exit_code, "exit_signal": ended.exit_signal, **texts})
+        texts = as_text("stdout", bytes(ended.stdout)) | as_text("stderr", bytes(ended.stderr))
+        code = ended.status if ended.timed_out else ended.exit_code
+        how = {"exit_code": code, "exit_signal": ended.exit_signal, "timed_out": ended.timed_out}
+        output.data({**how, **texts})
+    elif ended.timed_out:
+        output.failure(DeadlineExceeded(f"deadline_exceeded: the command was killed after {timeout_s} s"))
     click.get_current_context().exit(ended.status)
 
 

@@ -28,20 +28,25 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES = 32 << 10
 _ENDED, _RESIZED = b"e", b"r"
+TIMED_OUT = 124
 
 
 @dataclass
 class Ended:
-    """How a command ended; `stdout` and `stderr` only where they were kept."""
+    """How a command ended; `stdout` and `stderr` only where they were kept. One that was killed at its time-out has
+    no exit code of its own."""
 
     exit_code: int = 0
     exit_signal: int = 0
+    timed_out: bool = False
     stdout: bytearray = field(default_factory=bytearray)
     stderr: bytearray = field(default_factory=bytearray)
 
     @property
     def status(self) -> int:
-        """As a shell has it."""
+        """As a shell has it, or timeout(1)."""
+        if self.timed_out:
+            return TIMED_OUT
         return 128 + self.exit_signal if self.exit_signal else self.exit_code
 
 
@@ -82,7 +87,10 @@ def talk(
                 stack.enter_context(_told_of_sizes(wake_in))
             reader.start()
             talking = _Talking(client, (app, machine, running), wake_out)
-            talking.go_on(feed, monotonic() + timeout_s if timeout_s else None)
+            try:
+                talking.go_on(feed, monotonic() + timeout_s if timeout_s else None)
+            except DeadlineExceeded:
+                return reader.at_time_out()
             done = True
         return reader.result()
     finally:
@@ -168,6 +176,11 @@ class _Reader(threading.Thread):
         if self._complete:
             return self._ended
         raise self._error or Unreachable("the command's output broke off before its end")
+
+    def at_time_out(self) -> Ended:
+        """What it has written until now; it is still to be killed."""
+        self._ended.timed_out = True
+        return self._ended
 
     def _read(self) -> None:
         held = bytearray()

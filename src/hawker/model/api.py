@@ -233,10 +233,16 @@ class Waited(Body, frozen=True):
 
 
 class ExecReply(Body, frozen=True):
+    """Ours: `stdout_base64` and `stderr_base64` have all bytes where these are no UTF-8, and the text has U+FFFD in
+    their place; `truncated` says that there was more of either than is kept, 1 MiB."""
+
     exit_code: int
     exit_signal: int
     stdout: str
     stderr: str
+    stdout_base64: str | UnsetType = UNSET
+    stderr_base64: str | UnsetType = UNSET
+    truncated: bool = False
 
 
 class ListenSocket(Body, frozen=True):

@@ -141,7 +141,8 @@ MACHINE_ENDPOINTS: tuple[Endpoint, ...] = (
         op="Machines_exec",
         method="POST",
         path=f"{MACHINE}/exec",
-        summary="Run a command beside the program",
+        summary="Run a command beside the program, to its end or its time-out, when the 408's details have what it"
+        " wrote until then, as a reply; a session (exec/sessions) gives all it writes, as it comes",
         served="worker",
         body=api.ExecMachine,
         reply=api.ExecReply,

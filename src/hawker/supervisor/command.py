@@ -61,6 +61,7 @@ class Command(_Beside):
         super().__init__(instance, common)
         self._ask = ask
         self._output: dict[int, bytearray] = {}
+        self._truncated = False
         self._over = False
         self._timer: Timer | None = None
         source = os.memfd_create("stdin")
@@ -103,7 +104,9 @@ class Command(_Beside):
             if not chunk:
                 return False
             kept = self._output[fd]
-            kept += chunk[: OUTPUT_BYTES_MAX - len(kept)]
+            room = OUTPUT_BYTES_MAX - len(kept)
+            kept += chunk[:room]
+            self._truncated |= len(chunk) > room
 
     def _late(self) -> None:
         if not self._over:
@@ -116,7 +119,8 @@ class Command(_Beside):
         stdout, stderr = (base64.b64encode(data).decode() for data in self._output.values())
         self._close()
         how = ended(status)
-        self._ask.answer({**how, "stdout": stdout, "stderr": stderr, "timed_out": self._killed})
+        cut = {"timed_out": self._killed, "truncated": self._truncated}
+        self._ask.answer({**how, "stdout": stdout, "stderr": stderr, **cut})
 
     def _refuse(self, why: str) -> None:
         self._close()

@@ -19,6 +19,7 @@ from hawker.http.app import Handler
 from hawker.http.call import Call
 from hawker.model import api, views
 from hawker.model.config import accept_config, check_config, parse_signal
+from hawker.model.exec_output import as_text
 from hawker.model.machine import State
 from hawker.model.rows import DecisionRow, EventRow, MachineRow, VersionRow
 from hawker.model.values import is_host_image, parse_duration_s, rfc3339
@@ -270,14 +271,17 @@ class MachineApi:
             raise PreconditionFailed(f"failed_precondition: machine {row.id} has just ended") from None
         except StartFailed as error:
             return api.ExecReply(exit_code=127, exit_signal=0, stdout="", stderr=f"{error}\n")
-        if result.timed_out:
-            raise DeadlineExceeded(f"deadline_exceeded: the command was killed after {timeout_s} s")
-        return api.ExecReply(
+        gave = api.ExecReply(
             exit_code=result.code,
             exit_signal=result.signal or 0,
-            stdout=result.stdout.decode(errors="replace"),
-            stderr=result.stderr.decode(errors="replace"),
+            truncated=result.truncated,
+            **as_text("stdout", result.stdout, cut=result.truncated),
+            **as_text("stderr", result.stderr, cut=result.truncated),
         )
+        if result.timed_out:
+            why = f"deadline_exceeded: the command was killed after {timeout_s} s"
+            raise DeadlineExceeded(why, details=msgspec.to_builtins(gave))
+        return gave
 
     async def cordon(self, call: Call) -> Any:
         row = self.row(call)

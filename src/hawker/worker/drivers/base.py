@@ -200,13 +200,15 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a command run inside an instance gave back. Output is cut at `MAX_EXEC_OUTPUT` bytes each."""
+    """What a command run inside an instance gave back. Output is cut at `MAX_EXEC_OUTPUT` bytes each, which `truncated`
+    says; of one that was killed at its time-out it is what came until then."""
 
     code: int
     signal: int | None
     stdout: bytes
     stderr: bytes
     timed_out: bool = False
+    truncated: bool = False
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):

@@ -166,6 +166,7 @@ class Agent:
         """See `Driver.exec`."""
         command = await self.run(argv, env=env)
         output: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
+        truncated = False
 
         async def feed() -> None:
             for at in range(0, len(stdin), CHUNK):
@@ -173,9 +174,12 @@ class Agent:
             await command.end_input()
 
         async def collect() -> None:
+            nonlocal truncated
             while found := await command.read():
                 kept = output[found[0]]
-                kept += found[1][: MAX_EXEC_OUTPUT - len(kept)]
+                room = MAX_EXEC_OUTPUT - len(kept)
+                kept += found[1][:room]
+                truncated |= len(found[1]) > room
 
         feeding = asyncio.ensure_future(feed())
         timed_out = False
@@ -200,6 +204,7 @@ class Agent:
             stdout=bytes(output["stdout"]),
             stderr=bytes(output["stderr"]),
             timed_out=timed_out,
+            truncated=truncated,
         )
 
     # --- the stream --------------------------------------------------------------------------------------------------
