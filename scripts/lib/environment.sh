@@ -97,7 +97,7 @@ require_python() {
 
 # What decides the contents of an environment: the requirements, their pinned versions, and where the checkout is.
 venv_checksum() {
-    { cat "$root/pyproject.toml" "$root/scripts/constraints.txt" && printf '%s\n' "$root"; } | cksum
+    { cat "$root/pyproject.toml" "$root"/scripts/requirements*.txt && printf '%s\n' "$root"; } | cksum
 }
 
 make_venv() {
@@ -117,16 +117,17 @@ make_venv() {
     fi
     say "installing what pyproject.toml asks for; the first time takes about half a minute"
     rm -f "$venv"/.hawker-*
-    pip_install --upgrade 'pip>=25.1' # the one that Python 3.11 brings does not know dependency groups
     if [ "$1" = dev ]; then
-        pip_install --editable "$root" --group "$root/pyproject.toml:dev"
+        pip_install --require-hashes --requirement "$root/scripts/requirements.txt" \
+            --requirement "$root/scripts/requirements-dev.txt"
     else
-        pip_install --editable "$root"
+        pip_install --require-hashes --requirement "$root/scripts/requirements.txt"
     fi
+    pip_install --no-deps --no-build-isolation --editable "$root" # with the pinned hatchling
     printf '%s\n' "$checksum" >"$venv/.hawker-$1"
 }
 
 pip_install() {
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-        --constraint "$root/scripts/constraints.txt" "$@" || fail "pip could not install what pyproject.toml asks for"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@" ||
+        fail "pip could not install what pyproject.toml asks for"
 }
