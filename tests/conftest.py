@@ -18,17 +18,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import hypothesis
 import pytest
 
 pytest.register_assert_rewrite("tests.kit", "tests.live.conformance")
 
-from tests.kit import leaks  # noqa: E402  # after the rewrite of its assertions is asked for
+from tests.kit import leaks, tiers  # noqa: E402  # after the rewrite of its assertions is asked for
 from tests.kit.leftovers import Leftovers  # noqa: E402
-
-# No deadline per example: a busy machine is not a failure. `print_blob`: a failure prints how to run it again.
-hypothesis.settings.register_profile("hawker", deadline=None, print_blob=True)
-hypothesis.settings.load_profile("hawker")
 
 CGROUPS = Path("/sys/fs/cgroup")
 CONTROLLERS = ("cpu", "memory", "pids")
@@ -74,10 +69,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--forbid-skips", action="store_true", help="a skipped test makes the run fail")
     parser.addoption("--secluded", action="store_true", help="in namespaces of its own, without control groups")
     parser.addoption("--account", type=Path, help="a file to write the counts and the failures to, a line each")
-    parser.addoption("--all-cuts", action="store_true", help="cut flows off at every pair of points, not at a sample")
+    tiers.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    tiers.configure(config)
     skips = SkipAccount(config.getoption("--forbid-skips"))
     config.pluginmanager.register(skips, "hawker-skips")
     if path := config.getoption("--account"):
@@ -85,6 +81,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    tiers.choose(config, items)
     for item in items:
         for marker in ("root", "node"):
             if item.get_closest_marker(marker) and (reason := _missing(marker, config.getoption("--secluded"))):

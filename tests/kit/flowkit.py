@@ -12,14 +12,13 @@ Every other run must end in the same state, and with every invariant intact:
 An act that aborts changes the end: those runs get a reference of their own, are themselves cut at every point, and
 afterwards a forced destroy must leave nothing.
 
-    explore(Scenario("stop", script, {"serve": Program()}), directory, pairs_most=500, aborts_cut_most=100)
+    explore(Scenario("stop", script, {"serve": Program()}), directory)
 """
 
 from __future__ import annotations
 
 import asyncio
 import difflib
-import random
 import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -121,18 +120,16 @@ class Count:
     acts: int = 0
     singles: int = 0
     pairs: int = 0
-    pairs_possible: int = 0
     faults: int = 0
     aborts: int = 0
     aborts_cut: int = 0
-    aborts_possible: int = 0
     missed: int = 0  # runs that ended before their last cut: a commit that was slow has joined two others
 
     def line(self) -> str:
         return (
-            f"{self.name}: {self.points} points: {self.singles} single cuts, {self.pairs} of {self.pairs_possible} "
-            f"pairs; {self.acts} acts: {self.faults} runs with a fault, {self.aborts} with an abort, "
-            f"{self.aborts_cut} of {self.aborts_possible} with an abort and a cut, {self.missed} cuts missed"
+            f"{self.name}: {self.points} points: {self.singles} single cuts, {self.pairs} pairs; {self.acts} acts: "
+            f"{self.faults} runs with a fault, {self.aborts} with an abort, {self.aborts_cut} with an abort and a cut, "
+            f"{self.missed} cuts missed"
         )
 
 
@@ -140,28 +137,15 @@ COUNTS: list[Count] = []
 """Of every exploration in this process; the test report ends with them."""
 
 
-def explore(scenario: Scenario, directory: Path, *, pairs_most: int, aborts_cut_most: int) -> Count:
-    """Every run of a scenario, but no more than `pairs_most` pairs of cuts and `aborts_cut_most` aborts with a cut: the
-    same ones every time, drawn by name.
+def explore(scenario: Scenario, directory: Path) -> Count:
+    """A scenario cut off once at every point, with every act failing and repeated, and with every abort.
 
     Raises `AssertionError` at the first run that does not end as it should.
     """
-    count = Count(scenario.name)
-    reference = trial(scenario, directory, Plan())
-    _expect(scenario, Plan(), reference, reference.end)
-    _expect(scenario, Plan(), trial(scenario, directory, Plan()), reference.end)  # the same again: no run is random
-    count.points, count.acts = reference.points[0], len(reference.acts)
-    pairs: list[tuple[int, int]] = []
+    count, reference = _begin(scenario, directory)
     for first in range(1, count.points + 1):
-        outcome = _cut(scenario, directory, Plan(cuts=(first,)), reference.end, count)
-        pairs += [(first, second) for second in range(1, outcome.points[-1] + 1)]
+        _cut(scenario, directory, Plan(cuts=(first,)), reference.end, count)
         count.singles += 1
-    count.pairs_possible = len(pairs)
-    if len(pairs) > pairs_most:
-        pairs = sorted(random.Random(scenario.name).sample(pairs, pairs_most))
-    for pair in pairs:
-        _cut(scenario, directory, Plan(cuts=pair), reference.end, count)
-        count.pairs += 1
     for act in reference.acts:
         undo = act.endswith("/settle")  # why it was parked joins the reason of the end: another text
         for kind in (kind for kind in HARMLESS if not (undo and kind.startswith("broken"))):
@@ -169,16 +153,51 @@ def explore(scenario: Scenario, directory: Path, *, pairs_most: int, aborts_cut_
             count.faults += 1
     _fault(scenario, directory, dict.fromkeys(reference.acts, "twice"), reference.end)
     count.faults += 1
-    for act in (act for act in reference.acts if not act.endswith("/settle")):  # nothing undoes the undoing
-        _explore_abort(scenario, directory, act, count, aborts_cut_most // len(reference.acts))
+    for act in _undone(reference):
+        _explore_abort(scenario, directory, act, count)
+    return _end(count)
+
+
+def explore_twice_cut(scenario: Scenario, directory: Path) -> Count:
+    """A scenario cut off at every pair of points, and each abort cut off at every point. Raises as `explore` does."""
+    count, reference = _begin(scenario, directory)
+    for first in range(1, count.points + 1):
+        outcome = _cut(scenario, directory, Plan(cuts=(first,)), reference.end, count)
+        count.singles += 1
+        for second in range(1, outcome.points[-1] + 1):
+            _cut(scenario, directory, Plan(cuts=(first, second)), reference.end, count)
+            count.pairs += 1
+    for act in _undone(reference):
+        aborted: dict[str, Kind] = {act: "abort after"}
+        after = _fault(scenario, directory, aborted, None)
+        for cut in range(1, after.points[0] + 1):
+            _cut(scenario, directory, Plan(cuts=(cut,), faults=aborted), after.end, count)
+            count.aborts_cut += 1
+    return _end(count)
+
+
+def _begin(scenario: Scenario, directory: Path) -> tuple[Count, Outcome]:
+    """The reference, twice: no run is random."""
+    reference = trial(scenario, directory, Plan())
+    _expect(scenario, Plan(), reference, reference.end)
+    _expect(scenario, Plan(), trial(scenario, directory, Plan()), reference.end)
+    return Count(scenario.name, points=reference.points[0], acts=len(reference.acts)), reference
+
+
+def _end(count: Count) -> Count:
     cuts = count.singles + count.pairs + count.aborts_cut
     assert count.missed <= MISSED_MOST * cuts, f"{count.missed} of {cuts} cuts never came"
     COUNTS.append(count)
     return count
 
 
-def _explore_abort(scenario: Scenario, directory: Path, act: str, count: Count, cuts_most: int) -> None:
-    """A step gives up before or after its effect. Its undo fails, is repeated, and is cut off."""
+def _undone(reference: Outcome) -> list[str]:
+    """Nothing undoes the undoing."""
+    return [act for act in reference.acts if not act.endswith("/settle")]
+
+
+def _explore_abort(scenario: Scenario, directory: Path, act: str, count: Count) -> None:
+    """A step gives up before or after its effect. Its undo fails, and is repeated."""
     before = _fault(scenario, directory, {act: "abort before"}, None)
     after = _fault(scenario, directory, {act: "abort after"}, None)
     count.aborts += 2
@@ -187,11 +206,6 @@ def _explore_abort(scenario: Scenario, directory: Path, act: str, count: Count, 
         for kind in (kind for kind in UNDO_FAULTS if aborted_by_us or kind not in ("broken after", "abort once")):
             _fault(scenario, directory, {act: "abort after", undo: kind}, after.end)
             count.aborts += 1
-    cuts = range(1, after.points[0] + 1)
-    count.aborts_possible += len(cuts)
-    for cut in sorted(random.Random(act).sample(cuts, min(len(cuts), cuts_most))):
-        _cut(scenario, directory, Plan(cuts=(cut,), faults={act: "abort after"}), after.end, count)
-        count.aborts_cut += 1
 
 
 def _cut(scenario: Scenario, directory: Path, plan: Plan, reference: list[str], count: Count) -> Outcome:

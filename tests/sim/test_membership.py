@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from tests.kit.tiers import full
 
 from hawker.core.swim import LAN, Member, Status, plain
 from hawker.core.swim.beliefs import Beliefs, Suspicion
@@ -16,7 +17,7 @@ from hawker.sim.membership.world import Plan, World
 Rules = type[Beliefs]
 
 
-@pytest.mark.parametrize("loss", [0.0, 0.05, 0.1])
+@pytest.mark.parametrize("loss", [0.05, *full(0.0, 0.1)])
 def test_a_crash_is_known_to_all_in_time_and_nobody_else_is_held_dead(loss: float) -> None:
     found = crashes(150, 40.0, loss=loss, watched=True)
     check_speed(found, 150)
@@ -29,7 +30,7 @@ def test_a_quiet_group_costs_each_member_one_ping_and_one_ack_a_second_whatever_
     assert many.quiet_packets == pytest.approx(few.quiet_packets, rel=0.05)
 
 
-@pytest.mark.parametrize("fault", ["cut", "block"])
+@pytest.mark.parametrize("fault", ["cut", *full("block")])
 def test_stalling_members_make_plain_swim_bury_the_healthy_and_ours_does_not(fault: str) -> None:
     ours, theirs = (
         stalls(settings, members=40, stalling=4, seconds=100.0, fault=fault) for settings in (LAN, plain(LAN))
@@ -74,13 +75,13 @@ def test_one_member_cut_off_for_long_believes_all_dead_and_makes_nobody_else_bel
     assert len(set(alone)) == 19
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [0, 1, *full(*range(2, 12))])
 def test_after_all_faults_at_once_the_living_are_alive_everywhere_and_the_dead_nowhere(seed: int) -> None:
     world = storm(seed=seed)
     assert world.tally.lost > 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_twenty_five_more_storms() -> None:
     """Together they take every path that has a name here."""
     taken: set[str] = set()
@@ -213,6 +214,6 @@ def test_a_core_with_one_rule_wrong_is_found_out(rules: Rules, run: Callable[[Ru
         run(rules)
 
 
-@pytest.mark.parametrize("run", [in_speed, when_isolated, in_stalls])
+@pytest.mark.parametrize("run", [when_isolated, *full(in_speed, in_stalls)])
 def test_what_finds_them_out_passes_the_right_core(run: Callable[[Rules], None]) -> None:
     run(Beliefs)

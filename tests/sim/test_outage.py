@@ -4,14 +4,16 @@ does so by its own policy. With a scheduler that reconciles in its place, machin
 from __future__ import annotations
 
 import pytest
+from tests.kit.tiers import full
 
 from hawker.sim.scenarios.outage import MACHINES, REGION, outage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # on virtual time: a slow host changes nothing else
 
 
-def test_machines_that_turn_unhealthy_for_ten_minutes_stay_where_they_are_and_run_on() -> None:
-    found = outage()
+@pytest.mark.parametrize("seconds", [90, *full(600)])
+def test_machines_that_turn_unhealthy_stay_where_they_are_and_run_on(seconds: int) -> None:
+    found = outage(seconds=seconds)
     assert found.wrong == []
     assert len(found.before) == MACHINES
     assert found.after == found.before
@@ -19,8 +21,9 @@ def test_machines_that_turn_unhealthy_for_ten_minutes_stay_where_they_are_and_ru
     assert found.stops == 0
 
 
-def test_machines_that_crash_for_ten_minutes_restart_where_they_are_and_as_their_policy_says() -> None:
-    found = outage(crashing=True)
+@pytest.mark.parametrize("seconds", [90, *full(600)])
+def test_machines_that_crash_restart_where_they_are_and_as_their_policy_says(seconds: int) -> None:
+    found = outage(crashing=True, seconds=seconds)
     assert found.wrong == []
     assert found.after == found.before
     assert found.ended >= 4 * (MACHINES // 3)  # the fault happened

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from tests.kit.tiers import full
 
 from hawker.catalog.ingest import Batch
 from hawker.catalog.layout import Layout
@@ -248,14 +249,13 @@ MUTANTS: tuple[type[Replica] | type[Outbox], ...] = (
 )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+@pytest.mark.parametrize("mutant", [*MUTANTS[:2], *full(*MUTANTS[2:])], ids=lambda mutant: mutant.__name__)
 def test_a_node_with_one_rule_broken_is_found(mutant: type[Replica] | type[Outbox]) -> None:
     kinds = Kinds(replica=mutant) if issubclass(mutant, Replica) else Kinds(outbox=mutant)
     assert any(run(seed, kinds).wrong for seed in range(SEEDS_MOST))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_rule_that_only_spares_work_is_missed_as_a_path_never_taken() -> None:
     table = campaign(range(6), Kinds(replica=NeverDrained))
     assert "versions that waited were applied" in table.never

@@ -142,4 +142,4 @@ MUTANTS: list[tuple[str, FlowsOf, Script, str]] = [
 def test_the_kit_finds(flows: FlowsOf, script: Script, finding: str, in_memory: Path) -> None:
     scenario = Scenario("mutant", script, flows=flows)
     with pytest.raises(AssertionError, match=finding):
-        explore(scenario, in_memory, pairs_most=10, aborts_cut_most=10)
+        explore(scenario, in_memory)

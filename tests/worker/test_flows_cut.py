@@ -1,7 +1,7 @@
 """Every flow, cut off before and after every commit and every outside effect, with every step failing and repeated.
 
-`tests/kit/flowkit.py` says what is run of each scenario. The counts are printed at the end of the test report. A run
-takes a sample of the pairs of cuts; with `--all-cuts` it takes every one (about ten minutes).
+`tests/kit/flowkit.py` says what is run of each scenario. The counts are printed at the end of the test report. Each
+change runs every single cut; pairs of cuts, and aborts with a cut, are in the full run, all of them.
 """
 
 from __future__ import annotations
@@ -10,16 +10,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.kit.flowkit import Plan, Scenario, explore, trial
+from tests.kit.flowkit import Plan, Scenario, explore, explore_twice_cut, trial
 from tests.kit.sim_client import Client
 
 from hawker.model.guest import Resources
 from hawker.model.machine import State
 from hawker.sim.hosts.world import Program
-
-PAIRS_MOST = 60
-ABORTS_CUT_MOST = 30
-ALL = 1_000_000
 
 
 async def create(client: Client) -> None:
@@ -296,13 +292,15 @@ SCENARIOS = [
 @pytest.mark.slow
 @pytest.mark.timeout(240)  # hundreds of runs, and a host that has more to do
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_a_flow_ends_alike_wherever_it_is_cut_off_and_whatever_fails(
-    scenario: Scenario, in_memory: Path, request: pytest.FixtureRequest
-) -> None:
-    if request.config.getoption("--all-cuts"):
-        explore(scenario, in_memory, pairs_most=ALL, aborts_cut_most=ALL)
-    else:
-        explore(scenario, in_memory, pairs_most=PAIRS_MOST, aborts_cut_most=ABORTS_CUT_MOST)
+def test_a_flow_ends_alike_wherever_it_is_cut_off_and_whatever_fails(scenario: Scenario, in_memory: Path) -> None:
+    explore(scenario, in_memory)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_a_flow_ends_alike_when_it_is_cut_off_twice(scenario: Scenario, in_memory: Path) -> None:
+    explore_twice_cut(scenario, in_memory)
 
 
 @pytest.mark.slow
