@@ -7,17 +7,20 @@ met a stop would fail. Times are scaled down: a minute of idleness is a second o
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import math
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from tests.kit.edges import Region, region
 from tests.kit.load import Report, steady
+
+from bench.command import Table, options, told
 
 APP = "saw"
 SOFT = 2
@@ -54,6 +57,10 @@ class Saw(msgspec.Struct, frozen=True):
         return {"idle_s": self.idle_s, "idle_look_s": self.idle_s / 5, "drain_s": self.idle_s}
 
 
+FULL = Saw()
+QUICK = Saw(machines=2, high=40.0, period_s=2.0, teeth=1, idle_s=0.5)
+
+
 class Used(msgspec.Struct, frozen=True):
     """`seconds` that machines ran, from the begin of each start to the end of its stop; `starts` and `stops` of all."""
 
@@ -63,11 +70,11 @@ class Used(msgspec.Struct, frozen=True):
     starts: int
     stops: int
 
-    def __str__(self) -> str:
-        return (
-            f"{self.report}\n{self.seconds:.0f} machine-seconds beside {self.ideal:.0f} ideal "
-            f"({self.seconds / self.ideal:.2f}), {self.starts} starts, {self.stops} stops by the proxies"
-        )
+    def tell(self, table: Table) -> None:
+        table.add("machine-seconds used", self.seconds, "s", "", f"{self.starts} starts, {self.stops} stops by proxies")
+        table.add("machine-seconds of who knows the load beforehand", self.ideal, "s")
+        table.add("used / ideal", self.seconds / self.ideal, "times")
+        table.add("requests not answered well", self.report.sent - self.report.fine, "", "0", str(self.report))
 
 
 async def sawn(it: Region, saw: Saw) -> Used:
@@ -103,14 +110,21 @@ def _lives(events: list[tuple[int, str, str]]) -> list[tuple[float, float]]:
     return found
 
 
-async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--teeth", type=int, default=6)
-    saw = Saw(teeth=parser.parse_args().teeth)
+async def measure(saw: Saw, table: Table) -> None:
     with tempfile.TemporaryDirectory() as home:
         async with region(Path(home), routing=dict(saw.routing())) as it:
-            print(await sawn(it, saw))
+            (await sawn(it, saw)).tell(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = options(__doc__)
+    parser.add_argument("--teeth", type=int, default=FULL.teeth)
+    given = parser.parse_args(arguments)
+    table = Table()
+    asyncio.run(measure(QUICK if given.quick else replace(FULL, teeth=given.teeth), table))
+    told(table, given)
+    return 0
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    sys.exit(main())

@@ -1,6 +1,6 @@
 """What the catalog costs: versions applied per second, catch-up, memory and disk with 100,000 machines.
 
-    python -m bench.catalog
+    python -m bench.catalog [--quick] [--cpu]
 
 Medians of several runs, on a file of the temporary directory. The rows are machines as a worker publishes them.
 """
@@ -10,14 +10,17 @@ from __future__ import annotations
 import asyncio
 import random
 import statistics
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time
 
-import click
+import msgspec
 
+from bench.command import Table, options, told
 from hawker.catalog.outbox import Outbox
 from hawker.catalog.replica import Replica
 from hawker.host import live
@@ -29,6 +32,19 @@ from hawker.store.tx import Tx
 OWNERS = 200
 _clock = [perf_counter]
 EPOCH = 1 << 60
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    """`machines` of the whole catalog and below the versions that are applied, which are `versions`; `runs` of each."""
+
+    machines: int
+    below: int
+    versions: int
+    runs: int
+
+
+FULL = Sizes(machines=100_000, below=20_000, versions=40_000, runs=5)
+QUICK = Sizes(machines=2_000, below=1_000, versions=800, runs=1)
 
 
 def machine(number: int) -> Values:
@@ -98,10 +114,10 @@ def median(measure: Callable[[], float], runs: int) -> float:
     return statistics.median(measure() for _ in range(runs))
 
 
-def applied_per_s(batch: int, count: int) -> float:
-    """Versions applied per second on top of 20,000 machines, `batch` in a commit."""
+def applied_per_s(batch: int, count: int, below: int) -> float:
+    """Versions applied per second on top of so many machines, `batch` in a commit."""
     with fresh() as replica:
-        base = snapshots(20_000, OWNERS)
+        base = snapshots(below, OWNERS)
         replica.merge(base)
         todo = versions(count, OWNERS, base[0].origin.head, [row.key for each in base for row in each.rows])
         began = _clock[0]()
@@ -191,29 +207,34 @@ def publish_us(count: int) -> tuple[float, float]:
     return asyncio.run(run(False)), asyncio.run(run(True))
 
 
-@click.command()
-@click.option("--runs", default=5, show_default=True)
-@click.option("--cpu", is_flag=True, help="Count the process's own time, on a machine that is busy with other things.")
-def main(runs: int, cpu: bool) -> None:
-    """Print the table."""
-    if cpu:
+def measure(sizes: Sizes, table: Table) -> None:
+    memory, disk = size(sizes.machines)
+    for batch, part in ((1, 4), (16, 2), (256, 1)):
+        rate = median(partial(applied_per_s, batch, sizes.versions // part, sizes.below), sizes.runs)
+        table.add(f"versions applied/s, {batch} a commit", rate, "1/s", "20,000" if batch == 256 else "")
+    for owners, aim in ((OWNERS, "200,000"), (1, "")):
+        rate = median(partial(caught_up_per_s, sizes.machines, owners), sizes.runs)
+        table.add(f"rows caught up/s, {sizes.machines:,} rows, owners: {owners}", rate, "1/s", aim)
+    rate = median(partial(answered_per_s, sizes.machines), sizes.runs)
+    table.add("rows read/s to answer another replica", rate, "1/s")
+    table.add(f"memory of {sizes.machines:,} machines", memory, "MiB")
+    table.add("the same on disk", disk, "MiB")
+    plain, published = publish_us(sizes.versions // 4)
+    table.add("a worker's change of a row, not published", plain, "us")
+    table.add("a worker's change of a row, published", published, "us")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = options(__doc__)
+    parser.add_argument("--cpu", action="store_true", help="count the process's own time, on a busy machine")
+    given = parser.parse_args(arguments)
+    if given.cpu:
         _clock[0] = process_time
-    memory, disk = size(100_000)
-    lines = [
-        ("versions applied/s, 1 a commit", median(lambda: applied_per_s(1, 10_000), runs)),
-        ("versions applied/s, 16 a commit", median(lambda: applied_per_s(16, 20_000), runs)),
-        ("versions applied/s, 256 a commit", median(lambda: applied_per_s(256, 40_000), runs)),
-        ("catch-up rows/s, 100,000 rows of 200 owners", median(lambda: caught_up_per_s(100_000, OWNERS), runs)),
-        ("catch-up rows/s, 100,000 rows of 1 owner", median(lambda: caught_up_per_s(100_000, 1), runs)),
-        ("rows/s read to answer", median(lambda: answered_per_s(100_000), runs)),
-        ("memory of 100,000 machines, MiB", memory),
-        ("the same on disk, MiB", disk),
-    ]
-    plain, published = publish_us(10_000)
-    lines += [("us of a change, no catalog", plain), ("us of a change, published", published)]
-    for name, value in lines:
-        click.echo(f"{name:<46}{value:>12,.0f}")
+    table = Table()
+    measure(QUICK if given.quick else FULL, table)
+    told(table, given)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

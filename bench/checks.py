@@ -1,4 +1,4 @@
-"""What a worker's health checks cost: `python -m bench.checks [--machines N] [--interval S] [--seconds S]`.
+"""What a worker's health checks cost: `python -m bench.checks [--quick] [--machines N] [--interval S] [--seconds S]`.
 
 So many started machines with an HTTP check each, all of one real server on loopback in a process of its own, which
 answers at once. Prints looks a second, what they take of one core in the worker's process, and how late its event loop
@@ -15,9 +15,11 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.command import Table, options, told
 from hawker.host import live
 from hawker.model.config import check_config
 from hawker.model.guest import Resources
@@ -57,7 +59,8 @@ def serve(listener: socket.socket, asked: Any) -> None:
     asyncio.run(forever())
 
 
-async def measure(count: int, interval_s: float, seconds: float, port: int, asked: Any, directory: Path) -> None:
+async def measure(given: argparse.Namespace, port: int, asked: Any, directory: Path, table: Table) -> None:
+    count, interval_s, seconds = given.machines, given.interval, given.seconds
     host = live()
     store = Store.open(directory / "worker.db", host)
     late = [0.0]
@@ -80,9 +83,9 @@ async def measure(count: int, interval_s: float, seconds: float, port: int, aske
     checks = Checks(store, host, MachineLog(host, Resources()), lambda row, port: [("127.0.0.1", port)])
     began = time.perf_counter()
     checks.begin()
-    print(f"{'machines':28} {count:>10,}")
-    print(f"{'to begin, ms':28} {(time.perf_counter() - began) * 1000:>10.1f}")
-    await asyncio.sleep(WARM_S)
+    begun_ms = (time.perf_counter() - began) * 1000
+    table.add(f"{count:,} machines, each checked every {interval_s:g} s: to begin", begun_ms, "ms")
+    await asyncio.sleep(min(WARM_S, seconds))
     before = asked.value
     used, loop = cpu_s(), asyncio.get_running_loop()
     end = loop.time() + seconds
@@ -93,11 +96,11 @@ async def measure(count: int, interval_s: float, seconds: float, port: int, aske
     took, looks = cpu_s() - used, asked.value - before
     passing = sum(check.status == "passing" for row in store.read.select(MachineRow) for check in checks.shown(row))
     late.sort()
-    print(f"{'passing':28} {passing:>10,}")
-    print(f"{'looks a second':28} {looks / seconds:>10.1f}")
-    print(f"{'of one core, %':28} {took / seconds * 100:>10.2f}")
-    print(f"{'a look, µs of cpu':28} {took / max(1, looks) * 1e6:>10.0f}")
-    print(f"{'loop late, p99 ms':28} {late[int(len(late) * 0.99)] * 1000:>10.2f}")
+    table.add("passing", passing, "")
+    table.add("looks a second", looks / seconds, "1/s")
+    table.add("of one core", took / seconds * 100, "%")
+    table.add("a look, time on a core", took / max(1, looks) * 1e6, "us")
+    table.add("the event loop late, p99", late[int(len(late) * 0.99)] * 1000, "ms")
     await checks.close()
     await store.close()
 
@@ -127,24 +130,27 @@ def cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.checks", description=__doc__)
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = options(__doc__)
     parser.add_argument("--machines", type=int, default=1000)
     parser.add_argument("--interval", type=float, default=15.0)
     parser.add_argument("--seconds", type=float, default=30.0)
     given = parser.parse_args(arguments)
+    if given.quick:
+        given.machines, given.interval, given.seconds = 20, 0.5, 1.0
     set_up_logs(level="critical")
+    table = Table()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         asked = multiprocessing.Value("q", 0)
         server = multiprocessing.Process(target=serve, args=(listener, asked), daemon=True)
         server.start()
         try:
             with tempfile.TemporaryDirectory(prefix="hawker-checks-") as directory:
-                port = listener.getsockname()[1]
-                asyncio.run(measure(given.machines, given.interval, given.seconds, port, asked, Path(directory)))
+                asyncio.run(measure(given, listener.getsockname()[1], asked, Path(directory), table))
         finally:
             server.terminate()
             server.join()
+    told(table, given)
     return 0
 
 

@@ -33,7 +33,12 @@ class Table:
 
     def add(self, what: str, value: float, unit: str, aim: str = "", note: str = "") -> None:
         self.rows.append({"what": what, "value": round(value, 3), "unit": unit, "aim": aim, "note": note})
-        print(f"{what:<58} {value:>10,.2f} {unit:<5} {aim:<12} {note}", flush=True)
+        print(self.lines[-1], flush=True)
+
+    @property
+    def lines(self) -> list[str]:
+        """The rows for a terminal."""
+        return ["{what:<58} {value:>10,.2f} {unit:<5} {aim:<12} {note}".format(**row) for row in self.rows]
 
     def markdown(self) -> str:
         """The rows as a table of a page in docs/."""
@@ -74,3 +79,9 @@ def say_machine() -> None:
 def lacking(*programs: str) -> list[str]:
     """Those of these programs that are not on PATH."""
     return [program for program in programs if shutil.which(program) is None]
+
+
+def left_out(*programs: str) -> int:
+    """Say that a quick run did without these programs, and return its exit status."""
+    print(f"not run: what needs {', '.join(programs)}, which is not installed")
+    return PARTLY

@@ -9,7 +9,6 @@ without further packages.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -33,7 +32,7 @@ from tests.kit.oci import busybox_layer, file, image, layer, write_docker_archiv
 from tests.kit.unpacked import UnpackedImages
 
 from bench.bare_container import Request
-from bench.command import Table
+from bench.command import Table, options, say_machine, told
 from bench.market import USER, running_agents
 from hawker.client.api import Client
 from hawker.model.image import Image
@@ -51,14 +50,17 @@ Times = dict[str, list[float]]
 
 
 class Sizes(msgspec.Struct, frozen=True):
+    """The first rounds only fill caches; `peers`: rounds of each other program."""
+
+    warm: int
     rounds: int
     peers: int
 
 
-FULL, QUICK = Sizes(rounds=30, peers=10), Sizes(rounds=3, peers=2)
+FULL, QUICK = Sizes(warm=2, rounds=30, peers=10), Sizes(warm=0, rounds=1, peers=1)
 
 
-async def main(sizes: Sizes, table: Table) -> None:
+async def measure(sizes: Sizes, table: Table) -> None:
     with directory() as home:
         program = compiled(home)
         archive = home / "image.tar"
@@ -69,7 +71,7 @@ async def main(sizes: Sizes, table: Table) -> None:
             market = stack.enter_context(the_market(home, archive))
             driver = await stack.enter_async_context(the_driver(home, program))
             bare = stack.enter_context(the_bare(home, driver, await driver.host(), await driver.images.ensure(IMAGE)))
-            for number in range(-2, sizes.rounds):  # the first two fill caches
+            for number in range(-sizes.warm, sizes.rounds):
                 found: Times = defaultdict(list)
                 await asyncio.to_thread(market.round, found)
                 for network in (True, False):
@@ -450,13 +452,14 @@ def ms(began: int, ended: int | None = None) -> float:
     return ((monotonic_ns() if ended is None else ended) - began) / 1e6
 
 
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = options(__doc__).parse_args(arguments)
+    table = Table()
+    say_machine()
+    asyncio.run(measure(QUICK if given.quick else FULL, table))
+    told(table, given)
+    return 0
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    rows = Table()
-    print(f"Python {sys.version.split()[0]}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    asyncio.run(main(QUICK if arguments.quick else FULL, rows))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows.rows, indent=1))
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""What users notice of faults: `python -m bench.faults [NAME ...]` from the checkout; as root also networks' faults.
+"""What users notice of faults: `python -m bench.faults [NAME ...]`; as root also networks' faults.
 
 A region of real agents, each a process of its own: workers with their proxies, an edge before them, an app with a
 machine on each of two workers, a steady load at the edge on a schedule that waits for nobody. Then something breaks.
@@ -7,11 +7,11 @@ machine on each of two workers, a steady load at the edge on a schedule that wai
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -29,6 +29,8 @@ from tests.kit.namespaces import missing_for_namespaces
 from tests.kit.regions import read
 from tests.kit.stallable import STALLS
 from tests.kit.waiting import eventually, until
+
+from bench.command import Table, options, told
 
 APP = "web"
 METHODS = ("GET",) * 9 + ("POST",)
@@ -259,42 +261,50 @@ NETWORK: dict[str, Fault] = {"worker cut off": worker_cut_off, "catalog stopped"
 BUSY = {"ANSWER_S": "0.05"}
 
 
-async def run(names: Sequence[str], sizes: Sizes, rounds: int) -> None:
+async def measure(table: Table, names: Sequence[str], sizes: Sizes, rounds: int) -> None:
     """Every fault with a region of its own, so that none is the heir of another."""
     kinds: list[tuple[Mapping[str, Fault], Callable[..., AbstractAsyncContextManager[Region]], dict[str, Any]]]
     kinds = [(FAULTS, region, {"edges": 2}), (APART, region, {"doors": True})]
     if not missing_for_namespaces():
         kinds.append((NETWORK, region_of_hosts, {"edges": 2}))
-    for faults, made, options in kinds:
+    for faults, made, its in kinds:
         for name, fault in faults.items():
             if names and name not in names:
                 continue
             with tempfile.TemporaryDirectory() as home:
-                async with made(Path(home), **options) as it, served(it, sizes, env=BUSY) as load:
-                    print(f"{name}: {await fault(it, load, sizes)}", flush=True)
+                async with made(Path(home), **its) as it, served(it, sizes, env=BUSY) as load:
+                    report = await fault(it, load, sizes)
+                    table.add(f"{name}: well after", report.recovered_s, "s", "", str(report))
     if not names or "standby" in names:
         for gone_s in (15.0, 3.0):
             with tempfile.TemporaryDirectory() as home:
                 async with region(Path(home), edges=2, routing={"gone_s": gone_s}) as it:
                     took = await standby_started(it, partial(it.kill, "worker-2"))
-                    print(f"standby, gone_s {gone_s:g}: started {took:.1f} s after its worker's kill -9", flush=True)
+                    table.add(f"standby, gone_s {gone_s:g}: answers after its worker's kill -9", took, "s")
     if not names or "two edges" in names:
         with tempfile.TemporaryDirectory() as home:
             async with region(Path(home), workers=1, edges=2) as it:
                 await both_at_once(it, rounds)
-                print(f"two edges asked at once, {rounds} times: {rounds} starts", flush=True)
+                table.add(f"two edges asked at once, {rounds} times: starts", rounds, "")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = options(__doc__)
     parser.add_argument(
         "names", nargs="*", help=f"of {', '.join([*FAULTS, *APART, *NETWORK, 'standby', 'two edges'])}; default: all"
     )
     parser.add_argument("--rounds", type=int, default=500, help="of two edges asked at once")
     parser.add_argument("--hold", type=float, default=LONG.hold_s, help="seconds that a fault lasts")
-    given = parser.parse_args()
-    asyncio.run(run(given.names, msgspec.structs.replace(LONG, hold_s=given.hold), given.rounds))
+    given = parser.parse_args(arguments)
+    table = Table()
+    if given.quick:  # tests/live/test_faults.py goes through all of them in this size
+        asyncio.run(measure(table, ["machine killed"], SHORT, 2))
+    else:
+        sizes = msgspec.structs.replace(LONG, hold_s=given.hold)
+        asyncio.run(measure(table, given.names, sizes, given.rounds))
+    told(table, given)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,7 +9,6 @@ work.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -17,14 +16,14 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 
 import msgspec
 from tests.kit.registry import DockerRegistry
 
-from bench.command import Table
+from bench.command import Table, options, say_machine, told
 from hawker.host import live
 from hawker.images.manifest import digest_of
 from hawker.images.service import Images
@@ -45,7 +44,7 @@ class Sizes(msgspec.Struct, frozen=True):
 
 
 FULL = Sizes(rounds=7, bytes=105 * MB)
-QUICK = Sizes(rounds=1, bytes=10 * MB)
+QUICK = Sizes(rounds=1, bytes=MB)
 Way = Callable[[Path], Awaitable[None]]
 
 
@@ -184,7 +183,7 @@ async def tar_made(files: Path, place: Path) -> None:
         await run("tar", "--sort=name", "-czf", place / name, "-C", files / name, ".")
 
 
-async def main(table: Table, sizes: Sizes, home: Path) -> None:
+async def measure(table: Table, sizes: Sizes, home: Path) -> None:
     files = home / "files"
     count, size = gather(files, sizes.bytes)
     gzip = packed(files, home / "gzip", "gzip")
@@ -226,15 +225,17 @@ async def main(table: Table, sizes: Sizes, home: Path) -> None:
         registry.stop()
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Measure images beside skopeo, umoci and tar.")
-    parser.add_argument("--quick", action="store_true", help="a few seconds, to see that everything runs")
-    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = options(__doc__)
     parser.add_argument("--on", type=Path, default=Path("/dev/shm"), help="the directory to work in")
-    arguments = parser.parse_args()
-    found = Table()
-    print(f"Python {sys.version.split()[0]}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
-    with tempfile.TemporaryDirectory(prefix="hawker-bench-", dir=arguments.on) as directory:
-        asyncio.run(main(found, QUICK if arguments.quick else FULL, Path(directory)))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found.rows, indent=1))
+    given = parser.parse_args(arguments)
+    table = Table()
+    say_machine()
+    with tempfile.TemporaryDirectory(prefix="hawker-bench-", dir=given.on) as directory:
+        asyncio.run(measure(table, QUICK if given.quick else FULL, Path(directory)))
+    told(table, given)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

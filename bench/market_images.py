@@ -1,4 +1,4 @@
-"""What it brings to rank offers by where the image is: `python -m bench.market_images [--workers N] [--images N]`.
+"""What it brings to rank offers by where the image is: `python -m bench.market_images [--quick]`.
 
 Workers of one region in one process over loopback: real agents, offers, catalog and image stores with real unpacking;
 the driver runs nothing, so a machine has started when its image is ready. Each image lies on one worker, and a
@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import statistics
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import perf_counter
@@ -28,6 +27,7 @@ from tests.kit.image_markets import PROGRAM, ImageMarket, market
 from tests.kit.images import have
 from tests.kit.oci import Made, file, image, layer
 
+from bench.command import Table, options, told
 from hawker.telemetry import set_up_logs
 
 PIECE = 64 << 10
@@ -123,33 +123,33 @@ async def measure(args: argparse.Namespace, *, weight: float, peers: bool) -> di
             return {"image_weight": weight, "peers": peers, **found}
 
 
-async def main(args: argparse.Namespace) -> list[dict[str, Any]]:
-    print(
-        f"{args.workers} workers, {args.images} images of {args.mib} MiB on one of them each, registry {args.rate} MB/s"
-    )
-    print(f"{'ranking':<18}{'fetched from':<22}{'hits':>8}{'p50 ms':>10}{'p90 ms':>10}{'registry MB':>14}")
-    rows = []
+async def measured(given: argparse.Namespace, table: Table) -> None:
     for weight, peers in ((1.0, False), (0.0, False), (1.0, True), (0.0, True)):
-        row = await measure(args, weight=weight, peers=peers)
-        rows.append(row)
-        print(
-            f"{'with the term' if weight else 'without':<18}{'peers, then registry' if peers else 'registry':<22}"
-            f"{row['hits']:>4}/{row['orders']:<3}{row['p50_ms']:>10.0f}{row['p90_ms']:>10.0f}{row['registry_mb']:>14.0f}"
-        )
-    return rows
+        row = await measure(given, weight=weight, peers=peers)
+        ranking = "with the image's term" if weight else "without it"
+        source = "other workers, then the registry" if peers else "the registry"
+        note = f"p90 {row['p90_ms']:.0f}, the registry sent {row['registry_mb']:.0f} MB"
+        what = f"{ranking}, from {source}"
+        table.add(f"{what}: placed where the image is", row["hits"], "", "", f"of {row['orders']}")
+        table.add(f"{what}: order to started", row["p50_ms"], "ms", "", note)
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = options(__doc__)
     parser.add_argument("--workers", type=int, default=10)
     parser.add_argument("--images", type=int, default=20)
     parser.add_argument("--mib", type=int, default=16, help="of each image")
     parser.add_argument("--rate", type=float, default=40.0, help="MB/s that the registry sends in all")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
+    if given.quick:
+        given.workers, given.images, given.mib = 2, 2, 1
     set_up_logs(level="error")
-    measured = asyncio.run(main(given))
-    if given.json:
-        given.json.write_text(json.dumps(measured, indent=1))
-    sys.exit(0)
+    table = Table()
+    asyncio.run(measured(given, table))
+    told(table, given)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

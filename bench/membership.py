@@ -7,15 +7,13 @@ had no stream probes). A line that begins with GATE must hold, or the exit statu
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-from pathlib import Path
+from collections.abc import Sequence
 from time import perf_counter
-from typing import Any
 
 import msgspec
 
+from bench.command import Table, options, told
 from hawker.core.swim import LAN, Settings, plain
 from hawker.sim.membership.runs import Outcome, crashes, stalls
 
@@ -42,7 +40,7 @@ FULL = Sizes(
     stall_seconds=300.0,
     stall_seeds=3,
 )
-QUICK = Sizes((100, 300), (0.0, 0.1), ((100, 0.1),), 40.0, 48, 100.0, 1)
+QUICK = Sizes((60,), (0.0, 0.1), ((60, 0.1),), 40.0, 32, 60.0, 1)
 PLAIN_MAX = 1_000
 """What is to be seen of plain SWIM is seen with so many members."""
 BEFORE = {
@@ -63,25 +61,20 @@ FALSE_BEFORE = "0 (86 with 6 rumours a packet)"
 STALLS_BEFORE = {"plain SWIM": "43,000-47,000 (120)", "Lifeguard": "0"}
 
 
-class Table:
-    """Rows as they come: what, value, unit, before, note. Gates that failed are kept."""
+class Gates(Table):
+    """The aim's column is what was measured before. Gates that failed are kept."""
 
     def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
+        super().__init__()
         self.failed: list[str] = []
-
-    def add(self, what: str, value: float, unit: str, before: str = "", note: str = "") -> None:
-        self.rows.append({"what": what, "value": round(value, 3), "unit": unit, "before": before, "note": note})
-        print(f"{what:<64} {value:>10,.2f} {unit:<6} {before:<22} {note}", flush=True)
 
     def gate(self, what: str, holds: bool) -> None:
         print(f"GATE {'holds' if holds else 'FAILS'}: {what}", flush=True)
-        self.rows.append({"gate": what, "holds": holds})
         if not holds:
             self.failed.append(what)
 
 
-def main(sizes: Sizes, table: Table) -> None:
+def measure(sizes: Sizes, table: Gates) -> None:
     stalled(table, sizes)
     quiet: dict[float, list[float]] = {loss: [] for loss in sizes.losses}
     known_s: dict[int, float] = {}
@@ -104,7 +97,7 @@ def main(sizes: Sizes, table: Table) -> None:
 
 
 def measured(
-    table: Table, members: int, loss: float, title: str, settings: Settings, streams: bool, seconds: float
+    table: Gates, members: int, loss: float, title: str, settings: Settings, streams: bool, seconds: float
 ) -> Outcome:
     began = perf_counter()
     found = crashes(members, seconds, loss=loss, streams=streams, settings=settings)
@@ -129,7 +122,7 @@ def measured(
     return found
 
 
-def judge(table: Table, members: int, loss: float, found: Outcome) -> None:
+def judge(table: Gates, members: int, loss: float, found: Outcome) -> None:
     what = f"{members:,} members, {loss:.0%} loss"
     first_s = LAN.suspicion_min(members) + 4 * LAN.probe_interval
     table.gate(f"{what}: no false death", found.false_deaths == 0)
@@ -137,7 +130,7 @@ def judge(table: Table, members: int, loss: float, found: Outcome) -> None:
     table.gate(f"{what}: known to all within 1.5 s of that", found.all_after_first_s <= 1.5)
 
 
-def stalled(table: Table, sizes: Sizes) -> None:
+def stalled(table: Gates, sizes: Sizes) -> None:
     """Some members stall 16 s out of 20. Messages lost, messages that wait, process stopped."""
     members, stalling = sizes.stalled, sizes.stalled // 16
     for fault, title in (("block", "messages wait"), ("cut", "messages lost"), ("pause", "process stopped")):
@@ -170,15 +163,15 @@ def stalled(table: Table, sizes: Sizes) -> None:
             table.gate(what, seen["plain SWIM"] >= 50 and seen["plain SWIM"] >= 50 * seen["Lifeguard"])
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Measure membership in simulation.")
-    parser.add_argument("--quick", action="store_true", help="a few seconds, to see that everything runs")
-    parser.add_argument("--json", type=Path, help="also write the rows to this file")
-    arguments = parser.parse_args()
-    found = Table()
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = options(__doc__).parse_args(arguments)
+    table = Gates()
     began = perf_counter()
-    main(QUICK if arguments.quick else FULL, found)
-    print(f"\n{perf_counter() - began:.0f} s; {len(found.failed)} gates failed")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found.rows, indent=1))
-    sys.exit(1 if found.failed else 0)
+    measure(QUICK if given.quick else FULL, table)
+    print(f"\n{perf_counter() - began:.0f} s; {len(table.failed)} gates failed")
+    told(table, given)
+    return 1 if table.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,10 +8,8 @@ to do. Both are taken in turns, so that a busy machine is busy for both; a ratio
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import json
 import os
 import shutil
 import socket
@@ -20,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from pathlib import Path
 from time import perf_counter
@@ -29,7 +27,7 @@ import msgspec
 from msgspec.structs import replace
 from tests.kit.unpacked import UnpackedImages
 
-from bench.command import Table
+from bench.command import Table, options, told
 from hawker.host import live
 from hawker.worker.drivers.base import InstanceSpec, Limits
 from hawker.worker.drivers.microvm import machine, qemu, templates
@@ -47,11 +45,12 @@ _numbers = count(1)
 class Sizes(msgspec.Struct, frozen=True):
     rounds: int
     boots: int
+    disks: int
     bytes: int
 
 
-FULL = Sizes(rounds=15, boots=5, bytes=100 * MB)
-QUICK = Sizes(rounds=2, boots=1, bytes=20 * MB)
+FULL = Sizes(rounds=15, boots=5, disks=5, bytes=100 * MB)
+QUICK = Sizes(rounds=1, boots=1, disks=1, bytes=2 * MB)
 
 
 def spec() -> InstanceSpec:
@@ -66,7 +65,7 @@ def spec() -> InstanceSpec:
     )
 
 
-async def main(sizes: Sizes, table: Table) -> None:
+async def measure(sizes: Sizes, table: Table) -> None:
     home = Path(tempfile.mkdtemp(prefix="hawker-bench-"))
     driver = MicrovmDriver(home / "driver", UnpackedImages(home / "images"), None, live(), Settings(cgroups=True))
     try:
@@ -98,7 +97,7 @@ async def disks(table: Table, sizes: Sizes, home: Path) -> None:
     await asyncio.to_thread(shutil.copytree, upper, whole, symlinks=True, dirs_exist_ok=True)
     ours, bare = [], []
     target = home / "disk"
-    for _ in range(max(3, sizes.boots)):
+    for _ in range(sizes.disks):
         building = ["-m", "hawker.worker.drivers.microvm.building", str(target), str(upper), str(lower)]
         ours.append(await timed(lambda argv=building: run(sys.executable, *argv)))  # type: ignore[misc]
         target.unlink()
@@ -266,12 +265,13 @@ def ratio(table: Table, what: str, ours: list[float], theirs: list[float], aim: 
     table.add(what, statistics.median(a / b for a, b in zip(ours, theirs, strict=True)), "x", aim)
 
 
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = options(__doc__).parse_args(arguments)
+    table = Table()
+    asyncio.run(measure(QUICK if given.quick else FULL, table))
+    told(table, given)
+    return 0
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    rows = Table()
-    asyncio.run(main(QUICK if arguments.quick else FULL, rows))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows.rows, indent=1))
+    sys.exit(main())

@@ -1,19 +1,20 @@
 """What a machine's network costs: attaching and detaching one, with few and with many others on the host.
 
-    python -m bench.network
+    python -m bench.network [--quick]
 
 In network namespaces of its own, as root. The requests are the product's; `ip` and `nft` have no part in what is timed.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
+from collections.abc import Sequence
 from time import perf_counter, process_time
 
 from tests.kit.site import Site
 
+from bench.command import Table, options, told
 from hawker.network.base import Wanted
 from hawker.network.manager import Manager
 
@@ -28,21 +29,19 @@ def wanted(number: int) -> Wanted:
 
 
 async def rounds(manager: Manager, pid: int, count: int) -> dict[str, list[float]]:
-    taken: dict[str, list[float]] = {"attach": [], "attach_cpu": [], "detach": []}
+    taken: dict[str, list[float]] = {"attach": [], "attach, time on a core": [], "detach": []}
     for number in range(10_000, 10_000 + count):
         began, began_cpu = perf_counter(), process_time()
         await manager.attach_namespace(wanted(number), pid)
         taken["attach"].append((perf_counter() - began) * 1000)
-        taken["attach_cpu"].append((process_time() - began_cpu) * 1000)
+        taken["attach, time on a core"].append((process_time() - began_cpu) * 1000)
         began = perf_counter()
         await manager.detach(f"{number:014x}")
         taken["detach"].append((perf_counter() - began) * 1000)
     return taken
 
 
-def measure(many: int = MANY, count: int = ROUNDS) -> dict[str, float]:
-    """Milliseconds, medians."""
-    found: dict[str, float] = {}
+def measure(table: Table, many: int, count: int) -> None:
     with Site() as site:
         manager, pid = site.worker("first"), site.process("m")
         site.run(manager.attach_namespace(wanted(0), site.process("first")))
@@ -50,21 +49,22 @@ def measure(many: int = MANY, count: int = ROUNDS) -> dict[str, float]:
             for number in range(1, others):
                 site.run(manager.attach_namespace(wanted(number), site.process(f"m{number}")))
             for name, each in site.run(rounds(manager, pid, count)).items():
-                found[f"{name}_ms_beside_{others}"] = round(statistics.median(each), 2)
+                table.add(f"{name}, beside {others} on the host", statistics.median(each), "ms")
         began = perf_counter()
         site.run(manager.reconcile({str(number): wanted(number) for number in range(many)}))
-        found[f"reconcile_{many}_ms"] = round((perf_counter() - began) * 1000, 1)
-    return found
+        table.add(f"{many} compared with what is there", (perf_counter() - began) * 1000, "ms")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = options(__doc__)
     parser.add_argument("--machines", type=int, default=MANY, help="machines on the host in the second part")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    chosen = parser.parse_args()
-    for name, value in measure(chosen.machines, chosen.rounds).items():
-        sys.stdout.write(f"{name:28} {value:8}\n")
+    given = parser.parse_args(arguments)
+    table = Table()
+    measure(table, *((3, 2) if given.quick else (given.machines, given.rounds)))
+    told(table, given)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

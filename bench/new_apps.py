@@ -9,9 +9,7 @@ agent has the rows by which its proxy finds the app. 0: it had them before the a
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -21,7 +19,7 @@ from time import monotonic
 import apsw
 from tests.kit.edges import Region, region
 
-from bench.command import Table
+from bench.command import Table, options, told
 
 LOOK_S = 0.004
 GIVE_UP_S = 60.0
@@ -105,20 +103,16 @@ async def measure(table: Table, rate: float, count: int) -> None:
             looking.close()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = options(__doc__)
     parser.add_argument("--rate", type=float, default=200.0)
     parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args()
+    given = parser.parse_args(arguments)
     table = Table()
-    count = 20 if chosen.quick else chosen.count
-    asyncio.run(measure(table, chosen.rate, count))
-    if chosen.json:
-        chosen.json.write_text(json.dumps(table.rows, indent=1))
-    sys.stdout.flush()
+    asyncio.run(measure(table, given.rate, 5 if given.quick else given.count))
+    told(table, given)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,6 +1,6 @@
 """Poison for the catalog: a million rows of which many make no sense, into one replica.
 
-    python -m bench.poison --rows 1000000 --seed 1
+    python -m bench.poison [--quick] [--rows 1000000] [--seed 1]
 
 Valid versions and ranges, rows of random types, and messages with bytes changed, put in or left out, all as they would
 be decoded from the wire. It ends with an error when the replica raises, when a row that its table's checks refuse is in
@@ -11,15 +11,18 @@ a table, when a view does not read, or when the logs do not go on afterwards as 
 from __future__ import annotations
 
 import random
+import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import click
 import msgspec
 
+from bench.command import Table as Rows
+from bench.command import options, told
 from hawker.catalog.layout import Layout
 from hawker.catalog.replica import Replica
 from hawker.catalog.schema import TABLES, Table
@@ -233,32 +236,34 @@ def _stuck(replica: Replica) -> list[str]:
     return found
 
 
-@click.command()
-@click.option("--rows", default=1_000_000, show_default=True)
-@click.option("--seed", default=1, show_default=True)
-def main(rows: int, seed: int) -> None:
-    """Feed a replica and say what became of it."""
-    rng = random.Random(seed)
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = options(__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args(arguments)
+    rng = random.Random(given.seed)
+    told_rows = Rows()
     with tempfile.TemporaryDirectory() as directory:
         clock = [NOW_MS]
         replica = Replica.open(Path(directory) / "catalog.db", Host(lambda: clock[0] / 1000, rng))
         began = perf_counter()
-        seen = feed(replica, Poisoner(seed, replica), rows)
+        seen = feed(replica, Poisoner(given.seed, replica), 2_000 if given.quick else given.rows)
         seen["versions that still wait"] = replica.waiting
         took = perf_counter() - began
         clock[0] += ownerlog.HELD_MS
         replica.recheck()
         seen["versions that still wait after a while"] = replica.waiting
         for name, count in seen.items():
-            click.echo(f"{name:<42}{count:>12,}")
-        click.echo(f"{'seconds':<42}{took:>12,.1f}")
+            told_rows.add(name, count, "")
+        told_rows.add("rows a second", seen["rows"] / took, "1/s")
         found = faults(replica)
         replica.close()
+    told_rows.add("faults", len(found), "", "0")
     for fault in found[:20]:
-        click.echo(fault, err=True)
-    if found or seen["versions that still wait after a while"]:
-        raise SystemExit(1)
+        print(fault, file=sys.stderr)
+    told(told_rows, given)
+    return 1 if found or seen["versions that still wait after a while"] else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""What a region of 200 workers costs its members: `python -m bench.region [--workers N] [--updates U...]`.
+"""What a region of 200 workers costs its members: `python -m bench.region [--quick] [--workers N]`.
 
 Real catalog members (membership, sealing, spreading, replicas on SQLite) on virtual time over a simulated network with
 1-5 ms of delay. Every worker changes `updates` rows a second, each a machine's row of the size they have. Counted are
@@ -7,18 +7,18 @@ bytes and packets of one member in a second, and how long a version takes to be 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from bench.command import Table, options, told
 from hawker.catalog.node import Node, NodeSettings
 from hawker.catalog.outbox import Outbox
 from hawker.catalog.publisher import Publisher
@@ -183,27 +183,25 @@ async def region(loop: SimLoop, workers: int, updates: float, seconds: float, di
     return result
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.region", description=__doc__)
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = options(__doc__)
     parser.add_argument("--workers", type=int, default=200)
     parser.add_argument(
         "--updates", type=float, nargs="+", default=[0.0, 0.025, 5.0], help="rows that each worker changes in a second"
     )
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
+    if given.quick:
+        given.workers, given.updates, given.seconds = 4, [1.0], 2.0
     set_up_logs(level="warning")
-    results = []
+    table = Table()
     for updates in given.updates:
         with tempfile.TemporaryDirectory(prefix="hawker-region-") as directory:
-            results.append(
-                run(lambda loop, u=updates, d=directory: region(loop, given.workers, u, given.seconds, Path(d)))  # type: ignore[misc]
-            )
-        for name, value in results[-1].items():
-            print(f"{name:32} {value}")
-        print(flush=True)
-    if given.json:
-        given.json.write_text(json.dumps(results, indent=2))
+            sizes = {"workers": given.workers, "updates": updates, "seconds": given.seconds}
+            found = run(partial(region, **sizes, directory=Path(directory)))
+        for name, value in found.items():
+            table.add(f"{given.workers} workers, {updates:g} changes/s of each: {name}", value, "")
+    told(table, given)
     return 0
 
 

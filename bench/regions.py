@@ -1,4 +1,4 @@
-"""How long twelve agents in three regions need to agree again: `python -m bench.regions` from the checkout, as root.
+"""How long twelve agents in three regions need to agree again: `python -m bench.regions`, as root.
 
 Real agents as processes in network namespaces, real sockets; the network between them adds no delay and loses nothing
 but what is cut. `tests/live/test_three_regions.py` goes through the same steps. Each prints its times and fails when
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from time import monotonic
 
@@ -18,26 +19,22 @@ from tests.kit.markets import Answer
 from tests.kit.namespaces import missing_for_namespaces
 from tests.kit.regions import FAR_ROOM, REGIONS, Fleet, three_regions
 
+from bench.command import Table, options, told
+
 ORDERS = 6
 APPS = 8
 ANSWER_S = 30.0
 
 
-class Times:
-    """A table: what, how long, a note."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
+class Times(Table):
+    """What, how long, a note."""
 
     def took(self, what: str, seconds: float, note: str = "") -> None:
-        self._add(what, f"{seconds:8.2f} s ", note)
+        self.add(what, seconds, "s", "", note)
 
-    def spread(self, what: str, seconds: Sequence[float]) -> None:
-        middle, most = statistics.median(seconds), max(seconds)
-        self._add(what, f"{middle * 1000:8.0f} ms", f"most {most * 1000:.0f} ms, of {len(seconds)}")
-
-    def _add(self, what: str, value: str, note: str) -> None:
-        self.lines.append(f"{what:<68}{value}  {note}".rstrip())
+    def spread(self, what: str, seconds: Sequence[float], note: str = "") -> None:
+        most = f"most {max(seconds) * 1000:.0f} ms, of {len(seconds)}"
+        self.add(what, statistics.median(seconds) * 1000, "ms", "", f"{most}, {note}" if note else most)
 
 
 async def start(fleet: Fleet, times: Times) -> None:
@@ -161,8 +158,7 @@ async def kill_half(fleet: Fleet, times: Times) -> None:
             answer, seconds = await fleet.order(region, "web", region)
             refused += [answer] if answer.status != 200 else []
             took.append(seconds)
-    times.spread("an order just after half of the agents were killed", took)
-    times.lines[-1] += f", {len(refused)} refused"
+    times.spread("an order just after half of the agents were killed", took, f"{len(refused)} refused")
     assert refused == []
     began = monotonic()
     fleet.start(killed)
@@ -172,19 +168,26 @@ async def kill_half(fleet: Fleet, times: Times) -> None:
 
 
 STEPS = (start, place, partition, lose_disk, kill_half)
+QUICK = (start, place, lose_disk)
+"""Without those that wait until membership has given up somebody."""
 
 
-async def main() -> None:
-    times = Times()
+async def measure(steps: Sequence[Callable[[Fleet, Times], Awaitable[None]]], times: Times) -> None:
     with tempfile.TemporaryDirectory(prefix="hawker-regions-") as home:
         async with three_regions(Path(home)) as fleet:
-            for step in STEPS:
+            for step in steps:
                 await step(fleet, times)
-                while times.lines:
-                    print(times.lines.pop(0), flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = options(__doc__).parse_args(arguments)
+    if reason := missing_for_namespaces():
+        raise SystemExit(reason)
+    times = Times()
+    asyncio.run(measure(QUICK if given.quick else STEPS, times))
+    told(times, given)
+    return 0
 
 
 if __name__ == "__main__":
-    if reason := missing_for_namespaces():
-        raise SystemExit(reason)
-    asyncio.run(main())
+    sys.exit(main())

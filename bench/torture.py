@@ -1,22 +1,23 @@
 """What becomes of odd requests and answers: public suites and attacks, through both data planes.
 
-    python -m bench.torture [--http11probe REPOSITORY] [--cache DIRECTORY] [--suite NAME] [--list]
+    python -m bench.torture [--quick] [--http11probe REPOSITORY] [--cache DIRECTORY] [--suite NAME] [--list]
 
 Each request is sent to a proxy before a machine, and all that reaches the machine is read by two strict parsers, h11
 and llhttp. They must see the same requests, as many as the user was answered, and, where a suite takes a request, those
 that it says. The plane `haproxy` comes twice: before it carries an app, and when it does.
 
-`REPOSITORY` is a clone of github.com/MDA2AV/Http11Probe, whose cases are left out without it.
+`REPOSITORY` is a clone of github.com/MDA2AV/Http11Probe, whose cases are left out without it. The other suites are
+fetched from PyPI; `--quick` asks for none, and tries a few of our own cases.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import re
 import sys
 import tempfile
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,8 +27,10 @@ from tests.kit.raw_http import User
 from tests.kit.routers import FakeMachine, FakeRoute
 from tests.kit.waiting import until
 
-from bench.torture_answers import Said, answered, said
+from bench.command import Table, options, told
+from bench.torture_answers import Said, answered, lies, said
 from bench.torture_h2 import Anyone, Case2, asked
+from bench.torture_h2 import cases as cases2
 from bench.torture_machine import Machine, Reader, by_h11
 from bench.torture_suites import Asked, Case, Verdict, gunicorn, llhttp, own, probe
 from bench.torture_sweep import sweep
@@ -189,17 +192,11 @@ def read(repository: str, cache: Path) -> list[Case]:
     return [*cases, *own(), *sweep()]
 
 
-async def main() -> None:
-    options = argparse.ArgumentParser(prog="bench.torture")
-    options.add_argument("--http11probe", default="")
-    options.add_argument("--cache", type=Path)
-    options.add_argument("--suite", default="")
-    options.add_argument("--list", action="store_true", help="every case that is not as its suite says")
-    chosen = options.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        cache = chosen.cache or Path(name)
-        cases = [case for case in read(chosen.http11probe, cache) if chosen.suite in case.suite]
-        answers = [answer for answer in said(cache) if chosen.suite in answer.suite]
+QUICK = {"own": 5, "sweep: lengths": 5, "sweep: bytes": 5}
+"""So many cases of these suites, which need nothing that is fetched."""
+
+
+async def measure(cases: list[Case], answers: list[Said], attacks: Sequence[Case2]) -> dict[str, list[Tried]]:
     found: dict[str, list[Tried]] = {"embedded": [], "haproxy, first": [], "haproxy, carried": []}
 
     async def go(name: str, kind: type[Embedded], carried: bool) -> None:
@@ -209,28 +206,49 @@ async def main() -> None:
             found[name] += [(case, *await way.tried(case)) for case in cases]
         finally:
             await way.close()
-        if chosen.suite in "sweep: HTTP/2":
-            found[name] += await asked(kind(), carried=carried)
+        if attacks:
+            found[name] += await asked(kind(), attacks, carried=carried)
         found[name] += [(answer, *outcome) for answer, outcome in await answered(answers, kind, carried=carried)]
 
     async with asyncio.TaskGroup() as group:
         group.create_task(go("embedded", Embedded, False))
         group.create_task(go("haproxy, first", Haproxy, False))
         group.create_task(go("haproxy, carried", Haproxy, True))
-    shown(found, every=chosen.list)
-    sys.exit(any(verdict == "wrong" for tried in found.values() for _, verdict, _ in tried))
+    return found
 
 
-def shown(found: dict[str, list[Tried]], *, every: bool) -> None:
-    print(f"\n{'suite':<24}{'cases':>6}  {'through':<18}" + "".join(f"{verdict:>9}" for verdict in VERDICTS))
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = options(__doc__)
+    parser.add_argument("--http11probe", default="", metavar="REPOSITORY")
+    parser.add_argument("--cache", type=Path, metavar="DIRECTORY")
+    parser.add_argument("--suite", default="")
+    parser.add_argument("--list", action="store_true", help="every case that is not as its suite says")
+    given = parser.parse_args(arguments)
+    if given.quick:
+        every = [*own(), *sweep()]
+        cases = [case for suite, count in QUICK.items() for case in [c for c in every if c.suite == suite][:count]]
+        found = asyncio.run(measure(cases, list(lies())[:3], list(cases2())[:5]))
+    else:
+        with tempfile.TemporaryDirectory() as name:
+            cache = given.cache or Path(name)
+            cases = [case for case in read(given.http11probe, cache) if given.suite in case.suite]
+            answers = [answer for answer in said(cache) if given.suite in answer.suite]
+        attacks = list(cases2()) if given.suite in "sweep: HTTP/2" else []
+        found = asyncio.run(measure(cases, answers, attacks))
+    table = Table()
+    shown(table, found, every=given.list)
+    told(table, given)
+    return 1 if any(verdict == "wrong" for tried in found.values() for _, verdict, _ in tried) else 0
+
+
+def shown(table: Table, found: dict[str, list[Tried]], *, every: bool) -> None:
     suites = Counter(case.suite for case, _, _ in next(iter(found.values())))
     for suite, count in suites.items():
         for way, tried in found.items():
             verdicts = Counter(verdict for case, verdict, _ in tried if case.suite == suite)
-            if not verdicts:
-                continue
-            numbers = "".join(f"{verdicts[verdict]:>9}" for verdict in VERDICTS)
-            print(f"{suite:<24}{count:>6}  {way:<18}{numbers}")
+            told_of = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in VERDICTS if verdicts[verdict])
+            if verdicts:
+                table.add(f"{suite}: wrong through {way}", verdicts["wrong"], "", "0", f"of {count}: {told_of}")
     for way, tried in found.items():
         reasons: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
         for case, verdict, how in tried:
@@ -241,4 +259,4 @@ def shown(found: dict[str, list[Tried]], *, every: bool) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    sys.exit(main())

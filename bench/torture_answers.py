@@ -38,6 +38,10 @@ def said(directory: Path) -> Iterator[Said]:
         answer = _of_log(name, data, log)
         if answer is not None:
             yield answer
+    yield from lies()
+
+
+def lies() -> Iterator[Said]:
     for name, data in LIES.items():
         yield Said(suite="answers: own", name=name, data=data, taken=False)
 

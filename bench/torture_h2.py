@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -112,7 +112,9 @@ class Anyone(FakeRouter):
         return next(iter(self.routes.values()))
 
 
-async def asked(plane: Embedded, *, carried: bool = False) -> list[tuple[Case2, Verdict, str]]:
+async def asked(
+    plane: Embedded, attacks: Iterable[Case2], *, carried: bool = False
+) -> list[tuple[Case2, Verdict, str]]:
     """`carried`: over TLS that HAProxy ends, and where it can be by HAProxy alone."""
     machine = Machine()
     await machine.open()
@@ -130,7 +132,7 @@ async def asked(plane: Embedded, *, carried: bool = False) -> list[tuple[Case2, 
             await user.ask(f"POST / | Host: {NAME} | Content-Length: 1", b"x")
             await user.close()
         tls = authority.client("h2") if carried else None
-        for case in map(_with_length, cases()) if carried else cases():
+        for case in map(_with_length, attacks) if carried else attacks:
             machine.begin()
             status = await _told(case, plane, tls)
             found.append((case, *_judged(case, status, machine)))

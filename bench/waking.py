@@ -9,9 +9,7 @@ waits for nobody (open loop), at growing rates, until the machine cannot keep up
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import re
 import statistics
 import subprocess
@@ -24,7 +22,7 @@ from time import perf_counter
 import msgspec
 from tests.kit.markets import Client
 
-from bench.command import Table
+from bench.command import Table, options, told
 from bench.market import USER, free_port, start_agent, worker_role
 
 SOURCE = Path(__file__).with_name("serve.c")
@@ -41,7 +39,7 @@ class Sizes(msgspec.Struct, frozen=True):
 
 
 FULL = Sizes(rounds=300, rates=(1, 10, 40, 80, 100, 125, 150, 175, 200, 250, 300, 400), seconds=5)
-QUICK = Sizes(rounds=10, rates=(5, 20), seconds=1)
+QUICK = Sizes(rounds=5, rates=(5,), seconds=1)
 
 
 class Woken:
@@ -223,20 +221,16 @@ async def measure(sizes: Sizes, table: Table, home: Path, program: Path) -> None
         agent.wait(120)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args()
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = options(__doc__).parse_args(arguments)
     table = Table()
     with tempfile.TemporaryDirectory(prefix="hawker-bench-") as place:
         program = Path(place) / "serve"
         subprocess.run(["cc", "-O2", "-o", program, SOURCE], check=True)
-        asyncio.run(measure(QUICK if chosen.quick else FULL, table, Path(place), program))
-    if chosen.json:
-        chosen.json.write_text(json.dumps(table.rows, indent=1))
-    sys.stdout.flush()
+        asyncio.run(measure(QUICK if given.quick else FULL, table, Path(place), program))
+    told(table, given)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
