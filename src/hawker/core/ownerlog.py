@@ -185,11 +185,15 @@ def bucket_of(owner: str) -> int:
 def digest(positions: Mapping[str, Position]) -> bytes:
     """A hash per bucket over owner, epoch and head of one tier's logs: 2 KiB, whatever their number. The hashes of the
     logs in a bucket are added bit by bit, so their order does not matter."""
-    sums = [0] * BUCKETS
+    sums: dict[int, int] = {}  # most buckets of most clusters are empty, and this is asked for after every change
     for owner, (epoch, head) in positions.items():
         raw = b"%d.%d." % (epoch, head) + owner.encode("utf-8", "surrogatepass")
-        sums[bucket_of(owner)] ^= int.from_bytes(blake2b(raw, digest_size=_HASH_BYTES).digest(), "big")
-    return b"".join(each.to_bytes(_HASH_BYTES, "big") for each in sums)
+        bucket = bucket_of(owner)
+        sums[bucket] = sums.get(bucket, 0) ^ int.from_bytes(blake2b(raw, digest_size=_HASH_BYTES).digest(), "big")
+    whole = bytearray(BUCKETS * _HASH_BYTES)
+    for bucket, each in sums.items():
+        whole[bucket * _HASH_BYTES : (bucket + 1) * _HASH_BYTES] = each.to_bytes(_HASH_BYTES, "big")
+    return bytes(whole)
 
 
 def differing(ours: bytes, theirs: bytes) -> list[int]:
