@@ -70,6 +70,7 @@ def prepare(db: apsw.Connection, *, exclusive: bool) -> None:
     if mode != "wal":
         raise StoreError(f"SQLite cannot use a write-ahead log here ({mode}); use a local file system")
     db.execute("pragma synchronous = full")
+    db.execute("pragma temp_store = memory")  # what undoes a savepoint would be written to a file of its own
     db.execute(f"pragma wal_autocheckpoint = {WAL_PAGES_AT_FIRST}")  # unless `store.checkpoints` does it
     db.execute(f"pragma journal_size_limit = {_WAL_BYTES_KEPT}")
     _migrate(db)
