@@ -189,8 +189,11 @@ class Market:
                     tx.put(DecisionRow(machine=row.id, decision=msgspec.to_builtins(decision)))
                 ledger.count(tx, row.app, 1)
                 tx.after_commit(lambda: self._hand_over(key, row))
-                config = check_config(row.config)
-                placed = replace(row, ports=ports.assign(tx, self._log.ports, row.id, config, holder=self._log.holder))
+                placed = row
+                if row.config.get("services"):
+                    config = check_config(row.config)
+                    given = ports.assign(tx, self._log.ports, row.id, config, holder=self._log.holder)
+                    placed = replace(row, ports=given)
                 tx.put(placed)  # it takes over what the reservation held: the ledger stays as it is
                 self._log.event(tx, placed, "launch", "created", run)
 

@@ -14,7 +14,7 @@ from functools import partial
 from hawker.core import restart
 from hawker.errors import StoreError
 from hawker.host import Host
-from hawker.model.config import check_config
+from hawker.model.config import Restart, check_config
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow, RunRow, WorkerRow
 from hawker.store.db import Store
@@ -174,8 +174,8 @@ class Exits:
         row = tx.get(MachineRow, ended.machine)
         if row is None or row.instance != ended.key or row.state not in (State.started, State.suspended):
             return
-        verdict = self._verdict(tx, row, ended)
         config = check_config(row.config)
+        verdict = self._verdict(tx, row, ended, config.restart)
         steps, path, desired = ["clear"], State.stopped, "stopped"
         if verdict.again:
             steps, path, desired = ["clear", "backoff", *launching(row.config)], State.starting, "started"
@@ -197,12 +197,11 @@ class Exits:
             writes=writes,
         )
 
-    def _verdict(self, tx: Tx, row: MachineRow, ended: Exit) -> restart.Verdict:
+    def _verdict(self, tx: Tx, row: MachineRow, ended: Exit, policy: Restart) -> restart.Verdict:
         if row.state is State.suspended:
             return restart.Verdict(
                 again=False, delay_s=0.0, restarts=row.restarts, rule="the suspended program is gone"
             )
-        policy = check_config(row.config).restart
         worker = tx.get(WorkerRow, "worker")
         lost = ended.error == LOST or (worker is not None and worker.was_stopping(ended.at_ms))
         if lost and policy.policy != "no":

@@ -93,8 +93,9 @@ class Records:
         return any(self._roots.glob(f"{machine}-*"))
 
     def purge(self, machine: str) -> None:
-        for path in self._roots.glob(f"{machine}-*"):
-            path.unlink()
+        for name in os.listdir(self._roots):  # every machine that goes is asked about, and most are no microVMs
+            if name.startswith(f"{machine}-"):
+                (self._roots / name).unlink()
 
 
 def _sync_directory(path: Path) -> None:
