@@ -188,16 +188,14 @@ def test_a_row_that_is_not_even_text_is_named(path: Path) -> None:
 
 def test_an_index_that_does_not_match_its_table_is_named(path: Path) -> None:
     with closing(apsw.Connection(str(path))) as db:
+        db.execute("create index app_org on app (org)")
         db.config(apsw.SQLITE_DBCONFIG_WRITABLE_SCHEMA, 1)
-        db.execute(
-            "update sqlite_schema set sql = replace(sql, '(resource, seq)', '(kind, seq)') where name = ?",
-            ("log_resource",),
-        )
+        db.execute("update sqlite_schema set sql = replace(sql, '(org)', '(deleted)') where name = 'app_org'")
         db.execute("pragma user_version")
     faults = verify(path).faults
     assert faults
     assert all(fault.startswith("SQLite: ") for fault in faults)
-    assert "log_resource" in faults[0]
+    assert "app_org" in faults[0]
 
 
 def test_rebuilding_restores_the_tables_byte_by_byte(path: Path) -> None:

@@ -151,6 +151,8 @@ class Agent:
             ports=role.port_range(),
             proxy_port=settings.proxy_port(),
             disk_scale=role.disk_scale,
+            history_s=role.history_s,
+            history_records=role.history_records,
         )
         outfit = await self._make_outfit(settings, role, self._host)
         stack.push_async_callback(outfit.close)

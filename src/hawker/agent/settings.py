@@ -18,6 +18,8 @@ listen = "0.0.0.0:4281"
 capacity = { cpus_shared = 16, cpus_dedicated = 1, memory_mib = 2048, disk_mib = 20480, machines = 100 }
 disk_scale = 1.0          # how fast disks are, by what machines of their size have (docs/isolation.md); 0: no limit
 ports = "20000-29999"     # of the host, for what machines publish; workers of one host need ranges of their own
+history_s = 86400         # so long what is over is kept: destroyed machines, ended runs, events, the log
+history_records = 20000   # and no more of the log than this, however young; about 2 KB each (docs/operations.md)
 # drivers = ["process", "container", "microvm"]   # by default all that this host can run
 
 [worker.container]        # each driver's own
@@ -111,8 +113,8 @@ class TokenSettings(msgspec.Struct, forbid_unknown_fields=True):
 
 class WorkerRole(msgspec.Struct, forbid_unknown_fields=True):
     """`drivers`: which to run, empty for all that this host can run. `proxy_port`: where the worker's proxy takes
-    requests of other proxies, if it is another process of this host (`proxy.worker` there). `settings` are the drivers'
-    own, by driver."""
+    requests of other proxies, if it is another process of this host (`proxy.worker` there). `history_s` and
+    `history_records` as in `WorkerSettings`. `settings` are the drivers' own, by driver."""
 
     listen: str
     capacity: Resources | None = None
@@ -120,6 +122,8 @@ class WorkerRole(msgspec.Struct, forbid_unknown_fields=True):
     ports: str = "20000-29999"
     proxy_port: int = 0
     disk_scale: float = 1.0
+    history_s: float = 86_400.0
+    history_records: int = 20_000
     drivers: list[str] = []
     network: Network = msgspec.field(default_factory=Network)
     settings: dict[str, dict[str, Any]] = {}
@@ -129,6 +133,10 @@ class WorkerRole(msgspec.Struct, forbid_unknown_fields=True):
         self.port_range()
         if not 0 <= self.disk_scale <= _DISK_SCALE_MAX:
             raise Invalid("worker.disk_scale", self.disk_scale, "write a factor such as 2.0, or 0 for no bound")
+        if not 0 <= self.history_s < math.inf:
+            raise Invalid("worker.history_s", self.history_s, "write seconds, such as 86400 for a day")
+        if self.history_records < 0:
+            raise Invalid("worker.history_records", self.history_records, "write how many, such as 20000")
 
     def port_range(self) -> range:
         """Raises `Invalid`."""

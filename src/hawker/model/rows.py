@@ -397,6 +397,25 @@ class LogHeadRow(Row, frozen=True, kw_only=True):
         return self.tier
 
 
+class LogFloorRow(Row, frozen=True, kw_only=True):
+    """How much of the log's beginning was cut off: the records up to `through`, the last of which had `checksum`
+    (hexadecimal). See `store.compaction`, which counts there how many `rows` have an image in the log: as many as it
+    has `counted` anew from its beginning to the record that was the last, `turn`."""
+
+    table: ClassVar[str] = "log_floor"
+    KEY: ClassVar[str] = "log"
+
+    through: int = 0
+    checksum: str = ""
+    rows: int = 0
+    counted: int = 0
+    turn: int = 0
+
+    @property
+    def key(self) -> str:
+        return self.KEY
+
+
 def published_key(tier: Tier, table: str, key: str) -> str:
     return f"{tier}/{table}/{key}"
 
@@ -421,4 +440,5 @@ ROWS: tuple[type[Row], ...] = (
     PublishedRow,
     DueRow,
     LogHeadRow,
+    LogFloorRow,
 )

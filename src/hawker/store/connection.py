@@ -15,12 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from hawker.errors import Broken, Corrupt, DiskFull, StoreError
+from hawker.model.rows import LogFloorRow
 from hawker.store import log
 
 BUSY_MS = 5000
 WAL_PAGES_AT_FIRST = 2000
+MUCH_FREE = 8192
+"""Pages: with less free in it no database is written anew."""
+INCREMENTAL = 2
+"""SQLite's number for databases whose free pages can be given back to the disk bit by bit."""
 _WAL_BYTES_AT_FIRST = WAL_PAGES_AT_FIRST * (4096 + 24) + 32  # pages and their headers, and the file's header
 _WAL_BYTES_KEPT = 64 << 20  # a reader that stays long makes the write-ahead log grow; afterwards it shrinks to this
 
@@ -66,6 +72,7 @@ def prepare(db: apsw.Connection, *, exclusive: bool) -> None:
     if exclusive:
         db.execute("pragma locking_mode = exclusive")
     db.set_busy_timeout(BUSY_MS)
+    db.execute(f"pragma auto_vacuum = {INCREMENTAL}")  # of a new database: it is of no effect on any other
     mode = rows(db, "pragma journal_mode = wal")[0][0]
     if mode != "wal":
         raise StoreError(f"SQLite cannot use a write-ahead log here ({mode}); use a local file system")
@@ -76,7 +83,18 @@ def prepare(db: apsw.Connection, *, exclusive: bool) -> None:
     _migrate(db)
     _check_tail(db)
     if not exclusive:
+        _make_smaller(db)
         _lengthen(Path(f"{db.filename}-wal"))
+
+
+def _make_smaller(db: apsw.Connection) -> None:
+    """Write a database anew whose free pages cannot be given back bit by bit, once most of it is free: one that an
+    earlier Hawker made. Without room for that it stays as it is."""
+    [[free]], [[count]] = rows(db, "pragma freelist_count"), rows(db, "pragma page_count")
+    if free > max(MUCH_FREE, count // 2) and rows(db, "pragma auto_vacuum") != [(INCREMENTAL,)]:
+        with suppress(apsw.FullError, apsw.BusyError):
+            db.execute(f"pragma auto_vacuum = {INCREMENTAL}")
+            db.execute("vacuum")
 
 
 def _lengthen(path: Path) -> None:
@@ -129,11 +147,24 @@ def _migrate(db: apsw.Connection) -> None:
                 db.execute(f"pragma user_version = {number}")
 
 
+def cut_off(db: apsw.Connection) -> tuple[int, bytes]:
+    """The last record of the log that was cut off, 0 if none was, and the checksum that the first one left follows.
+    Raises `Corrupt`."""
+    found = rows(db, f"select cast(body as blob) from {LogFloorRow.table} where id = ?", (LogFloorRow.KEY,))
+    if not found:
+        return 0, log.GENESIS
+    try:
+        floor = msgspec.json.decode(found[0][0], type=LogFloorRow)
+        return floor.through, bytes.fromhex(floor.checksum) if floor.through else log.GENESIS
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise Corrupt(f"table {LogFloorRow.table}: it does not say how far the log was cut off: {error}") from error
+
+
 def _check_tail(db: apsw.Connection, records: int = 100) -> None:
     """Check the last records at start-up; the whole log is `store.verify`'s work."""
     tail = rows(db, f"select {log.BYTES} from log order by seq desc limit {records + 1}")
     tail.reverse()
-    previous = log.GENESIS if len(tail) <= records else tail.pop(0)[-1]
+    previous = cut_off(db)[1] if len(tail) <= records else tail.pop(0)[-1]
     for row in tail:
         if log.checksum(previous, row[:-1]) != row[-1]:
             raise Corrupt(f"log record {row[0]}: its checksum does not match its content", seq=row[0])

@@ -15,7 +15,7 @@ import msgspec
 from hawker.errors import Corrupt
 from hawker.model.rows import Row
 from hawker.store import log
-from hawker.store.connection import rows
+from hawker.store.connection import INCREMENTAL, rows
 
 R = TypeVar("R", bound=Row)
 
@@ -62,6 +62,11 @@ class Reads:
         """Rows matching `where`, which may end with `order by` and `limit`."""
         return [_decode(kind, body) for body in _bodies(self._db, kind, where, values)]
 
+    def body(self, kind: type[Row], key: str) -> bytes | None:
+        """A row as its table has it, unread."""
+        found = self.query(f"select cast(body as blob) from {kind.table} where id = ?", (key,))
+        return found[0][0] if found else None
+
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         return rows(self._db, sql, values)
 
@@ -101,6 +106,25 @@ class Tx(Reads):
     def delete(self, kind: type[Row], key: str) -> None:
         self._check(kind.table, key)
         self._held[kind, key] = None
+
+    def write_again(self, kind: type[Row], key: str, body: bytes) -> None:
+        """Bring the image of a row that stays as it is into the open record. `body` is what `body` gives."""
+        self._check(kind.table, key)
+        self.records[-1].writes.append(log.write_image(kind.table, key, body))
+
+    def cut_log(self, through: int) -> None:
+        """Delete the log's records up to this one. Every row has an image in those that are left."""
+        self._check("log", str(through))
+        self._db.execute("delete from log where seq <= ?", (through,))
+
+    def give_back(self, pages: int, *, above: int) -> bool:
+        """Return so many free pages to the disk, if more are free than `above` and a quarter of all. Returns whether
+        that was so. The pages at the end of the file take the places of free ones."""
+        [[free]], [[count]] = self.query("pragma freelist_count"), self.query("pragma page_count")
+        if free <= max(above, count // 4) + pages or self.query("pragma auto_vacuum") != [(INCREMENTAL,)]:
+            return False
+        self.query(f"pragma incremental_vacuum({pages})")
+        return True
 
     def get(self, kind: type[R], key: str) -> R | None:
         name = kind, key

@@ -16,15 +16,17 @@ import msgspec
 from hawker.errors import Corrupt
 from hawker.model.rows import ROWS
 from hawker.store import log
-from hawker.store.connection import BUSY_MS, rows, translated
+from hawker.store.connection import BUSY_MS, cut_off, rows, translated
 
 TABLES = tuple(row.table for row in ROWS)
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What a verification found. `faults` is empty when all is well; each names a record or a row."""
+    """What a verification found. `faults` is empty when all is well; each names a record or a row. `cut`: the last
+    record that compaction has cut off."""
 
     records: int = 0
+    cut: int = 0
     rows: int = 0
     faults: list[str] = []
     rebuilt: bool = False
@@ -35,7 +37,7 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 def verify(path: Path | str, *, rebuild: bool = False, vfs: str | None = None) -> Report:
-    """Replay the whole log of the database at `path` and compare. With `rebuild`, write the tables anew from the log.
+    """Replay the log of the database at `path` and compare. With `rebuild`, write the tables anew from the log.
 
     Raises `Corrupt` instead of rebuilding when a record of the log itself does not hold: tables made from a damaged log
     would be wrong in silence. Raises `StoreError` when there is no database of ours at `path`.
@@ -75,12 +77,17 @@ def verify(path: Path | str, *, rebuild: bool = False, vfs: str | None = None) -
 
 def _replay(db: apsw.Connection, report: Report) -> dict[tuple[str, str], bytes]:
     images: dict[tuple[str, str], bytes] = {}
-    previous, due = log.GENESIS, 1
+    try:
+        report.cut, previous = cut_off(db)
+    except Corrupt as error:
+        report.faults.append(error.message)
+        report.cut, previous = 0, log.GENESIS
+    due = first = report.cut + 1
     records: Iterator[tuple[Any, ...]] = db.execute(f"select {log.BYTES} from log order by seq")
     for row in records:
         seq, writes, stored = row[0], row[-2], row[-1]
         if seq < due:
-            report.faults.append(f"log record {seq}: numbers begin at 1")
+            report.faults.append(f"log record {seq}: numbers begin at {first}")
             seq = due - 1
         elif seq > due:
             missing = f"record {due} is" if seq == due + 1 else f"records {due} to {seq - 1} are"

@@ -28,6 +28,7 @@ from hawker.model.endpoints import ENDPOINTS
 from hawker.model.guest import RESOURCES
 from hawker.model.rows import MachineRow, RunRow, WorkerRow
 from hawker.network.base import HostNetwork, NetworkError, Wanted
+from hawker.store.compaction import Compaction, Kept
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.telemetry import METRICS_CONTENT_TYPE, Metrics, get_logger
@@ -44,6 +45,7 @@ from hawker.worker.flows.exits import Exits
 from hawker.worker.flows.machine import MachineFlows
 from hawker.worker.flows.runner import Runner
 from hawker.worker.flows.settling import hold_before
+from hawker.worker.history import over
 from hawker.worker.images.shelving import Shelving
 from hawker.worker.inside.checks import Checks
 from hawker.worker.inside.reaching import ways_of
@@ -160,6 +162,8 @@ class Worker:
         )
         forget = self.publisher.forget if catalog else None
         market_api = MarketApi(store, driver, log, market, machines, machine_api, str(self._path), catalog, forget)
+        kept = Kept(seconds=settings.history_s, records=settings.history_records)
+        self._compaction = Compaction(store, me.name, kept, over)
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name="sweeper")
         _logger.info("worker.opened", worker=me.name, region=me.region, resumed=resumed, cause="worker start")
         serving = Serving(host, tokens, self.metrics, settings.region, settings.name)
@@ -278,6 +282,7 @@ class Worker:
                 return
             try:
                 await self.market.sweep()
+                await self._compaction.sweep()
             except StoreError as error:
                 _logger.error("sweep.failed", worker=self.settings.name, why=error.message, cause="local rule: sweep")
 

@@ -12,7 +12,8 @@ from hawker.worker.ports import PORTS
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One worker: its name, region, what it may give out, where it keeps its state, where others reach it.
-    `disk_scale` as in `limits_of`."""
+    `disk_scale` as in `limits_of`. What is over is kept for `history_s`, and no more than `history_records` of the log
+    tell of."""
 
     name: str
     region: str
@@ -23,3 +24,5 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     ports: range = PORTS  # of the host, for what machines publish
     proxy_port: int = 0  # of the proxy that leads to its machines
     disk_scale: float = 1.0
+    history_s: float = 86_400.0
+    history_records: int = 20_000

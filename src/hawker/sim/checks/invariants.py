@@ -5,6 +5,7 @@ wrong, a line each. `check_history` needs the database alone and holds at any mo
 checks held after every commit. The names are those of the list of invariants in the design: capacity (S1), events
 append-only (S9), one active run (S10), no order taken while cordoned (S16), log before effect (S8), accounting (S20),
 machines as desired (L3).
+Of a log whose beginning was cut off it judges what is left: what a row was before is not known there.
 `hawker.store.verify` compares the tables with the log (S19).
 """
 
@@ -22,7 +23,18 @@ from hawker.core import journal
 from hawker.model.config import check_config
 from hawker.model.guest import Resources
 from hawker.model.machine import MOVES, SETTLED, State
-from hawker.model.rows import CheckRow, EventRow, LeaseRow, LedgerRow, MachineRow, Row, RunRow, VersionRow, WorkerRow
+from hawker.model.rows import (
+    CheckRow,
+    EventRow,
+    LeaseRow,
+    LedgerRow,
+    LogFloorRow,
+    MachineRow,
+    Row,
+    RunRow,
+    VersionRow,
+    WorkerRow,
+)
 from hawker.sim.hosts.world import World
 from hawker.store.log import read_images
 from hawker.store.tx import Reads
@@ -44,15 +56,16 @@ def check(reads: Reads, world: World, capacity: Resources, *, since: tuple[int, 
     """Everything that is wrong with a worker at rest. `since`: how many starts and stops of the world are from before
     this database, which was made anew or brought back from a backup."""
     runs = {run.id: run for run in reads.select(RunRow)}
+    whole = not _cut_off(reads)
     return [
         *world.violations,
         *check_history(reads, capacity),
         *ledger.audit(reads),
         *_oversold("ledger", capacity, ledger.held(reads)),
-        *_check_machines(reads, world, runs),
+        *_check_machines(reads, world, runs, whole=whole),
         *_check_checks(reads),
         *_check_world(reads, world, runs),
-        *_check_effects(world, runs, since),
+        *(_check_effects(world, runs, since) if whole else ()),
         *_check_runs(runs),
     ]
 
@@ -60,7 +73,9 @@ def check(reads: Reads, world: World, capacity: Resources, *, since: tuple[int, 
 class History:
     """What the log has said so far, record by record."""
 
-    def __init__(self, capacity: Resources) -> None:
+    def __init__(self, capacity: Resources, *, whole: bool = True) -> None:
+        self._whole = whole
+        self._begun: set[str] = set()
         self.wrong: list[str] = []
         self.kinds: defaultdict[str, int] = defaultdict(int)
         self.runs: dict[str, RunRow] = {}
@@ -77,6 +92,8 @@ class History:
             self.wrong.append(f"{where}: has no cause")
         if kind == "reservation.held" and self._cordoned:
             self.wrong.append(f"{where}: taken while the worker was cordoned")
+        if kind == "run.started":
+            self._begun.add(run_id)
         if kind == "step.completed" and run_id in self.runs and step == self.runs[run_id].steps[-1]:
             self._finals.add(run_id)
         for table, key, body in read_images(writes):
@@ -86,7 +103,7 @@ class History:
 
     def end(self) -> list[str]:
         for run in self.runs.values():
-            if run.status in ENDED and run.id not in self._finals:
+            if run.status in ENDED and run.id not in self._finals and (self._whole or run.id in self._begun):
                 self.wrong.append(f"run {run.id} ({run.flow}) ended {run.status}, but its final step did not run")
         return self.wrong
 
@@ -97,7 +114,8 @@ class History:
         self._cordoned = row.cordoned
 
     def _machine(self, where: str, key: str, row: MachineRow) -> None:
-        self.wrong += _illegal(where, row, self._states.get(key))
+        if self._whole or key in self._states:
+            self.wrong += _illegal(where, row, self._states.get(key))
         self._states[key] = row.state
 
     def _run(self, where: str, key: str, run: RunRow) -> None:
@@ -124,13 +142,20 @@ _LOOKS: dict[str, tuple[type[Row], Callable[[History, str, str, Any], None]]] = 
 
 def read_history(reads: Reads, capacity: Resources) -> History:
     """The whole log, judged record by record."""
-    history = History(capacity)
+    through = _cut_off(reads)
+    history = History(capacity, whole=not through)
     records = reads.query("select seq, kind, run, step, cause, writes from log order by seq")
-    for due, record in enumerate(records, start=1):
+    for due, record in enumerate(records, start=through + 1):
         if record[0] != due:
             history.wrong.append(f"log record {record[0]}: expected number {due}")
         history.add(*record)
     return history
+
+
+def _cut_off(reads: Reads) -> int:
+    """The last record that compaction has taken off the log."""
+    floor = reads.get(LogFloorRow, LogFloorRow.KEY)
+    return floor.through if floor else 0
 
 
 def check_history(reads: Reads, capacity: Resources) -> list[str]:
@@ -177,7 +202,7 @@ def _parked(runs: dict[str, RunRow]) -> set[str]:
     return {run.resource for run in runs.values() if run.status == "parked"}
 
 
-def _check_machines(reads: Reads, world: World, runs: dict[str, RunRow]) -> list[str]:
+def _check_machines(reads: Reads, world: World, runs: dict[str, RunRow], *, whole: bool) -> list[str]:
     wrong: list[str] = []
     parked = _parked(runs)
     versions = {row.id for row in reads.select(VersionRow)}
@@ -195,7 +220,8 @@ def _check_machines(reads: Reads, world: World, runs: dict[str, RunRow]) -> list
         if any(later.at_ms <= sooner.at_ms for sooner, later in pairwise(events[row.id])):
             wrong.append(f"{where}: its events do not rise in time: {[(e.at_ms, e.id) for e in events[row.id]]}")
         for event in events[row.id]:
-            if not event.cause or event.run not in runs or not runs[event.run].cause:
+            run = runs.get(event.run)
+            if not event.cause or (not run.cause if run else whole):
                 wrong.append(f"{where}: event {event.type} {event.status} has no run with a cause")
         if row.state is State.destroyed:
             if reads.get(LeaseRow, row.id):
