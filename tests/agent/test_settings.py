@@ -6,9 +6,11 @@ import ipaddress
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from hawker.agent.settings import AgentSettings, BrokerRole, CatalogSettings, TokenSettings, read_settings
 from hawker.errors import Invalid
+from hawker.model.guest import Resources
 
 CONFIG = """
 name = "{name}"
@@ -199,3 +201,31 @@ def with_proxy(path: Path, proxy: str, urls: str) -> Path:
     text = file.read_text().replace("[broker]\n", f"[broker]\n{urls}\n")
     file.write_text(text + (f"[proxy]\n{proxy}\n" if proxy else ""))
     return file
+
+
+def test_what_a_capacity_leaves_out_is_what_the_host_has(tmp_path: Path) -> None:
+    def capacity(text: str) -> Resources:
+        worker = of_worker(tmp_path, text).worker
+        assert worker
+        return worker.resources()
+
+    host = capacity("")
+    assert replace(capacity("capacity = { memory_mib = 4096 }"), disk_mib=0) == replace(
+        host, memory_mib=4096, disk_mib=0
+    ), "the disk that is free may change between the two"
+    assert capacity("cpu_overcommit = 8").cpus_shared == 2 * host.cpus_shared
+    assert capacity("cpu_overcommit = 8\ncapacity = { cpus_shared = 7 }").cpus_shared == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("capacity = { cpus = 7 }", r"worker\.capacity\.cpus: "),
+        ("capacity = { memory_mib = -1 }", r"worker\.capacity\.memory_mib: "),
+        ("cpu_overcommit = 0", r"worker\.cpu_overcommit: "),
+        ("cpu_overcommit = nan", r"worker\.cpu_overcommit: "),
+    ],
+)
+def test_what_is_no_capacity_is_refused_by_name(text: str, named: str, tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match=named):
+        of_worker(tmp_path, text)

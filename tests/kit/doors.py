@@ -24,7 +24,6 @@ from hawker.agent.agent import Agent
 from hawker.agent.settings import AgentSettings, CatalogSettings, TokenSettings, WorkerRole
 from hawker.host import live
 from hawker.model.config import check_config
-from hawker.model.guest import Resources
 from hawker.model.market import Order
 from hawker.model.rows import AppRow, EventRow, MachineRow
 from hawker.proxy.haproxy.settings import HaproxySettings
@@ -240,7 +239,13 @@ async def house(
             listen=f"127.0.0.1:{free_port()}",
             drivers=["process"],
             cgroups=False,
-            capacity=Resources(cpus_shared=640, cpus_dedicated=0, memory_mib=1 << 20, disk_mib=1 << 20, machines=1000),
+            capacity={
+                "cpus_shared": 640,
+                "cpus_dedicated": 0,
+                "memory_mib": 1 << 20,
+                "disk_mib": 1 << 20,
+                "machines": 1000,
+            },
             proxy_port=way or backhaul,
         ),
         catalog=CatalogSettings(join=[join.agent.settings.listens[0]] if join else []),

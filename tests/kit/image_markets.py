@@ -17,6 +17,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import asdict
 from tests.kit.images import settings as image_settings
 from tests.kit.markets import Client
 from tests.kit.registry import free_port
@@ -118,7 +119,7 @@ async def market(
         todo = [settings(f"{region}-broker", broker_port, [], broker=broker)]
         for name in workers:
             port = free_port()
-            role = WorkerRole(listen=f"127.0.0.1:{port}", capacity=ROOM)
+            role = WorkerRole(listen=f"127.0.0.1:{port}", capacity=asdict(ROOM))
             todo.append(settings(name, port, join, worker=role))
         for each in todo:
             agent = Agent(each, live(), make_outfit=outfit)

@@ -100,3 +100,5 @@ def test_a_machine_holds_all_it_takes_only_while_it_may_run(state: State) -> Non
     else:
         assert state in HOLDS_ALL
         assert row.held() == takes
+        assert replace(row, asleep=True).held() == replace(takes, cpus_shared=0, cpus_dedicated=0)
+        assert replace(row, asleep=True, driver="microvm").held() == Resources(disk_mib=1024, machines=1)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import asdict
 
 SCRIPT = """
 import sys
@@ -45,7 +46,7 @@ def an_order(seed: int) -> tuple[str, str]:
                 region="ord",
                 directory=DIRECTORY,
                 tokens=tokens,
-                worker=WorkerRole(listen="0.0.0.0:4281", capacity=room),
+                worker=WorkerRole(listen="0.0.0.0:4281", capacity=asdict(room)),
             ),
             {"serve": Program()},
             the_agent,

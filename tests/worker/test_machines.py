@@ -19,7 +19,7 @@ from hawker.model.guest import Resources
 from hawker.model.machine import State
 from hawker.model.market import Reservation
 from hawker.sim.hosts.world import Program
-from hawker.worker import leases
+from hawker.worker import leases, ledger
 from hawker.worker.drivers.refusals import told
 from hawker.worker.flows.flow import Done, Flow, Step, StepContext
 from hawker.worker.flows.machine import MachineFlows
@@ -369,3 +369,25 @@ async def test_a_destroy_that_the_host_hinders_goes_on_later_and_says_why_meanwh
         ended = await worker.runner.wait_ended(run)
         assert (ended.status, ended.error, len(met)) == ("done", "", 20)
         assert worker.machine(machine).state is State.destroyed
+
+
+@virtual_time
+async def test_a_suspended_machine_holds_no_cpu_and_books_it_again_to_resume_but_not_to_end(tmp_path: Path) -> None:
+    room = Resources(cpus_shared=1, memory_mib=1024, disk_mib=1 << 20, machines=9)
+    async with a_worker(tmp_path, capacity=room) as worker:
+        first = await worker.run_machine("a")
+        await worker.machines.suspend(APP.name, first, worker.request())
+        await worker.at_rest(first)
+        assert ledger.held(worker.store.read) == Resources(memory_mib=256, disk_mib=1024, machines=1)
+        second = await worker.run_machine("b")
+        with pytest.raises(ledger.Full, match=r"cpus_shared: 1 wanted, 0 free") as full:
+            await worker.machines.start(APP.name, first, worker.request())
+        assert "worker.cpu_overcommit" in full.value.hint
+        await worker.machines.stop(APP.name, first, worker.request())
+        await worker.at_rest(first)
+        assert worker.machine(first).state is State.stopped
+        await worker.machines.stop(APP.name, second, worker.request())
+        await worker.at_rest(second)
+        await worker.machines.start(APP.name, first, worker.request())
+        await worker.at_rest(first)
+        assert ledger.held(worker.store.read) == Resources(cpus_shared=1, memory_mib=256, disk_mib=2048, machines=2)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hawker.agent.outfit import MakeOutfit, live_outfit, open_resolver
-from hawker.agent.settings import AgentSettings, BrokerRole, WorkerRole, host_capacity
+from hawker.agent.settings import AgentSettings, BrokerRole, WorkerRole
 from hawker.errors import HawkerError, NotFound
 from hawker.host import Host
 from hawker.http.app import Handler, Serving, Tokens, reply
@@ -145,7 +145,7 @@ class Agent:
             name=settings.name,
             region=settings.region,
             directory=settings.directory,
-            capacity=role.capacity or host_capacity(),
+            capacity=role.resources(),
             host=host,
             port=port,
             ports=role.port_range(),

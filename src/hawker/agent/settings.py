@@ -15,7 +15,9 @@ alice = "..."
 
 [worker]
 listen = "0.0.0.0:4281"
-capacity = { cpus_shared = 16, cpus_dedicated = 1, memory_mib = 2048, disk_mib = 20480, machines = 100 }
+# capacity = { memory_mib = 2048, machines = 100 }   # also cpus_shared, cpus_dedicated, disk_mib; what is left out is
+                          # what this host has: half of its cores dedicated, 3/4 of memory, 4/5 of the free disk
+cpu_overcommit = 4.0      # how many times over the sixteen shared cpus of each core are sold
 disk_scale = 1.0          # how fast disks are, by what machines of their size have (docs/isolation.md); 0: no limit
 ports = "20000-29999"     # of the host, for what machines publish; workers of one host need ranges of their own
 history_s = 86400         # so long what is over is kept: destroyed machines, ended runs, events, the log
@@ -65,10 +67,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from hawker.errors import Invalid
 from hawker.images.settings import ImageSettings
-from hawker.model.guest import Resources
+from hawker.model.guest import RESOURCES, Resources
 from hawker.model.owners import AGENT, SCRAPER
 from hawker.model.values import host_port
 from hawker.network.base import Settings as Network
@@ -78,6 +81,8 @@ from hawker.telemetry import LOG_LEVELS
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """Of agents and regions: they go into addresses of the API, headers and packets."""
 _DISK_SCALE_MAX = 1000.0
+_OVERCOMMIT_MAX = 100.0
+_SHARED_PER_CORE = 16
 
 
 class TokenSettings(msgspec.Struct, forbid_unknown_fields=True):
@@ -112,12 +117,15 @@ class TokenSettings(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class WorkerRole(msgspec.Struct, forbid_unknown_fields=True):
-    """`drivers`: which to run, empty for all that this host can run. `proxy_port`: where the worker's proxy takes
-    requests of other proxies, if it is another process of this host (`proxy.worker` there). `history_s` and
-    `history_records` as in `WorkerSettings`. `settings` are the drivers' own, by driver."""
+    """`capacity`: what the worker may sell, by resource; what is left out is what the host has. `cpu_overcommit`: how
+    many times over the sixteen shared cpus of each core are sold, where `capacity` does not say. `drivers`: which to
+    run, empty for all that this host can run. `proxy_port`: where the worker's proxy takes requests of other proxies,
+    if it is another process of this host (`proxy.worker` there). `history_s` and `history_records` as in
+    `WorkerSettings`. `settings` are the drivers' own, by driver."""
 
     listen: str
-    capacity: Resources | None = None
+    capacity: dict[str, int] = {}
+    cpu_overcommit: float = 4.0
     cgroups: bool = True
     ports: str = "20000-29999"
     proxy_port: int = 0
@@ -131,12 +139,22 @@ class WorkerRole(msgspec.Struct, forbid_unknown_fields=True):
     def check(self) -> None:
         """Raises `Invalid`."""
         self.port_range()
+        for name, amount in self.capacity.items():
+            if name not in RESOURCES or amount < 0:
+                remedy = f"write how much may be sold of {', '.join(RESOURCES)}, or leave it out"
+                raise Invalid(f"worker.capacity.{name}", amount, remedy)
+        if not 0.1 <= self.cpu_overcommit <= _OVERCOMMIT_MAX:
+            raise Invalid("worker.cpu_overcommit", self.cpu_overcommit, f"write 0.1 to {_OVERCOMMIT_MAX}")
         if not 0 <= self.disk_scale <= _DISK_SCALE_MAX:
             raise Invalid("worker.disk_scale", self.disk_scale, "write a factor such as 2.0, or 0 for no bound")
         if not 0 <= self.history_s < math.inf:
             raise Invalid("worker.history_s", self.history_s, "write seconds, such as 86400 for a day")
         if self.history_records < 0:
             raise Invalid("worker.history_records", self.history_records, "write how many, such as 20000")
+
+    def resources(self) -> Resources:
+        """What the worker sells."""
+        return replace(host_capacity(self.cpu_overcommit), **self.capacity)
 
     def port_range(self) -> range:
         """Raises `Invalid`."""
@@ -327,14 +345,15 @@ def _path(kind: type, value: Any) -> Path:
     return Path(value).absolute()
 
 
-def host_capacity() -> Resources:
-    """What this host has, when the configuration does not say: half the cores dedicated, the rest shared sixteenfold,
-    three quarters of memory, four fifths of the free disk."""
+def host_capacity(cpu_overcommit: float) -> Resources:
+    """What this host has: the sixteen shared cpus of each core, sold `cpu_overcommit` times over, as most machines wait
+    most of the time; half of the cores as dedicated ones besides, which weigh more; three quarters of memory; four
+    fifths of the free disk."""
     cores = os.cpu_count() or 1
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
     disk = os.statvfs("/")
     return Resources(
-        cpus_shared=max(1, cores - cores // 2) * 16,
+        cpus_shared=int(cores * _SHARED_PER_CORE * cpu_overcommit),
         cpus_dedicated=cores // 2,
         memory_mib=pages * 3 // 4,
         disk_mib=(disk.f_bavail * disk.f_frsize >> 20) * 4 // 5,

@@ -22,6 +22,7 @@ from hawker.broker.hints import ImageHints
 from hawker.client.in_time import in_time
 from hawker.client.wire import PeerUnreachable
 from hawker.core.auction import FANOUT, Auction, candidates
+from hawker.core.capacity import setting_of
 from hawker.core.ranking import Policy
 from hawker.errors import Conflict, HawkerError, NoCapacity, Refused, Unreachable
 from hawker.host import Host
@@ -340,6 +341,8 @@ def no_capacity(wanted: Wanted, regions: list[str], refusals: list[Refusal]) -> 
         reasons = "; ".join(r.sentence() for r in refusals)
         text = f"insufficient resources available to fulfill request: {asked} in {where} ({reasons})"
         hint = "hawker workers shows what is free; try a smaller guest or another region"
+        if short := sorted({r.resource for r in refusals if r.reason is Reason.full}):
+            hint += f"; {' and '.join(map(setting_of, short))} of the workers' configuration may be raised"
     return NoCapacity(text, hint=hint, details={"refusals": msgspec.to_builtins(refusals)})
 
 

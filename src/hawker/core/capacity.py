@@ -35,6 +35,11 @@ def shortfall(capacity: Resources, held: Resources, wanted: Resources) -> Shortf
     return None
 
 
+def setting_of(resource: str) -> str:
+    """What a worker's configuration calls the amount of a resource that it sells."""
+    return "worker.cpu_overcommit" if resource == "cpus_shared" else f"worker.capacity.{resource}"
+
+
 def check(capacity: Resources, held: Resources) -> None:
     """Raises when the ledger is oversold or negative: a bug of ours, whatever the callers did."""
     for name in RESOURCES:

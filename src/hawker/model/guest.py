@@ -46,6 +46,11 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
             machines=self.machines - other.machines,
         )
 
+    def asleep(self, *, in_memory: bool) -> Resources:
+        """What a suspended machine keeps: no cpu, and its memory only where its program stays in memory. The rest is
+        asked for again when it is resumed."""
+        return Resources(memory_mib=self.memory_mib if in_memory else 0, disk_mib=self.disk_mib, machines=self.machines)
+
     def at_rest(self) -> Resources:
         """What a stopped machine keeps: its disk and its place. Cpu and memory are asked for again at start."""
         return Resources(disk_mib=self.disk_mib, machines=self.machines)

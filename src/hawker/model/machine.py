@@ -83,7 +83,10 @@ MOVES: dict[State, frozenset[State]] = {
 
 HOLDS_ALL = frozenset(State) - {State.stopped, State.failed, State.destroyed}
 """States in which a machine holds its cpu and memory; in `stopped` and `failed` it holds disk and its place only, as it
-does in `destroying` once its program is gone."""
+does in `destroying` once its program is gone. While it is suspended it holds no cpu (`MachineRow.held`)."""
+
+ENDS_ASLEEP = frozenset({State.suspended, State.stopping, State.destroying})
+"""States in which a program that was suspended is still asleep: to end it takes no room."""
 
 
 class IllegalMove(AssertionError):

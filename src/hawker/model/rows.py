@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from hawker.model.catalog import Position, Tier
+from hawker.model.config import MICROVM
 from hawker.model.guest import Resources
 from hawker.model.machine import HOLDS_ALL, State
 from hawker.model.services import Port
@@ -34,7 +35,7 @@ class MachineRow(Row, frozen=True, kw_only=True):
     counts the workers that this id was ordered on, one after the other: the highest has it. `driver` is its
     configuration's runtime. `image_digest` names the image that its reference meant when it was first made ready here
     in this version: every start until the next update runs those bytes; "" before. `ports` is what its worker
-    publishes.
+    publishes. `asleep`: its program is suspended, or was and is being ended.
     """
 
     table: ClassVar[str] = "machine"
@@ -61,6 +62,7 @@ class MachineRow(Row, frozen=True, kw_only=True):
     restarts: int = 0
     image_digest: str = ""
     ports: tuple[Port, ...] = ()
+    asleep: bool = False
 
     @property
     def key(self) -> str:
@@ -70,8 +72,11 @@ class MachineRow(Row, frozen=True, kw_only=True):
         """What the ledger counts for it now. One on its way out whose program is gone needs no room to go."""
         if self.state is State.destroyed:
             return Resources()
-        runs = self.state in HOLDS_ALL and not (self.state is State.destroying and not self.instance)
-        return self.resources if runs else self.resources.at_rest()
+        if self.state not in HOLDS_ALL or (self.state is State.destroying and not self.instance):
+            return self.resources.at_rest()
+        if self.asleep:
+            return self.resources.asleep(in_memory=self.driver != MICROVM)  # those are suspended to disk
+        return self.resources
 
 
 class DecisionRow(Row, frozen=True, kw_only=True):

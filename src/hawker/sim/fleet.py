@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from hawker.agent.settings import AgentSettings, BrokerRole, CatalogSettings, TokenSettings, WorkerRole
 from hawker.model.guest import Resources
@@ -78,7 +78,7 @@ class Fleet:
             region=region,
             directory=DIRECTORY,
             tokens=TokenSettings(cluster=CLUSTER_TOKEN, users={"alice": TOKEN}),
-            worker=WorkerRole(listen=f"0.0.0.0:{PORT}", capacity=room) if worker else None,
+            worker=WorkerRole(listen=f"0.0.0.0:{PORT}", capacity=asdict(room)) if worker else None,
             broker=None if worker else BrokerRole(listen=f"0.0.0.0:{PORT}"),
         )
         if self.plan.served:

@@ -34,6 +34,7 @@ class Full(Conflict):
             f"insufficient {_WORDS[short.resource]} available to fulfill request "
             f"({short.resource}: {short.wanted} wanted, {short.free} free)",
             details={"resource": short.resource, "wanted": short.wanted, "free": short.free},
+            hint=f"stop or destroy a machine of this worker, or raise {capacity.setting_of(short.resource)} there",
         )
         self.short = short
 

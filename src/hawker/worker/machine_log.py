@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from hawker.errors import NotFound
 from hawker.host import Host
 from hawker.model.guest import Resources
-from hawker.model.machine import State, check_move
+from hawker.model.machine import ENDS_ASLEEP, State, check_move
 from hawker.model.rows import EventRow, MachineRow, RunRow
 from hawker.model.values import rfc3339
 from hawker.store.tx import Reads, Tx
@@ -47,7 +47,9 @@ class MachineLog:
         state = row.state
         for new in states:
             state = check_move(row.id, state, new)
-        after = replace(row, state=state, cause=cause, updated_at_ms=max(tx.now_ms, row.updated_at_ms), **changes)
+        asleep = state is State.suspended or (row.asleep and state in ENDS_ASLEEP)
+        at_ms = max(tx.now_ms, row.updated_at_ms)
+        after = replace(row, state=state, cause=cause, updated_at_ms=at_ms, asleep=asleep, **changes)
         ledger.adjust(tx, self.capacity, row.held(), after.held())
         if state is State.destroyed is not row.state:
             ledger.count(tx, row.app, -1)

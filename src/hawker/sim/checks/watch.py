@@ -56,13 +56,13 @@ class Watch:
 
     def _look_at_ledger(self, node: Node) -> None:
         store, role = self._fleet.store(node), node.settings.worker
-        if store is None or node.process is None or role is None or role.capacity is None:
+        if store is None or node.process is None or role is None:
             return
         now = f"{self._fleet.loop.time():.3f}: {node.name}"
         held, before = ledger.held(store.read), self._held.get(node.process)
         self._held[node.process] = held
         for name in RESOURCES if before else ():
-            room, booked = getattr(role.capacity, name), getattr(held, name)
+            room, booked = role.capacity[name], getattr(held, name)
             if booked > max(room, getattr(before, name)):
                 self.violations.append(f"S1: {now} books {booked} of {room} {name}")
         self.violations += [f"S20: {now}: {wrong}" for wrong in ledger.audit(store.read)]

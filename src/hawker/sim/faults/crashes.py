@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hawker.model.guest import Resources
 from hawker.sim.faults import network
 from hawker.sim.faults.faults import Faults
 from hawker.sim.hosts.node import Node
@@ -163,19 +162,11 @@ def restore(faults: Faults, node: Node, fault: Fault) -> bool:
 def shrink(faults: Faults, node: Node, fault: Fault) -> bool:
     """The host comes back with less room than it had."""
     role = node.settings.worker
-    if node.process is None or role is None or role.capacity is None:
+    if node.process is None or role is None:
         return False
     node.kill("fewer memory modules")
-    old = role.capacity
-    share = fault.amount
-    smaller = Resources(
-        cpus_shared=int(old.cpus_shared * share),
-        cpus_dedicated=old.cpus_dedicated,
-        memory_mib=int(old.memory_mib * share),
-        disk_mib=old.disk_mib,
-        machines=old.machines,
-    )
-    role.capacity = smaller
+    for name in ("cpus_shared", "memory_mib"):
+        role.capacity[name] = int(role.capacity[name] * fault.amount)
     faults.back_later(node, fault.lasts_s)
     return True
 
