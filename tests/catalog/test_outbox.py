@@ -16,7 +16,7 @@ from hawker.core.ownerlog import COALESCE_MS, Budget
 from hawker.errors import Conflict
 from hawker.host import Host
 from hawker.model.catalog import NOTHING, RAISED_FLOOR, Change, Numbered, Origin, Position, Version
-from hawker.model.rows import DueRow, LeaseRow, LogHeadRow, PublishedRow, TallyRow
+from hawker.model.rows import LeaseRow, LogHeadRow, PublishedRow, TallyRow
 from hawker.store.db import Store
 from hawker.store.tx import Reads, Tx
 from hawker.store.verify import verify
@@ -146,7 +146,7 @@ async def test_what_nobody_waits_for_waits_for_more_of_the_same_row(node: Node) 
     await node.do(node.outbox.flush)
     [version] = node.told
     assert (version.tier, version.changes) == ("global", (Change("tallies", "web", {"machines": 2}),))
-    assert node.store.read.select(DueRow) == []
+    assert node.outbox.waiting == []
 
 
 async def test_what_waits_and_is_taken_back_is_never_published(node: Node) -> None:
@@ -155,8 +155,28 @@ async def test_what_waits_and_is_taken_back_is_never_published(node: Node) -> No
     await node.do(node.outbox.flush)
     await node.count("web", 2)
     await node.count("web", 1)
-    assert node.store.read.select(DueRow) == []
+    assert node.outbox.waiting == []
     assert len(node.told) == 1
+
+
+async def test_what_waits_costs_no_write(node: Node) -> None:
+    """A machine of a second was written down as waiting, and taken back, seven times."""
+    await node.count("web", 1)
+    assert node.outbox.waiting == ["global/tallies/web"]
+    assert [kind for (kind,) in node.store.read.query("select kind from log where kind <> 'catalog.opened'")] == [
+        "counted"
+    ]
+
+
+async def test_what_is_flushed_is_as_the_changes_before_it_in_its_commit_left_it(node: Node) -> None:
+    await node.count("web", 1)
+    node.now_ms += COALESCE_MS
+    await asyncio.gather(node.count("web", 2), node.do(node.outbox.flush))
+    assert [version.changes for version in node.told] == [(Change("tallies", "web", {"machines": 2}),)]
+    node.now_ms += COALESCE_MS
+    await node.do(node.outbox.flush)
+    assert len(node.told) == 1
+    assert node.outbox.waiting == []
 
 
 async def test_what_waits_survives_a_restart(node: Node, tmp_path: Path) -> None:
@@ -165,6 +185,8 @@ async def test_what_waits_survives_a_restart(node: Node, tmp_path: Path) -> None
     again = Node(node.path)
     again.now_ms = node.now_ms + 1000
     await again.do(again.outbox.open)
+    await again.do(again.outbox.refresh)
+    again.now_ms += COALESCE_MS
     await again.do(again.outbox.flush)
     assert [version.changes for version in again.told] == [(Change("tallies", "web", {"machines": 1}),)]
     await again.store.close()
@@ -182,7 +204,7 @@ async def test_over_its_budget_a_node_publishes_late_and_everything(tmp_path: Pa
     await node.do(node.outbox.flush)
     assert len(node.told) == 3
     assert published(node.store.read, "region", "leases") == [f"m{n}" for n in range(10)]
-    assert node.store.read.select(DueRow) == []
+    assert node.outbox.waiting == []
     await node.store.close()
 
 

@@ -11,7 +11,7 @@ from tests.kit.tiers import full
 
 from hawker.catalog.ingest import Batch
 from hawker.catalog.layout import Layout
-from hawker.catalog.outbox import Outbox, Projected
+from hawker.catalog.outbox import Outbox, Projected, Source
 from hawker.catalog.replica import Replica
 from hawker.core import ownerlog
 from hawker.core.ownerlog import Fit, Verdict
@@ -137,9 +137,14 @@ class PoisonDropped(Replica):
 class EchoingOutbox(Outbox):
     """What is published already is published again."""
 
-    def _publish(self, tx: Tx, wanted: Sequence[Projected], merged: Mapping[tuple[Tier, str, str], Values]) -> None:
+    def _publish(
+        self,
+        tx: Tx,
+        wanted: Sequence[tuple[Projected, Source | None]],
+        merged: Mapping[tuple[Tier, str, str], Values],
+    ) -> None:
         super()._publish(tx, wanted, merged)
-        for tier, change, _ in wanted:
+        for (tier, change, _), _ in wanted:
             there = tx.get(PublishedRow, published_key(tier, change.table, change.key))
             if there and there.values:
                 tx.record("catalog.published", self.owner, cause="change")

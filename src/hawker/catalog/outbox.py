@@ -6,10 +6,11 @@ catalog never shows what is not durable, and misses nothing that is. The publish
 of each key, tombstones included, is all that anybody is ever sent (`since`).
 
 A change that readers wait for goes out with its commit (urgent). Any other waits `COALESCE_MS` for more of the same
-row, and whatever is over the node's budget waits for that, in rows of its own (`DueRow`): call `flush` in a change of
-its own when `on_due` says so. What is over budget goes out together, many rows in one version, and what comes later
-waits behind it: a node that changes much is told of in few versions, each a moment late, not in many, some of them
-seconds late.
+row, and whatever is over the node's budget waits for that: call `flush` in a change of its own when `on_due` says so.
+What is over budget goes out together, many rows in one version, and what comes later waits behind it: a node that
+changes much is told of in few versions, each a moment late, not in many, some of them seconds late. What waits is kept
+in memory alone, so it costs no writes: a node that is killed finds it again at its next start, where `refresh` compares
+what should be published with what is.
 
 Numbers go on across epochs; each opening of the database begins a new epoch (`core.ownerlog.next_epoch`), so a database
 brought back from a backup never gives a number that others have seen with other rows.
@@ -18,6 +19,7 @@ brought back from a backup never gives a number that others have seen with other
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -39,6 +41,18 @@ FLUSH_MOST = 256
 """Rows in one version made of what waited."""
 
 _encode = msgspec.msgpack.Encoder().encode
+
+Source = tuple[type[Row], str]
+"""The worker's row that a row of the catalog is made of: its type and key."""
+
+
+class _Waiting(msgspec.Struct, frozen=True):
+    """A row of the catalog that waits to be published, since `since_ms`: for others like it, or for budget."""
+
+    tier: Tier
+    change: Change
+    source: Source | None  # None: it is of no row any more
+    since_ms: int
 
 
 def published(reads: Reads, tier: Tier, table: str, prefix: str = "") -> list[str]:
@@ -70,12 +84,20 @@ class Outbox:
         self._staged: dict[tuple[Tier, str, str], Values] = {}  # merged rows written by the change in progress
         self._staged_by: Tx | None = None
         self._short = False  # urgent changes wait for budget: those that come wait, too
+        self._waiting: dict[str, _Waiting] = {}  # of changes that are committed; at most the rows of the catalog
+
+    @property
+    def waiting(self) -> list[str]:
+        """The keys of what waits to be published."""
+        return sorted(self._waiting)
 
     # --- the log ---
 
     def open(self, tx: Tx, above: Mapping[Tier, int] | None = None) -> list[Origin]:
         """Begin a new epoch of each tier. `above`: epochs of this node's that its own replica, or anybody, has seen."""
         tx.record("catalog.opened", self.owner, cause="start")
+        for row in tx.select(DueRow):
+            tx.delete(DueRow, row.key)  # an older Hawker kept there what waited; `refresh` finds it
         return [self._begin(tx, tier, (above or {}).get(tier, 0)) for tier in TIERS]
 
     def raise_epoch(self, tx: Tx, tier: Tier, above: int) -> Origin:
@@ -130,11 +152,11 @@ class Outbox:
 
     def on_change(self, tx: Tx, changed: Known) -> None:
         """The store's hook: publish what a change made of the rows it wrote."""
-        wanted: list[Projected] = []
+        wanted: list[tuple[Projected, Source | None]] = []
         for (kind, key), row in changed.items():
             projection = self._projections.get(kind)
             if projection is not None:
-                wanted += projection(tx, key, row)
+                wanted += [(projected, (kind, key)) for projected in projection(tx, key, row)]
         merged = self._take_staged(tx)
         if wanted or merged:
             self._publish(tx, wanted, merged)
@@ -142,14 +164,14 @@ class Outbox:
     def refresh(self, tx: Tx) -> None:
         """Compare everything that is projected with everything that is published, and publish the difference: at the
         start of a database that was never published, or whose projections were different then."""
-        wanted: dict[str, Projected] = {}
+        wanted: dict[str, tuple[Projected, Source | None]] = {}
         for kind, projection in self._projections.items():
             for row in tx.select(kind, "true order by id"):
                 for each in projection(tx, row.key, row):
-                    wanted[published_key(each[0], each[1].table, each[1].key)] = each
+                    wanted[published_key(each[0], each[1].table, each[1].key)] = each, (kind, row.key)
         for old in tx.select(PublishedRow, "not gone order by id"):
             if old.key not in wanted and not old.merged:
-                wanted[old.key] = old.tier, Change(old.of, old.id, None), False
+                wanted[old.key] = (old.tier, Change(old.of, old.id, None), False), None
         self._publish(tx, list(wanted.values()), {})
 
     def put_merged(self, tx: Tx, table: str, key: str, values: Values, *, tier: Tier = "global") -> None:
@@ -185,8 +207,8 @@ class Outbox:
         To be submitted to the store as a change of its own."""
         left, may, cost = False, None, 1
         for tier in TIERS:
-            waiting = tx.select(DueRow, "tier = ? order by since_ms, id limit ?", (tier, FLUSH_MOST))
-            due = [row for row in waiting if ownerlog.is_due(row.since_ms, tx.now_ms)]
+            waits = sorted((w.since_ms, key) for key, w in self._waiting.items() if w.tier == tier)[:FLUSH_MOST]
+            due = [key for since_ms, key in waits if ownerlog.is_due(since_ms, tx.now_ms)]
             if not due:
                 continue
             may = self._affords(tx.now_ms) if may is None else may
@@ -194,13 +216,35 @@ class Outbox:
                 left = True
                 break
             left |= len(due) == FLUSH_MOST
-            tx.record("catalog.published", self.owner, cause="due")
-            for row in due:
-                tx.delete(DueRow, row.key)
-            self._write(tx, tier, [Change(row.of, row.id, row.values) for row in due], {}, cost)
-            cost = 0
+            flushed = {key: self._waiting[key] for key in due}
+            tx.after_commit(partial(self._flushed, flushed))
+            if changes := self._as_they_are(tx, flushed):
+                tx.record("catalog.published", self.owner, cause="due")
+                self._write(tx, tier, changes, {}, cost)
+                cost = 0
         self._short = left
-        self._tell_due(tx)
+        tx.after_commit(lambda: self._tell_due(tx.now_ms))
+
+    def _as_they_are(self, tx: Tx, flushed: Mapping[str, _Waiting]) -> list[Change]:
+        """What to publish of rows that waited. They are projected once more: a change before this one, in the same
+        commit, may have changed them."""
+        changes = []
+        for key, waiting in flushed.items():
+            values = waiting.change.values
+            if waiting.source is not None:
+                kind, row_key = waiting.source
+                for tier, change, _ in self._projections[kind](tx, row_key, tx.get(kind, row_key)):
+                    if published_key(tier, change.table, change.key) == key:
+                        values = _without_none(change.values)
+            there = tx.get(PublishedRow, key)
+            if (there.values if there else None) != values:
+                changes.append(replace(waiting.change, values=values))
+        return changes
+
+    def _flushed(self, flushed: Mapping[str, _Waiting]) -> None:
+        for key, waiting in flushed.items():
+            if self._waiting.get(key) is waiting:
+                del self._waiting[key]
 
     # --- helpers ---
 
@@ -220,43 +264,52 @@ class Outbox:
         if self._staged_by is tx:
             raise AssertionError("a merged row was not published: Store.on_change is not set")
 
-    def _publish(self, tx: Tx, wanted: Sequence[Projected], merged: Mapping[tuple[Tier, str, str], Values]) -> None:
+    def _publish(
+        self,
+        tx: Tx,
+        wanted: Sequence[tuple[Projected, Source | None]],
+        merged: Mapping[tuple[Tier, str, str], Values],
+    ) -> None:
         """Sort what changed into what goes out now and what waits. Opens a record when there is something to write."""
         now: dict[Tier, list[Change]] = {}
-        wait: list[DueRow] = []
-        done: list[str] = []  # rows that wait, and need not any more
+        wait: dict[str, _Waiting | None] = {}  # None: it need not wait any more
         may = not self._short and self._affords(tx.now_ms)
         soon = False
-        for tier, change, urgent in _last(wanted):
+        for (tier, change, urgent), source in _last(wanted):
             key = published_key(tier, change.table, change.key)
-            there, due = tx.get(PublishedRow, key), tx.get(DueRow, key)
+            there = tx.get(PublishedRow, key)
             values = _without_none(change.values)
+            wait[key] = None
             if (there.values if there else None) == values:
-                done += [key] if due else []
-            elif urgent and may:
-                now.setdefault(tier, []).append(Change(change.table, change.key, values))
-                done += [key] if due else []
+                continue
+            change = Change(change.table, change.key, values)
+            if urgent and may:
+                now.setdefault(tier, []).append(change)
             else:
                 soon |= urgent
                 since_ms = ownerlog.due_at_once(tx.now_ms) if urgent else tx.now_ms
-                since_ms = min(since_ms, due.since_ms) if due else since_ms
-                row = DueRow(tier=tier, of=change.table, id=change.key, values=values, since_ms=since_ms)
-                wait += [row] if row != due else []
-        if not (now or wait or done or merged):
-            return
-        tx.record("catalog.published", self.owner, cause="change")
-        for key in done:
-            tx.delete(DueRow, key)
-        for row in wait:
-            tx.put(row)
+                wait[key] = _Waiting(tier, change, source, since_ms)
+        if wait:
+            tx.after_commit(partial(self._wait, wait))
+        if now or merged:
+            tx.record("catalog.published", self.owner, cause="change")
         for tier in TIERS:
             stamped = {(table, key): values for (t, table, key), values in merged.items() if t == tier}
             if tier in now or stamped:
                 self._write(tx, tier, now.get(tier, []), stamped)
         self._short |= soon
-        if wait or soon:  # what waits for longer is due earlier, and was told of when it began to
+        if any(wait.values()):  # what waits for longer is due earlier, and was told of when it began to
             wait_ms = max(ownerlog.wait_ms(self._budget, self._bucket), 0 if soon else ownerlog.COALESCE_MS)
             tx.after_commit(lambda: self.on_due(wait_ms) if self.on_due else None)
+
+    def _wait(self, wait: Mapping[str, _Waiting | None]) -> None:
+        """After the commit: what its change left waiting, or took back."""
+        for key, waiting in wait.items():
+            before = self._waiting.pop(key, None)
+            if waiting and before:
+                waiting = replace(waiting, since_ms=min(waiting.since_ms, before.since_ms))
+            if waiting:
+                self._waiting[key] = waiting
 
     def _write(
         self, tx: Tx, tier: Tier, changes: list[Change], merged: Mapping[tuple[str, str], Values], cost: int = 1
@@ -290,24 +343,23 @@ class Outbox:
         self._bucket = ownerlog.refilled(self._budget, self._bucket, now_ms)
         return ownerlog.affords(self._bucket)
 
-    def _tell_due(self, tx: Tx) -> None:
-        """After the commit, tell when to flush next, if anything waits."""
-        first = tx.query("select min(since_ms) from due")[0][0]
-        if first is None:
+    def _tell_due(self, now_ms: int) -> None:
+        """Tell when to flush next, if anything waits."""
+        if not self._waiting or self.on_due is None:
             return
-        wait_ms = max(ownerlog.wait_ms(self._budget, self._bucket), first + ownerlog.COALESCE_MS - tx.now_ms, 0)
-        wait_ms = min(wait_ms, max(ownerlog.COALESCE_MS, ownerlog.wait_ms(self._budget, self._bucket)))
-        tx.after_commit(lambda: self.on_due(wait_ms) if self.on_due else None)
+        first = min(waiting.since_ms for waiting in self._waiting.values())
+        wait_ms = max(ownerlog.wait_ms(self._budget, self._bucket), first + ownerlog.COALESCE_MS - now_ms, 0)
+        self.on_due(min(wait_ms, max(ownerlog.COALESCE_MS, ownerlog.wait_ms(self._budget, self._bucket))))
 
 
-def _last(wanted: Sequence[Projected]) -> list[Projected]:
+def _last(wanted: Sequence[tuple[Projected, Source | None]]) -> list[tuple[Projected, Source | None]]:
     """Of several for one key the last, which is as the change leaves it; urgent when any was."""
     if len(wanted) < 2:
         return list(wanted)
-    found: dict[str, Projected] = {}
-    for tier, change, urgent in wanted:
+    found: dict[str, tuple[Projected, Source | None]] = {}
+    for (tier, change, urgent), source in wanted:
         key = published_key(tier, change.table, change.key)
-        found[key] = tier, change, urgent or (key in found and found[key][2])
+        found[key] = (tier, change, urgent or (key in found and found[key][0][2])), source
     return list(found.values())
 
 

@@ -369,7 +369,8 @@ class PublishedRow(Row, frozen=True, kw_only=True):
 
 
 class DueRow(Row, frozen=True, kw_only=True):
-    """A row of the catalog that waits for the publisher, since `since_ms`: for others like it, or for budget."""
+    """A row of the catalog that waited for the publisher, of a Hawker that kept these in its database: the log of such
+    a one has them, and an outbox deletes what is left of them when it is opened."""
 
     table: ClassVar[str] = "due"
 

@@ -7,7 +7,7 @@ from typing import Any
 from hawker.core import hlc
 from hawker.core.ownerlog import HELD_MS
 from hawker.model.catalog import TIERS, LogId, Tier
-from hawker.model.rows import DueRow, LeaseRow, TallyRow
+from hawker.model.rows import LeaseRow, TallyRow
 from hawker.sim.replication.node import Node, lease, tally
 from hawker.sim.replication.report import Wrong
 from hawker.sim.replication.world import World
@@ -52,7 +52,7 @@ async def calm(world: World) -> None:
 
 
 async def _flush_all(world: World, node: Node) -> None:
-    while node.store.read.select(DueRow):
+    while node.outbox.waiting:
         world.now_ms += 1_000
         await node.write(node.outbox.flush)
 
@@ -148,7 +148,7 @@ def _check_empty(world: World) -> None:
                 gone = [row for row in node.replica.log_rows(LogId(owner, tier)) if row.values is None]
                 if gone:
                     raise Wrong(f"{name}: keeps tombstones of {owner}: {gone}")
-        if node.replica.waiting or node.store.read.select(DueRow):
+        if node.replica.waiting or node.outbox.waiting:
             raise Wrong(f"{name}: something waits though nothing happens")
         aside = node.replica.rows("select owner, tbl, key, why from _aside where kind <> 'poison'")
         if aside:

@@ -110,12 +110,19 @@ class Node:
         self.replica = self.kinds.replica.open("catalog.db", self.host, vfs=self.catalog_disk.name, tables=tables)
         self.outbox = self.kinds.outbox(self.host, self.name, {LeaseRow: lease, TallyRow: tally})
         self.outbox.newest_stamp = self.replica.newest_stamp
-        self.outbox.on_published = lambda version: self.on_published(version)
-        self.outbox.on_due = lambda ms: self.on_due(ms)
         self.store.on_change = self.outbox.on_change
         self.up = True
         above = {tier: self.replica.position(LogId(self.name, tier)).epoch for tier in TIERS}
-        return await self.store.submit(lambda tx: self.outbox.open(tx, above))
+
+        def change(tx: Tx) -> list[Origin]:
+            self.outbox.open(tx, above)
+            self.outbox.refresh(tx)
+            return [self.outbox.origin(tx, tier) for tier in TIERS]
+
+        origins = await self.store.submit(change)
+        self.outbox.on_published = lambda version: self.on_published(version)
+        self.outbox.on_due = lambda ms: self.on_due(ms)
+        return origins
 
     def kill(self) -> None:
         """Both databases stay as they are on their disks."""
