@@ -38,6 +38,20 @@ class NotAMember(Refused):
     code = "not_a_member"
 
 
+class Refuses(PeerUnreachable):
+    """A member that refuses all that we ask."""
+
+    def __init__(self, peer: str, why: str) -> None:
+        super().__init__(peer, why, sent=True)
+        self.message = f"{peer} {why}"  # it has not acted
+
+
+REFUSED = {
+    401: "has another cluster token: tokens.cluster must be the same at all agents",
+    403: "has another catalog key: catalog.cluster and catalog.keys must be the same at all agents",
+}
+
+
 class Exchange:
     """Asks other members, over connections that are kept for the ones asked last."""
 
@@ -63,6 +77,8 @@ class Exchange:
         )
         self.bytes_sent += len(body)
         self.bytes_received += len(response.body)
+        if why := REFUSED.get(response.status):
+            raise Refuses(_named(to), why)
         if response.status != 200:
             raise PeerUnreachable(_named(to), f"answered {path} with status {response.status}", sent=True)
         try:

@@ -35,6 +35,8 @@ HINT_S = 5.0
 """How often one address is followed up. A host that sends from another address than it announces never gets known by
 the one that packets come from."""
 TRIED_AT_ONCE = 3
+HOLDER_S = 1.0
+"""How long a node has to answer that was last known by the name of one that joins from elsewhere."""
 SETTLE_S = 0.4  # several workers often come at once, and one of them introduces the others
 
 
@@ -45,10 +47,12 @@ class JoinAsk(msgspec.Struct, frozen=True, array_like=True):
 
 
 class JoinAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """`members`: the answering node and neighbours of it; of use to a node of the same region."""
+    """`members`: the answering node and neighbours of it; of use to a node of the same region. `holder`: where another
+    node answers to the name of the one that asks, "" where none does; it is no member then."""
 
     region: str
     members: tuple[View, ...]
+    holder: str = ""
 
 
 class Joining:
@@ -74,6 +78,8 @@ class Joining:
         self._replication = replication
         self._rng = rng
         self.joined = asyncio.Event()
+        self.holder = ""
+        """Where another node answers to our name, as a member says that we asked."""
         self._hinted: dict[Address, None] = {}
         self._followed: dict[Address, float] = {}  # hints, and when they were followed up last
         self._directory_changed = asyncio.Event()
@@ -125,8 +131,12 @@ class Joining:
         return [(name, (host, port)) for name, host, port in found]
 
     async def answer(self, question: bytes) -> bytes:
-        """Somebody wants to join. It becomes a neighbour if it is of our region."""
+        """Somebody wants to join. It becomes a neighbour if it is of our region, and if nobody else has its name: two
+        nodes of one name would each undo what the other publishes."""
         ask = _decode_ask(question)
+        if holder := await self._holder(ask.member):
+            _logger.error("catalog.name_taken", member=ask.member.name, holder=holder, asks=ask.member.host)
+            return _encode(JoinAnswer(self._me.region, (), holder))
         mine = self._membership.swim.members
         names = sorted(name for name in mine if mine[name].status.live and name != self._me.name)
         some = self._rng.sample(names, min(len(names), INTRODUCED_MOST))
@@ -136,6 +146,29 @@ class Joining:
         return _encode(answer)
 
     # --- helpers -----------------------------------------------------------------------------------------------------
+
+    async def _holder(self, member: Member) -> str:
+        """Where another node answers to this member's name; "" where none does."""
+        known = self._replica.rows("select host, port from workers where name = ? order by host, port", (member.name,))
+        if view := self._membership.swim.members.get(member.name):
+            known = [*known, view.member.address]
+        for host, port in dict.fromkeys(known):
+            if (host, port) != member.address and await self._answers_as(member, (host, port)):
+                return f"{host}:{port}"
+        return ""
+
+    async def _answers_as(self, member: Member, address: Address) -> bool:
+        """Whether a node with this member's name, and another address, answers there."""
+        if address == self._me.address:
+            return self._me.name == member.name
+        me = self._membership.swim.members[self._me.name]
+        try:
+            ask = JoinAsk(self._me.region, me.member, me.incarnation)
+            answer = await self._exchange.ask(address, JOIN, ask, JoinAnswer, HOLDER_S)
+        except PeerUnreachable:
+            return False  # it moved, or ended
+        there = answer.members[0].member if answer.members else None
+        return there is not None and there.name == member.name and there.address != member.address
 
     def _needed(self) -> bool:
         return not self.joined.is_set() or not self._membership.live()
@@ -199,6 +232,10 @@ class Joining:
         ask = JoinAsk(self._me.region, me.member, me.incarnation)
         try:
             answer = await self._exchange.ask(address, JOIN, ask, JoinAnswer)
+            if answer.holder:
+                self._taken(answer.holder)
+                return False
+            self.holder = ""
             same = answer.region == self._me.region
             if same:
                 self._introduce(answer.members)
@@ -213,6 +250,11 @@ class Joining:
             log("catalog.join_failed", error=error.message, cause="join")
             return False
         return True
+
+    def _taken(self, holder: str) -> None:
+        self.holder = holder
+        if self.joined.is_set():  # since then; before, whoever waits for `joined` tells
+            _logger.error("catalog.name_taken", member=self._me.name, holder=holder, cause="join")
 
     def _introduce(self, views: list[View] | tuple[View, ...]) -> None:
         self._membership.introduce(views)

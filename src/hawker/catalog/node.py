@@ -179,12 +179,17 @@ class Node:
 
     async def joined(self, within_s: float) -> None:
         """Until a member was reached and its logs were read, one of the own region if any is known there; at most so
-        long, and not at all with nobody to ask."""
+        long, and not at all with nobody to ask. Raises `HawkerError` when another node has our name."""
         with suppress(TimeoutError, StoreError):  # its own disk keeps nobody from starting
             if self._joining.anyone():
                 async with asyncio.timeout(within_s):
                     await self._joining.joined.wait()
                     await self.caught_up.until_met()
+        if holder := self._joining.holder:
+            raise HawkerError(
+                f"the name {self.settings.name} is taken: the agent at {holder} has it, and answers",
+                hint="give this agent a name of its own, in its configuration; or end the other one",
+            )
 
     # --- what comes in, and what membership needs --------------------------------------------------------------------
 
