@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 
 CLUSTER, USER = "bench-cluster-token", "bench-user-token"
@@ -44,7 +45,7 @@ def running_agents(home: Path, *, workers: int = 2, machines: int = 10_000_000) 
         for name, role in roles.items():
             processes[name] = spawn_agent(home, name, role)
         for name, port in {**ports, "broker": broker}.items():
-            wait_listening(port, processes[name], home / f"{name}.log")
+            wait_answering(port, processes[name], home / f"{name}.log")
         yield Agents(broker, ports, processes)
     finally:
         for process in processes.values():
@@ -61,9 +62,9 @@ def worker_role(port: int, machines: int) -> str:
 
 
 def start_agent(home: Path, name: str, role: str, port: int) -> subprocess.Popen[bytes]:
-    """One agent, returned once it takes connections at this port."""
+    """One agent, returned once it answers at this port."""
     process = spawn_agent(home, name, role)
-    wait_listening(port, process, home / f"{name}.log")
+    wait_answering(port, process, home / f"{name}.log")
     return process
 
 
@@ -76,6 +77,19 @@ def spawn_agent(home: Path, name: str, role: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-m", "hawker", "agent", "--config", str(config)], stdout=log, stderr=log
         )
+
+
+def wait_answering(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Until an agent has answered for the first time. It takes connections before, as soon as it begins."""
+    wait_listening(port, process, log)
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("GET", "/health", headers={"Authorization": f"Bearer {CLUSTER}"})
+        status = connection.getresponse().status
+    finally:
+        connection.close()
+    if status != 200:
+        raise RuntimeError(f"the agent at port {port} answers {status}:\n{log.read_text()[-2000:]}")
 
 
 def wait_listening(port: int, process: subprocess.Popen[bytes], log: Path | None = None) -> None:
