@@ -36,6 +36,7 @@ BENCHMARKS = (
     "run",
     "faults",
     "waking",
+    "lives",
     "torture",
     "membership",
     "new_apps",
@@ -85,6 +86,7 @@ def run(
 ) -> Outcome:
     """One benchmark of the checkout `code`, with a directory for temporary files that must be empty afterwards."""
     place = Path(tempfile.mkdtemp(prefix="hb-"))  # short: it has Unix sockets, whose paths may have 107 bytes
+    place.chmod(0o755)  # containers have users of their own
     environment = {**os.environ, "TMPDIR": str(place), MARK: str(place)}
     command = [str(python), "-m", f"bench.{name}", *options]
     began = time.monotonic()

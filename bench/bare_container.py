@@ -120,7 +120,8 @@ class Bare:
                 os.close(fd)
         _, status = os.waitpid(pid, 0)
         if status:
-            raise RuntimeError(f"{argv} ended with {os.waitstatus_to_exitcode(status)}")
+            said = Path(f"{directory}/out").read_text()
+            raise RuntimeError(f"{argv} ended with {os.waitstatus_to_exitcode(status)}: {said}")
 
     def _connect(self, pid: int, address: str) -> None:
         """A pair, both ends up, an address, a way there and a way back."""

@@ -272,7 +272,10 @@ class Churn:
         while not self._over.is_set():
             rng.shuffle(kinds)
             kinds.sort(key=lambda kind: kind not in ALWAYS)
-            for kind in [kind for kind in kinds if self.report.kills[kind] < most.get(kind, sys.maxsize)]:
+            left = [kind for kind in kinds if self.report.kills[kind] < most.get(kind, sys.maxsize)]
+            if not left:
+                return
+            for kind in left:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._over.wait(), rng.uniform(within_s / 10, within_s))
                 if self._over.is_set():
