@@ -315,6 +315,10 @@ class SketchRow(Row, frozen=True, kw_only=True):
         return "images"
 
 
+UNENDED = "status in ('active', 'parked')"
+"""Which runs have not ended, in the words of the indexes that have only those: SQLite goes by the words."""
+
+
 class RunRow(Row, frozen=True, kw_only=True):
     """One run of a flow, as its records leave it. `core.journal` is the only code that computes the next one.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from hawker.model.rows import ReservationRow, RunRow
+from hawker.model.rows import UNENDED, ReservationRow, RunRow
 from hawker.sim.checks import promises, watch
 from hawker.sim.checks.paths import Paths
 from hawker.sim.faults.drawing import faults_of
@@ -176,7 +176,7 @@ class Cluster(Fleet):
                 found.append(f"{node.name}: {left} orders are being released")
         for node in self.workers:
             if store := self.store(node):
-                runs = store.read.select(RunRow, "status in ('active', 'parked') order by id")
+                runs = store.read.select(RunRow, f"{UNENDED} order by id")
                 found += [f"{node.name}: run {run.id} {run.flow} is {run.status}: {run.error}" for run in runs]
                 held = store.read.query(f"select count(*) from {ReservationRow.table}")[0][0]
                 found += [f"{node.name}: {held} reservations"] * (held > 0)

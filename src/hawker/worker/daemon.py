@@ -26,7 +26,7 @@ from hawker.http.call import Call
 from hawker.images.base import ImageSource
 from hawker.model.endpoints import ENDPOINTS
 from hawker.model.guest import RESOURCES
-from hawker.model.rows import MachineRow, RunRow, WorkerRow
+from hawker.model.rows import UNENDED, MachineRow, RunRow, WorkerRow
 from hawker.network.base import HostNetwork, NetworkError, Wanted
 from hawker.store.compaction import Compaction, Kept
 from hawker.store.db import Store
@@ -221,7 +221,7 @@ class Worker:
         if self._network is None:
             return
         wanted: dict[str, Wanted] = {}
-        for row in self.store.read.select(MachineRow, "instance <> ''"):
+        for row in self.store.read.select(MachineRow, "instance > ''"):
             network = instance_spec(row, row.instance).network
             if network:
                 publish = tuple((p.protocol, p.internal_port, p.host_port) for p in network.publish)
@@ -238,7 +238,7 @@ class Worker:
         for row in self.store.read.select(MachineRow, "state <> 'destroyed'"):
             if row.image_digest:
                 self._images.hold(row.id, row.image_digest)
-        for run in self.store.read.select(RunRow, "status in ('active', 'parked')"):
+        for run in self.store.read.select(RunRow, UNENDED):
             hold_before(self._images, run)
 
     def _identify(self, tx: Tx) -> WorkerRow:

@@ -8,7 +8,8 @@ has is passed over; where a program took it later, its machine's next start is r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 from hawker.core import capacity
 from hawker.errors import Conflict
@@ -19,6 +20,9 @@ from hawker.store.tx import Reads, Tx
 
 PORTS = range(20000, 30000)
 """What a worker gives out when its settings say nothing."""
+
+LOOKED_UP = 32
+"""Ports that are looked up in one statement."""
 
 
 Holder = Callable[[str, int], str]
@@ -69,8 +73,8 @@ def shortfall(reads: Reads, ports: range, config: Config) -> capacity.Shortfall 
     """What is missing for another machine with this configuration. Reservations hold no ports: of two orders for the
     last one, the second is told when it is confirmed."""
     wanted = 0 if config.runtime == PROCESS else len(published(config.services))
-    free = len(ports) - reads.query("select count(*) from port")[0][0] if wanted else 0
-    return capacity.Shortfall(resource="ports", wanted=wanted, free=max(0, free)) if wanted > free else None
+    free = len(list(islice(_not_given(reads, ports, 0), wanted)))
+    return capacity.Shortfall(resource="ports", wanted=wanted, free=free) if wanted > free else None
 
 
 def settle(tx: Tx, machine: MachineRow) -> None:
@@ -98,13 +102,21 @@ def _free(tx: Tx, ports: range, machine: str, protocols: Sequence[str], holder: 
     next one to be given out, when its last machine may still be on its way out."""
     if not protocols:
         return []
-    taken = {int(key) for (key,) in tx.query("select id from port")}
-    start = int(machine, 16) % len(ports) if len(ports) else 0
     found: list[int] = []
-    for offset in range(len(ports)):
-        number = ports[(start + offset) % len(ports)]
-        if number not in taken and not holder(protocols[len(found)], number):
+    for number in _not_given(tx, ports, int(machine, 16)):
+        if not holder(protocols[len(found)], number):
             found.append(number)
             if len(found) == len(protocols):
                 return found
     raise NoPort(len(protocols), len(found))
+
+
+def _not_given(reads: Reads, ports: range, start: int) -> Iterator[int]:
+    """Those of the range that nobody has, from a place in it on and around. A few are looked up at a time: what is
+    given out elsewhere in the range is not read."""
+    for offset in range(0, len(ports), LOOKED_UP):
+        some = [ports[(start + n) % len(ports)] for n in range(offset, min(offset + LOOKED_UP, len(ports)))]
+        marks = ", ".join("?" * len(some))
+        given = reads.query(f"select id from port where id in ({marks})", [str(number) for number in some])
+        taken = {int(key) for (key,) in given}
+        yield from (number for number in some if number not in taken)

@@ -237,7 +237,7 @@ def _check_checks(reads: Reads) -> list[str]:
     """A machine that has an instance has rows of its checks, all of them of that instance; no other has any."""
     wanted = {
         (row.id, check.name, row.instance)
-        for row in reads.select(MachineRow, "instance <> ''")
+        for row in reads.select(MachineRow, "instance > ''")
         for check in check_config(row.config).checks
     }
     there = {(row.machine, row.name, row.instance) for row in reads.select(CheckRow)}

@@ -20,7 +20,7 @@ from hawker.errors import HawkerError, Invalid, NotFound
 from hawker.http.app import Handler
 from hawker.http.call import Call
 from hawker.model.market import Ask, Decision, Failed, Offer, Order, Refusal, Reservation
-from hawker.model.rows import AppRow, ClaimRow, MachineRow, TallyRow, WorkerRow
+from hawker.model.rows import UNENDED, AppRow, ClaimRow, MachineRow, TallyRow, WorkerRow
 from hawker.store.db import Store
 from hawker.store.sql import run_query
 from hawker.store.tx import Tx
@@ -237,6 +237,7 @@ class MarketApi:
         me = self._store.read.get(WorkerRow, "worker")
         assert me is not None  # written before the worker serves
         machines = self._store.read.query("select state, count(*) from machine group by state")
+        parked = self._store.read.query(f"select count(*) from run where {UNENDED} and status = 'parked'")
         return {
             "name": me.name,
             "region": me.region,
@@ -247,7 +248,7 @@ class MarketApi:
             "held": ledger.held(self._store.read),
             "machines": dict(machines),
             "driver": await self._driver.fingerprint(),
-            "parked_runs": self._store.read.query("select count(*) from run where status = 'parked'")[0][0],
+            "parked_runs": parked[0][0],
         }
 
     async def cordon(self, call: Call) -> Any:

@@ -9,7 +9,7 @@ from hawker.errors import Conflict, Invalid, NotFound
 from hawker.http.app import Handler
 from hawker.http.call import Call
 from hawker.model import api, views
-from hawker.model.rows import RunRow
+from hawker.model.rows import UNENDED, RunRow
 from hawker.store.db import Store
 from hawker.worker.flows.runner import Runner
 from hawker.worker.request import request_of
@@ -42,6 +42,8 @@ class RunsApi:
             if status not in STATUSES:
                 raise Invalid("status", status, f"use {', '.join(STATUSES)}")
         where, values = f"status in ({', '.join('?' * len(statuses))})", tuple(statuses)
+        if {"active", "parked"} >= set(statuses):
+            where = f"{UNENDED} and {where}"
         if machine := call.query("machine"):
             where, values = f"resource = ? and {where}", (machine, *values)
         limit = call.number("limit", 100, 1, 1000)

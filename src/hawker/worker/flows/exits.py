@@ -16,7 +16,7 @@ from hawker.errors import StoreError
 from hawker.host import Host
 from hawker.model.config import Restart, check_config
 from hawker.model.machine import State
-from hawker.model.rows import MachineRow, RunRow, WorkerRow
+from hawker.model.rows import UNENDED, MachineRow, RunRow, WorkerRow
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.telemetry import get_logger
@@ -88,8 +88,8 @@ class Exits:
         await self._correct(instances, {name})
 
     async def _remove_orphans(self, instances: Sequence[Instance]) -> None:
-        rows = self._store.read.select(MachineRow, "instance <> ''")
-        active = self._store.read.select(RunRow, "status in ('active', 'parked')")
+        rows = self._store.read.select(MachineRow, "instance > ''")
+        active = self._store.read.select(RunRow, UNENDED)
         known = {row.instance for row in rows} | {run.args.get("instance", "") for run in active}
         begun = {run.id for run in active}
         for instance in sorted(instances, key=lambda instance: instance.key):
@@ -100,7 +100,7 @@ class Exits:
     async def _correct(self, instances: Sequence[Instance], drivers: Collection[str]) -> None:
         """Of machines of these drivers only: about the others' nothing is known."""
         there = {instance.key: instance for instance in instances}
-        for row in self._store.read.select(MachineRow, "instance <> ''"):
+        for row in self._store.read.select(MachineRow, "instance > ''"):
             instance = there.get(row.instance)
             if row.state not in (State.started, State.suspended, State.suspending) or row.driver not in drivers:
                 continue

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from hawker.core import journal
 from hawker.errors import Abort, Broken, Conflict, HawkerError, NotFound, Retry, StoreError
 from hawker.host import Host
-from hawker.model.rows import RunRow
+from hawker.model.rows import UNENDED, RunRow
 from hawker.store.db import Store
 from hawker.store.tx import Reads, Tx
 from hawker.telemetry import Metrics, exemplar, get_logger
@@ -193,7 +193,7 @@ class Runner:
 
     def resume(self) -> int:
         """Take up every run that was active when the worker last stopped. Returns how many."""
-        runs = self._store.read.select(RunRow, "status = 'active' order by id")
+        runs = self._store.read.select(RunRow, f"{UNENDED} and status = 'active' order by id")
         for run in runs:
             self._log("run.resumed", run, step=run.steps[run.next])
             self._spawn(run)
@@ -390,7 +390,7 @@ class Runner:
 
 def active_run(reads: Reads, resource: str) -> RunRow | None:
     """The exclusive run that holds a resource, if any."""
-    where = "resource = ? and status in ('active', 'parked') and (body ->> '$.exclusive') = 1"
+    where = f"resource = ? and {UNENDED} and (body ->> '$.exclusive') = 1"
     found = reads.select(RunRow, where, (resource,))
     return found[0] if found else None
 

@@ -81,7 +81,7 @@ class Checks:
 
     def begin(self) -> None:
         self._log.on_change.append(self._changed)
-        for row in self._store.read.select(MachineRow, "instance <> ''"):
+        for row in self._store.read.select(MachineRow, "instance > ''"):
             self._changed(row)
 
     async def close(self) -> None:
