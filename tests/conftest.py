@@ -5,8 +5,8 @@ With `--forbid-skips` such a test makes the run fail: that is how `.ci/run` know
 first. A process that outlives its tests makes the run fail too; `tests/kit/leftovers.py` says how it is found.
 
 `--secluded` says that the run is one of `scripts/lib/secluded`. `--account` writes down how the run went in few lines:
-how many tests passed and failed, then each that failed, with its reason. A file beside it, `.failed`, names what
-`scripts/test` may run once more.
+how many tests passed and failed, then each that failed, with its reason. Of the files beside it, `.failed` names what
+`scripts/test` may run once more, and `.times` has what each directory took (`tests/kit/budgets.py`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 pytest.register_assert_rewrite("tests.kit", "tests.live.conformance")
 
-from tests.kit import leaks, tiers  # noqa: E402  # after the rewrite of its assertions is asked for
+from tests.kit import budgets, leaks, tiers  # noqa: E402  # after the rewrite of its assertions is asked for
 from tests.kit.leftovers import Leftovers  # noqa: E402
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -76,8 +77,10 @@ def pytest_configure(config: pytest.Config) -> None:
     tiers.configure(config)
     skips = SkipAccount(config.getoption("--forbid-skips"))
     config.pluginmanager.register(skips, "hawker-skips")
-    if path := config.getoption("--account"):
-        config.pluginmanager.register(Account(path, skips), "hawker-account")
+    path, times = config.getoption("--account"), budgets.Times(held=not tiers.has_more(config))
+    config.pluginmanager.register(times, "hawker-times")
+    if path:
+        config.pluginmanager.register(Account(path, skips, times), "hawker-account")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -122,17 +125,31 @@ class SkipAccount:
 class Account:
     """Writes the counts of a run into a file, and below them each failure with its reason."""
 
-    def __init__(self, path: Path, skips: SkipAccount) -> None:
+    def __init__(self, path: Path, skips: SkipAccount, times: budgets.Times) -> None:
         self.path = path
         self.skips = skips
+        self.times = times
+        self.once: set[str] = set()
         self.counts: dict[str, int] = {}
         self.failures: list[str] = []
         self.failed: list[str] = []
+        self.of_tests: list[str] = []
         self.began = time.monotonic()
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """What is the same whatever the machine does gets no second run: rules, simulations, and what is cut off or
+        killed at each point."""
+        again = {directory for directory, budget in budgets.read(budgets.FILE.read_text()).items() if budget.again}
+        for item in session.items:
+            a_rule = hypothesis.is_hypothesis_test(getattr(item, "obj", None))
+            marked = any(item.get_closest_marker(name) for name in ("crash", "virtual_time"))
+            if a_rule or marked or budgets.directory_of(item.nodeid) not in again:
+                self.once.add(item.nodeid)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             self._count("errors", report)
+            self.once.add(report.nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
@@ -144,6 +161,7 @@ class Account:
         self.counts[kind] = self.counts.get(kind, 0) + 1
         crash = getattr(report.longrepr, "reprcrash", None)
         reason = crash.message if crash else report.longreprtext
+        self.of_tests.append(report.nodeid)
         self.failures.append(f"{report.nodeid}: {' '.join(reason.split())[:REASON_MOST]}")
         # What is left behind is found at a test's end, and may be another's of its file.
         again = report.nodeid.partition("::")[0] if report.when == "teardown" else report.nodeid
@@ -158,7 +176,9 @@ class Account:
         counts += [f"{len(self.skips.skips)} not run"] if self.skips.skips else []
         first = f"{', '.join(counts)} in {time.monotonic() - self.began:.0f} s"
         self.path.write_text("\n".join((first, *self.failures, "")))
-        failed = [] if session.config.stash.get(LEFT_BY_ALL, False) else self.failed
+        no_more = session.config.stash.get(LEFT_BY_ALL, False) or not self.once.isdisjoint(self.of_tests)
+        failed = [] if no_more else self.failed
+        self.times.write(self.path.with_name(self.path.name + ".times"))
         self.path.with_name(self.path.name + ".failed").write_text("".join(f"{nodeid}\n" for nodeid in failed))
 
 

@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import CONTROLLERS, missing_for_root
+from tests.kit.budgets import FILE, Budget, added, read, report
+from tests.kit.tiers import FEW
 
 ROOT = Path(__file__).parent.parent
+OF_PROCESSES = "tests/live/test_it.py"
+"""In a directory whose tests may get a second run."""
 
 SKIPPED = """
 import pytest
@@ -24,10 +28,13 @@ def test_cannot_run(): pass
 """
 
 
-def run_pytest(directory: Path, source: str, *options: str, **settings: str) -> subprocess.CompletedProcess[str]:
+def run_pytest(
+    directory: Path, source: str, *options: str, at: str = "test_it.py", **settings: str
+) -> subprocess.CompletedProcess[str]:
     """Run one file of tests under this project's configuration and conftest, in a pytest of its own. `settings` go into
     its environment."""
-    (directory / "test_it.py").write_text(source)
+    (directory / at).parent.mkdir(parents=True, exist_ok=True)
+    (directory / at).write_text(source)
     argv = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:schemathesis", "-v", *options]
     argv += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(directory), "--basetemp", str(directory / "tmp")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **settings}
@@ -95,10 +102,80 @@ def test_an_account_has_the_counts_and_a_line_for_each_failure(tmp_path: Path) -
 
 
 def test_what_failed_is_named_for_a_second_run_and_what_left_something_with_its_whole_file(tmp_path: Path) -> None:
-    run_pytest(tmp_path, GOES_WRONG, f"--account={tmp_path / 'account'}")
-    assert (tmp_path / "account.failed").read_text().splitlines() == ["test_it.py::test_fails", "test_it.py"]
-    again = run_pytest(tmp_path, GOES_WRONG.replace("1 == 2", "1 == 1"), f"@{tmp_path / 'account.failed'}")
-    assert "test_it.py::test_fails PASSED" in again.stdout
+    run_pytest(tmp_path, GOES_WRONG, f"--account={tmp_path / 'account'}", at=OF_PROCESSES)
+    failed = (tmp_path / "account.failed").read_text().splitlines()
+    assert failed == [f"{OF_PROCESSES}::test_fails", OF_PROCESSES]
+    mended = GOES_WRONG.replace("1 == 2", "1 == 1")
+    again = run_pytest(tmp_path, mended, f"@{tmp_path / 'account.failed'}", at=OF_PROCESSES)
+    assert f"{OF_PROCESSES}::test_fails PASSED" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("at", "failing"),
+    [
+        ("tests/core/test_it.py", "def test_that(): assert False"),
+        (OF_PROCESSES, "@pytest.mark.crash\ndef test_that(): assert False"),
+        (OF_PROCESSES, "@hypothesis.given(hypothesis.strategies.none())\ndef test_that(none): assert False"),
+    ],
+    ids=["a rule", "a crash", "a property"],
+)
+def test_where_more_failed_than_waiting_for_processes_nothing_gets_a_second_run(
+    tmp_path: Path, at: str, failing: str
+) -> None:
+    (tmp_path / "tests" / "live").mkdir(parents=True)
+    (tmp_path / "tests" / "live" / "test_beside.py").write_text("def test_fails(): assert False\n")
+    run = run_pytest(tmp_path, f"import hypothesis, pytest\n{failing}\n", f"--account={tmp_path / 'account'}", at=at)
+    assert run.returncode != 0
+    assert (tmp_path / "account.failed").read_text() == ""
+
+
+TIERS = """
+import pytest
+from hypothesis import given, settings, strategies as st
+
+@given(st.integers())
+def test_a_property(number): print("drawn")
+@pytest.mark.full
+@pytest.mark.parametrize("n", range(4))
+def test_more(n): pass
+def test_plain(): pass
+"""
+
+
+def test_a_change_leaves_out_what_is_marked_full_and_draws_few_cases_the_same_each_time(tmp_path: Path) -> None:
+    ran = [run_pytest(tmp_path, TIERS + "\n# " * n, "-s").stdout for n in range(2)]
+    assert all("2 passed, 4 deselected" in each for each in ran)
+    assert all(each.count("drawn") == FEW for each in ran)
+    full = run_pytest(tmp_path, TIERS, "--full", "-s").stdout
+    assert "6 passed in" in full
+    assert full.count("drawn") > FEW
+
+
+def test_all_slices_together_are_what_the_full_run_adds(tmp_path: Path) -> None:
+    ran: list[str] = []
+    for number in (1, 2):
+        run = run_pytest(tmp_path, TIERS, f"--slice={number}/2")
+        ran += [line.split("::")[1].split()[0] for line in run.stdout.splitlines() if " PASSED " in line]
+    assert sorted(ran) == ["test_a_property", *(f"test_more[{n}]" for n in range(4))]
+
+
+BUSY = "import time\ndef test_busy():\n    end = time.process_time() + 0.3\n    while time.process_time() < end: pass\n"
+
+
+def test_a_directory_over_its_budget_fails_the_run_and_is_named(tmp_path: Path) -> None:
+    account = tmp_path / "account"
+    run_pytest(tmp_path, BUSY, f"--account={account}", at=OF_PROCESSES)
+    taken = added([tmp_path / "account.times"])
+    assert 0.3 <= taken["tests/live"].cpu_s <= taken["tests/live"].clock_s + 0.1
+    lines, kept = report(taken, {"tests/live": Budget(0.2, again=True)})
+    assert not kept
+    assert lines[1].endswith("OVER ITS BUDGET")
+    assert report(taken, {"tests/live": Budget(5.0, again=True)})[1]
+
+
+def test_every_directory_of_tests_has_a_budget() -> None:
+    directories = {path.parent.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py")}
+    assert {"/".join(path.parts[:2]) for path in directories} == read(FILE.read_text()).keys()
 
 
 def test_slow_tests_run_last_and_the_others_in_the_order_of_the_file(tmp_path: Path) -> None:
@@ -136,9 +213,9 @@ def test_processes_that_outlive_their_tests_fail_the_run_and_are_killed(tmp_path
 def test_what_a_failed_test_had_yet_to_end_keeps_it_from_no_second_run(tmp_path: Path) -> None:
     fails = "\ndef test_fails():\n    forget()\n    assert 1 == 2\n"
     source = FORGETFUL.partition("def test_a_daemon")[0] + fails
-    run = run_pytest(tmp_path, source, f"--account={tmp_path / 'account'}", HAWKER_TEST_SETTLE_S="1")
+    run = run_pytest(tmp_path, source, f"--account={tmp_path / 'account'}", at=OF_PROCESSES, HAWKER_TEST_SETTLE_S="1")
     assert "processes outlived their tests" in run.stdout
-    assert "test_it.py::test_fails" in (tmp_path / "account.failed").read_text().splitlines()
+    assert f"{OF_PROCESSES}::test_fails" in (tmp_path / "account.failed").read_text().splitlines()
 
 
 def wait_until_ended(pid: int) -> None:

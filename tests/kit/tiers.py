@@ -27,7 +27,7 @@ def add_options(parser: pytest.Parser) -> None:
 def configure(config: pytest.Config) -> None:
     """Before any test is imported: a property takes what it does not say itself from the profile loaded then."""
     part: tuple[int, int] | None = config.getoption("--slice")
-    full = config.getoption("--full") or part is not None
+    full = has_more(config)
     # No deadline per example: a busy machine is not a failure. `print_blob`: a failure prints how to run it again.
     hypothesis.settings.register_profile(
         "hawker", deadline=None, print_blob=True, max_examples=MANY if full else FEW, derandomize=not full
@@ -35,6 +35,11 @@ def configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("hawker")
     if part is not None:
         config.option.hypothesis_seed = str(part[0])
+
+
+def has_more(config: pytest.Config) -> bool:
+    """Whether the run has what a change does not."""
+    return bool(config.getoption("--full") or config.getoption("--slice"))
 
 
 def choose(config: pytest.Config, items: list[pytest.Item]) -> None:
