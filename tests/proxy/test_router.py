@@ -301,6 +301,28 @@ async def test_one_that_its_user_stops_as_a_request_reaches_it_is_started_for_th
         await until(lambda: here.sites.doors["m1"].machine.state == "started")
 
 
+async def test_one_that_is_stopped_before_its_checks_pass_is_started_again(here: Here) -> None:
+    """It was waited for as long as a machine may take to come up, and then left alone."""
+
+    async def becomes(state: str) -> None:
+        here.machine("m1", state=state)
+        await until(lambda: here.sites.doors["m1"].machine.state == state)
+
+    here.machine("m1", state="updating")
+    here.fleet.check("m1", "web", status="warning", service=f"tcp/{here.port}")
+    before = (State.updating, "old"), (State.stopped, "new")
+    here.worker.answers = [words.Awake(before=state, instance=name, checked=True) for state, name in before]
+    asked = asyncio.ensure_future(here.obtain(30))
+    await until(lambda: here.worker.woken == ["m1"])
+    for state in ("stopping", "stopped"):
+        await becomes(state)
+    await until(lambda: here.worker.woken == ["m1", "m1"])
+    here.fleet.check("m1", "web", status="passing", service=f"tcp/{here.port}")
+    for state in ("starting", "started"):
+        await becomes(state)
+    assert (await asked).machine == "m1"
+
+
 async def test_a_request_in_the_middle_of_a_stop_waits_for_its_end_and_starts_it_again(here: Here) -> None:
     here.machine("m1")
     (await here.obtain()).release()

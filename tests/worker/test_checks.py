@@ -383,3 +383,26 @@ async def test_with_a_full_disk_a_result_is_shown_and_written_once_there_is_room
     assert [row.status for row in place.rows(machine)] == ["passing"]
     place.worker.make_room()
     await place.worker.until(lambda: [row.status for row in place.rows(machine)] == ["critical"], within_s=16)
+
+
+@on_a_network
+async def test_while_an_update_gets_its_image_the_old_program_is_checked_and_told_of(place: Place) -> None:
+    await place.program.listen()
+    machine = await place.worker.run_machine(image="app:1", **served(HTTP))
+    await place.becomes(machine, "passing", 1)
+    (known,) = place.rows(machine)
+    place.worker.world.delays["prepare"] = 120
+    config = check_config(machine_config(image="app:2", **served({**HTTP, "path": "/other"})))
+    await place.worker.machines.update(APP.name, machine, place.worker.request(), config=config)
+    asked = len(place.program.asked)
+    await asyncio.sleep(60)
+    assert place.worker.machine(machine).state is State.updating
+    assert (place.status(machine), place.rows(machine)) == ("passing", [known])
+    assert len(place.program.asked) >= asked + 3
+    place.program.answer = DOWN
+    await place.becomes(machine, "critical", 16)
+    assert place.rows(machine)[0].status == "critical"
+    await place.worker.at_rest(machine)
+    (after,) = place.rows(machine)
+    assert (after.status, after.instance) == ("warning", place.worker.machine(machine).instance)
+    assert place.worker.wrong() == []

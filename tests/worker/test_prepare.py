@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from tests.kit.sim_worker import APP, SimWorker, a_worker, a_world, machine_config
 from tests.kit.virtual_time import virtual_time
 
+from hawker.http.call import Call
 from hawker.model.config import check_config
 from hawker.model.machine import State
 from hawker.model.rows import PortRow
-from hawker.worker.api.machines import with_runtime
+from hawker.worker.api.machines import MachineApi, with_runtime
 from hawker.worker.flows.machine import STARTS_TRIED
 from hawker.worker.flows.runner import Busy
 
@@ -188,6 +190,59 @@ async def test_an_update_whose_image_cannot_be_had_leaves_the_machine_as_it_was(
         assert [row.number for row in worker.store.read.select(PortRow)] == [port.host_port for port in before.ports]
         assert worker.driver.images.holds == {machine: FIRST}
         assert worker.wrong() == []
+
+
+@virtual_time
+async def test_an_update_that_gets_its_image_can_be_stopped_and_the_machine_stays_what_it_was(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await worker.run_machine(image="app:1")
+        before = worker.machine(machine)
+        worker.world.silent_images.add("app:2")
+        config = check_config(machine_config(image="app:2"))
+        await worker.machines.update(APP.name, machine, worker.request(), config=config)
+        await worker.machines.stop(APP.name, machine, worker.request())
+        await worker.at_rest()
+        after = worker.machine(machine)
+        assert (after.state, after.version, after.config) == (State.stopped, before.version, before.config)
+        assert (after.before, worker.world.running(machine)) == (None, [])
+        await worker.machines.start(APP.name, machine, worker.request())
+        await worker.at_rest()
+        assert [image.partition("@")[0] for image in ran(worker)] == ["app:1", "app:1"]
+        assert worker.wrong() == []
+
+
+@virtual_time
+async def test_whoever_has_to_do_with_its_program_finds_a_machine_started_while_an_update_gets_its_image(
+    tmp_path: Path,
+) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await worker.run_machine(image="app:1", services=[{"internal_port": 80}])
+        before = worker.machine(machine)
+        worker.world.delays |= {"prepare": 20, "stop": 20}
+        config = check_config(machine_config(image="app:2", services=[{"internal_port": 81}]))
+        await worker.machines.update(APP.name, machine, worker.request(), config=config)
+        await asyncio.sleep(5)
+        await worker.machines.cordon(APP.name, machine, worker.request(), cordoned=True)
+        row = worker.machine(machine)
+        assert (row.state, row.version == before.version) == (State.updating, False)
+        seen = row.as_it_runs()
+        assert {name for name in seen.__struct_fields__ if getattr(seen, name) != getattr(before, name)} <= {
+            *("cause", "updated_at_ms"),
+            "cordoned",
+        }
+        assert seen.cordoned
+        api = MachineApi(worker.store, worker.host, worker.drivers, worker.log, worker.machines, "ord-1")
+        command = SimpleNamespace(cmd="cat", stdin="hello", command=None, container=None, timeout=None)
+        names = {"machine_id": machine, "app_name": APP.name}
+        call = SimpleNamespace(
+            path=names.__getitem__, request=SimpleNamespace(path_params=names), read=lambda kind: command
+        )
+        assert (await api.exec(cast(Call, call))).stdout == "hello"
+        await asyncio.sleep(25)
+        row = worker.machine(machine)
+        assert (row.state, row.instance, row.as_it_runs()) == (State.updating, before.instance, row), "it is stopped"
+        await worker.at_rest()
+        assert worker.machine(machine).state is State.started
 
 
 @virtual_time

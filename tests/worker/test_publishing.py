@@ -15,7 +15,7 @@ from hawker.catalog.publisher import Publisher
 from hawker.catalog.replica import Replica
 from hawker.model.guest import Resources
 from hawker.model.machine import State
-from hawker.model.rows import CheckRow, MachineRow, Row, SketchRow
+from hawker.model.rows import Before, CheckRow, MachineRow, Row, SketchRow
 from hawker.model.services import Port
 from hawker.store.db import Store
 from hawker.store.tx import Tx
@@ -88,6 +88,7 @@ async def told(directory: Path) -> AsyncIterator[Told]:
         replica.close()
 
 
+STATES = "select state, version from machines"
 SERVED = "select machine, app, process_group, protocol, internal_port, host_port from services order by id"
 
 
@@ -205,3 +206,17 @@ async def test_a_machine_with_services_is_told_of_at_once_as_it_begins_to_leave_
         await there.put(a_machine())
         await there.put(a_machine(state=State.stopping), wait=False)
         assert there.rows("select state from machines") == [("started",)]  # nobody sends it anything
+
+
+@virtual_time
+async def test_a_machine_is_told_of_as_the_program_that_runs_while_an_update_gets_its_image(tmp_path: Path) -> None:
+    async with told(tmp_path) as it:
+        machine = a_machine(ports=(WEB,))
+        await it.put(machine)
+        seen = it.rows(STATES), it.rows(SERVED)
+        fields = {name: getattr(machine, name) for name in Before.__struct_fields__}
+        update = {"state": State.updating, "version": "w", "config": {"image": "shop:2"}, "ports": (DNS,)}
+        await it.put(a_machine(**update, before=Before(**fields)))
+        assert (it.rows(STATES), it.rows(SERVED)) == seen
+        await it.put(a_machine(**update), wait=False)
+        assert it.rows(STATES) == [("updating", "w")], "now it is about to be stopped, and that is told at once"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 import msgspec
+from msgspec.structs import asdict, replace
 
 from hawker.model.catalog import Position, Tier
 from hawker.model.config import MICROVM
@@ -27,6 +28,17 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         raise TypeError("a row class names its key")
 
 
+class Before(msgspec.Struct, frozen=True, kw_only=True):
+    """What an update changes of a machine that runs: fields of its row, as they were."""
+
+    version: str
+    config: dict[str, Any]
+    driver: str
+    image_digest: str
+    ports: tuple[Port, ...]
+    cordoned: bool
+
+
 class MachineRow(Row, frozen=True, kw_only=True):
     """A machine this worker owns, or owned: destroyed ones stay readable.
 
@@ -35,7 +47,8 @@ class MachineRow(Row, frozen=True, kw_only=True):
     counts the workers that this id was ordered on, one after the other: the highest has it. `driver` is its
     configuration's runtime. `image_digest` names the image that its reference meant when it was first made ready here
     in this version: every start until the next update runs those bytes; "" before. `ports` is what its worker
-    publishes. `asleep`: its program is suspended, or was and is being ended.
+    publishes. `asleep`: its program is suspended, or was and is being ended. `before` is there while an update gets its
+    image and the old program runs on: what that one is.
     """
 
     table: ClassVar[str] = "machine"
@@ -63,10 +76,18 @@ class MachineRow(Row, frozen=True, kw_only=True):
     image_digest: str = ""
     ports: tuple[Port, ...] = ()
     asleep: bool = False
+    before: Before | None = None
 
     @property
     def key(self) -> str:
         return self.id
+
+    def as_it_runs(self) -> MachineRow:
+        """The machine as whoever has to do with its program finds it: while an update gets its image it is started, in
+        the version before. To clients it is being updated from the moment that was accepted."""
+        if self.before is None:
+            return self
+        return replace(self, state=State.started, before=None, **asdict(self.before))
 
     def held(self) -> Resources:
         """What the ledger counts for it now. One on its way out whose program is gone needs no room to go."""

@@ -2,7 +2,7 @@
 
 They are written in the very commit by which an instance becomes a machine's, so nobody ever sees a machine that has
 started beside the results of its program before. A machine that is suspended keeps them: its program goes on where it
-was. An update that was taken begins them anew before its program does, and again if it is given up.
+was. An update begins them anew when its image is there, before its program does: until then the old one is checked.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ def learned(tx: Tx, began: MachineRow, check: Check, health: Health, cause: str)
     """What a look has found that began with this row. Nothing is written where the machine has another instance or
     another check by now: its rows are taken away with those that it has then, and one of no check would stay for
     ever."""
-    machine = tx.get(MachineRow, began.id)
-    if machine is None or machine.instance != began.instance:
+    found = tx.get(MachineRow, began.id)
+    if found is None or found.instance != began.instance:
         return
+    machine = found.as_it_runs()
     if _said(machine) != _said(began) and check not in check_config(machine.config).checks:
         return
     tx.record("check.changed", machine.id, cause=cause)

@@ -222,7 +222,7 @@ class Worker:
             return
         wanted: dict[str, Wanted] = {}
         for row in self.store.read.select(MachineRow, "instance > ''"):
-            network = instance_spec(row, row.instance).network
+            network = instance_spec(row.as_it_runs(), row.instance).network
             if network:
                 publish = tuple((p.protocol, p.internal_port, p.host_port) for p in network.publish)
                 wanted[row.id] = Wanted(machine=row.id, number=network.number, address=network.address, publish=publish)

@@ -54,7 +54,7 @@ class MachineLog:
         if state is State.destroyed is not row.state:
             ledger.count(tx, row.app, -1)
         tx.put(after)
-        check_rows.follow(tx, row, after)
+        check_rows.follow(tx, row.as_it_runs(), after.as_it_runs())
         tx.after_commit(lambda: self._tell(after, None))
         return after
 

@@ -12,6 +12,8 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
+from msgspec.structs import replace
+
 from hawker.errors import Conflict, DeadlineExceeded, NotBuilt, PreconditionFailed
 from hawker.model.config import check_config
 from hawker.model.machine import State
@@ -207,7 +209,8 @@ class Machines(Updates):
             if row.cordoned != cordoned:
                 kind = "machine.cordoned" if cordoned else "machine.uncordoned"
                 tx.record(kind, row.id, cause=request.cause, trace=request.trace)
-                self._log.move(tx, row, cause=request.cause, cordoned=cordoned)
+                before = row.before and replace(row.before, cordoned=cordoned)
+                self._log.move(tx, row, cause=request.cause, cordoned=cordoned, before=before)
 
         await self._store.submit(change)
 

@@ -97,6 +97,7 @@ class Publishing:
         return [("region", Change("capacity", self._name, free), False)]
 
     def _machine(self, reads: Reads, key: str, row: MachineRow | None) -> list[Projected]:
+        row = row and row.as_it_runs()
         if row is None or (row.state is State.destroyed and row.generation == 1):
             # A later generation is told of for ever: the worker of the one before it may come back.
             return [("region", Change("machines", key, None), True), *self._ports(key, row, True)]

@@ -16,7 +16,7 @@ from hawker.host import Host
 from hawker.model.config import Config, check_config
 from hawker.model.guest import Guest, Resources, check_guest, larger
 from hawker.model.machine import State
-from hawker.model.rows import LeaseRow, MachineRow, RunRow, VersionRow
+from hawker.model.rows import Before, LeaseRow, MachineRow, RunRow, VersionRow
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.worker import leases, ledger, ports
@@ -24,7 +24,7 @@ from hawker.worker.drivers.base import Capabilities
 from hawker.worker.drivers.several import Runtimes
 from hawker.worker.flows.machine import launching
 from hawker.worker.flows.runner import Runner
-from hawker.worker.flows.settling import Before, resized
+from hawker.worker.flows.settling import resized
 from hawker.worker.machine_log import MachineLog, get_machine
 from hawker.worker.request import Request
 from hawker.worker.requests import Requests, only_waits, require, runs_on, stop_args
@@ -83,7 +83,7 @@ class Updates(Requests):
                 raise ledger.Full(short)
             launch = (row.state is State.started or waiting or overtakes) and not skip_launch
             before = _before(row, ended)
-            has = check_config(before["config"]).resources() if overtakes else row.resources
+            has = check_config(before.config).resources() if overtakes else row.resources
             changes: dict[str, Any] = {
                 "version": version,
                 "config": config.raw,
@@ -97,6 +97,12 @@ class Updates(Requests):
             if cordoned is not None:
                 changes["cordoned"] = cordoned
 
+            # What is new is made ready while the old one runs.
+            first, last = ([], []) if not launch else (launching(config.raw)[:-1], launching(config.raw)[-1:])
+            steps = [*first, *([] if resting or waiting else ["stop", "clear"]), *last]
+            goes_on = bool(first) and "stop" in steps  # while its image is on its way there is something to go back to
+            changes["before"] = before if goes_on else None
+
             def writes(tx: Tx, run: RunRow) -> None:
                 tx.put(VersionRow(id=version, machine=row.id, config=config.raw, created_at_ms=tx.now_ms))
                 changes["ports"] = ports.assign(tx, self._log.ports, row.id, config, row.ports, self._log.holder)
@@ -106,15 +112,12 @@ class Updates(Requests):
                 after = self._log.move(tx, row, *path, cause=run.cause, **changes)
                 self._log.event(tx, after, "update", after.state, run)
 
-            # What is new is made ready while the old one runs.
-            first, last = ([], []) if not launch else (launching(config.raw)[:-1], launching(config.raw)[-1:])
-            steps = [*first, *([] if resting or waiting else ["stop", "clear"]), *last]
             args = stop_args(row, None, None)
             if overtakes and ended:  # of the program that runs
                 args = {name: ended.args[name] for name in args}
             if args["driver"] != config.runtime:
                 steps.append("vacate")
-            if first and "stop" in steps:  # while its image is on its way there is something to go back to
+            if goes_on:
                 args["before"] = before
             self._begin(tx, "machine.update", row, steps, request, writes, msgspec.to_builtins(args))
             after = get_machine(tx, machine_id)
@@ -179,12 +182,11 @@ _TO_REST = {
 """The way of an update that finds a machine without a program, and shall not start it."""
 
 
-def _before(row: MachineRow, ended: RunRow | None) -> dict[str, Any]:
-    """The fields of a `Before`: of an update that this one takes the place of, its own."""
+def _before(row: MachineRow, ended: RunRow | None) -> Before:
+    """Of an update that this one takes the place of, its own."""
     if ended and runs_on(ended):
-        before: dict[str, Any] = ended.args["before"]
-        return before
-    return {name: getattr(row, name) for name in Before.__struct_fields__}
+        return row.before or msgspec.convert(ended.args["before"], Before)
+    return Before(**{name: getattr(row, name) for name in Before.__struct_fields__})
 
 
 def _sized(config: Config, memory_mb: int, cpus: int | None) -> Guest:

@@ -236,9 +236,13 @@ class Door:
             if self._resting is not None:
                 await asyncio.wait((self._resting,))
             async with asyncio.timeout(self._settings.ready_s):
-                started, awake = await self._start_until_it_listens(request, why)
-                if awake.checked:
-                    await self._until_it_passes()
+                for _ in range(STARTS_MOST):
+                    started, awake = await self._start_until_it_listens(request, why)
+                    if not awake.checked or await self._until_it_passes():
+                        break
+                else:
+                    text = f"machine {self.machine.id} has ended {STARTS_MOST} times before its checks passed"
+                    raise NotOpened("PR03", text, self._settings.retry_after_s)
         except TimeoutError:
             text = f"machine {self.machine.id}: {self._waits_for}, for {self._settings.ready_s:g} s"
             raise self._not_opened(NotOpened("PR03", text, self._settings.retry_after_s)) from None
@@ -258,12 +262,16 @@ class Door:
             self._show_waking()
             self._changed(self)
 
-    async def _until_it_passes(self) -> None:
-        """The results of a machine's checks begin with its program, and are gone when that has ended."""
+    async def _until_it_passes(self) -> bool:
+        """The results of a machine's checks begin with its program, and are gone when that has ended. False: it has
+        ended, or is about to: somebody stops it, or an update does that found it running."""
         self._waits_for = "its checks do not pass"
         while not (self.machine.state == RUNNING and self.machine.checked and not self.machine.failing):
+            if self._left:
+                return False
             self._seen.clear()
             await self._seen.wait()
+        return True
 
     async def _start_until_it_listens(self, request: Waiting, why: str) -> tuple[float, words.Awake]:
         """Returns when it was started last, and what the worker said."""

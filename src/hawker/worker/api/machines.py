@@ -312,7 +312,7 @@ class MachineApi:
         return row
 
     def running(self, call: Call) -> MachineRow:
-        row = self.row(call)
+        row = self.row(call).as_it_runs()
         if row.state is not State.started or not row.instance:
             raise PreconditionFailed(f"failed_precondition: machine {row.id} is not running, currently '{row.state}'")
         return row

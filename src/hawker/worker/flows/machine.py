@@ -158,8 +158,11 @@ class MachineFlows(Settling):
 
         def commit(tx: Tx, run: RunRow) -> bool:
             row = get_machine(tx, run.resource)
-            if found and not row.image_digest:
-                self._log.move(tx, row, cause=run.cause, image_digest=found.digest)
+            changes: dict[str, Any] = {"image_digest": found.digest} if found and not row.image_digest else {}
+            if row.before:  # what comes next ends the program that ran on
+                changes["before"] = None
+            if changes:
+                self._log.move(tx, row, cause=run.cause, **changes)
             return True
 
         return Done(commit)

@@ -12,8 +12,7 @@ from hawker.images.base import ImageSource
 from hawker.model.config import check_config
 from hawker.model.guest import Guest
 from hawker.model.machine import State
-from hawker.model.rows import LeaseRow, MachineRow, RunRow
-from hawker.model.services import Port
+from hawker.model.rows import Before, LeaseRow, MachineRow, RunRow
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.worker import ports
@@ -22,17 +21,6 @@ from hawker.worker.drivers.several import Runtimes
 from hawker.worker.flows.flow import Done, StepContext
 from hawker.worker.instance_spec import limits_of
 from hawker.worker.machine_log import MachineLog, exit_request, get_machine
-
-
-class Before(msgspec.Struct, frozen=True, kw_only=True):
-    """What an update changes of a machine that runs: fields of its row, as they were."""
-
-    version: str
-    config: dict[str, Any]
-    driver: str
-    image_digest: str
-    ports: tuple[Port, ...]
-    cordoned: bool
 
 
 class Settling:
@@ -130,16 +118,19 @@ class Settling:
             State.restarting: [State.failed],
             State.updating: [target],
         }.get(row.state, [])
-        changes = {"resources": check_config(row.config).resources()}
+        changes: dict[str, Any] = {"resources": check_config(row.config).resources()}
         if run.flow == "machine.update":
+            changes["before"] = None
             self._let_go_of_before(tx, row)
         row = self._log.move(tx, row, *path, cause=run.cause, instance="", desired="stopped", **changes)
         self._log.event(tx, row, "start", row.state, run, request=_why(tx, row, run))
 
     def _settle_as_before(self, tx: Tx, run: RunRow) -> None:
         """An update came to nothing while the old program ran on: the machine is what that program is."""
-        row, before = get_machine(tx, run.resource), msgspec.convert(run.args["before"], Before)
-        changes = {**msgspec.structs.asdict(before), "resources": check_config(before.config).resources()}
+        row = get_machine(tx, run.resource)
+        before = row.before or msgspec.convert(run.args["before"], Before)
+        resources = check_config(before.config).resources()
+        changes = {**msgspec.structs.asdict(before), "resources": resources, "before": None}
         row = self._log.move(tx, row, State.started, cause=run.cause, desired="started", **changes)
         self._log.event(tx, row, "update", "failed", run, request=_why(tx, row, run))
         if (images := self._images) and before.image_digest:

@@ -1,6 +1,7 @@
 """Running the health checks of this worker's machines, from this host.
 
-A machine is looked at while it is started: from its start, or from the worker's own, to the end of that. Its results
+A machine is looked at while it is started: from its start, or from the worker's own, to the end of that; also while
+an update gets its image. Its results
 are shown with it at once, and written, which is how the region learns of them, when a status has changed. Nothing is
 done about a machine that fails its checks: it gets no requests, and that is for a proxy to see to.
 
@@ -101,6 +102,7 @@ class Checks:
         Those of one that does not run are `warning`."""
         if not has_checks(row.config):
             return []
+        row = row.as_it_runs()
         watched = self._watched.get(row.id, ())
         if watched and watched[0].row.instance == row.instance and row.state is State.started:
             return [_shown(each.check.name, each.health) for each in watched]
@@ -111,6 +113,7 @@ class Checks:
 
     def _changed(self, row: MachineRow) -> None:
         """After every commit that changed a machine."""
+        row = row.as_it_runs()
         watched = self._watched.get(row.id)
         runs = row.state is State.started and row.instance != "" and has_checks(row.config)
         if watched and not (runs and watched[0].row.instance == row.instance):
