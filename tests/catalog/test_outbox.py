@@ -330,6 +330,45 @@ async def test_a_refresh_publishes_what_differs_and_nothing_else(node: Node) -> 
     assert node.store.read.get(LogHeadRow, "region") == head
 
 
+async def test_a_start_compares_all_rows_unless_the_end_before_it_left_nothing_waiting(tmp_path: Path) -> None:
+    def delete(tx: Tx) -> None:
+        tx.record("deleted", "behind", cause="test")
+        tx.delete(TallyRow, "behind")
+
+    async def compares(node: Node, projections_id: str) -> bool:
+        """Whether a start finds a row that was written behind the outbox's back."""
+        node.store.on_change = None
+        await node.count("behind", 1)
+        node.outbox = Outbox(node.host, "me", {LeaseRow: lease, TallyRow: tally}, projections_id=projections_id)
+        node.store.on_change = node.outbox.on_change
+        await node.do(node.outbox.open)
+        await node.do(node.outbox.catch_up)
+        found = "global/tallies/behind" in node.outbox.waiting
+        node.now_ms += COALESCE_MS
+        await node.do(node.outbox.flush)
+        await node.do(delete)
+        node.now_ms += COALESCE_MS
+        await node.do(node.outbox.flush)
+        return found
+
+    node = Node(tmp_path / "worker.db")
+    assert await compares(node, "first"), "its first start"
+    assert await compares(node, "first"), "it was killed"
+    await node.do(node.outbox.close)
+    assert not await compares(node, "first")
+    await node.do(node.outbox.close)
+    assert await compares(node, "second"), "another program"
+    await node.count("waits", 1)
+    await node.do(node.outbox.close)
+    assert await compares(node, "second"), "what waited is lost"
+    await node.do(node.outbox.close)
+    await node.count("late", 1)
+    assert await compares(node, "second"), "something changed after the end"
+    await node.do(node.outbox.close)
+    assert await compares(node, ""), "projections without a name"
+    await node.store.close()
+
+
 async def test_what_is_published_is_in_the_log_of_the_worker(node: Node) -> None:
     await node.take("m1")
     before = node.store.read.select(PublishedRow)

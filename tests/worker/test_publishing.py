@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,13 +11,13 @@ from typing import Any
 
 from tests.kit.virtual_time import virtual_host, virtual_time
 
-from hawker.catalog.outbox import Outbox
 from hawker.catalog.publisher import Publisher
 from hawker.catalog.replica import Replica
 from hawker.model.guest import Resources
 from hawker.model.machine import State
-from hawker.model.rows import Before, CheckRow, MachineRow, Row, SketchRow
+from hawker.model.rows import Before, CheckRow, MachineRow, Row, SketchRow, WorkerRow
 from hawker.model.services import Port
+from hawker.model.values import Ulid
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.worker.publishing import Publishing
@@ -73,12 +74,13 @@ class Told:
 
 
 @asynccontextmanager
-async def told(directory: Path) -> AsyncIterator[Told]:
+async def told(directory: Path, machines: int = 0) -> AsyncIterator[Told]:
     host = virtual_host()
     store = Store.open(directory / "worker.db", host)
     replica = Replica.open(directory / "catalog.db", host)
-    publishing = Publishing("ord-1", "ord", "127.0.0.1", 1, Resources(), "fake")
-    publisher = Publisher(store, Outbox(host, "ord-1", publishing.projections()))
+    publishing = Publishing("ord-1", "ord", "127.0.0.1", 1, Resources(machines=machines), "fake")
+    publishing.recall(store.read)
+    publisher = Publisher(store, publishing.outbox(host))
     await publisher.open(replica, lambda version: None)
     try:
         yield Told(store, replica)
@@ -102,6 +104,24 @@ async def test_ports_that_a_machine_publishes_are_services_until_it_does_no_more
         assert there.rows(SERVED) == [(*front, "udp", 53, 9)]
         await there.put(a_machine(state=State.destroyed, ports=(DNS,)))
         assert there.rows(SERVED) == []
+
+
+@virtual_time
+async def test_a_service_that_was_published_before_a_restart_ends_after_it(tmp_path: Path) -> None:
+    async with told(tmp_path) as there:
+        await there.put(a_machine(ports=(WEB, DNS)))
+    async with told(tmp_path) as there:
+        await there.put(a_machine(ports=(DNS,)))
+        assert there.rows(SERVED) == [("0123456789abcd", "web", "front", "udp", 53, 9)]
+
+
+@virtual_time
+async def test_another_capacity_is_published_at_the_next_start(tmp_path: Path) -> None:
+    async with told(tmp_path, machines=1) as there:
+        await there.put(WorkerRow(name="ord-1", region="ord", epoch=Ulid(""), created_at_ms=1))
+    async with told(tmp_path, machines=7) as there:
+        await asyncio.sleep(2)
+        assert "'machines': 7" in str(json.loads(there.rows("select capacity from workers")[0][0]))
 
 
 @virtual_time

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from hawker.catalog.outbox import Outbox
 from hawker.catalog.replica import Replica
@@ -57,7 +58,7 @@ class Publisher:
 
         def change(tx: Tx) -> None:
             outbox.open(tx, above)
-            outbox.refresh(tx)
+            outbox.catch_up(tx)
 
         await self._store.submit(change)
         self._feed()
@@ -76,6 +77,9 @@ class Publisher:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._replica is not None:  # it was opened
+            with suppress(StoreError):  # the next start compares all there is
+                await self._store.submit(self._outbox.close)
 
     async def forget(self, name: str, cause: str) -> None:
         """Tell everybody to drop what a node published that is gone for good. Raises `NotFound`."""

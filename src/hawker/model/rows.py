@@ -412,7 +412,8 @@ class DueRow(Row, frozen=True, kw_only=True):
 
 class LogHeadRow(Row, frozen=True, kw_only=True):
     """Where this node's own log of one tier stands: `model.catalog.Origin` without its name. `stamp` is the last one
-    given to a merged row."""
+    given to a merged row. `projections` names those by which all was published when the node ended in order;
+    "" while it runs, and when something waited."""
 
     table: ClassVar[str] = "log_head"
 
@@ -422,6 +423,7 @@ class LogHeadRow(Row, frozen=True, kw_only=True):
     floor: int = 0
     lineage: tuple[Position, ...] = ()
     stamp: int = 0
+    projections: str = ""
 
     @property
     def key(self) -> str:

@@ -15,7 +15,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from hawker.catalog.api import CatalogApi, health
-from hawker.catalog.outbox import Outbox
 from hawker.catalog.publisher import Publisher
 from hawker.catalog.view import View
 from hawker.core import capacity as ledger_rules
@@ -65,6 +64,9 @@ SWEEP_S = 5.0
 STOP_GRACE_S = 5.0
 _RUNTIMES = "select distinct body ->> '$.driver' from (select body from machine order by id limit 64)"
 """Of some machines: to look at all takes long where there are many, and most have the same."""
+_DIGESTS = """select id, digest from (select id, state, body ->> '$.image_digest' as digest from machine)
+    where digest <> '' and state <> 'destroyed' order by id"""
+"""Asked of SQLite, which reads one field of a machine in a tenth of the time that it takes to read it whole."""
 
 
 class Worker:
@@ -111,7 +113,8 @@ class Worker:
             self._driver.name,
             proxy_port=settings.proxy_port,
         )
-        self.publisher = Publisher(store, Outbox(host, settings.name, publishing.projections()))
+        publishing.recall(store.read)
+        self.publisher = Publisher(store, publishing.outbox(host))
         return self.publisher
 
     async def open(
@@ -235,9 +238,8 @@ class Worker:
         """Keep what machines run, or will run when they are started."""
         if self._images is None:
             return
-        for row in self.store.read.select(MachineRow, "state <> 'destroyed'"):
-            if row.image_digest:
-                self._images.hold(row.id, row.image_digest)
+        for machine, digest in self.store.read.query(_DIGESTS):
+            self._images.hold(machine, digest)
         for run in self.store.read.select(RunRow, UNENDED):
             hold_before(self._images, run)
 

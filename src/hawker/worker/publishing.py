@@ -9,14 +9,19 @@ wait for others.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+import hawker
 from hawker import __version__
 from hawker.catalog import apps
-from hawker.catalog.outbox import Projected, Projection
+from hawker.catalog.outbox import Outbox, Projected, Projection, published
 from hawker.errors import Invalid
+from hawker.host import Host
 from hawker.model.catalog import Change
 from hawker.model.door import stands_in_for
 from hawker.model.guest import RESOURCES, Guest, Resources
@@ -61,8 +66,20 @@ class Publishing:
         self._proxy_port = proxy_port
         self._capacity = capacity
         self._driver = driver
-        self._services: dict[str, set[str]] = {}  # keys by machine that were published since the start, or more
+        self._services: dict[str, set[str]] = {}  # keys by machine that are published, or were since the start
         self._read: dict[str, tuple[str, Read]] = {}  # what machines' services say, and of which version
+
+    def outbox(self, host: Host) -> Outbox:
+        """What publishes by these projections."""
+        identity = msgspec.json.encode((self._name, self._region, _program()))
+        projections_id = blake2b(identity, digest_size=16).hexdigest()
+        always = (WorkerRow, LedgerRow)  # what they show follows the settings, and how much of the disk is free
+        return Outbox(host, self._name, self.projections(), projections_id=projections_id, always=always)
+
+    def recall(self, reads: Reads) -> None:
+        """At a start: which services are published, so that they end with what they show."""
+        for name in published(reads, "region", "services"):
+            self._services.setdefault(name.partition("/")[0], set()).add(name)
 
     def projections(self) -> Mapping[type[Row], Projection]:
         return {
@@ -182,6 +199,14 @@ class Publishing:
         names, layers = (row.names, row.layers) if row else ((), ())
         values = {"names": _json(names), "layers": _json(layers)} if names or layers else None
         return [("region", Change("images", self._name, values), False)]
+
+
+@cache
+def _program() -> list[tuple[str, int, int]]:
+    """The files of this Hawker: between two versions of them nobody knows what has become of the projections."""
+    root = Path(hawker.__file__).parent
+    found = ((path, path.stat()) for path in root.rglob("*.py"))
+    return sorted((str(path.relative_to(root)), stat.st_size, stat.st_mtime_ns) for path, stat in found)
 
 
 def _as_standby(reads: Reads, row: MachineRow) -> dict[str, Any]:
