@@ -58,7 +58,9 @@ def worker_role(port: int, machines: int) -> str:
     capacity = (
         f"cpus_shared = {machines}, cpus_dedicated = 64, memory_mib = {machines * 512}, disk_mib = {machines * 2048}"
     )
-    return f'[worker]\nlisten = "127.0.0.1:{port}"\ncapacity = {{ {capacity}, machines = {machines} }}'
+    return (
+        f'[worker]\nlisten = "127.0.0.1:{port}"\ncapacity = {{ {capacity}, machines = {machines} }}\n[worker.process]\n'
+    )
 
 
 def start_agent(home: Path, name: str, role: str, port: int) -> subprocess.Popen[bytes]:

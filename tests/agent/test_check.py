@@ -44,7 +44,7 @@ PROXY = '[proxy]\nlisten = { "80" = "127.0.0.1:1" }\n'
         (BROKER, "catalog/node.py"),
         (BROKER + PROXY, "proxy/service.py"),
         (WORKER, "worker/daemon.py"),
-        (WORKER, "worker/drivers/process.py"),
+        (WORKER + 'drivers = ["process"]\n', "worker/drivers/process.py"),
         (WORKER + 'drivers = ["container"]\n', "worker/drivers/container/driver.py"),
         (WORKER + 'drivers = ["microvm"]\n', "worker/drivers/microvm/driver.py"),
         (WORKER + 'drivers = ["container"]\n', "network/manager.py"),

@@ -83,7 +83,7 @@ async def test_a_host_without_a_runtime_runs_processes_and_says_what_it_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    outfit = await live_outfit(*settings(tmp_path / "agent"), live())
+    outfit = await live_outfit(*settings(tmp_path / "agent", settings={"process": {}}), live())
     try:
         await outfit.driver.open(ignore)
         found = await outfit.driver.fingerprints()
@@ -93,6 +93,21 @@ async def test_a_host_without_a_runtime_runs_processes_and_says_what_it_lacks(
         assert not found["microvm"].healthy
         assert found["microvm"].problem == "neither qemu-system-x86_64 nor firecracker is installed"
         assert outfit.driver.opened() == {"process"}
+        await outfit.driver.stop_all(grace_s=0)
+        await outfit.driver.close()
+    finally:
+        await outfit.close()
+
+
+async def test_a_worker_runs_commands_of_the_host_only_where_its_configuration_names_the_driver(tmp_path: Path) -> None:
+    """They run without isolation, as the agent's own user: any user of the API would have what it has."""
+    outfit = await live_outfit(*settings(tmp_path), live())
+    try:
+        await outfit.driver.open(ignore)
+        found = (await outfit.driver.fingerprints())["process"]
+        assert not found.healthy
+        assert "only if worker.drivers names it" in found.problem
+        assert "process" not in outfit.driver.opened()
         await outfit.driver.stop_all(grace_s=0)
         await outfit.driver.close()
     finally:

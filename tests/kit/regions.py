@@ -83,8 +83,8 @@ class Fleet:
         if desk:
             network.plug(name, desk, "desk")
         role = {
-            "worker": f'[worker]\nlisten = "{address}:{PORT}"\ncgroups = false\ncapacity = {{ cpus_shared = 400, '
-            "cpus_dedicated = 0, memory_mib = 400000, disk_mib = 4000000, machines = 400 }",
+            "worker": f'[worker]\nlisten = "{address}:{PORT}"\ncgroups = false\ndrivers = ["process"]\n'
+            "capacity = { cpus_shared = 400, memory_mib = 400000, disk_mib = 4000000, machines = 400 }",
             "broker": f'[broker]\nlisten = "0.0.0.0:{PORT}"',
         }["broker" if desk else "worker"]
         lines = [

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hawker.agent.settings import AgentSettings, WorkerRole
 from hawker.errors import HawkerError, Invalid, Unreachable
 from hawker.host import Host
+from hawker.model.config import PROCESS
 from hawker.network.base import NetworkError
 from hawker.telemetry import get_logger
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from hawker.worker.drivers.users import Users
 
 GROUP = "hawker.drivers"
+_UNASKED = "it runs commands without isolation, so a worker has it only if worker.drivers names it"
 _RUNTIMES = ("crun", "runc")
 _VMMS = ("qemu-system-x86_64", "qemu-system-aarch64", "firecracker")
 
@@ -76,7 +78,7 @@ MakeOutfit = Callable[[AgentSettings, WorkerRole, Host], Awaitable[Outfit]]
 async def live_outfit(settings: AgentSettings, role: WorkerRole, host: Host) -> Outfit:
     """The real ones. Raises `Invalid` for a driver that does not exist or does not take its settings."""
     from hawker.init.place import shared
-    from hawker.worker.drivers.several import Several
+    from hawker.worker.drivers.several import DriverOff, Several
 
     names = _chosen(role)
     async with AsyncExitStack() as stack:
@@ -105,6 +107,8 @@ async def live_outfit(settings: AgentSettings, role: WorkerRole, host: Host) -> 
                 users=users,
             )
             drivers[name] = _make(name, site)
+        if PROCESS not in names and not role.drivers:
+            drivers[PROCESS] = cast("Driver", Absent(PROCESS, _UNASKED, DriverOff))
         remove = partial(_remove, network, settings.name) if network else None
         return Outfit(Several(drivers), images, network, stack.pop_all(), remove)
     raise AssertionError("an exit stack lets nothing through")
@@ -125,12 +129,14 @@ def load(role: WorkerRole) -> None:
 
 
 def _chosen(role: WorkerRole) -> Sequence[str]:
-    """The drivers that are wanted; with no word about it, those that this host has and others' that are installed."""
+    """The drivers that are wanted; with no word about it, those that isolate what they run and others' that are
+    installed. The process driver runs any command of any user of the API on the host itself: only who says so has it.
+    """
     known = [*_OURS, *(name for name in _entry_points() if name not in _OURS)]
     for name in [*role.drivers, *role.settings]:
         if name not in known:
             raise Invalid("worker.drivers", name, f"there is no such driver; there are {', '.join(known)}")
-    return role.drivers or known
+    return role.drivers or [name for name in known if name != PROCESS or PROCESS in role.settings]
 
 
 def _lacks(name: str) -> str:
@@ -255,14 +261,16 @@ _MODULES = ("hawker.images.service", "hawker.network.manager", "hawker.network.r
 
 
 class Absent:
-    """A driver that this host cannot run. It does not open: whether it left machines running, nobody knows."""
+    """A driver that this host cannot run, or that its worker is not to have. It does not open: whether it left machines
+    running, nobody knows."""
 
-    def __init__(self, name: str, problem: str) -> None:
+    def __init__(self, name: str, problem: str, kind: type[Unreachable] = Unreachable) -> None:
         self.name = name
         self._problem = problem
+        self._kind = kind
 
     async def open(self, on_exit: Callable[[Exit], None]) -> None:
-        raise Unreachable(self._problem)
+        raise self._kind(self._problem)
 
     async def close(self) -> None:
         """There is nothing to close."""

@@ -22,7 +22,8 @@ disk_scale = 1.0          # how fast disks are, by what machines of their size h
 ports = "20000-29999"     # of the host, for what machines publish; workers of one host need ranges of their own
 history_s = 86400         # so long what is over is kept: destroyed machines, ended runs, events, the log
 history_records = 20000   # and no more of the log than this, however young; about 2 KB each (docs/operations.md)
-# drivers = ["process", "container", "microvm"]   # by default all that this host can run
+# drivers = ["container", "microvm"]   # by default all that this host can run, but for "process", which runs commands
+                          # of any user of the API on the host, without isolation: name it to have it
 
 [worker.container]        # each driver's own
 runtime = "crun"          # or a path; by default what is there
@@ -119,9 +120,9 @@ class TokenSettings(msgspec.Struct, forbid_unknown_fields=True):
 class WorkerRole(msgspec.Struct, forbid_unknown_fields=True):
     """`capacity`: what the worker may sell, by resource; what is left out is what the host has. `cpu_overcommit`: how
     many times over the sixteen shared cpus of each core are sold, where `capacity` does not say. `drivers`: which to
-    run, empty for all that this host can run. `proxy_port`: where the worker's proxy takes requests of other proxies,
-    if it is another process of this host (`proxy.worker` there). `history_s` and `history_records` as in
-    `WorkerSettings`. `settings` are the drivers' own, by driver."""
+    run, empty for all that this host can run but the process driver. `proxy_port`: where the worker's proxy takes
+    requests of other proxies, if it is another process of this host (`proxy.worker` there). `history_s` and
+    `history_records` as in `WorkerSettings`. `settings` are the drivers' own, by driver."""
 
     listen: str
     capacity: dict[str, int] = {}

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from hawker.doctor.facts import Facts
+from hawker.model.config import PROCESS
 from hawker.worker.drivers.base import Fingerprint
 
 State = Literal["ok", "limited", "missing"]
@@ -62,10 +63,21 @@ def of_driver(fingerprint: Fingerprint) -> Finding:
     ]
     found = ", ".join([*can, *(f"{name}: {value}" for name, value in sorted(fingerprint.attributes.items()))])
     what = f"driver {fingerprint.driver}"
+    if fingerprint.driver == PROCESS:
+        return _process(fingerprint, found)
     if not fingerprint.healthy:
         return Finding(what=what, state="missing", found="cannot run here", remedy=fingerprint.problem)
     state: State = "limited" if fingerprint.problem else "ok"
     return Finding(what=what, state=state, found=found or "works", remedy=fingerprint.problem)
+
+
+def _process(fingerprint: Fingerprint, found: str) -> Finding:
+    """It needs nothing of the host, and gives all of it away."""
+    what = f"driver {fingerprint.driver}"
+    if not fingerprint.healthy:
+        return Finding(what=what, state="ok", found="off", remedy=fingerprint.problem)
+    remedy = "it runs commands of any user of the API on this host, without isolation: leave it out of worker.drivers"
+    return Finding(what=what, state="limited", found=found or "works", remedy=remedy)
 
 
 def can_work(found: list[Finding]) -> bool:

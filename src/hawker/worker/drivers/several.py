@@ -44,6 +44,10 @@ class DriverDown(Unreachable):
     """The driver that has this, or may have it, is not there now. What it runs may be running."""
 
 
+class DriverOff(Unreachable):
+    """The configuration does not ask for this driver."""
+
+
 class Runtimes(Driver, Protocol):
     """What a worker has: a driver for each runtime that its machines may name, and all of them as one."""
 
@@ -101,12 +105,14 @@ class Several:
         names = list(self._drivers)
         results = await asyncio.gather(*(self._open(name, on_exit) for name in names), return_exceptions=True)
         failed = {name: result for name, result in zip(names, results, strict=True) if result is not None}
+        for name, error in failed.items():
+            if isinstance(error, Exception):
+                self._failed(name, error)
         for error in failed.values():
             if not isinstance(error, Exception) or len(failed) == len(names):
                 await self.close()
                 raise error
-        for name, error in failed.items():
-            self._failed(name, error)
+        for name in (name for name, error in failed.items() if not isinstance(error, DriverOff)):
             task = asyncio.get_running_loop().create_task(self._open_later(name, on_exit), name=f"open driver {name}")
             self._opening[name] = task
 
@@ -317,7 +323,7 @@ class Several:
 
     def _failed(self, name: str, error: BaseException) -> None:
         why = str(error) or type(error).__name__
-        if self._problems.get(name) != why:
+        if self._problems.get(name) != why and not isinstance(error, DriverOff):
             _logger.error("driver.down", driver=name, why=why, cause="it could not be opened")
         self._problems[name] = why
 
