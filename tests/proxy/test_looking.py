@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import resource
 import socket
 from contextlib import closing
 from pathlib import Path
@@ -69,6 +70,25 @@ async def test_a_program_is_seen_to_listen_however_many_others_are_looked_at(lis
             other.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         assert looking.machines == 0
+
+
+async def test_machines_that_wake_at_once_hold_up_nobody(listener: socket.socket) -> None:
+    """The loop slept before the second look at each of them. A thread that sleeps gives its processor away of its own
+    accord, and the system counts that."""
+
+    def slept() -> int:
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+    looking = Looking()
+    with closing(listener):
+        before = slept()
+        waiting = [asyncio.ensure_future(looking.until_listening([listener.getsockname()])) for _ in range(100)]
+        await asyncio.sleep(0)
+        assert looking.machines == len(waiting)
+        assert slept() - before < 20
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def test_the_memory_of_an_earlier_connection_keeps_no_look_waiting() -> None:

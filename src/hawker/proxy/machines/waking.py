@@ -21,7 +21,8 @@ FIRST_LOOK_S = 0.0006
 AT_FIRST_S = 0.0002
 """Between looks at a machine that comes up alone, as long as `ALONE_S`. The event loop, whose timers go by whole
 milliseconds, stands still meanwhile: a program that listens within a millisecond should not wait for another one. A
-loop that went on looking without a pause had the processor that the program needs: it took twice as long."""
+loop that went on looking without a pause had the processor that the program needs: it took twice as long. With several
+machines the loop goes on: 500 that wake at once kept all requests of the agent waiting for 0.36 s."""
 ALONE_S = 0.0015
 FIRST_S = 0.001
 """Then between looks. A connection that is refused on this host costs a thirtieth of that."""
@@ -60,13 +61,15 @@ class Looking:
                         return address
                 if starting is not None and starting.done():
                     starting.result()
-                if not pause:
+                if self.machines > 1:
+                    pause = pause or FIRST_S
+                elif not pause:
                     time.sleep(FIRST_LOOK_S if past == 0.0 else AT_FIRST_S)  # noqa: ASYNC251 - see there
                 await asyncio.sleep(pause * max(1.0, self.machines / AT_ONCE))
                 past = loop.time() - began
                 if past > QUICK_S:
                     pause = min(pause * LATER, MOST_S)
-                elif past > ALONE_S or self.machines > 1:
+                elif past > ALONE_S:
                     pause = FIRST_S
         finally:
             self.machines -= 1
