@@ -21,18 +21,25 @@ PARTLY = 3
 
 
 class Table:
-    """Rows as they come: what, value, unit, aim, note."""
+    """Rows as they come: what, value, unit, aim, note; and `floor`, what the machine itself takes for the same, in the
+    same unit, where that is known."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
 
-    def latency(self, what: str, times_ms: Sequence[float], aim: str = "", note: str = "") -> None:
+    def latency(
+        self, what: str, times_ms: Sequence[float], aim: str = "", note: str = "", floor: float | None = None
+    ) -> None:
         ordered = sorted(times_ms)
         p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
-        self.add(what, statistics.median(ordered), "ms", aim, f"p99 {p99:.2f}{', ' + note if note else ''}")
+        self.add(what, statistics.median(ordered), "ms", aim, f"p99 {p99:.2f}{', ' + note if note else ''}", floor)
 
-    def add(self, what: str, value: float, unit: str, aim: str = "", note: str = "") -> None:
+    def add(
+        self, what: str, value: float, unit: str, aim: str = "", note: str = "", floor: float | None = None
+    ) -> None:
         self.rows.append({"what": what, "value": round(value, 3), "unit": unit, "aim": aim, "note": note})
+        if floor is not None:
+            self.rows[-1]["floor"] = round(floor, 3)
         print(self.lines[-1], flush=True)
 
     @property

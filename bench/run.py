@@ -68,9 +68,7 @@ PARTS = ("memory", "latencies", "throughputs", "restart")
 async def measure(sizes: Sizes, table: Table, parts: Sequence[str] = PARTS) -> None:
     home = Path(tempfile.mkdtemp(prefix="hawker-bench-"))
     try:
-        table.latency("this machine: append 256 B + fdatasync", floor.fdatasync_ms(home, sizes.latency))
-        table.latency("this machine: HTTP round trip, bare asyncio server", await floor.http_ms(sizes.latency))
-        table.latency("this machine: vfork + exec /bin/echo to its first byte", floor.process_ms(sizes.latency))
+        floors = await measured_floors(table, sizes, home)
         if set(parts) - {"restart"}:
             with running_agents(home) as agents:
                 user = peer(agents.broker, USER)
@@ -78,7 +76,7 @@ async def measure(sizes: Sizes, table: Table, parts: Sequence[str] = PARTS) -> N
                 if "memory" in parts:
                     await memory(table, sizes, home, agents, user)
                 if "latencies" in parts:
-                    await latencies(table, sizes, agents, user, home)
+                    await latencies(table, sizes, agents, user, home, floors)
                 if "throughputs" in parts:
                     await throughputs(table, sizes, agents, home)
                 await user.close()
@@ -86,6 +84,24 @@ async def measure(sizes: Sizes, table: Table, parts: Sequence[str] = PARTS) -> N
             await restart(table, sizes, home)
     finally:
         shutil.rmtree(home, ignore_errors=True)
+
+
+class Floors(msgspec.Struct, frozen=True):
+    """What the machine itself takes, in ms: to make bytes durable, for an HTTP round trip, to start a program."""
+
+    durable: float
+    http: float
+    process: float
+
+
+async def measured_floors(table: Table, sizes: Sizes, home: Path) -> Floors:
+    durable = floor.fdatasync_ms(home, sizes.latency)
+    http = await floor.http_ms(sizes.latency)
+    process = floor.process_ms(sizes.latency)
+    table.latency("this machine: append 256 B + fdatasync", durable)
+    table.latency("this machine: HTTP round trip, bare asyncio server", http)
+    table.latency("this machine: vfork + exec /bin/echo to its first byte", process)
+    return Floors(*map(statistics.median, (durable, http, process)))
 
 
 def peer(port: int, token: str, connections_max: int = 64) -> Peer:
@@ -129,8 +145,9 @@ def reservation(number: int) -> Order:
     )
 
 
-async def latencies(table: Table, sizes: Sizes, agents: Agents, user: Peer, home: Path) -> None:
+async def latencies(table: Table, sizes: Sizes, agents: Agents, user: Peer, home: Path, floors: Floors) -> None:
     """One order after the other. The started program writes its first byte into a pipe that is waited on here."""
+    filled = 4 * floors.http + 2 * floors.durable  # the order, and for it offers, reserve and confirm
     worker = peer(next(iter(agents.workers.values())), CLUSTER)
     reserve = []
     for n in range(sizes.latency):
@@ -140,7 +157,7 @@ async def latencies(table: Table, sizes: Sizes, agents: Agents, user: Peer, home
         reserve.append(ms(began))
         assert b'"reservation"' in reply.body, reply
     await worker.close()
-    table.latency("worker: order -> durable reservation", reserve, "0.5 (p99 2)")
+    table.latency("worker: order -> durable reservation", reserve, "0.5 (p99 2)", floor=floors.http + floors.durable)
 
     placed: list[float] = []
     phases: dict[str, list[float]] = {"offers": [], "reserve": [], "confirm": []}
@@ -150,7 +167,7 @@ async def latencies(table: Table, sizes: Sizes, agents: Agents, user: Peer, home
         timing = dict(part.strip().split(";dur=") for part in reply.headers["server-timing"].split(","))
         for name, times in phases.items():
             times.append(float(timing[name]))
-    table.latency("API: order -> filled, durable on the worker", placed)
+    table.latency("API: order -> filled, durable on the worker", placed, floor=filled)
     for name, times in phases.items():
         table.latency(f"  of which {name}, as the broker sees it", times)
 
@@ -160,7 +177,7 @@ async def latencies(table: Table, sizes: Sizes, agents: Agents, user: Peer, home
         reply = await user.request("POST", MACHINES, body=order(HUGE), timeout_s=10)
         refused.append(ms(began))
         assert reply.status == 409, reply
-    table.latency("API: refusal of the impossible", refused, "5")
+    table.latency("API: refusal of the impossible", refused, "5", floor=2 * floors.http)
 
     fifo = home / "first-byte"
     os.mkfifo(fifo)
@@ -180,7 +197,12 @@ async def latencies(table: Table, sizes: Sizes, agents: Agents, user: Peer, home
         await destroy(agents.broker, [msgspec.json.decode(reply.body)["id"]])  # so that the next order meets no work
         bare.append(bare_shell_ms(fifo, first))
     os.close(first)
-    table.latency("API: order -> first instruction of the program", running, "2")
+    table.latency(
+        "API: order -> first instruction of the program",
+        running,
+        "2",
+        floor=filled + floors.process,
+    )
     table.latency("  the same program by bare vfork + exec, interleaved", bare)
 
 
