@@ -418,6 +418,32 @@ async def test_of_two_updates_the_second_counts_and_the_old_program_runs_until_i
         assert worker.wrong() == []
 
 
+@pytest.mark.parametrize("had", [True, False])
+@virtual_time
+async def test_what_is_set_while_an_update_fetches_its_image_stays_whether_that_comes_or_not(
+    had: bool, tmp_path: Path
+) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await worker.run_machine(image="app:1", metadata={"note": "first"})
+        worker.world.silent_images.add("app:2")
+        config = check_config(machine_config(image="app:2", metadata={"note": "second"}))
+        await worker.machines.update(APP.name, machine, worker.request(), config=config)
+        await asyncio.sleep(5)
+        edit: dict[str, str] = {"note": "third"}
+        await worker.machines.set_metadata(APP.name, machine, worker.request(), lambda old: {**old, **edit})
+        await worker.machines.cordon(APP.name, machine, worker.request(), cordoned=True)
+        if had:
+            worker.world.silent_images.clear()
+        await worker.at_rest()
+        after = worker.machine(machine)
+        assert [after.config["image"], after.config["metadata"], after.cordoned] == [
+            "app:2" if had else "app:1",
+            {"note": "third"},
+            True,
+        ]
+        assert worker.wrong() == []
+
+
 @virtual_time
 async def test_an_order_without_a_start_can_be_started_while_its_image_is_on_its_way(tmp_path: Path) -> None:
     async with a_worker(tmp_path) as worker:

@@ -119,6 +119,7 @@ class Updates(Requests):
                 steps.append("vacate")
             if goes_on:
                 args["before"] = before
+                args["cordoned"] = ended.args.get("cordoned") if overtakes and ended and cordoned is None else cordoned
             self._begin(tx, "machine.update", row, steps, request, writes, msgspec.to_builtins(args))
             after = get_machine(tx, machine_id)
             lease = leases.acquire(tx, self._host, after, request, lease_ttl_s) if lease_ttl_s else None

@@ -12,7 +12,7 @@ from hawker.images.base import ImageSource
 from hawker.model.config import check_config
 from hawker.model.guest import Guest
 from hawker.model.machine import State
-from hawker.model.rows import Before, LeaseRow, MachineRow, RunRow
+from hawker.model.rows import Before, LeaseRow, MachineRow, RunRow, VersionRow
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.worker import ports
@@ -126,11 +126,17 @@ class Settling:
         self._log.event(tx, row, "start", row.state, run, request=_why(tx, row, run))
 
     def _settle_as_before(self, tx: Tx, run: RunRow) -> None:
-        """An update came to nothing while the old program ran on: the machine is what that program is."""
+        """An update came to nothing while the old program ran on: the machine is what that program is. Metadata and a
+        cordon that were set since stay."""
         row = get_machine(tx, run.resource)
         before = row.before or msgspec.convert(run.args["before"], Before)
         resources = check_config(before.config).resources()
         changes = {**msgspec.structs.asdict(before), "resources": resources, "before": None}
+        wanted, metadata = tx.get(VersionRow, row.version), row.config.get("metadata")
+        if wanted and metadata != wanted.config.get("metadata"):
+            changes["config"] = {**before.config, "metadata": metadata}
+        if row.cordoned != run.args.get("cordoned"):
+            del changes["cordoned"]
         row = self._log.move(tx, row, State.started, cause=run.cause, desired="started", **changes)
         self._log.event(tx, row, "update", "failed", run, request=_why(tx, row, run))
         if (images := self._images) and before.image_digest:
