@@ -16,6 +16,7 @@ import pytest
 from tests.kit.tiers import full
 
 from hawker.sim.campaign import Campaign
+from hawker.sim.checks.acknowledged import OPERATIONS
 from hawker.sim.plan import Plan
 from hawker.sim.running import Report, simulate
 
@@ -41,6 +42,11 @@ def test_a_seed_holds_every_promise(seed: int) -> None:
 
 def test_the_seeds_have_seen_faults() -> None:
     assert all(sum(report(seed).fired.values()) > 10 for seed in FEW)
+
+
+def test_every_operation_was_acknowledged_in_the_seeds() -> None:
+    told = {answer for seed in FEW for answer in report(seed).answers}
+    assert [what for what in OPERATIONS if not any(each.startswith(f"{what} 2") for each in told)] == []
 
 
 @pytest.mark.full

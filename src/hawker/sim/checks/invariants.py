@@ -4,7 +4,7 @@
 wrong, a line each. `check_history` needs the database alone and holds at any moment: it replays the log, so what it
 checks held after every commit. The names are those of the list of invariants in the design: capacity (S1), events
 append-only (S9), one active run (S10), no order taken while cordoned (S16), log before effect (S8), accounting (S20),
-machines as desired (L3).
+machines as desired (L3), what requests set (S2, in `hawker.sim.checks.operations`).
 Of a log whose beginning was cut off it judges what is left: what a row was before is not known there.
 `hawker.store.verify` compares the tables with the log (S19).
 """
@@ -26,6 +26,7 @@ from hawker.model.machine import MOVES, SETTLED, State
 from hawker.model.rows import (
     CheckRow,
     EventRow,
+    FillRow,
     LeaseRow,
     LedgerRow,
     LogFloorRow,
@@ -35,6 +36,7 @@ from hawker.model.rows import (
     VersionRow,
     WorkerRow,
 )
+from hawker.sim.checks.operations import Operations
 from hawker.sim.hosts.world import World
 from hawker.store.log import read_images
 from hawker.store.tx import Reads
@@ -52,14 +54,24 @@ _AS_DESIRED = {
 ENDED = ("done", "failed", "cancelled")
 
 
-def check(reads: Reads, world: World, capacity: Resources, *, since: tuple[int, int] = (0, 0)) -> list[str]:
+def check(
+    reads: Reads,
+    world: World,
+    capacity: Resources,
+    *,
+    since: tuple[int, int] = (0, 0),
+    history: History | None = None,
+) -> list[str]:
     """Everything that is wrong with a worker at rest. `since`: how many starts and stops of the world are from before
-    this database, which was made anew or brought back from a backup."""
+    this database, which was made anew or brought back from a backup. `history` where it was read before."""
     runs = {run.id: run for run in reads.select(RunRow)}
     whole = not _cut_off(reads)
+    history = history or read_history(reads, capacity)
+    barred = {row.id for row in reads.select(FillRow)}
     return [
         *world.violations,
-        *check_history(reads, capacity),
+        *history.end(),
+        *(f"S3: order {key} was given up, and would be taken" for key in sorted(history.operations.given_up - barred)),
         *ledger.audit(reads),
         *_oversold("ledger", capacity, ledger.held(reads)),
         *_check_machines(reads, world, runs, whole=whole),
@@ -79,15 +91,17 @@ class History:
         self.wrong: list[str] = []
         self.kinds: defaultdict[str, int] = defaultdict(int)
         self.runs: dict[str, RunRow] = {}
+        self.operations = Operations(whole=whole)
         self._capacity = capacity
         self._states: dict[str, State] = {}
         self._holders: dict[str, str] = {}  # the exclusive run by resource
         self._finals: set[str] = set()
         self._cordoned = False
 
-    def add(self, number: int, kind: str, run_id: str, step: str, cause: str, writes: bytes) -> None:
+    def add(self, number: int, kind: str, resource: str, run_id: str, step: str, cause: str, writes: bytes) -> None:
         where = f"log record {number} ({kind})"
         self.kinds[kind] += 1
+        self.operations.record(where, kind, resource, cause)
         if not cause:
             self.wrong.append(f"{where}: has no cause")
         if kind == "reservation.held" and self._cordoned:
@@ -99,13 +113,20 @@ class History:
         for table, key, body in read_images(writes):
             if body is not None and (look := _LOOKS.get(table)):
                 kind_of, method = look
-                method(self, where, key, msgspec.json.decode(body, type=kind_of))
+                row = msgspec.json.decode(body, type=kind_of)
+                method(self, where, key, row)
+                if isinstance(row, MachineRow):
+                    self.operations.machine(where, kind, cause, row)
+            elif table == LeaseRow.table:
+                self.operations.lease(cause, None if body is None else msgspec.json.decode(body, type=LeaseRow))
+            elif table == FillRow.table and body is None:
+                self.operations.forgotten(key)
 
     def end(self) -> list[str]:
         for run in self.runs.values():
             if run.status in ENDED and run.id not in self._finals and (self._whole or run.id in self._begun):
                 self.wrong.append(f"run {run.id} ({run.flow}) ended {run.status}, but its final step did not run")
-        return self.wrong
+        return self.wrong + self.operations.wrong
 
     def _ledger(self, where: str, key: str, row: LedgerRow) -> None:
         self.wrong += _oversold(where, self._capacity, row.held)
@@ -144,7 +165,7 @@ def read_history(reads: Reads, capacity: Resources) -> History:
     """The whole log, judged record by record."""
     through = _cut_off(reads)
     history = History(capacity, whole=not through)
-    records = reads.query("select seq, kind, run, step, cause, writes from log order by seq")
+    records = reads.query("select seq, kind, resource, run, step, cause, writes from log order by seq")
     for due, record in enumerate(records, start=through + 1):
         if record[0] != due:
             history.wrong.append(f"log record {record[0]}: expected number {due}")

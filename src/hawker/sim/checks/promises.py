@@ -16,7 +16,8 @@ from hawker.broker.claims import claim_key
 from hawker.core import rendezvous
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow
-from hawker.sim.checks import invariants
+from hawker.sim.checks import acknowledged, invariants
+from hawker.sim.checks.operations import Operations
 from hawker.sim.faults.faults import Faults
 from hawker.sim.fleet import Fleet
 from hawker.sim.hosts.node import Node
@@ -34,9 +35,11 @@ CONNECTIONS_AT_REST_MAX = 100
 
 def check(fleet: Fleet, faults: Faults) -> list[str]:
     """Everything that is wrong at rest."""
+    logs: dict[str, Operations] = {}
     return [
         *_unhandled(fleet),
-        *_workers(fleet),
+        *_workers(fleet, logs),
+        *acknowledged.check(fleet, logs),
         *_orders(fleet),
         *_everywhere(fleet),
         *_late(fleet, faults),
@@ -57,15 +60,17 @@ def _unhandled(fleet: Fleet) -> Iterator[str]:
     )
 
 
-def _workers(fleet: Fleet) -> Iterator[str]:
+def _workers(fleet: Fleet, logs: dict[str, Operations]) -> Iterator[str]:
+    """What is wrong with each by itself. What its log says of operations is put into `logs`."""
     for node in fleet.workers:
         store = fleet.store(node)
         if store is None:
             yield f"L3: {node.name} does not serve"
             continue
-        for wrong in invariants.check(
-            store.read, node.world, fleet.capacities[node.name], since=fleet.since[node.name]
-        ):
+        capacity, since = fleet.capacities[node.name], fleet.since[node.name]
+        history = invariants.read_history(store.read, capacity)
+        logs[node.name] = history.operations
+        for wrong in invariants.check(store.read, node.world, capacity, since=since, history=history):
             yield f"{node.name}: {wrong}"
 
 

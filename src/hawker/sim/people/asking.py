@@ -20,12 +20,13 @@ _decode = msgspec.json.Decoder().decode
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """`status` 0: none came. `sent` false: the request reached nobody."""
+    """`status` 0: none came. `sent` false: the request reached nobody. `request` is the id that it goes by in logs."""
 
     status: int
     body: Any = None
     sent: bool = True
     broker: str = ""
+    request: str = ""
 
     @property
     def word(self) -> str:
@@ -66,10 +67,12 @@ class Api:
             return Answer(0, broker=broker, sent=error.sent)
         finally:
             self.book.in_flight[broker] -= order
+        request = response.headers.get("fly-request-id", "")
         try:
-            return Answer(response.status, _decode(response.body) if response.body else None, broker=broker)
+            body = _decode(response.body) if response.body else None
         except msgspec.DecodeError:
-            return Answer(response.status, broker=broker)
+            body = None
+        return Answer(response.status, body, broker=broker, request=request)
 
 
 def machine_config(program: str, label: str, **fields: Any) -> dict[str, Any]:

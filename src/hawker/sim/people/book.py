@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 FILLED, REFUSED, DOUBT, OPEN = "filled", "refused", "doubt", "open"
 
@@ -39,11 +40,26 @@ class Order:
     late: list[tuple[float, str]] = field(default_factory=list)  # attempts that were not answered: when, by whom
 
 
+class Acknowledged(NamedTuple):
+    """An operation on a machine that a client was told is done, or begun: what it was, and what it was to make of the
+    machine; which worker had the machine by then, as far as the client knew. `request` is the answer's id."""
+
+    what: str
+    machine: str
+    worker: str
+    request: str
+    asked_s: float
+    told_s: float
+    wanted: Any
+
+
 class Book:
-    """Every order by its label, and what was wrong with an answer the moment it came."""
+    """Every order by its label, every operation that was acknowledged, and what was wrong with an answer the moment it
+    came."""
 
     def __init__(self) -> None:
         self.orders: dict[str, Order] = {}
+        self.acknowledged: list[Acknowledged] = []
         self.violations: list[str] = []
         self.leaks: list[
             tuple[float, Order]

@@ -14,7 +14,7 @@ from math import inf
 from typing import Any
 
 from hawker.sim.people.asking import ANSWER_S, SETTLE_TRIES, Answer, Api, machine_config
-from hawker.sim.people.book import DOUBT, FILLED, REFUSED, Order
+from hawker.sim.people.book import DOUBT, FILLED, REFUSED, Acknowledged, Order
 
 PATIENCE_S = 45.0
 """Of a patient client: above all the time limits of an order together, in three regions and with a key."""
@@ -45,6 +45,7 @@ class Client:
             self.start: 9,
             self.restart: 5,
             self.update: 7,
+            self.note: 4,
             self.resize: 2,
             self.suspend: 4,
             self.destroy: 14,
@@ -224,7 +225,8 @@ class Client:
         await self._act("suspend", "POST", "/suspend")
 
     async def cordon(self) -> None:
-        await self._act("cordon", "POST", self._rng.choice(("/cordon", "/uncordon")))
+        cordoned = self._rng.random() < 0.5
+        await self._act("cordon", "POST", "/cordon" if cordoned else "/uncordon", wanted=cordoned)
 
     async def look(self) -> None:
         await self._act("look", "GET", self._rng.choice(("", "/events", "/wait?state=settled&timeout=5")))
@@ -233,11 +235,22 @@ class Client:
         order = self._one()
         if order:
             program = self._rng.choices(PROGRAM_NAMES, PROGRAM_WEIGHTS)[0]
-            await self._on(order, "update", "POST", "", {"config": self._config(order, program)})
+            config = self._config(order, program)
+            if self._rng.random() < 0.3:
+                config["image"] = self._rng.choice(IMAGES)
+            await self._on(order, "update", "POST", "", {"config": config}, wanted=program)
+
+    async def note(self) -> None:
+        """Set a word of the metadata, or take it away."""
+        self._number += 1
+        value = f"{self.name}-{self._number}" if self._rng.random() < 0.8 else None
+        method, body = ("POST", {"value": value}) if value else ("DELETE", None)
+        await self._act("metadata", method, "/metadata/note", body, wanted=("note", value))
 
     async def resize(self) -> None:
         if order := self._one():
-            await self._on(order, "resize", "PUT", "/memory", {"limit_mb": self._rng.choice((256, 512))})
+            limit_mb = self._rng.choice((256, 512))
+            await self._on(order, "resize", "PUT", "/memory", {"limit_mb": limit_mb}, wanted=limit_mb)
 
     async def destroy(self) -> None:
         """Until it is told that the machine is gone, a few times."""
@@ -260,25 +273,28 @@ class Client:
         order = self._one()
         if order is None:
             return
+        began, machine = self._now(), (order.machine, order.worker)
         taken = await self._on(order, "lease", "POST", "/lease", {"ttl": 60})
         if taken.status != 201:
             return
-        nonce = {"fly-machine-lease-nonce": taken.body["data"]["nonce"]}
+        nonce = taken.body["data"]["nonce"]
+        self._book.acknowledged.append(Acknowledged("lease", *machine, taken.request, began, self._now(), nonce))
+        headers = {"fly-machine-lease-nonce": nonce}
         began = self._now()
-        intruder = await self._on(order, "intrude", "POST", "/stop", {})
+        intruder = await self._on(order, "stop", "POST", "/stop", {})
         if intruder.status == 200:
             self._book.leaks.append((began, order))
-        await self._on(order, "start leased", "POST", "/start", headers=nonce)
-        await self._on(order, "release lease", "DELETE", "/lease", headers=nonce)
+        await self._on(order, "start", "POST", "/start", headers=headers)
+        await self._on(order, "release lease", "DELETE", "/lease", headers=headers)
 
     async def make_app(self) -> None:
         self._number += 1
         answer = await self.api.ask("POST", "/v1/apps", {"app_name": f"app-{self.name}-{self._number}"})
         self._book.answers[f"make app {answer.status}"] += 1
 
-    async def _act(self, name: str, method: str, path: str, body: Any = None) -> None:
+    async def _act(self, name: str, method: str, path: str, body: Any = None, *, wanted: Any = None) -> None:
         if order := self._one():
-            answer = await self._on(order, name, method, path, body)
+            answer = await self._on(order, name, method, path, body, wanted=wanted)
             if answer.word == "unreachable" and self._rng.random() < 0.4:
                 await self._replace(order)
 
@@ -290,10 +306,15 @@ class Client:
         path: str,
         body: Any = None,
         headers: Mapping[str, str] | None = None,
+        wanted: Any = None,
     ) -> Answer:
+        """Ask, and write down what was acknowledged: `wanted` is what the machine is to become."""
+        began, machine = self._now(), (order.machine, order.worker)
         target = f"/v1/apps/{order.app}/machines/{order.machine}{path}"
         answer = await self.api.ask(method, target, body, headers=headers)
         self._book.answers[f"{name} {answer.status} {answer.word}".rstrip()] += 1
+        if method != "GET" and 200 <= answer.status < 300 and name != "lease":
+            self._book.acknowledged.append(Acknowledged(name, *machine, answer.request, began, self._now(), wanted))
         return answer
 
     def _mine(self) -> list[Order]:

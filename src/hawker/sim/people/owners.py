@@ -131,14 +131,14 @@ class Owner(Client):
             return
         if order.label in self._cordoned:
             self._cordoned.discard(order.label)
-            await self._on(order, "uncordon", "POST", "/uncordon")
+            await self._on(order, "cordon", "POST", "/uncordon", wanted=False)
         elif self._may_go(order):
             self._cordoned.add(order.label)
-            await self._on(order, "cordon", "POST", "/cordon")
+            await self._on(order, "cordon", "POST", "/cordon", wanted=True)
 
     async def update(self) -> None:
         if order := self._one():
-            await self._on(order, "update", "POST", "", {"config": self._config(order)})
+            await self._on(order, "update", "POST", "", {"config": self._config(order)}, wanted=order.program)
 
     async def settle(self) -> None:
         """Every app has a machine that may be started, and none is cordoned. For when faults are over."""
@@ -146,7 +146,7 @@ class Owner(Client):
         for order in self._there():
             began = self._now()
             for _ in range(SETTLE_TRIES):
-                answer = await self._on(order, "uncordon", "POST", "/uncordon")
+                answer = await self._on(order, "cordon", "POST", "/uncordon", wanted=False)
                 if answer.definite:
                     break
                 await asyncio.sleep(1)
