@@ -9,6 +9,8 @@ Every other run must end in the same state, and with every invariant intact:
 - each act failing once, before or after its effect: with a retry, an unexpected error, or parked until a person looks;
 - each act done twice.
 
+`explore` is for each change: single cuts, and of the faults those that differ most. `explore_more` has the rest.
+
 An act that aborts changes the end: those runs get a reference of their own, are themselves cut at every point, and
 afterwards a forced destroy must leave nothing.
 
@@ -68,6 +70,9 @@ HARMLESS: tuple[Kind, ...] = (
 
 UNDO_FAULTS: tuple[Kind, ...] = ("retry after", "error after", "broken after", "abort once", "twice")
 """Faults of a final step that must end as if it had gone well at once."""
+
+MOST_TELLING: tuple[Kind, ...] = ("retry after", "error before", "broken after")
+"""Each way to fail once, and both moments. All acts at once are done twice beside them."""
 
 MISSED_MOST = 0.05
 
@@ -138,7 +143,8 @@ COUNTS: list[Count] = []
 
 
 def explore(scenario: Scenario, directory: Path) -> Count:
-    """A scenario cut off once at every point, with every act failing and repeated, and with every abort.
+    """A scenario cut off once at every point, with every act failing in the most telling ways and repeated, and with
+    every abort.
 
     Raises `AssertionError` at the first run that does not end as it should.
     """
@@ -147,19 +153,17 @@ def explore(scenario: Scenario, directory: Path) -> Count:
         _cut(scenario, directory, Plan(cuts=(first,)), reference.end, count)
         count.singles += 1
     for act in reference.acts:
-        undo = act.endswith("/settle")  # why it was parked joins the reason of the end: another text
-        for kind in (kind for kind in HARMLESS if not (undo and kind.startswith("broken"))):
-            _fault(scenario, directory, {act: kind}, reference.end)
-            count.faults += 1
+        _fail(scenario, directory, act, MOST_TELLING, reference, count)
     _fault(scenario, directory, dict.fromkeys(reference.acts, "twice"), reference.end)
     count.faults += 1
     for act in _undone(reference):
-        _explore_abort(scenario, directory, act, count)
+        _explore_abort(scenario, directory, act, MOST_TELLING, count)
     return _end(count)
 
 
-def explore_twice_cut(scenario: Scenario, directory: Path) -> Count:
-    """A scenario cut off at every pair of points, and each abort cut off at every point. Raises as `explore` does."""
+def explore_more(scenario: Scenario, directory: Path) -> Count:
+    """A scenario cut off at every pair of points, each abort cut off at every point, and every other fault. Raises as
+    `explore` does."""
     count, reference = _begin(scenario, directory)
     for first in range(1, count.points + 1):
         outcome = _cut(scenario, directory, Plan(cuts=(first,)), reference.end, count)
@@ -167,7 +171,11 @@ def explore_twice_cut(scenario: Scenario, directory: Path) -> Count:
         for second in range(1, outcome.points[-1] + 1):
             _cut(scenario, directory, Plan(cuts=(first, second)), reference.end, count)
             count.pairs += 1
+    others = tuple(kind for kind in HARMLESS if kind not in MOST_TELLING)
+    for act in reference.acts:
+        _fail(scenario, directory, act, others, reference, count)
     for act in _undone(reference):
+        _explore_abort(scenario, directory, act, UNDO_FAULTS, count)
         aborted: dict[str, Kind] = {act: "abort after"}
         after = _fault(scenario, directory, aborted, None)
         for cut in range(1, after.points[0] + 1):
@@ -196,14 +204,28 @@ def _undone(reference: Outcome) -> list[str]:
     return [act for act in reference.acts if not act.endswith("/settle")]
 
 
-def _explore_abort(scenario: Scenario, directory: Path, act: str, count: Count) -> None:
-    """A step gives up before or after its effect. Its undo fails, and is repeated."""
+def _fail(
+    scenario: Scenario, directory: Path, act: str, kinds: Sequence[Kind], reference: Outcome, count: Count
+) -> None:
+    undo = act.endswith("/settle")  # why it was parked joins the reason of the end: another text
+    for kind in (kind for kind in kinds if not (undo and kind.startswith("broken"))):
+        _fault(scenario, directory, {act: kind}, reference.end)
+        count.faults += 1
+
+
+def _explore_abort(scenario: Scenario, directory: Path, act: str, kinds: Sequence[Kind], count: Count) -> None:
+    """A step gives up before or after its effect. Its undo fails in those of `kinds` that an undo can fail in, and is
+    repeated."""
     before = _fault(scenario, directory, {act: "abort before"}, None)
     after = _fault(scenario, directory, {act: "abort after"}, None)
     count.aborts += 2
     aborted_by_us = any("injected" in line for line in after.end)  # parking adds its reason to any other
     for undo in (name for name in before.acts if name.endswith("/settle")):
-        for kind in (kind for kind in UNDO_FAULTS if aborted_by_us or kind not in ("broken after", "abort once")):
+        for kind in (
+            kind
+            for kind in UNDO_FAULTS
+            if kind in kinds and (aborted_by_us or kind not in ("broken after", "abort once"))
+        ):
             _fault(scenario, directory, {act: "abort after", undo: kind}, after.end)
             count.aborts += 1
 

@@ -14,7 +14,7 @@ from tests.kit.churning import ALWAYS, KINDS, Churn
 from tests.kit.markets import running_market
 from tests.kit.vms import missing
 
-pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.crash, pytest.mark.root, pytest.mark.timeout(420)]
 
 OPTIONS = ("--region", "ord", "--workers", "1", "--cpus", "1000", "--memory", "400000")
 SEED = 20261121

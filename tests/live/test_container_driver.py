@@ -130,6 +130,7 @@ async def test_a_machine_that_was_made_before_users_were_noted_keeps_its_own(tmp
         assert one.machine not in json.loads(noted.read_bytes())["machines"]
 
 
+@pytest.mark.full
 class TestRunc(Containers):
     factory = "tests.live.test_container_driver:runc"
 

@@ -26,7 +26,7 @@ from hawker.worker.drivers.base import InstanceSpec, Network, StartFailed
 from hawker.worker.drivers.container.driver import ContainerDriver
 from hawker.worker.drivers.refusals import SupervisorLost
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.crash]
 
 KILLS = {
     "before it begins": "kill -9 $$",

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from tests.kit.disks import loop_of, most_a_second, through
 from tests.kit.fort import API_PORT, CONNECTIONS, PORT, Fort, compiled, missing_for_fort
 from tests.kit.site import INTERNET4, Site
+from tests.kit.tiers import full
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "isolation.md"
 
@@ -78,7 +79,7 @@ ATTEMPTS = [
 USED_UP = ("fork-bomb", "memory-bomb", "fill", "fill-memory", "flood", "descriptors", "worker-api", "connections")
 
 
-RUNTIMES = ["crun", *(pytest.param(each, marks=pytest.mark.slow) for each in ("runc", "crun, no user namespace"))]
+RUNTIMES = ["crun", *full("runc", "crun, no user namespace")]
 
 
 @pytest.fixture(scope="module", params=RUNTIMES)

@@ -21,7 +21,7 @@ from tests.kit.waiting import eventually
 from hawker.client.wire import PeerUnreachable
 from hawker.store.verify import verify
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.slow, pytest.mark.crash, pytest.mark.timeout(150)]
 
 MACHINES, BYSTANDERS, KILLS, ROUNDS_MAX = 50, 10, 8, 400
 TARGETS = {"create": "started", "start": "started", "stop": "stopped", "destroy": "destroyed"}

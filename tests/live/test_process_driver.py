@@ -49,6 +49,7 @@ def with_cgroups(directory: Path) -> ProcessDriver:
     return Foreseeing(directory / "driver", programs=shared())
 
 
+@pytest.mark.full
 class TestWithoutCgroups(Conformance, Telling, Talking, Killed):
     factory = "tests.live.test_process_driver:without_cgroups"
 
@@ -90,13 +91,8 @@ def from_image(directory: Path) -> ProcessDriver:
     return ProcessDriver(directory / "driver", images=UnpackedImages(directory / "images"), programs=programs())
 
 
-@pytest.mark.root
-class TestFromAnImage(Conformance, Talking, Limited, Imaged, Killed):
+class FromAnImage:
     factory = "tests.live.test_process_driver:from_image"
-
-    async def test_it_has_a_name(self, driver: Opened) -> None:
-        """The host's."""
-        assert await driver.run(driver.shell("hostname")) == [os.uname().nodename]
 
     @pytest.fixture
     async def driver(self, tmp_path: Path) -> AsyncIterator[Opened]:
@@ -104,6 +100,19 @@ class TestFromAnImage(Conformance, Talking, Limited, Imaged, Killed):
         made = ProcessDriver(tmp_path / "driver", images=images, programs=programs())
         async with opened(made, "busybox", images.add) as it:
             yield it
+
+
+@pytest.mark.full
+@pytest.mark.root
+class TestAllElseFromAnImage(FromAnImage, Conformance, Talking, Limited, Killed):
+    """As without one."""
+
+
+@pytest.mark.root
+class TestFromAnImage(FromAnImage, Imaged):
+    async def test_it_has_a_name(self, driver: Opened) -> None:
+        """The host's."""
+        assert await driver.run(driver.shell("hostname")) == [os.uname().nodename]
 
     async def test_programs_of_the_host_run_beside_it_and_see_the_hosts_files(self, driver: Opened) -> None:
         inside = driver.shell("cat /etc/passwd | wc -l; mount | grep -c ' / '")

@@ -1,7 +1,7 @@
 """Every flow, cut off before and after every commit and every outside effect, with every step failing and repeated.
 
 `tests/kit/flowkit.py` says what is run of each scenario. The counts are printed at the end of the test report. Each
-change runs every single cut; pairs of cuts, and aborts with a cut, are in the full run, all of them.
+change runs every single cut; pairs of cuts, aborts with a cut and some faults are in the full run, all of them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.kit.flowkit import Plan, Scenario, explore, explore_twice_cut, trial
+from tests.kit.flowkit import Plan, Scenario, explore, explore_more, trial
 from tests.kit.sim_client import Client
 
 from hawker.model.guest import Resources
@@ -300,7 +300,7 @@ def test_a_flow_ends_alike_wherever_it_is_cut_off_and_whatever_fails(scenario: S
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_a_flow_ends_alike_when_it_is_cut_off_twice(scenario: Scenario, in_memory: Path) -> None:
-    explore_twice_cut(scenario, in_memory)
+    explore_more(scenario, in_memory)
 
 
 @pytest.mark.slow
