@@ -83,6 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Account(path, skips, times), "hawker-account")
 
 
+@pytest.hookimpl(trylast=True)  # markers are given in directories, too
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     tiers.choose(config, items)
     for item in items:

@@ -13,6 +13,7 @@ from bench.poison import NOW_MS, Poisoner, decoded, faults, feed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.catalog.versions import Clock
+from tests.kit.tiers import costly
 
 from hawker.catalog.replica import Replica
 from hawker.core.ownerlog import HELD_MS
@@ -61,7 +62,7 @@ ROWS = st.tuples(TABLE_NAMES, st.text(max_size=8), st.none() | st.dictionaries(N
 
 
 @given(rows=st.lists(ROWS, max_size=8))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=costly(15), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_rows_of_any_type_are_taken_or_put_aside_and_passed_on_as_they_came(
     replica: Replica, rows: list[tuple[str, str, dict[str, Any] | None]]
 ) -> None:

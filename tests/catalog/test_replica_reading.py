@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.catalog.versions import NOW_MS, A, Clock, begun, origin, version
+from tests.kit.tiers import costly
 
 from hawker.catalog.ingest import BULK_LEAST
 from hawker.catalog.replica import Replica
@@ -51,7 +52,7 @@ STAMPED = st.lists(
 
 
 @given(writes=STAMPED)
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=costly(8), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_of_an_app_the_newest_stamp_counts_in_whatever_order_it_came(
     tmp_path_factory: pytest.TempPathFactory, writes: list[tuple[str, str, int, bool]]
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.catalog.owners import Owner, machine
+from tests.kit.tiers import costly
 from tests.kit.virtual_time import run_in_virtual_time, virtual_host
 
 from hawker.catalog import subscriptions as limits
@@ -435,7 +436,7 @@ STEPS = st.lists(st.one_of(ROWS, st.just("break"), st.floats(0.01, 0.3)), max_si
 
 
 @given(STEPS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=costly(10), deadline=None)
 def test_who_follows_the_events_and_resumes_holds_what_the_query_gives(
     tmp_path_factory: pytest.TempPathFactory, steps: list[Any]
 ) -> None:

@@ -22,6 +22,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from tests.clients.api import Api
 from tests.clients.fuzzing import World
+from tests.kit.tiers import costly
 
 from hawker.http.openapi import document
 from hawker.model.endpoints import ENDPOINTS
@@ -30,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 ANSWER_S = 15.0
-EXAMPLES = 60  # of each operation, besides the systematic ones that Schemathesis derives from the document
+EXAMPLES = costly(20)  # of each operation, besides the systematic ones that Schemathesis derives from the document
 
 
 # Tests are collected before there is a market, so they come from the document's generator; a test below holds that what

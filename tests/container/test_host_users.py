@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.kit.tiers import costly
 
 from hawker.errors import Unreachable
 from hawker.worker.drivers.users import COUNT, FIRST, MANY, NoUsers, Users
@@ -79,7 +80,7 @@ class Ranges(RuleBasedStateMachine):
 
 
 TestRanges = Ranges.TestCase
-TestRanges.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestRanges.settings = settings(max_examples=costly(8), stateful_step_count=25, deadline=None)
 
 ALLOCATING = """
 import sys

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.kit.tiers import costly
 
 from hawker.core.rendezvous import ranked
 from hawker.core.routing import (
@@ -622,7 +623,7 @@ class Rules(RuleBasedStateMachine):
 
 
 TestRules = Rules.TestCase
-TestRules.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestRules.settings = settings(max_examples=costly(15), stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.parametrize("count", [1, 10, 1000])

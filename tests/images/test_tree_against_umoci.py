@@ -30,6 +30,7 @@ from tests.kit.oci import (
     whiteout,
     write_layout,
 )
+from tests.kit.tiers import costly
 from tests.kit.trees import by_umoci, overlaid, picture
 
 from hawker.images.tree.settling import UNCLEAR
@@ -251,7 +252,7 @@ def _says(name: str, link: str) -> bool:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=costly(5), deadline=None, suppress_health_check=list(HealthCheck))
 @given(layers=st.lists(some_layer(), min_size=1, max_size=4))
 def test_any_image_is_what_umoci_makes_of_it(layers: list[list[Entry]]) -> None:
     assume(not goes_by_order(layers))

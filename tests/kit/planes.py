@@ -127,3 +127,19 @@ APART: dict[str, dict[str, str]] = {
     }
 }
 """Modules, tests, or tests with a parameter, that a plane does not take part in, and why."""
+
+FULL: dict[str, frozenset[str]] = {
+    "haproxy": frozenset(
+        {
+            "test_a_machine_that_reads_slowly_slows_the_user_down",
+            "test_a_request_may_come_in_any_pieces",
+            "test_bodies_of_any_size_pass_both_ways",
+            "test_machines",
+            "test_replays",
+            "test_tunnels",
+            "test_websocket",
+        }
+    )
+}
+"""Modules and tests that a plane takes part in only in the full run: HAProxy hands what they are about to the embedded
+plane behind it."""

@@ -73,3 +73,8 @@ def _slice(text: str) -> tuple[int, int]:
 def full(*values: Any) -> list[ParameterSet]:
     """Parameters that are not for each change: `@pytest.mark.parametrize("seed", [1, 2, *full(3, 4)])`."""
     return [pytest.param(value, marks=pytest.mark.full) for value in values]
+
+
+def costly(few: int) -> int:
+    """`max_examples` of a property whose cases take long: `few` for each change, and more of them in the full run."""
+    return 8 * few if hypothesis.settings().max_examples > FEW else few

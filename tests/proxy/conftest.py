@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import shutil
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping
 from typing import Any
 
 import msgspec
 import pytest
 from tests.kit.http2 import Behaviour2, Upstream2, User2, hello2
-from tests.kit.planes import APART, NEEDS, PLANES, Plane
+from tests.kit.planes import APART, FULL, NEEDS, PLANES, Plane
 from tests.kit.raw_http import Answer, Behaviour, Upstream, User, hello
 from tests.kit.routers import HTTP, FakeMachine, FakeRoute, FakeRouter
 
@@ -104,21 +104,26 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], a
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Takes tests out that a plane has no part in."""
-    out = [item for item in items if isinstance(item, pytest.Function) and _apart(item)]
+    """Takes tests out that a plane has no part in, and marks those that it has only in the full run."""
+    ours = [item for item in items if isinstance(item, pytest.Function)]
+    for item in ours:
+        if _is_of(item, FULL):
+            item.add_marker(pytest.mark.full)
+    out = [item for item in ours if _is_of(item, APART)]
     if out:
         config.hook.pytest_deselected(items=out)
         items[:] = [item for item in items if item not in out]
 
 
-def _apart(item: pytest.Function) -> bool:
+def _is_of(item: pytest.Function, named: Mapping[str, Container[str]]) -> bool:
+    """Whether its module, the test, or the test with its parameter is named for its plane."""
     callspec = getattr(item, "callspec", None)
     if callspec is None:
         return False
     plane = callspec.params.get("stage", "")
     one = f"{item.originalname}[{callspec.id.removeprefix(f'{plane}-')}]"
     module = item.module.__name__.rpartition(".")[2]
-    return not {module, item.originalname, one}.isdisjoint(APART.get(plane, {}))
+    return any(name in named.get(plane, ()) for name in (module, item.originalname, one))
 
 
 @pytest.fixture(params=sorted(PLANES))

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.kit.fleets import REGION, Fleet
+from tests.kit.tiers import costly
 from tests.kit.waiting import until
 
 from hawker.proxy.known.claims import Claims
@@ -94,7 +95,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 
 @given(changes=CHANGES, forgotten=st.none() | st.integers(0, 8))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=costly(10), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_what_is_kept_is_what_a_fresh_look_finds(
     tmp_path_factory: pytest.TempPathFactory, changes: list[Any], forgotten: int | None
 ) -> None:

@@ -17,6 +17,7 @@ from typing import Any, get_args
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from tests.kit.fleets import Fleet
+from tests.kit.tiers import costly
 from tests.kit.virtual_time import run_in_virtual_time
 
 from hawker.core.routing import ANY, Take, Wishes
@@ -387,7 +388,7 @@ STEPS: st.SearchStrategy[list[Step]] = st.lists(
 
 
 @given(steps=STEPS, lag_s=st.sampled_from((0.0, 0.005, 0.5)))
-@settings(max_examples=50)
+@settings(max_examples=costly(8))
 def test_whatever_happens_at_doors_limits_hold_and_nobody_is_forgotten(steps: list[Step], lag_s: float) -> None:
     note(f"rows {lag_s} s late, and then: {steps}")
 

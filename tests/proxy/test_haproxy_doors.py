@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.kit.doors import House, house
+from tests.kit.tiers import full
 from tests.kit.waiting import until
 
 from hawker.proxy.haproxy.plane import HaproxyEngine
@@ -64,13 +65,14 @@ async def warm(it: House, app: str = "web") -> None:
     await until(lambda: (app, 80) in engine(it).carried)
 
 
-async def test_a_thousand_requests_at_once_start_a_sleeping_machine_once(
-    tmp_path: Path, haproxy: HaproxySettings
+@pytest.mark.parametrize("requests", [200, *full(1000)])
+async def test_many_requests_at_once_start_a_sleeping_machine_once(
+    tmp_path: Path, haproxy: HaproxySettings, requests: int
 ) -> None:
     async with house(tmp_path, haproxy=haproxy) as it:
         limits = {"concurrency": {"type": "requests", "soft_limit": 2000}}
         machine = await it.machine("web", program=THREADED, service=limits)
-        answers = await asyncio.gather(*(it.asked("web", seconds=60) for _ in range(1000)))
+        answers = await asyncio.gather(*(it.asked("web", seconds=60) for _ in range(requests)))
         assert {status for status, _, _ in answers} == {200}
         assert it.story(machine).count("start starting") == 1
 

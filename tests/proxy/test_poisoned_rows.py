@@ -12,6 +12,7 @@ from bench.poison import Poisoner, feed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.kit.fleets import REGION, Fleet
+from tests.kit.tiers import costly
 
 from hawker.core.routing import Wishes
 from hawker.proxy.base import Refused
@@ -163,7 +164,7 @@ class Served:
 
 
 @given(rows=st.lists(ROWS, min_size=1, max_size=8))
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=costly(8), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 def test_rows_of_one_owner_that_make_no_sense_leave_the_other_apps_as_they_are(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str, dict[str, Any]]]
 ) -> None:

@@ -13,6 +13,7 @@ import apsw
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from tests.kit.tiers import costly
 
 from hawker.errors import Corrupt, StoreError
 from hawker.host import Host
@@ -104,7 +105,7 @@ def flipped(value: Any, at: int, bit: int) -> Any:
 
 
 @pytest.mark.parametrize("column", COLUMNS)
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=costly(5), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seq=st.integers(1, RECORDS), at=st.integers(0, 10**6), bit=st.integers(0, 7))
 def test_a_flipped_bit_in_any_column_of_any_record_is_named(
     path: Path, column: str, seq: int, at: int, bit: int
