@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from tests.clients.api import Api
 from tests.clients.fuzzing import World
-from tests.kit.tiers import costly
+from tests.kit.tiers import costly, has_more
 
 from hawker.http.openapi import document
 from hawker.model.endpoints import ENDPOINTS
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 ANSWER_S = 15.0
-EXAMPLES = costly(20)  # of each operation, besides the systematic ones that Schemathesis derives from the document
+EXAMPLES = costly(8)  # of each operation, besides the systematic ones that Schemathesis derives from the document
 
 
 # Tests are collected before there is a market, so they come from the document's generator; a test below holds that what
@@ -48,12 +48,12 @@ def world(api: Api) -> Iterator[World]:
 
 @pytest.fixture
 def answers(request: pytest.FixtureRequest) -> Iterator[Counter[int]]:
-    """Counts statuses. What is tested is more than refusals: every operation must have succeeded at least once, but for
-    the forgetting of a worker, which needs one that is dead (`tests/live/test_replacing.py`)."""
+    """Counts statuses. What is tested is more than refusals: in the full run every operation must have succeeded at
+    least once, but for the forgetting of a worker, which needs one that is dead (`tests/live/test_replacing.py`)."""
     counted: Counter[int] = Counter()
     yield counted
     reached = any(200 <= status < 300 for status in counted) or "/forget" in request.node.name
-    assert not counted or reached, f"never reached: {dict(counted)}"
+    assert not counted or reached or not has_more(request.config), f"never reached: {dict(counted)}"
 
 
 @generated.parametrize()

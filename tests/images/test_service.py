@@ -480,6 +480,7 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
+@pytest.mark.crash
 async def test_a_daemon_killed_at_any_step_leaves_the_image_or_nothing(tmp_path: Path) -> None:
     """Imported, unpacked, kept and removed, and killed after each of its steps in turn."""
     made = image([layer([file(f"{n}/{m}", os.urandom(2000)) for m in range(200)]) for n in range(2)])

@@ -25,6 +25,7 @@ from tests.kit.oci import (
     tar_of,
     whiteout,
 )
+from tests.kit.tiers import full
 from tests.kit.trees import picture
 
 from hawker.images.tree.unpacking import LayerRefused, TreeLimits, settle, unpack
@@ -280,7 +281,7 @@ async def test_a_damaged_blob_is_refused(tmp_path: Path, blob: bytes, reason: st
     assert reason in await refusal(tmp_path, blob, diff_id=digest(TAR))
 
 
-@pytest.mark.parametrize("compress", [lambda tar: gzip.compress(tar, 9), zstd], ids=["gzip", "zstd"])
+@pytest.mark.parametrize("compress", [lambda tar: gzip.compress(tar, 9), *full(zstd)], ids=["gzip", "zstd"])
 async def test_a_quarter_of_a_gigabyte_of_zeros_in_a_small_blob_takes_neither_memory_nor_disk(
     tmp_path: Path, compress: Callable[[bytes], bytes]
 ) -> None:
@@ -403,6 +404,7 @@ async def test_links_below_that_lead_too_far_are_the_layer_s_fault(tmp_path: Pat
         trees.insert(0, tmp_path / name)
 
 
+@pytest.mark.full
 async def test_a_layer_with_much_to_hide_is_settled_by_a_process_of_its_own_and_the_same(tmp_path: Path) -> None:
     names = [f"d/{number}" for number in range(11_000)]
     trees: list[Path] = []

@@ -71,8 +71,11 @@ def _slice(text: str) -> tuple[int, int]:
 
 
 def full(*values: Any) -> list[ParameterSet]:
-    """Parameters that are not for each change: `@pytest.mark.parametrize("seed", [1, 2, *full(3, 4)])`."""
-    return [pytest.param(value, marks=pytest.mark.full) for value in values]
+    """Parameters that are not for each change: `@pytest.mark.parametrize("seed", [1, 2, *full(3, 4)])`. A tuple stands
+    for several of them."""
+    return [
+        pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.full) for value in values
+    ]
 
 
 def costly(few: int) -> int:

@@ -8,7 +8,7 @@ import pytest
 from bench.autostop import Saw, sawn
 from tests.kit.edges import region
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(120)]
 
 SAW = Saw(machines=3, low=2, high=70, period_s=4.0, teeth=2, idle_s=0.5)
 

@@ -22,6 +22,7 @@ CYCLES, MICROVMS = 60, 3
 RUNTIMES = ("process", "container", "microvm")
 
 
+@pytest.mark.full
 async def test_nothing_is_left_of_machines_that_came_and_went_under_kills(tmp_path: Path) -> None:
     if why := missing() or ("" if shutil.which("busybox") else "needs busybox (Debian: busybox-static)"):
         pytest.skip(why)

@@ -16,13 +16,14 @@ from time import monotonic
 import msgspec
 import pytest
 import pytest_asyncio
-from bench import faults
 from bench.faults import SHORT, served
 from tests.kit.edges import SERVER, Region, region, region_of_hosts
 from tests.kit.load import Report
 from tests.kit.markets import free_port
 from tests.kit.namespaces import missing_for_namespaces
 from tests.kit.waiting import eventually, until
+
+from bench import faults
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 MISSING = missing_for_namespaces()
@@ -58,6 +59,7 @@ async def test_a_killed_machine_fails_no_request_that_can_go_to_another(shared: 
         nothing_failed(await faults.machine_killed(shared, load, SHORT))
 
 
+@pytest.mark.full
 async def test_a_machine_that_hangs_fails_none_and_gets_few(shared: Region) -> None:
     async with served(shared, SHORT, env=BUSY, service=IMPATIENT) as load:
         await few_are_slow(lambda: faults.machine_hung(shared, load, SHORT))
@@ -71,6 +73,7 @@ async def test_a_killed_worker_fails_none_and_gets_requests_again(shared: Region
         await until(lambda: any(said.startswith(machine) for said in load.by(mark)))
 
 
+@pytest.mark.full
 async def test_a_worker_that_hangs_fails_none(shared: Region) -> None:
     async with served(shared, SHORT, env=BUSY) as load:
         await few_are_slow(lambda: faults.agent_hung(shared, load, SHORT))
@@ -91,6 +94,7 @@ async def test_an_edge_and_a_worker_that_begin_anew_in_place_fail_and_refuse_non
         assert report.cut == 0, str(report)
 
 
+@pytest.mark.full
 async def test_workers_and_their_proxies_die_apart_and_no_request_fails(tmp_path: Path) -> None:
     """Where they are two processes. While the worker is away its proxy carries on."""
     async with region(tmp_path, doors=True) as it, served(it, SHORT, env=BUSY) as load:
@@ -100,6 +104,7 @@ async def test_workers_and_their_proxies_die_apart_and_no_request_fails(tmp_path
         assert worker.cut == 0, str(worker)
 
 
+@pytest.mark.full
 async def test_an_app_whose_only_worker_dies_is_answered_when_that_is_back(shared: Region) -> None:
     """Also while its machine is on the way up: it is started once, by whoever asked first."""
     machine = await shared.machine("only", worker="worker-1", program=f"import time; time.sleep(1.5)\n{SERVER}")
@@ -125,6 +130,7 @@ async def test_a_machine_that_stands_by_starts_once_when_the_worker_is_gone_and_
     await shared.up("worker-2")
 
 
+@pytest.mark.full
 @pytest.mark.root
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
 async def test_hosts_that_are_cut_off_and_an_edge_without_a_catalog_fail_no_request(tmp_path: Path) -> None:

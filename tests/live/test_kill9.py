@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from tests.kit.cgroups import machine_groups
 from tests.kit.markets import SLEEPER, Client, Market, running_market
+from tests.kit.tiers import full
 from tests.kit.waiting import eventually
 
 from hawker.client.wire import PeerUnreachable
@@ -23,14 +24,14 @@ from hawker.store.verify import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.crash, pytest.mark.timeout(150)]
 
-MACHINES, BYSTANDERS, KILLS, ROUNDS_MAX = 50, 10, 8, 400
+BYSTANDERS, ROUNDS_MAX = 10, 400
 TARGETS = {"create": "started", "start": "started", "stop": "stopped", "destroy": "destroyed"}
 
 
-@pytest.fixture(scope="module")
-def market(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Market]:
+@pytest.fixture
+def market(tmp_path: Path) -> Iterator[Market]:
     options = ("--region", "ord", "--workers", "1", "--cpus", "1000", "--memory", "400000")
-    with running_market(tmp_path_factory.mktemp("kill"), options) as market:
+    with running_market(tmp_path / "market", options) as market:
         yield market
 
 
@@ -83,9 +84,9 @@ async def live_through(client: Client, rng: Random, enough: asyncio.Event) -> Li
     return life
 
 
-async def kill_now_and_then(market: Market, rng: Random, enough: asyncio.Event) -> None:
+async def kill_now_and_then(market: Market, rng: Random, kills: int, enough: asyncio.Event) -> None:
     """Kill the daemon at random moments, each time soon after it serves again."""
-    for _ in range(KILLS):
+    for _ in range(kills):
         await asyncio.sleep(rng.uniform(0.1, 0.5))
         pid = market.pid("ord-1")
         market.kill("ord-1")
@@ -99,7 +100,10 @@ async def kill_now_and_then(market: Market, rng: Random, enough: asyncio.Event) 
     enough.set()
 
 
-async def test_nothing_acknowledged_is_lost_and_nothing_is_left_over(market: Market) -> None:
+@pytest.mark.parametrize(("machines_made", "kills"), [(20, 3), *full((50, 8))])
+async def test_nothing_acknowledged_is_lost_and_nothing_is_left_over(
+    market: Market, machines_made: int, kills: int
+) -> None:
     rng = Random(20261121)
     async with market.client() as client:
         await client.ok("POST", "/apps", {"app_name": "k"})
@@ -109,8 +113,10 @@ async def test_nothing_acknowledged_is_lost_and_nothing_is_left_over(market: Mar
         before = programs()
 
         enough = asyncio.Event()
-        killer = asyncio.create_task(kill_now_and_then(market, rng, enough))
-        lives = await asyncio.gather(*(live_through(client, Random(rng.random()), enough) for _ in range(MACHINES)))
+        killer = asyncio.create_task(kill_now_and_then(market, rng, kills, enough))
+        lives = await asyncio.gather(
+            *(live_through(client, Random(rng.random()), enough) for _ in range(machines_made))
+        )
         await killer
         await eventually(lambda: settled(client), "every run has ended", 60)
 
@@ -134,7 +140,7 @@ async def test_nothing_acknowledged_is_lost_and_nothing_is_left_over(market: Mar
         assert {group.partition(".")[0] for group in machine_groups(market.home / "ord-1" / "process")} <= started
 
         resumed = (market.home / "ord-1.log").read_text().count('"event": "run.resumed"')
-        print(f"{KILLS} kills, {resumed} runs resumed, {len(machines)} machines, {len(gone)} destroyed")
+        print(f"{kills} kills, {resumed} runs resumed, {len(machines)} machines, {len(gone)} destroyed")
     report = verify(market.database("ord-1"))
     assert report.ok, report.faults
 

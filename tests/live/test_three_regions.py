@@ -8,12 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bench import regions
 from tests.kit.namespaces import missing_for_namespaces
 from tests.kit.regions import three_regions
 
+from bench import regions
+
 MISSING = missing_for_namespaces()
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
+pytestmark = [pytest.mark.full, pytest.mark.root, pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 
 
 @pytest.mark.timeout(360)
