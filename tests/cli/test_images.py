@@ -152,6 +152,31 @@ def test_an_order_whose_image_does_not_come_says_why_while_it_waits(user: User) 
     assert said.endswith("; its worker tries again\n")
 
 
+def test_an_order_whose_image_cannot_be_had_fails_in_its_time_names_what_is_there_and_leaves_nothing(
+    user: User, site: Path
+) -> None:
+    built(user, site)
+    user("apps", "create", "nine")
+    told = user("machine", "run", "--app", "nine", "--timeout", "1", "127.0.0.1:1/shop:9", status=1)
+    assert "nothing was ordered: image 127.0.0.1:1/shop:9: it was not here within 1 s" in told.err
+    assert f"no worker has 127.0.0.1:1/shop:9; there is {SHOP}" in told.err
+    assert user("machine", "list", "--app", "nine").out == ""
+
+
+def test_who_does_not_wait_for_an_image_is_answered_at_once_and_finds_why_it_did_not_come(user: User) -> None:
+    user("apps", "create", "later")
+    order = ("machine", "run", "--app", "later", "--timeout", "1", "--detach")
+    machine = user.json(*order, "127.0.0.1:1/nobody:1")
+    assert machine["state"] == "created"
+    user("machine", "wait", machine["id"], "--state", "failed")
+    (why,) = {
+        event["request"]["exit_event"]["error"]
+        for event in user.json("machine", "status", machine["id"])["events"]
+        if event["request"]
+    }
+    assert why.startswith("image 127.0.0.1:1/nobody:1: it was not here within 1 s")
+
+
 def test_images_are_listed_and_shown_for_people(user: User, site: Path) -> None:
     made = built(user, site, "--worker", "ord-2", "--expose", "8080", "-e", "A=b", "--user", "1000:1000")
     listed = user("image", "list").out

@@ -152,6 +152,15 @@ def test_the_original_six_paths_find_a_machine_by_its_id_alone(api: Api, app: st
     assert api.machine(app, machine)["state"] == "destroyed"
 
 
+def test_an_app_that_is_not_there_is_told_before_room_that_is_not(api: Api) -> None:
+    much = {"cpu_kind": "performance", "cpus": 128, "memory_mb": 1048576}
+    config = {"image": "host", "init": {"exec": ["true"]}, "guest": much}
+
+    refused = api.post("/v1/apps/no-such-app/machines", {"config": config, "region": "ord"}).expect(404)
+
+    assert refused["error"] == "app not found: no-such-app"
+
+
 # --- commands beside a program ---------------------------------------------------------------------------------------
 
 

@@ -233,7 +233,11 @@ class SimWorker:
 
 def order(key: str, program: str = "serve", *, hold_s: float = 30.0, **options: Any) -> Order:
     """An order for one shared cpu with 256 MiB. `options` that `Order` has go there, the others into the config."""
-    named = {name: options.pop(name) for name in ("skip_launch", "cordoned", "lease_ttl_s") if name in options}
+    named = {
+        name: options.pop(name)
+        for name in ("skip_launch", "cordoned", "lease_ttl_s", "image_timeout_s")
+        if name in options
+    }
     config = machine_config(program, **options)
     return Order(
         key=key,

@@ -13,6 +13,7 @@ from tests.kit.virtual_time import virtual_time
 
 from hawker.http.call import Call
 from hawker.model.config import check_config
+from hawker.model.image import IMAGE_TIMEOUT_S
 from hawker.model.machine import State
 from hawker.model.rows import PortRow
 from hawker.worker.api.machines import MachineApi, with_runtime
@@ -91,15 +92,69 @@ async def test_a_registry_that_answers_again_in_time_is_no_failure(tmp_path: Pat
         assert worker.machine(machine).state is State.started
 
 
+@pytest.mark.parametrize("trouble", ["silent", "slow"])
+@pytest.mark.parametrize(("given_s", "seconds"), [(0, IMAGE_TIMEOUT_S), (20, 20)])
 @virtual_time
-async def test_a_registry_that_stays_silent_fails_the_machine_in_the_end(tmp_path: Path) -> None:
+async def test_an_image_that_is_not_here_in_time_fails_the_machine_and_says_why(
+    trouble: str, given_s: int, seconds: float, tmp_path: Path
+) -> None:
     async with a_worker(tmp_path) as worker:
-        worker.world.silent_images.add("app:1")
+        if trouble == "silent":
+            worker.world.silent_images.add("app:1")
+        else:
+            worker.world.delays["prepare"] = 3600
+        began = asyncio.get_running_loop().time()
+        machine = await worker.run_machine(image="app:1", image_timeout_s=given_s)
+        assert worker.machine(machine).state is State.failed
+        assert seconds - 1 <= asyncio.get_running_loop().time() - began <= seconds + 8
+        (run,) = worker.runs(machine)
+        assert run.error.startswith(f"image app:1: it was not here within {seconds:g} s")
+        assert ("does not answer" in run.error) is (trouble == "silent")
+        assert worker.wrong() == []
+
+
+@virtual_time
+async def test_a_killed_worker_gives_an_image_no_more_time_than_it_had(tmp_path: Path) -> None:
+    world = a_world()
+    world.delays["prepare"] = 3600
+    worker = await SimWorker.open(tmp_path, world)
+    machine = await worker.create(image="app:1", image_timeout_s=60)
+    await asyncio.sleep(50)
+    await worker.die()
+    worker = await SimWorker.open(tmp_path, world)
+    began = asyncio.get_running_loop().time()
+    await worker.at_rest()
+    assert worker.machine(machine).state is State.failed
+    assert asyncio.get_running_loop().time() - began < 12
+    await worker.close()
+
+
+@virtual_time
+async def test_an_update_whose_image_is_not_here_in_time_leaves_the_program_running(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
         machine = await worker.run_machine(image="app:1")
+        before, program = worker.machine(machine), worker.world.running(machine)
+        worker.world.delays["prepare"] = 3600
+        config = check_config(machine_config(image="app:2"))
+        await worker.machines.update(APP.name, machine, worker.request(), config=config, image_timeout_s=20)
+        await asyncio.sleep(21)
+        await worker.at_rest()
+        after = worker.machine(machine)
+        assert (after.state, after.version, worker.world.running(machine)) == (State.started, before.version, program)
+        assert worker.wrong() == []
+
+
+@virtual_time
+async def test_a_restart_asks_for_an_image_that_is_gone_so_many_times(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        machine = await worker.run_machine(image="app:1")
+        worker.world.images.clear()
+        worker.world.silent_images.add("app:1")
+        worker.world.calls["prepare"] = 0
+        await worker.machines.restart(APP.name, machine, worker.request())
+        await worker.at_rest()
         assert worker.machine(machine).state is State.failed
         assert worker.world.calls["prepare"] == STARTS_TRIED
-        (run,) = worker.runs(machine)
-        assert "does not answer" in run.error
 
 
 @virtual_time

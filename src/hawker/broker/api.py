@@ -136,6 +136,7 @@ class Broker:
             claimant=call.owner,
             wait=call.flag("wait") and not body.skip_launch,
             replaces=body.replaces or "",
+            image_timeout_s=body.image_timeout or 0,
         )
         if wanted.replaces:
             wanted = await self._replacing.resolve(wanted, named=bool(body.name), placed=bool(body.region))

@@ -9,6 +9,7 @@ unless the order has an idempotency key: such a machine is its client's, who fin
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -64,6 +65,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     machine: str = ""
     generation: int = 1
     silent: str = ""
+    image_timeout_s: int = 0
 
 
 class Fill(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,9 +116,11 @@ class Orders:
                 return Fill(machine=known.machine, worker=known.worker, timings_ms={})
             replaces = known.order
         refusals: list[Refusal] = []
+        app_known = False
         regions = expand(wanted.region, self._fleet.regions())
         for region in regions:
             auction = await self._auction(wanted, region)
+            app_known |= auction.app is not None
             fill = await self._try_fill(wanted, auction, region, replaces, started)
             outcome = "filled" if fill else "refused"
             self._metrics.orders.labels(region, outcome).inc(exemplar=exemplar(auction.order, wanted.request))
@@ -124,7 +128,12 @@ class Orders:
             if fill:
                 return fill
             refusals += auction.refusals()
-        raise _not_taken(refusals) or no_capacity(wanted, regions, refusals)
+        if (error := _not_taken(refusals)) is not None:
+            raise error
+        if not app_known:  # an app that is not there is the first thing to tell
+            with suppress(Unreachable):
+                await self._apps.get(wanted.app)
+        raise no_capacity(wanted, regions, refusals)
 
     async def close(self) -> None:
         for task in list(self._releases):
@@ -275,6 +284,7 @@ class Orders:
             trace=wanted.trace,
             machine=wanted.machine,
             generation=wanted.generation,
+            image_timeout_s=wanted.image_timeout_s,
         )
 
     def _give_up(self, link: WorkerLink, wanted: Wanted, key: str) -> None:

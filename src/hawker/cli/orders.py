@@ -19,7 +19,8 @@ from hawker.cli.session import LONGEST_STOP_S, Object, Session, app_of, failure_
 from hawker.errors import HawkerError, Invalid
 
 HOST_IMAGE = "host"
-IMAGE_S = 3600.0
+IMAGE_S = 86400.0
+"""Longer than any worker waits for an image: what has become of it then is for the worker to say."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -62,6 +63,25 @@ def config_options(function: F) -> F:
     ):
         function = option(function)
     return service_options(function)
+
+
+def waiting_options(function: F) -> F:
+    """How long an image may take, and whether somebody waits."""
+    seconds = click.IntRange(1, 86400)
+    for option in reversed(
+        (
+            click.option(
+                "--timeout",
+                "image_timeout",
+                type=seconds,
+                metavar="SECONDS",
+                help="For its image to come; by default what its worker is configured for, or 300.",
+            ),
+            click.option("--detach", is_flag=True, help="Do not wait for it."),
+        )
+    ):
+        function = option(function)
+    return function
 
 
 def configure(base: Object, command: tuple[str, ...], given: dict[str, Any]) -> Object:
@@ -160,9 +180,10 @@ def order_options(function: F) -> F:
 @click.command(help="Order a machine and wait until its program runs." + _ORDER_TEXT)
 @order_options
 @click.option("--skip-launch", is_flag=True, help="Do not start it.")
+@waiting_options
 @market_command
-def run(session: Session, /, skip_launch: bool, **given: Any) -> None:
-    _order(session, given, skip_launch=skip_launch)
+def run(session: Session, /, skip_launch: bool, detach: bool, **given: Any) -> None:
+    _order(session, given, skip_launch=skip_launch, detach=detach)
 
 
 @click.command(help="Order a machine without starting it." + _ORDER_TEXT)
@@ -172,7 +193,7 @@ def create(session: Session, /, **given: Any) -> None:
     _order(session, given, skip_launch=True)
 
 
-def _order(session: Session, given: dict[str, Any], *, skip_launch: bool) -> None:
+def _order(session: Session, given: dict[str, Any], *, skip_launch: bool, detach: bool = False) -> None:
     config = configure({}, given["command"], given)
     config["image"] = given["image"]
     if given["auto_destroy"]:
@@ -183,22 +204,29 @@ def _order(session: Session, given: dict[str, Any], *, skip_launch: bool) -> Non
         "region": given["region"],
         "skip_launch": skip_launch,
         "replaces": given["replaces"],
+        "image_timeout": given.get("image_timeout"),
     }
-    _place(session, given["app"], {k: v for k, v in body.items() if v is not None}, key=given["key"])
+    _place(session, given["app"], {k: v for k, v in body.items() if v is not None}, key=given["key"], detach=detach)
 
 
-def _place(session: Session, app: str, body: Object, *, key: str | None = None) -> None:
+def _place(session: Session, app: str, body: Object, *, key: str | None = None, detach: bool = False) -> None:
     """Order, and show what came of it."""
     where = body.get("region") or "any region"
     launch = not body.get("skip_launch")
     with output.working(f"ordering a machine in {where}"), _own_words():
         # An image may take longer to come than a call does to be answered.
         fetches = body["config"].get("image") != HOST_IMAGE
-        machine = session.client.create_machine(app, body, key=key, wait=launch and not fetches)
+        machine = session.client.create_machine(app, body, key=key, wait=launch and not fetches and not detach)
     header = session.client.answer_headers.get("server-timing", "")
-    if launch and fetches:
-        machine = session.wait(machine, ["started", "stopped", "failed", "destroyed"], IMAGE_S, "getting its image")
+    image = machine["config"].get("image", HOST_IMAGE)
+    if launch and fetches and not detach:
+        ends = ["started", "stopped", "failed", "destroyed"]
+        machine = session.wait(machine, ends, IMAGE_S, "getting its image", lambda: _meant(session, image))
     timings = _timings(header)
+    if launch and machine["state"] == "failed" and timings and (why := failure_of(machine)).startswith("image "):
+        # Its program never began, so nobody misses it.
+        session.client.destroy(app_of(machine), machine["id"], force=True)
+        raise _without_image(session, image, f"nothing was ordered: {why}")
     if session.json:
         output.data({**machine, "timings_ms": timings})
     else:
@@ -221,11 +249,28 @@ def _place(session: Session, app: str, body: Object, *, key: str | None = None) 
             hint="give another --key to order a new one",
         )
     if launch and machine["state"] == "failed":
-        why, image = failure_of(machine), machine["config"].get("image", HOST_IMAGE)
+        why = failure_of(machine)
         hints = [f"hawker machine update {machine['id']} -- COMMAND", f"hawker machine destroy {machine['id']}"]
         if image != HOST_IMAGE:
             hints.insert(0, f"hawker image pull {image} tells at once whether workers get it")
         raise HawkerError(f"{label(machine)} did not start{why and ': ' + why}", hint="\n".join(hints))
+
+
+def _meant(session: Session, image: str) -> str:
+    """A sentence about the images that workers have, where the one that is wanted is misspelled, or of another day."""
+    from hawker.core.similar import similar_images
+
+    with suppress(HawkerError):  # it only helps
+        found = similar_images(image, (name for each in session.client.images() for name in each["names"]))
+        if found:
+            return f"no worker has {image}; there {'are' if len(found) > 1 else 'is'} {', '.join(found)}"
+    return ""
+
+
+def _without_image(session: Session, image: str, sentence: str) -> HawkerError:
+    meant = _meant(session, image) if image != HOST_IMAGE else ""
+    hint = f"hawker image pull {image} tells at once whether workers get it" if image != HOST_IMAGE else ""
+    return HawkerError(f"{sentence}; {meant}" if meant else sentence, hint=hint)
 
 
 def _url(session: Session, app: str, machine: Object) -> str:
@@ -269,6 +314,7 @@ def _timings(header: str) -> dict[str, float]:
 @click.option("--image", help="Another image.")
 @config_options
 @click.option("--skip-launch", is_flag=True, help="Leave a running machine stopped.")
+@waiting_options
 @market_command
 def update(
     session: Session,
@@ -278,6 +324,8 @@ def update(
     command: tuple[str, ...],
     image: str | None,
     skip_launch: bool,
+    image_timeout: int | None,
+    detach: bool,
     **given: Any,
 ) -> None:
     """Change a machine's configuration; a running one is restarted with it.
@@ -295,13 +343,19 @@ def update(
     if image:
         config["image"] = image
     body = {"config": config, "current_version": found["version"], "skip_launch": skip_launch}
+    if image_timeout is not None:
+        body["image_timeout"] = image_timeout
     with _own_words():
-        session.client.update_machine(app_of(found), found["id"], body)
-    fetches = config.get("image") != HOST_IMAGE
-    longest_s = LONGEST_STOP_S + IMAGE_S if fetches else LONGEST_STOP_S
-    after = session.wait(found, ["started", "stopped", "failed"], longest_s, "updating")
+        taken = session.client.update_machine(app_of(found), found["id"], body)
+    if detach:
+        session.show(taken, f"is being updated to version {taken['version']}")
+        return
+    wanted = config.get("image", HOST_IMAGE)
+    longest_s = LONGEST_STOP_S + IMAGE_S if wanted != HOST_IMAGE else LONGEST_STOP_S
+    ends = ["started", "stopped", "failed"]
+    after = session.wait(found, ends, longest_s, "updating", lambda: _meant(session, wanted))
     if after["version"] == found["version"]:
-        raise HawkerError(f"{label(after)} runs on as it was: {failure_of(after)}")
+        raise _without_image(session, wanted, f"{label(after)} runs on as it was: {failure_of(after)}")
     if after["state"] == "failed" and found["state"] != "failed":
         raise HawkerError(f"{label(after)} has its new configuration and did not start: {failure_of(after)}")
     session.show(after, f"has version {after['version']} and is {after['state']}")
@@ -313,6 +367,7 @@ def update(
 @click.option("--name", help="The name of the new one; the market finds one without.")
 @click.option("--to-app", metavar="APP", help="The app of the new one; the same without.")
 @click.option("--skip-launch", is_flag=True, help="Do not start it.")
+@waiting_options
 @market_command
 def clone(
     session: Session,
@@ -323,8 +378,12 @@ def clone(
     name: str | None,
     to_app: str | None,
     skip_launch: bool,
+    image_timeout: int | None,
+    detach: bool,
 ) -> None:
     """Order another machine with a machine's configuration."""
     found = session.machine(machine, app)
     body = {"config": found["config"], "region": region or found["region"], "skip_launch": skip_launch}
-    _place(session, to_app or app_of(found), {**body, **({"name": name} if name else {})})
+    body |= {"name": name} if name else {}
+    body |= {"image_timeout": image_timeout} if image_timeout is not None else {}
+    _place(session, to_app or app_of(found), body, detach=detach)

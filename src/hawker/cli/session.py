@@ -110,9 +110,16 @@ class Session:
         """The workers that did not answer the last call: what it gave lacks what they know."""
         return [name for name in self.client.answer_headers.get(SILENT, "").split(", ") if name]
 
-    def wait(self, machine: Object, states: Sequence[str], timeout_s: float, doing: str) -> Object:
+    def wait(
+        self,
+        machine: Object,
+        states: Sequence[str],
+        timeout_s: float,
+        doing: str,
+        also: Callable[[], str] = lambda: "",
+    ) -> Object:
         """The machine once it is in one of `states`. What its worker tries again meanwhile is said, once for each
-        reason. Raises `ApiError` with `status_code` 408 when the time is up."""
+        reason, and first what `also` has to say. Raises `ApiError` with `status_code` 408 when the time is up."""
         from hawker.client.api import ApiError
 
         app, machine_id = app_of(machine), machine["id"]
@@ -128,6 +135,8 @@ class Session:
                         raise
                     why = error.details.get("why", "") if isinstance(error.details, dict) else ""
                     if why not in ("", said):
+                        if not said and (more := also()):
+                            interject(more)
                         interject(f"{label(machine)}: {why}; its worker tries again")
                         said = why
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import re
+import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
@@ -51,12 +52,14 @@ Content = Callable[[], AsyncIterator[bytes]]
 
 
 class Again(Exception):
-    """It did not work and may work later, not before `after_s` seconds if that is given."""
+    """It did not work and may work later, not before `after_s` seconds if that is given. `unknown`: no host has the
+    name that was asked for, so a few tries are enough."""
 
-    def __init__(self, problem: str, after_s: float | None = None) -> None:
+    def __init__(self, problem: str, after_s: float | None = None, *, unknown: bool = False) -> None:
         super().__init__(problem)
         self.problem = problem
         self.after_s = after_s
+        self.unknown = unknown
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -349,9 +352,18 @@ def _broken(host: str) -> Iterator[None]:
     try:
         yield
     except (httpx2.TransportError, httpx2.StreamError) as error:
-        raise Again(f"{host}: {str(error) or type(error).__name__}") from error
+        raise Again(f"{host}: {str(error) or type(error).__name__}", unknown=_is_unknown(error)) from error
     except httpx2.InvalidURL as error:
         raise Again(f"{host} leads to an address that cannot be read: {error}") from error
+
+
+def _is_unknown(error: BaseException | None) -> bool:
+    """Whether a name server has said that there is no such name, as against having said nothing."""
+    while error is not None:
+        if isinstance(error, socket.gaierror):
+            return error.errno == socket.EAI_NONAME
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def number_of(text: str) -> int | None:

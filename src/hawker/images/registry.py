@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from hawker.errors import HawkerError, Unreachable
+from hawker.errors import HawkerError, ImageError, Unreachable
 from hawker.host import Host
 from hawker.images.blobs import PIECE_BYTES
 from hawker.images.http import Again, Endpoint, Exchange, body_of, considerate, endpoint, number_of, url_of
@@ -139,7 +139,12 @@ class Registries:
                 return await self._patiently(lambda to=to: ask(to), last=False)  # type: ignore[misc]
             except HawkerError as error:
                 self.passed_over(to, error)
-        return await self._patiently(lambda: ask(endpoints[-1]))
+        try:
+            return await self._patiently(lambda: ask(endpoints[-1]))
+        except Unreachable as error:
+            if isinstance(error.__cause__, Again) and error.__cause__.unknown:
+                raise ImageError(str(ref), f"no host has the name of its registry ({error.message})") from error
+            raise
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]], last: bool = True) -> T:
         patience = self.patience(last)

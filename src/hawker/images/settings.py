@@ -26,7 +26,7 @@ from collections.abc import Mapping
 import msgspec
 
 from hawker.errors import Invalid
-from hawker.model.image import Platform
+from hawker.model.image import IMAGE_TIMEOUT_S, Platform
 from hawker.model.values import ImageRef
 
 MIB = 1 << 20
@@ -55,7 +55,8 @@ class ImageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`docker_config`: a file as `docker login` writes it, for credentials that are not here, or with the helpers that
     have them; None is where Docker has it, "" is nowhere. `offline`: no registry is ever asked. `attempts` counts tries
     without a byte of progress. Blobs longer than `upload_chunk_bytes` are pushed in such parts. A source that brings
-    fewer than 64 KiB a second over `slow_timeout_s` is left where another may have the blob."""
+    fewer than 64 KiB a second over `slow_timeout_s` is left where another may have the blob. A machine whose image is
+    not here `timeout_s` after it was wanted does not start, unless its order says another time."""
 
     registries: dict[str, RegistrySettings] = {}
     docker_config: str | None = None
@@ -71,6 +72,7 @@ class ImageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     connect_timeout_s: float = 10.0
     read_timeout_s: float = 30.0
     slow_timeout_s: float = 10.0
+    timeout_s: float = IMAGE_TIMEOUT_S
 
     def registry(self, host: str) -> RegistrySettings:
         """Docker's registry goes by all its names."""
@@ -89,6 +91,7 @@ class ImageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ("images.keep_mib_least", self.keep_mib_least, 0),
             ("images.free_mib_least", self.free_mib_least, 0),
             ("images.slow_timeout_s", self.slow_timeout_s, 0.1),
+            ("images.timeout_s", self.timeout_s, 1.0),
         ):
             if value < least:
                 raise Invalid(name, value, f"at least {least}")

@@ -33,6 +33,8 @@ class CreateApp(Body, frozen=True):
 
 
 class MachineBody(Body, frozen=True):
+    """`image_timeout`, ours: seconds for its image to be there; after that the order or update has failed."""
+
     config: dict[str, Any]
     name: str | None = None
     region: str | None = None
@@ -41,6 +43,7 @@ class MachineBody(Body, frozen=True):
     skip_service_registration: bool | None = None
     skip_secrets: bool | None = None
     min_secrets_version: Annotated[int, Meta(ge=0)] | None = None
+    image_timeout: Annotated[int, Meta(ge=1, le=86400)] | None = None
 
 
 class CreateMachine(MachineBody, frozen=True):

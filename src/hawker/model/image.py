@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import msgspec
 
+IMAGE_TIMEOUT_S = 300.0
+"""So long a machine waits for its image, when nobody says otherwise."""
+
 
 class Platform(msgspec.Struct, frozen=True, kw_only=True):
     """As Go names them: `linux`, `amd64` or `arm64`, variant `v8` or ""."""

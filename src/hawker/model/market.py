@@ -128,6 +128,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     keyed: bool = False  # the client named the key itself and may come back with it
     machine: str = ""  # the id of the machine that it replaces; "": a new one
     generation: int = 1
+    image_timeout_s: int = 0  # for its image to be there; 0: the worker's own
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True, tag="reservation"):

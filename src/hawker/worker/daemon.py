@@ -133,7 +133,11 @@ class Worker:
         self.superseding = superseding = Superseding(settings.name, catalog)
         launches = Launches()
         scale = settings.disk_scale
-        flows = MachineFlows(store, host, driver, log, superseding.by, self._images, scale, waiters=launches)
+        flows = MachineFlows(
+            *(store, host, driver, log, superseding.by, self._images, scale),
+            waiters=launches,
+            image_timeout_s=settings.image_timeout_s,
+        )
         self.runner = runner = Runner(store, host, flows.all(), self.metrics)
         self.exits = exits = Exits(store, host, driver, log, runner)
         runner.on_end = exits.on_end

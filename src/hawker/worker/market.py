@@ -201,7 +201,14 @@ class Market:
             if order.skip_launch:
                 steps.pop()  # the last one launches
             run = self._runner.begin(
-                tx, "machine.create", row.id, steps=steps, cause=request.cause, trace=order.trace, writes=writes
+                tx,
+                "machine.create",
+                row.id,
+                steps=steps,
+                cause=request.cause,
+                trace=order.trace,
+                args={"image_timeout_s": order.image_timeout_s} if order.image_timeout_s else {},
+                writes=writes,
             )
             after = get_machine(tx, row.id)
             lease = leases.acquire(tx, self._host, after, request, order.lease_ttl_s) if order.lease_ttl_s else None

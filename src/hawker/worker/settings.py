@@ -7,13 +7,14 @@ from pathlib import Path
 import msgspec
 
 from hawker.model.guest import Resources
+from hawker.model.image import IMAGE_TIMEOUT_S
 from hawker.worker.ports import PORTS
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One worker: its name, region, what it may give out, where it keeps its state, where others reach it.
-    `disk_scale` as in `limits_of`. What is over is kept for `history_s`, and no more than `history_records` of the log
-    tell of."""
+    `disk_scale` as in `limits_of`, `image_timeout_s` as in `ImageSettings.timeout_s`. What is over is kept for
+    `history_s`, and no more than `history_records` of the log tell of."""
 
     name: str
     region: str
@@ -26,3 +27,4 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     disk_scale: float = 1.0
     history_s: float = 86_400.0
     history_records: int = 20_000
+    image_timeout_s: float = IMAGE_TIMEOUT_S

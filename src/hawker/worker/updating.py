@@ -50,6 +50,7 @@ class Updates(Requests):
         skip_launch: bool = False,
         lease_ttl_s: int = 0,
         cordoned: bool | None = None,
+        image_timeout_s: int = 0,
     ) -> tuple[MachineRow, LeaseRow | None]:
         """Replace the configuration: a new version. A running machine is stopped and started with it, one in a backoff
         starts with it now, as does one whose image was on its way; one at rest stays at rest. A running one whose new
@@ -120,6 +121,8 @@ class Updates(Requests):
             if goes_on:
                 args["before"] = before
                 args["cordoned"] = ended.args.get("cordoned") if overtakes and ended and cordoned is None else cordoned
+            if image_timeout_s:
+                args["image_timeout_s"] = image_timeout_s
             self._begin(tx, "machine.update", row, steps, request, writes, msgspec.to_builtins(args))
             after = get_machine(tx, machine_id)
             lease = leases.acquire(tx, self._host, after, request, lease_ttl_s) if lease_ttl_s else None

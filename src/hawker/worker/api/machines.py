@@ -233,6 +233,7 @@ class MachineApi:
             skip_launch=bool(body.skip_launch),
             lease_ttl_s=body.lease_ttl or 0,
             cordoned=body.skip_service_registration,
+            image_timeout_s=body.image_timeout or 0,
         )
         return self.view(after, nonce=lease.nonce if lease else "")
 

@@ -37,6 +37,7 @@ from hawker.errors import Abort, DiskFull, HawkerError, ImageError, Retry, Unrea
 from hawker.host import Host
 from hawker.images.base import ImageSource
 from hawker.model.guest import Guest
+from hawker.model.image import IMAGE_TIMEOUT_S
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow, RunRow
 from hawker.model.values import is_host_image
@@ -51,8 +52,8 @@ from hawker.worker.instance_spec import instance_spec, limits_of, reference_of
 from hawker.worker.machine_log import MachineLog, get_machine
 
 STARTS_TRIED = 24
-"""How often an image, or a driver, that may be had later is asked for: for a minute and a half, and as long as each
-try takes. Then the machine has failed."""
+"""How often a driver that may be had later is asked for, or an image by a run that does something else before: for a
+minute and a half, and as long as each try takes. Then the machine has failed."""
 
 FORESEEN_MOST = 1024
 _ON_ITS_WAY = ("state", "desired", "cause", "restarts", "updated_at_ms", "instance", "started_at_ms")
@@ -106,11 +107,13 @@ class MachineFlows(Settling):
         disk_scale: float = 1.0,
         *,
         waiters: Waiters | None = None,
+        image_timeout_s: float = IMAGE_TIMEOUT_S,
     ) -> None:
         """`superseded` says why a machine must not be started here any more, or "". `disk_scale` as in `limits_of`.
         `waiters` are told of a run and its instance before that is committed."""
         super().__init__(store, driver, log, images, disk_scale)
         self._host = host
+        self._image_timeout_s = image_timeout_s
         self._superseded = superseded
         self._waiters: Waiters = waiters or _Nobody()
         self._foreseen: dict[str, _Foreseen] = {}  # by key
@@ -146,12 +149,19 @@ class MachineFlows(Settling):
         reference = reference_of(machine)
         if self._images:
             hold_before(self._images, context.run)
+        timeout_s = context.run.args.get("image_timeout_s") or self._image_timeout_s
         try:
-            await self._driver.of(machine.driver).prepare(reference)
+            async with asyncio.timeout(self._image_left_s(context, timeout_s)):
+                await self._driver.of(machine.driver).prepare(reference)
         except ImageError as error:
             raise Abort(error.message) from error
+        except TimeoutError as error:
+            why = context.run.error
+            raise Abort(
+                f"image {machine.config['image']}: it was not here within {timeout_s:g} s{why and f': {why}'}"
+            ) from error
         except (Unreachable, DiskFull) as error:
-            raise _tried(context, error.message) from error
+            raise (Retry(error.message) if _fetches_first(context.run) else _tried(context, error.message)) from error
         found = self._images.find(reference) if self._images else None
         if found and self._images:
             self._images.hold(machine.id, found.digest)
@@ -166,6 +176,15 @@ class MachineFlows(Settling):
             return True
 
         return Done(commit)
+
+    def _image_left_s(self, context: StepContext, timeout_s: float) -> float:
+        """By the run's own time, which an agent's restart does not begin anew. A run that stops a program first, or
+        waits, has its tries counted, and so much time for each."""
+        length_ms = int(timeout_s * 1000)
+        run = context.run
+        if not _fetches_first(run):
+            return timeout_s
+        return deadlines.left_ms(run.started_at_ms + length_ms, length_ms, self._host.now_ms()) / 1000
 
     def _not_superseded(self, run: RunRow) -> MachineRow:
         machine = get_machine(self._store.read, run.resource)
@@ -362,6 +381,10 @@ def patient(act: Act) -> Act:
             raise Retry(error.message) from error
 
     return patiently
+
+
+def _fetches_first(run: RunRow) -> bool:
+    return run.steps[0] == "prepare"
 
 
 def _tried(context: StepContext, why: str) -> Abort | Retry:
