@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tests.kit.images import images, opened, plain_image
 from tests.kit.registry import DockerRegistry, front, put, registry
 from tests.kit.waiting import until
 
-from hawker.errors import Unreachable
+from hawker.errors import ImageError, Unreachable
 from hawker.images.auth import TOKEN_BYTES_MAX, TOKENS_MAX, Tokens, read_token
 from hawker.images.http import considerate
 
@@ -53,6 +54,21 @@ async def test_a_registry_whose_answer_never_begins_is_given_up(tmp_path: Path) 
             await images.ensure(f"{host}/slow:1")
         over.set()
         await ending
+
+
+@pytest.mark.parametrize(
+    ("said", "error"), [(socket.EAI_NONAME, ImageError), (socket.EAI_AGAIN, Unreachable)], ids=["unknown", "silent"]
+)
+async def test_a_name_that_name_servers_do_not_know_is_final_and_silence_of_theirs_is_not(
+    said: int, error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(*arguments: object, **options: object) -> None:
+        raise socket.gaierror(said, "what the system says")
+
+    monkeypatch.setattr(socket, "getaddrinfo", asked)
+    async with opened(tmp_path / "images", attempts=2) as images:
+        with pytest.raises(error, match="what the system says"):
+            await images.ensure("registry.invalid/shop:1")
 
 
 async def test_tiny_pieces_leave_others_their_turn() -> None:
