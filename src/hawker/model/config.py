@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import shlex
 import signal as signals
+from functools import lru_cache
 from typing import Any, Literal, cast
 
 import msgspec
@@ -35,6 +36,9 @@ from hawker.model.values import check_image, format_duration, is_host_image, is_
 CONFIG_BYTES_MAX = 256 * 1024  # four times what the largest deploy seen in the wild sends
 STOP_TIMEOUT_S_MAX = 300.0
 STANDBYS_MOST = 16
+KNOWN_MOST = 256
+KNOWN_BYTES_MOST = 8192
+"""Larger ones are checked each time, so that those that are kept take little memory."""
 
 RestartPolicy = Literal["no", "on-failure", "always"]
 
@@ -50,6 +54,7 @@ _NOT_BUILT_IN = {
     "guest": {"kernel_args": "kernel arguments", "host_dedication_id": "dedicated hosts"},
 }
 PROCESS, CONTAINER, MICROVM = "process", "container", "microvm"
+_encode = msgspec.json.Encoder().encode
 _RUNTIME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 _NOT_FOR_THE_HOST = ("files", "volumes", "rootfs")
 """What needs a root of its own."""
@@ -179,6 +184,18 @@ def check_config(raw: Any, *, at: str = "config") -> Config:
         tty=_boolean(f"{at}.init.tty", init.get("tty")),
         **seldom,
     )
+
+
+def known_config(raw: dict[str, Any]) -> Config:
+    """`check_config` of what was decoded from JSON and is looked at again and again: an order on its way, the row of a
+    machine with each step of its life. What has the same content is checked once, while it is among the last."""
+    content = _encode(raw)
+    return _known(content) if len(content) <= KNOWN_BYTES_MOST else check_config(raw)
+
+
+@lru_cache(KNOWN_MOST)
+def _known(content: bytes) -> Config:
+    return check_config(msgspec.json.decode(content))
 
 
 def _seldom(

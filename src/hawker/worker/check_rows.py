@@ -12,7 +12,7 @@ from typing import Any
 from hawker.core import checking
 from hawker.core.checking import Health
 from hawker.model.checks import Check, has_checks
-from hawker.model.config import check_config
+from hawker.model.config import known_config
 from hawker.model.rows import CheckRow, MachineRow
 from hawker.store.tx import Tx
 
@@ -23,11 +23,11 @@ def follow(tx: Tx, before: MachineRow, after: MachineRow) -> None:
     if before.instance == after.instance and (before.config is after.config or _said(before) == _said(after)):
         return
     if before.instance and has_checks(before.config):
-        for check in check_config(before.config).checks:
+        for check in known_config(before.config).checks:
             tx.delete(CheckRow, key_of(before.id, check.name))
     if after.instance and has_checks(after.config):
         health = checking.fresh(tx.now_ms)
-        for check in check_config(after.config).checks:
+        for check in known_config(after.config).checks:
             tx.put(row_of(after, check, health))
 
 
@@ -39,7 +39,7 @@ def learned(tx: Tx, began: MachineRow, check: Check, health: Health, cause: str)
     if found is None or found.instance != began.instance:
         return
     machine = found.as_it_runs()
-    if _said(machine) != _said(began) and check not in check_config(machine.config).checks:
+    if _said(machine) != _said(began) and check not in known_config(machine.config).checks:
         return
     tx.record("check.changed", machine.id, cause=cause)
     tx.put(row_of(machine, check, health))

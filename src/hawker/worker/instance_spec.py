@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hawker.core.disks import disk_speed
-from hawker.model.config import PROCESS, Config, check_config
+from hawker.model.config import PROCESS, Config, known_config
 from hawker.model.guest import Guest
 from hawker.model.rows import MachineRow
 from hawker.model.values import pinned
@@ -34,7 +34,7 @@ def limits_of(guest: Guest, disk_scale: float = 1.0) -> Limits:
 
 def instance_spec(machine: MachineRow, key: str, disk_scale: float = 1.0) -> InstanceSpec:
     """The machine's command line, its environment with ours on top, its limits, and what is put into it."""
-    config = check_config(machine.config)
+    config = known_config(machine.config)
     command = config.command
     return InstanceSpec(
         key=key,

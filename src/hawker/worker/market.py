@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from hawker.core import capacity
 from hawker.errors import Conflict, DiskFull, Refused, Unreachable
 from hawker.host import Host
-from hawker.model.config import CONTAINER, PROCESS, check_config, usual_runtime
+from hawker.model.config import CONTAINER, PROCESS, known_config, usual_runtime
 from hawker.model.guest import Resources
 from hawker.model.machine import State
 from hawker.model.market import Ask, Decision, Offer, Order, Reason, Refusal, Reservation
@@ -117,7 +117,7 @@ class Market:
             self._lapse(tx)
             if there:
                 return self._refusal(Reason.in_doubt)  # its time ran out: this order was given up
-            config = check_config(order.config)  # the broker that took it may be older or newer than this worker
+            config = known_config(order.config)  # the broker that took it may be older or newer than this worker
             if unfit := self._unfit(tx, order.region, runtime_of(order.config), order.config["image"]):
                 return unfit
             if order.machine and tx.get(MachineRow, order.machine):
@@ -191,7 +191,7 @@ class Market:
                 tx.after_commit(lambda: self._hand_over(key, row))
                 placed = row
                 if row.config.get("services"):
-                    config = check_config(row.config)
+                    config = known_config(row.config)
                     given = ports.assign(tx, self._log.ports, row.id, config, holder=self._log.holder)
                     placed = replace(row, ports=given)
                 tx.put(placed)  # it takes over what the reservation held: the ledger stays as it is

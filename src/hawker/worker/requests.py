@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from hawker.errors import Conflict, NotFound, PreconditionFailed
-from hawker.model.config import check_config
+from hawker.model.config import known_config
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow, RunRow
 from hawker.store.db import Store
@@ -198,7 +198,7 @@ def require(row: MachineRow, verb: str, *states: State, hint: str = "") -> None:
 
 def stop_args(row: MachineRow, signal: int | None, timeout_s: float | None) -> dict[str, Any]:
     """How to stop the present instance, fixed when the run begins: an update may change the configuration after it."""
-    stop = check_config(row.config).stop
+    stop = known_config(row.config).stop
     stop = replace(
         stop,
         signal=stop.signal if signal is None else signal,

@@ -14,7 +14,7 @@ from functools import partial
 from hawker.core import restart
 from hawker.errors import StoreError
 from hawker.host import Host
-from hawker.model.config import Restart, check_config
+from hawker.model.config import Restart, known_config
 from hawker.model.machine import State
 from hawker.model.rows import UNENDED, MachineRow, RunRow, WorkerRow
 from hawker.store.db import Store
@@ -174,7 +174,7 @@ class Exits:
         row = tx.get(MachineRow, ended.machine)
         if row is None or row.instance != ended.key or row.state not in (State.started, State.suspended):
             return
-        config = check_config(row.config)
+        config = known_config(row.config)
         verdict = self._verdict(tx, row, ended, config.restart)
         steps, path, desired = ["clear"], State.stopped, "stopped"
         if verdict.again:
