@@ -256,7 +256,13 @@ _OURS_IN = {
     "container": "hawker.worker.drivers.container.driver",
     "microvm": "hawker.worker.drivers.microvm.driver",
 }
-_MODULES = ("hawker.images.service", "hawker.network.manager", "hawker.network.resolver", "hawker.worker.drivers.users")
+_MODULES = (
+    "hawker.images.service",
+    "hawker.network.manager",
+    "hawker.network.resolver",
+    "hawker.network.zone",
+    "hawker.worker.drivers.users",
+)
 """What every driver but that for processes needs besides."""
 
 

@@ -208,7 +208,7 @@ class _Life:
 
 ROLES = {
     "catalog": ("hawker.catalog.api", "hawker.catalog.node"),
-    "worker": ("hawker.worker.daemon", "hawker.worker.drivers.several"),
+    "worker": ("hawker.worker.daemon", "hawker.worker.drivers.several", "hawker.worker.lock"),
     "broker": ("hawker.broker.api", "hawker.broker.directory"),
     "proxy": ("hawker.proxy.service",),
 }
