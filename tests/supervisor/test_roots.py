@@ -10,6 +10,7 @@ import pytest
 from hawker.supervisor.children import Children
 from hawker.supervisor.loop import Loop
 from hawker.supervisor.roots import KEPT, Root, Roots
+from hawker.supervisor.trash import Trash
 
 pytestmark = pytest.mark.root
 
@@ -20,7 +21,7 @@ class Made:
     def __init__(self, directory: Path) -> None:
         self.loop = Loop()
         self.children = Children(self.loop)
-        self.roots = Roots(str(directory), self.children)
+        self.roots = Roots(str(directory), self.children, Trash(str(directory), self.children, self.loop))
 
     def make(self, *roots: Root) -> list[str]:
         told: list[str] = []

@@ -38,7 +38,7 @@ class Common:
         self.groups: Groups | None = find(self.group_prefix) if cgroups else None
         self.loop = Loop()
         self.children = Children(self.loop)
-        self.trash = Trash(directory, self.children)
+        self.trash = Trash(directory, self.children, self.loop)
         self.writes = Writes(self.loop)
 
     @contextlib.contextmanager
@@ -100,8 +100,7 @@ class Common:
     def _tidy(self, again_s: float = TIDY_S) -> None:
         """After a group went: what was mounted for it goes a little later, when the kernel has written the rest."""
         assert self.groups
-        self.groups.tidy()
-        if again_s < TIDY_MOST_S:
+        if self.groups.tidy() and again_s < TIDY_MOST_S:
             self.loop.later(again_s, lambda: self._tidy(4 * again_s))
 
 

@@ -72,16 +72,19 @@ def _may_wait(waiting: str, bytes_: int) -> bool:
     return True
 
 
-def forget_unused(root: str) -> None:
-    """Take away the root group's rules for loop devices that have no file any more, whoever left them."""
+def forget_unused(root: str) -> bool:
+    """Take away the root group's rules for loop devices that have no file any more, whoever left them. Whether any are
+    left, of devices that are in use or were a moment ago."""
     found = set()
     for name in _WRITES:
         with contextlib.suppress(OSError), open(f"{root}/{name}") as file:
             found |= {line.split(" ")[0] for line in file}
-    for disk in filter(is_loop, found):
+    loops = list(filter(is_loop, found))
+    for disk in loops:
         if not in_use(disk):
             with contextlib.suppress(OSError):
                 hold_later_writes(root, disk, 0, 0)
+    return bool(loops)
 
 
 def in_use(loop: str) -> bool:

@@ -72,10 +72,9 @@ class Gate:
         From then on `name` is its pipe's. Raises `Gone`, and ValueError for what cannot be said."""
         env = [f"{key}={value}" for key, value in launch.env.items()]
         said = [name, launch.cwd, *output, *_counted(groups), launch.program, *_counted(launch.argv), *_counted(env)]
-        words = [os.fsencode(word) for word in said]
-        if any(b"\0" in word for word in words):
+        data = os.fsencode("\0".join(said)) + b"\0"
+        if data.count(b"\0") > len(said):
             raise ValueError("embedded null byte")
-        data = b"".join(word + b"\0" for word in words)
         data = len(data).to_bytes(4, sys.byteorder) + data
         try:
             if os.write(self._tell, data) < len(data):

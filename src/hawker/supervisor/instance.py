@@ -17,7 +17,7 @@ import subprocess
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from hawker.supervisor import proc
@@ -70,6 +70,7 @@ class Instance:
         self.ended_at_s = 0.0  # monotonic
         self.status: int | None = None  # of waitid: the exit code, or minus the signal
         self.oom = False
+        self.group_gone = False
         self.pipes: list[Pipe] = []
         self.path = files.instance(record.key)
         self._file = RecordFile(self.path)
@@ -100,7 +101,7 @@ class Instance:
 
     def write_down(self) -> None:
         """From now on it is taken over by the next supervisor. Raises OSError."""
-        self._file.write(asdict(self.record))
+        self._file.write(vars(self.record))
 
     def take_over(self, known: Mapping[str, Any]) -> None:
         """What else an earlier supervisor wrote down."""
@@ -292,6 +293,9 @@ class Instance:
         """Read the group's count of kills for want of memory; it is gone with the group."""
         if self._groups:
             self.oom = self._groups.oom_kills(self.record.group) > 0
+
+    def lost_group(self) -> None:
+        self.group_gone = True
 
     def clear(self) -> None:
         """Remove what only a running one needs. May be repeated."""

@@ -71,7 +71,7 @@ class Instances:
         """One that has ended, and all that is left of it. Raises OSError, and then it is still known."""
         instance.destroy()
         self.by_key.pop(instance.record.key, None)
-        if instance.record.group:
+        if instance.record.group and not instance.group_gone:
             self._common.remove_group(instance.record.group)
 
     def kill(self, instance: Instance, again_s: float = KILL_AGAIN_S) -> None:
@@ -95,7 +95,7 @@ class Instances:
             self._common.writes.forget(watch)
         ended = instance.finish()
         if instance.record.group:
-            self._common.remove_group(instance.record.group)
+            self._common.remove_group(instance.record.group, then=instance.lost_group)
         self._on_output(instance.record.machine)
         for waiter in self._waiting.pop(instance.record.key, []):
             waiter(ended)  # raises nothing

@@ -23,7 +23,7 @@ class Containers:
     def __init__(self, common: Common, register: Callable[[Instance], None]) -> None:
         self._common = common
         self._register = register
-        self.roots = Roots(common.directory, common.children)
+        self.roots = Roots(common.directory, common.children, common.trash)
         self._makings: dict[str, Making] = {}
 
     @property

@@ -59,9 +59,9 @@ class Root:
 class Roots:
     """All of one supervisor's. Only for root (CAP_SYS_ADMIN)."""
 
-    def __init__(self, directory: str, children: Children) -> None:
+    def __init__(self, directory: str, children: Children, trash: Trash) -> None:
         self._directory = f"{directory}/roots"
-        self._trash = Trash(directory, children)
+        self._trash = trash
         self._blanks = f"{directory}/blank"
         self._children = children
         self._formatting: dict[str, list[Callable[[str, str], None]]] = {}

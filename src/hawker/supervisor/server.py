@@ -68,6 +68,7 @@ class Server:
         self._foreseen.forsake(every=True)
         with contextlib.suppress(FileNotFoundError):
             os.unlink("socket")
+        self._common.trash.close()
         if self._groups:
             self._groups.close()
         self._files.close()

@@ -80,8 +80,9 @@ class Groups(Protocol):
 
     def remove(self, name: str) -> None: ...
 
-    def tidy(self) -> None:
-        """Take away what outlives a group: call it once what was mounted for one is gone, too. May be repeated."""
+    def tidy(self) -> bool:
+        """Take away what outlives a group: call it once what was mounted for one is gone, too. May be repeated; whether
+        it has to be."""
 
     def close(self) -> None:
         """Remove the parent group, if nothing is left in it."""

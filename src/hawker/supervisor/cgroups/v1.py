@@ -36,6 +36,7 @@ class V1:
         others = [name for name in os.listdir(root) if name not in self._parents]
         self._others = [f"{root}/{name}/{prefix}" for name in others if os.path.exists(f"{root}/{name}/cgroup.procs")]
         self._disks = f"{root}/blkio" if throttles else ""
+        self._rules_left = throttles  # of loop devices: our own, and those of whoever was here before
         for parent in self._parents.values():
             os.makedirs(parent, exist_ok=True)
         self.tidy()
@@ -58,6 +59,7 @@ class V1:
                 with no_such_disk():
                     write(f"{group}/blkio.throttle.{rule}_device", f"{disk} {most}")
             if is_loop(disk):
+                self._rules_left = True
                 hold_later_writes(self._disks, disk, limits.disk_bytes, limits.disk_operations)
         if limits.disk_operations:
             with contextlib.suppress(OSError):  # only with the scheduler BFQ
@@ -156,9 +158,10 @@ class V1:
             with contextlib.suppress(FileNotFoundError):
                 os.rmdir(f"{parent}/{name}")
 
-    def tidy(self) -> None:
-        if self._disks:
-            forget_unused(self._disks)
+    def tidy(self) -> bool:
+        if self._disks and self._rules_left:
+            self._rules_left = forget_unused(self._disks)
+        return self._rules_left
 
     def close(self) -> None:
         self.tidy()

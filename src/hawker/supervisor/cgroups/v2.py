@@ -113,8 +113,8 @@ class V2:
         with contextlib.suppress(FileNotFoundError):
             os.rmdir(f"{self._parent}/{name}")
 
-    def tidy(self) -> None:
-        """Nothing does."""
+    def tidy(self) -> bool:
+        return False  # nothing does
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import msgspec
@@ -65,9 +66,12 @@ class SupervisedDriver:
 
     async def purge(self, machine: str) -> None:
         """Every driver is asked, whoever ran the machine: one that has nothing of it starts no supervisor for that."""
-        there = self.supervisor.directory
-        if any((there / place).exists() for place in (f"logs/{machine}", f"work/{machine}", f"roots/{machine}")):
+        if self._has_anything(machine):
             await self.supervisor.call("purge", machine=machine)
+
+    def _has_anything(self, machine: str) -> bool:
+        there = str(self.supervisor.directory)  # of paths `Path` would make three, and it is asked for each life
+        return any(os.path.exists(f"{there}/{place}/{machine}") for place in ("logs", "work", "roots"))
 
     async def signal(self, key: str, signal: int) -> None:
         await self.supervisor.call("signal", key=key, signal=signal)
