@@ -18,7 +18,7 @@ from hawker.model.config import Restart, known_config
 from hawker.model.machine import State
 from hawker.model.rows import UNENDED, MachineRow, RunRow, WorkerRow
 from hawker.store.db import Store
-from hawker.store.tx import Tx
+from hawker.store.tx import Reads, Tx
 from hawker.telemetry import get_logger
 from hawker.worker.drivers.base import Exit, Instance, UnknownInstance
 from hawker.worker.drivers.several import Runtimes
@@ -151,7 +151,7 @@ class Exits:
         if active_run(self._store.read, ended.machine):
             return  # on_end comes back when that run has ended
         pause_s = AGAIN_S
-        while True:
+        while _concerned(self._store.read, ended):  # most who ask were stopped: that needs no transaction
             try:
                 await self._store.submit(lambda tx: self._begin(tx, ended))
                 break
@@ -171,8 +171,8 @@ class Exits:
     def _begin(self, tx: Tx, ended: Exit) -> None:
         if holder := active_run(tx, ended.machine):
             raise Busy(holder)  # it may be the launch of this very instance, which the machine's row does not name yet
-        row = tx.get(MachineRow, ended.machine)
-        if row is None or row.instance != ended.key or row.state not in (State.started, State.suspended):
+        row = _concerned(tx, ended)
+        if row is None:
             return
         config = known_config(row.config)
         verdict = self._verdict(tx, row, ended, config.restart)
@@ -213,6 +213,13 @@ class Exits:
             restarts=row.restarts,
         )
         return restart.decide(policy, ending)
+
+
+def _concerned(reads: Reads, ended: Exit) -> MachineRow | None:
+    """The machine that this is the end of. None where it is known already, or another program runs by now."""
+    row = reads.get(MachineRow, ended.machine)
+    alive = row and row.instance == ended.key and row.state in (State.started, State.suspended)
+    return row if alive else None
 
 
 LOST = "the program was gone when the worker started"
