@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from hawker.proxy.service import Proxy
     from hawker.proxy.settings import ProxySettings
     from hawker.worker.daemon import Worker
+    from hawker.worker.settings import Way
 
 Bound = socket.socket | tuple[str, int]
 Bind = Callable[[str], Bound]
@@ -70,6 +71,7 @@ class Agent:
         self.proxy: Proxy | None = None
         self._servers: list[Server] = []
         self._restarting = False
+        self.recover: Way = ""  # as in `WorkerSettings`, where there is no directory to read it from
         self._publisher: Publisher | None = None
         self._stack = AsyncExitStack()
         self._tokens = Tokens(settings.tokens.by_token())
@@ -137,6 +139,7 @@ class Agent:
 
     async def _open_store(self, stack: AsyncExitStack, role: WorkerRole) -> None:
         from hawker.worker.daemon import Worker
+        from hawker.worker.recovering import asked
         from hawker.worker.settings import WorkerSettings
 
         settings = self.settings
@@ -151,6 +154,7 @@ class Agent:
             ports=role.port_range(),
             proxy_port=settings.proxy_port(),
             disk_scale=role.disk_scale,
+            recover=asked(settings.directory) if self._host.vfs is None else self.recover,
             history_s=role.history_s,
             history_records=role.history_records,
             image_timeout_s=settings.images.timeout_s,
@@ -159,9 +163,9 @@ class Agent:
         stack.push_async_callback(outfit.close)
         self._network, self._remove_network = outfit.network, outfit.remove_network
         worker = Worker(worker_settings, self._host, outfit.driver, self.metrics, outfit.images, outfit.network)
-        self._publisher = await worker.open_store()
+        await worker.open_store()
         self.worker = worker
-        stack.push_async_callback(worker.store.close)  # last of all: the node publishes what the worker writes
+        stack.push_async_callback(worker.close_store)  # last of all: the node publishes what the worker writes
 
     async def _open_node(self, stack: AsyncExitStack, front: Front) -> Node:
         """Become a member of the catalog. With nobody to ask, or nobody who answers, the worker starts all the same."""
@@ -193,6 +197,8 @@ class Agent:
         stack.push_async_callback(self.reading.close)
         serving = Serving(self._host, self._tokens, self.metrics, settings.region)
         front.early = serving.app([], {}, agent_routes=node.routes())
+        if self.worker:
+            self._publisher = await self.worker.check(node.replica)
         await node.open(self._publisher)
         await node.joined(within_s=JOIN_S)
         return node

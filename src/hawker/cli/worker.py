@@ -50,3 +50,20 @@ def verify(ctx: click.Context, path: Path, rebuild: bool, as_json: bool) -> None
         then = "; the tables were rebuilt from the log" if report.rebuilt else ""
         output.say(f"{database}: {report.records} records, {report.rows} rows, {found}{then}")
     ctx.exit(0 if report.ok or report.rebuilt else 1)
+
+
+@worker.command()
+@click.argument("path", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.option("--discard", is_flag=True, help="End the programs that the database does not know, and forget the rest.")
+def recover(path: Path, discard: bool) -> None:
+    """Let a worker start whose database has lost something. PATH is the worker's directory.
+
+    Its next start takes over the programs that run, and says in its log what it could not recover.
+    """
+    from hawker.worker.lock import sole_holder
+    from hawker.worker.recovering import ask
+
+    with sole_holder(path):
+        ask(path, "discard" if discard else "adopt")
+    does = "ends the programs that its database does not know" if discard else "takes over the programs that run"
+    output.say(f"the worker of {path} {does} when its agent is started the next time")

@@ -47,6 +47,7 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
         self._length = 0  # of the log, in pages, after the last commit
+        self._fresh = False  # commits came since `bring`
         self._again = 0  # and from which on it is tried again after a try that did not bring all
         self._db = apsw.Connection(writer.filename, flags=apsw.SQLITE_OPEN_READWRITE)
         try:
@@ -67,20 +68,32 @@ class Checkpoints:
         with suppress(apsw.Error):
             self._db.close(True)
 
+    def bring(self) -> None:
+        """Do it soon, however little there is. Not, where nothing was committed since the last call."""
+        if self._fresh:
+            self._fresh = False
+            self._begin()
+
     def _committed(self, writer: apsw.Connection, name: str, pages: int) -> int:
         """So many are in the log. What is raised here would be the commit's error, though it is on the disk."""
         self._length = pages
+        self._fresh = True
         if pages >= self.most:
             with suppress(apsw.Error):  # of a full disk, or the thread is at it: the next commit tries it again
                 writer.wal_checkpoint(name, apsw.SQLITE_CHECKPOINT_PASSIVE)
         elif pages < self.pages:
             self._again = 0  # it was begun anew
-        elif pages >= self._again and not self._closed.is_set() and not self._busy():
-            thread = threading.Thread(target=self._run, name="hawker-checkpoint", daemon=True)
-            with suppress(RuntimeError):  # no thread can be had
-                thread.start()
-                self._thread = thread
+        elif pages >= self._again:
+            self._begin()
         return apsw.SQLITE_OK
+
+    def _begin(self) -> None:
+        if self._closed.is_set() or self._busy():
+            return
+        thread = threading.Thread(target=self._run, name="hawker-checkpoint", daemon=True)
+        with suppress(RuntimeError):  # no thread can be had
+            thread.start()
+            self._thread = thread
 
     def _busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()

@@ -147,6 +147,17 @@ class Store:
                 self._flush()
         self._shut()
 
+    def checkpoint(self) -> None:
+        """Bring what was committed into the database itself, as far as nobody reads what was there before. For a moment
+        when nobody waits; without room it stays in the write-ahead log."""
+        with suppress(apsw.Error):
+            self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+    def checkpoint_later(self) -> None:
+        """The same in a thread, if anything was committed since it last was asked for."""
+        if self._checkpoints:
+            self._checkpoints.bring()
+
     def abandon(self) -> None:
         """Close as a killed process would: what is not committed is gone, and whoever waits in `submit` is never
         answered. For crash tests."""

@@ -79,6 +79,7 @@ class Foreseen:
                     mark=common.mark(ask["machine"], key),
                     groups=common.groups,
                     cwd=ask.get("cwd", ""),
+                    note=ask.get("note", {}),
                 )
         except BaseException as error:
             gate.close()

@@ -164,6 +164,7 @@ class Server:
                 cwd=ask.get("cwd", ""),
                 status=ask.get("status", False),
                 confinement=self._confinement(ask),
+                note=ask.get("note", {}),
             )
         instance.outside = self._common.host_mounts
         return instance

@@ -38,8 +38,9 @@ def start(
     cwd: str = "",
     status: bool = False,
     confinement: Confinement | None = None,
+    note: dict[str, Any] | None = None,
 ) -> Instance:
-    """Spawn, in the machine's working directory unless `cwd` says where. Raises `CannotStart`.
+    """Spawn, in the machine's working directory unless `cwd` says where. Raises `CannotStart`. `note` is kept.
 
     With `status`, `{status}` in its arguments becomes the number of the descriptor to tell its end by, and so do the
     names of what it is handed with a `confinement`.
@@ -76,7 +77,7 @@ def start(
             for fd in ends:
                 os.close(fd)
     now = proc.stat(pid)
-    instance = making.instance(pid, now.start if now else 0, status=status)
+    instance = making.instance(pid, now.start if now else 0, status=status, note=note or {})
     instance.begin()
     return instance
 
@@ -93,6 +94,7 @@ def wait_in_front(
     mark: str,
     groups: Groups | None,
     cwd: str = "",
+    note: dict[str, Any] | None = None,
 ) -> Instance:
     """Have what waits at a gate be ready to become this program. It is recorded as that: let it go, or `forsake` it.
     Raises `CannotStart`, and `Gone`."""
@@ -101,7 +103,7 @@ def wait_in_front(
     with making.or_nothing(argv[0]):
         making.pipe()
         making.group(limits, cwd)
-        instance = making.instance(gate.pid, gate.start_ticks, waits=True, fresh=making.fresh)
+        instance = making.instance(gate.pid, gate.start_ticks, waits=True, fresh=making.fresh, note=note or {})
         instance.write_down()
         launch = Launch(program, argv, {**env, proc.MARKER: mark}, cwd=cwd or making.work, output=(-1, -1))
         entrances = groups.entrances(making.name) if groups else ()

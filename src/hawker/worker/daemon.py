@@ -8,7 +8,8 @@ under them; `stop_machines` is for a host that goes down or a market on a laptop
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import count
 
 from msgspec.structs import replace
 from starlette.responses import Response
@@ -39,6 +40,7 @@ from hawker.worker.api.machines import MachineApi
 from hawker.worker.api.market import MarketApi
 from hawker.worker.api.metadata import MetadataApi
 from hawker.worker.api.runs import RunsApi
+from hawker.worker.drivers.base import Exit, Instance
 from hawker.worker.drivers.several import Runtimes
 from hawker.worker.flows.exits import Exits
 from hawker.worker.flows.machine import MachineFlows
@@ -55,12 +57,17 @@ from hawker.worker.machines import Machines
 from hawker.worker.market import Market
 from hawker.worker.ports import nobody
 from hawker.worker.publishing import Publishing
+from hawker.worker.recovering import CAUSE, Own, adopt, look
+from hawker.worker.recovering import check as check_nothing_lost
+from hawker.worker.recovering import done as recovered
 from hawker.worker.settings import WorkerSettings
 from hawker.worker.shortening import shorten
 from hawker.worker.superseding import Superseding
 from hawker.worker.waking import Launches, Waking
 
 SWEEP_S = 5.0
+CHECKPOINT_SWEEPS = 12
+"""Once in so many, from the first on, what a quiet worker has written is brought into the database itself."""
 STOP_GRACE_S = 5.0
 _RUNTIMES = "select distinct body ->> '$.driver' from (select body from machine order by id limit 64)"
 """Of some machines: to look at all takes long where there are many, and most have the same."""
@@ -70,7 +77,8 @@ _DIGESTS = """select id, digest from (select id, state, body ->> '$.image_digest
 
 
 class Worker:
-    """One worker in this process. `open_store`, `open`, then serve the application, then `close`."""
+    """One worker in this process. `open_store`, `check`, `open`, then serve the application, then `close`; last of all
+    `close_store`."""
 
     def __init__(
         self,
@@ -89,21 +97,27 @@ class Worker:
         self._network = network
         self._path = settings.directory / "worker.db"
         self._sweeper: asyncio.Task[None] | None = None
+        self._early: list[Exit] = []  # that a driver told of before anybody heard
+        self._opened = asyncio.Event()
+        self._holding = False  # of the driver's instances
         # The database cannot be written any more; only a new start can tell what it holds.
         self.failed = asyncio.Event()
 
-    async def open_store(self) -> Publisher:
-        """Open the database: what publishes it to the catalog is ready then. Raises `Corrupt` for a damaged one,
-        `Refused` when it belongs to another worker."""
+    async def open_store(self) -> None:
+        """Open the database. Raises `Corrupt` for a damaged one."""
         settings, host = self.settings, self._host
         if host.vfs is None:
             settings.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-        self.store = store = Store.open(self._path, host, vfs=host.vfs)
-        try:
-            self.me = await store.submit(self._identify)
-        except BaseException:
-            await store.close()
-            raise
+        self.store = Store.open(self._path, host, vfs=host.vfs)
+
+    async def close_store(self) -> None:
+        """What `open_store` and `check` have begun."""
+        if self._holding:
+            await self._driver.close()
+        await self.store.close()
+
+    def _publisher(self) -> Publisher:
+        settings = self.settings
         publishing = Publishing(
             settings.name,
             settings.region,
@@ -113,9 +127,43 @@ class Worker:
             self._driver.name,
             proxy_port=settings.proxy_port,
         )
-        publishing.recall(store.read)
-        self.publisher = Publisher(store, publishing.outbox(host))
+        publishing.recall(self.store.read)
+        return Publisher(self.store, publishing.outbox(self._host))
+
+    async def check(self, own: Own) -> Publisher:
+        """Take hold of what runs, and see that the database knows of it, before anybody hears what it has. `own` is
+        this node's copy of the catalog. Raises `DatabaseLost` when it has lost something and nobody has decided what is
+        to come of it, `Refused` when it belongs to another worker. Returns what publishes it to the catalog."""
+        settings, store = self.settings, self.store
+        self._driver.on_late = self._recover_late
+        self._holding = True
+        await self._driver.open(self._on_exit)
+        here = settings.directory if self._host.vfs is None else None
+        lost = look(store.read, settings.name, await self._driver.recover(), here, own)
+        if lost and settings.recover == "adopt":
+            await store.submit(self._identify)
+            for left in await store.submit(lambda tx: adopt(tx, lost, settings.name, settings.capacity, own)):
+                _logger.error("worker.not_recovered", worker=settings.name, why=left, cause=CAUSE)
+            lost = look(store.read, settings.name, lost.programs, here, None)
+        if settings.recover != "discard":
+            check_nothing_lost(lost, settings.name, settings.directory)
+        self.me = await store.submit(self._identify)
+        store.checkpoint()  # what a worker begins with is not in the write-ahead log alone
+        if here and settings.recover:
+            recovered(here)
+        self.publisher = self._publisher()
         return self.publisher
+
+    def _on_exit(self, ended: Exit) -> None:
+        """The driver's callback. What it tells of before the worker is open waits."""
+        if self._opened.is_set():
+            self.exits.on_exit(ended)
+        else:
+            self._early.append(ended)
+
+    async def _recover_late(self, name: str, instances: Sequence[Instance]) -> None:
+        await self._opened.wait()
+        await self.exits.recover_late(name, instances)
 
     async def open(
         self,
@@ -141,12 +189,14 @@ class Worker:
         self.runner = runner = Runner(store, host, flows.all(), self.metrics)
         self.exits = exits = Exits(store, host, driver, log, runner)
         runner.on_end = exits.on_end
-        await driver.open(exits.on_exit)
         self.market = market = Market(store, host, driver, log, runner, me)
         self.shelving = Shelving(settings, host, store, self._images, catalog, token)
         market.stock = self.shelving.stock
         market.hold_images()
         await market.look()
+        self._opened.set()
+        for ended in self._early:
+            exits.on_exit(ended)
         await exits.recover()  # first: a run must not start a program beside one that nobody knows
         await self._bring_network_up_to_date()
         self._hold_images()
@@ -220,6 +270,7 @@ class Worker:
         await self.exits.close()
         if stop_machines:
             await self._driver.stop_all(grace_s=STOP_GRACE_S)
+        self._holding = False
         await self._driver.close()
         _logger.info("worker.closed", worker=self.settings.name, cause="worker stop")
 
@@ -278,8 +329,10 @@ class Worker:
         tx.put(replace(me, stopping_since_ms=tx.now_ms))
 
     async def _sweep(self) -> None:
-        while True:
+        for number in count():
             await asyncio.sleep(SWEEP_S)
+            if number % CHECKPOINT_SWEEPS == 0:
+                self.store.checkpoint_later()
             if self.store.failed:
                 _logger.critical(
                     "store.failed", worker=self.settings.name, why=self.store.failed, cause="local rule: sweep"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
+import msgspec
+
 from hawker.core.disks import disk_speed
 from hawker.model.config import PROCESS, Config, known_config
 from hawker.model.guest import Guest
@@ -12,6 +16,13 @@ from hawker.worker.drivers.base import Dns, File, InstanceSpec, Limits, Network,
 
 SHARED_CPU_MILLIS = 62  # a sixteenth of a core, the share that upstream documents for one shared cpu
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+NOTED = (
+    *("app", "name", "region", "version", "config", "resources", "created_at_ms", "private_ip", "generation"),
+    *("order", "driver", "image_digest", "ports"),
+)
+"""Of a machine's row: what stays as it is from before its program starts until it ends."""
+NOTE_MOST = 64 << 10
 
 
 def reference_of(machine: MachineRow) -> str:
@@ -55,7 +66,15 @@ def instance_spec(machine: MachineRow, key: str, disk_scale: float = 1.0) -> Ins
         network=None if config.runtime == PROCESS else _network(machine),
         dns=Dns(nameservers=config.dns.nameservers, searches=config.dns.searches, options=config.dns.options),
         listens=_publish(machine) if config.runtime == PROCESS else (),
+        note=_note(machine),
     )
+
+
+def _note(machine: MachineRow) -> dict[str, Any]:
+    """What makes the machine's row anew, beside what its program shows. Nothing where that would be too much, as with
+    long files in the configuration."""
+    note = {name: getattr(machine, name) for name in NOTED}
+    return cast(dict[str, Any], msgspec.to_builtins(note)) if len(msgspec.json.encode(note)) <= NOTE_MOST else {}
 
 
 def _network(machine: MachineRow) -> Network:

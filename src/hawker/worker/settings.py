@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -10,11 +11,14 @@ from hawker.model.guest import Resources
 from hawker.model.image import IMAGE_TIMEOUT_S
 from hawker.worker.ports import PORTS
 
+Way = Literal["", "adopt", "discard"]
+
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One worker: its name, region, what it may give out, where it keeps its state, where others reach it.
     `disk_scale` as in `limits_of`, `image_timeout_s` as in `ImageSettings.timeout_s`. What is over is kept for
-    `history_s`, and no more than `history_records` of the log tell of."""
+    `history_s`, and no more than `history_records` of the log tell of. `recover`: how a
+    person decided about a database that has lost something (`worker.recovering`)."""
 
     name: str
     region: str
@@ -25,6 +29,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     ports: range = PORTS  # of the host, for what machines publish
     proxy_port: int = 0  # of the proxy that leads to its machines
     disk_scale: float = 1.0
+    recover: Way = ""
     history_s: float = 86_400.0
     history_records: int = 20_000
     image_timeout_s: float = IMAGE_TIMEOUT_S

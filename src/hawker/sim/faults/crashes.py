@@ -134,6 +134,7 @@ def disk_power(faults: Faults, node: Node, fault: Fault) -> bool:
 def lost_disk(faults: Faults, node: Node, fault: Fault) -> bool:
     node.kill("lost disk")
     node.lose_disk()
+    node.recover = "discard"  # as the operator decides who knows of it
     faults.fleet.lost(node, since_s=0.0)
     faults.back_later(node, fault.lasts_s)
     return True
@@ -151,6 +152,7 @@ def restore(faults: Faults, node: Node, fault: Fault) -> bool:
             node.clock.ahead_s -= CLOCK_BACK_S
             faults.clocks_moved.add(node.name)
         node.lose_disk(files)
+        node.recover = "discard"
         faults.fleet.lost(node, since_s=since_s)
         faults.happened(fault)
         faults.back_later(node, 1.0)

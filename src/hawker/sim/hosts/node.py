@@ -22,6 +22,7 @@ from hawker.sim.hosts.world import Program, World
 from hawker.sim.platform.disk import CrashDisk
 from hawker.sim.platform.net import Net
 from hawker.sim.platform.processes import Process
+from hawker.worker.settings import Way
 
 EPOCH_S = 1_700_000_000.0
 """The wall clock when a simulation begins."""
@@ -78,6 +79,7 @@ class Node:
         self.agent: Agent | None = None
         self.host: Host | None = None
         self.lives = 0
+        self.recover: Way = ""  # how its operator decided, when its database had lost something
         self.wanted = False  # the service manager keeps it running
         self.on_event: Callable[[str, str], None] = lambda what, why: None
         self._seed = seed
@@ -105,6 +107,7 @@ class Node:
         rng = random.Random(f"{self._seed}/host/{self.name}/{self.lives}")
         host = self.host = Host(self.clock.wall_s, rng, self.disk.name, steady_s=self.clock.steady())
         agent = self._make(self.settings, host, self)
+        agent.recover = self.recover
         try:
             await agent.open()
         except Exception as error:  # the process ends with a traceback
@@ -112,6 +115,7 @@ class Node:
             self._ended(process, f"could not open: {why}")
             return
         self.agent = agent
+        self.recover = ""
         self.on_event("serve", "")
         await agent.failed.wait()
         self.on_event("fail", "")

@@ -75,6 +75,7 @@ class Placed:
             started_at_ms=self.started_at_ms,
             suspended=self.suspended,
             exit=self.exit,
+            note=self.spec.note,
         )
 
 

@@ -14,7 +14,7 @@ the entry point group `hawker.drivers`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -146,6 +146,7 @@ class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
     network: Network | None = None
     dns: Dns = Dns()
     listens: Sequence[Publish] = ()
+    note: Mapping[str, Any] = {}  # kept with the instance, for whoever has lost the rest
 
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +169,8 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
-    """A driver's view of one instance. `exit` is set once it has ended."""
+    """A driver's view of one instance. `exit` is set once it has ended. `note` is its specification's, where the driver
+    keeps one."""
 
     key: str
     machine: str
@@ -176,6 +178,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     started_at_ms: int
     suspended: bool = False
     exit: Exit | None = None
+    note: Mapping[str, Any] = {}
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):

@@ -194,8 +194,15 @@ class ProcessDriver(SupervisedDriver):
 
 def _start(spec: InstanceSpec, argv: list[str], env: dict[str, str]) -> dict[str, Any]:
     """The fields of the order for a program of the host."""
-    limits = msgspec.to_builtins(spec.limits)
-    return {"key": spec.key, "machine": spec.machine, "argv": argv, "env": env, "limits": limits, "status": spec.tty}
+    return {
+        "key": spec.key,
+        "machine": spec.machine,
+        "argv": argv,
+        "env": env,
+        "limits": msgspec.to_builtins(spec.limits),
+        "status": spec.tty,
+        "note": dict(spec.note),
+    }
 
 
 def order(spec: InstanceSpec, image: Image, layers: Sequence[Path], init: Path) -> dict[str, Any]:
@@ -225,7 +232,7 @@ def order(spec: InstanceSpec, image: Image, layers: Sequence[Path], init: Path) 
             for file in (*_resolver(), *spec.files)
         ],
         "limits": msgspec.to_builtins(spec.limits),
-        "note": {},
+        "note": dict(spec.note),
     }
 
 

@@ -7,7 +7,7 @@ policy with its verdict, or the start of the worker.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -16,7 +16,7 @@ from hawker.errors import StoreError
 from hawker.host import Host
 from hawker.model.config import Restart, known_config
 from hawker.model.machine import State
-from hawker.model.rows import UNENDED, MachineRow, RunRow, WorkerRow
+from hawker.model.rows import MachineRow, RunRow, WorkerRow
 from hawker.store.db import Store
 from hawker.store.tx import Reads, Tx
 from hawker.telemetry import get_logger
@@ -25,6 +25,7 @@ from hawker.worker.drivers.several import Runtimes
 from hawker.worker.flows.machine import launching
 from hawker.worker.flows.runner import STORE_RETRY_S, Busy, Runner, active_run
 from hawker.worker.machine_log import MachineLog
+from hawker.worker.recovering import unknown
 
 AGAIN_S = 1.0
 AGAIN_MOST_S = 60.0
@@ -70,12 +71,13 @@ class Exits:
         should run with what does.
 
         An instance that no machine knows is removed first: after a restore from an older backup the machine's program
-        would otherwise be started beside a later one. Then a machine that should run and has no instance begins again,
+        would otherwise be started beside a later one. One that still runs is there only where a person has decided that
+        it may go (`worker.recovering`). Then a machine that should run and has no instance begins again,
         and a program is frozen, or not, as its machine says.
         """
         # Nothing goes on meanwhile: exits that the driver tells of wait.
         instances = await self._driver.recover()
-        await self._remove_orphans(instances)
+        await self._remove(unknown(self._store.read, instances))
         self._recovered = True
         for machine in list(self._waiting):
             self.on_end(machine)
@@ -84,18 +86,17 @@ class Exits:
     async def recover_late(self, name: str, instances: Sequence[Instance]) -> None:
         """The same for a driver that could not be opened then and is there only now. Nothing can be asked of it before
         this has returned."""
-        await self._remove_orphans(instances)
+        orphans = unknown(self._store.read, instances)
+        for instance in orphans:
+            if instance.exit is None:  # the worker has started without having heard of it: nobody said it may go
+                _logger.error("orphan.left", resource=instance.machine, instance=instance.key, cause=ORPHAN)
+        await self._remove(instance for instance in orphans if instance.exit)
         await self._correct(instances, {name})
 
-    async def _remove_orphans(self, instances: Sequence[Instance]) -> None:
-        rows = self._store.read.select(MachineRow, "instance > ''")
-        active = self._store.read.select(RunRow, UNENDED)
-        known = {row.instance for row in rows} | {run.args.get("instance", "") for run in active}
-        begun = {run.id for run in active}
-        for instance in sorted(instances, key=lambda instance: instance.key):
-            if instance.key not in known and instance.key.partition("/")[0] not in begun:
-                _logger.warning("orphan.removed", resource=instance.machine, instance=instance.key, cause=ORPHAN)
-                await self._or_later(partial(self._driver.destroy, instance.key, force=True), instance.key, ORPHAN)
+    async def _remove(self, orphans: Iterable[Instance]) -> None:
+        for instance in orphans:
+            _logger.warning("orphan.removed", resource=instance.machine, instance=instance.key, cause=ORPHAN)
+            await self._or_later(partial(self._driver.destroy, instance.key, force=True), instance.key, ORPHAN)
 
     async def _correct(self, instances: Sequence[Instance], drivers: Collection[str]) -> None:
         """Of machines of these drivers only: about the others' nothing is known."""

@@ -262,7 +262,7 @@ class ContainerDriver(SupervisedDriver):
             ],
             "owner": outside(user.uid),
             "limits": msgspec.to_builtins(spec.limits),
-            "note": {},
+            "note": dict(spec.note),
         }
 
     def _config(

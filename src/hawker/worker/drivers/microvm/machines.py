@@ -101,7 +101,13 @@ class Machines(SupervisedDriver):
                 await self._disks.empty(disk, spec.root.size_mib, journal=spec.root.persist, owner=user)
             vm = await self._vm(spec.limits, image=str(path), disk=str(disk), tap=tap, user=user)
             record = Record(
-                key=spec.key, machine=spec.machine, image=image.digest, vm=vm, limits=spec.limits, wanted=wanted
+                key=spec.key,
+                machine=spec.machine,
+                image=image.digest,
+                vm=vm,
+                limits=spec.limits,
+                wanted=wanted,
+                note=spec.note,
             )
             self._records.write(record)
         except BaseException as error:
@@ -383,7 +389,9 @@ class Machines(SupervisedDriver):
         record = guest.record
         if shown:
             ended = shown.exit and of(record.vm).ended(record.vm, guest.directory, shown.exit)
-            return replace(shown, started_at_ms=record.started_at_ms or shown.started_at_ms, exit=ended)
+            return replace(
+                shown, started_at_ms=record.started_at_ms or shown.started_at_ms, exit=ended, note=record.note
+            )
         return Instance(
             key=record.key,
             machine=record.machine,
@@ -391,6 +399,7 @@ class Machines(SupervisedDriver):
             started_at_ms=record.started_at_ms,
             suspended=record.suspended is not None,
             exit=record.exit,
+            note=record.note,
         )
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -35,6 +36,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     started_at_ms: int = 0
     suspended: Stats | None = None
     exit: Exit | None = None
+    note: Mapping[str, Any] = {}
 
 
 class Records:
