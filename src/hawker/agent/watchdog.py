@@ -24,7 +24,8 @@ from typing import NoReturn
 
 LOOKS = 10
 HARD = 3
-BEAT_S = 0.25
+BEAT_S = 0.5
+"""Half of the time between looks, as the loop turns of an idle agent are counted."""
 LAG_S = 60.0
 STATUS = 70
 """Of the process's end, EX_SOFTWARE: where it can not begin anew. The timer of faulthandler ends with 1."""

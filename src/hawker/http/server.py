@@ -72,17 +72,15 @@ class Server:
             timeout_keep_alive=KEEP_ALIVE_S,
         )
         self._config.load()
-        self._state = ServerState()
+        self._state = _State(host)
         # uvicorn keeps its connections and tasks in sets. They are closed in the order in which they came instead.
         self._state.connections = _Ordered()  # type: ignore[assignment]
         self._state.tasks = _Ordered()  # type: ignore[assignment]
         self.limits = limits or api_limits()
         self._server: asyncio.Server | None = None
-        self._dating: asyncio.TimerHandle | None = None
 
     async def open(self, at: socket.socket | tuple[str, int]) -> None:
         loop = asyncio.get_running_loop()
-        self._set_date()
         try:
             if isinstance(at, tuple):
                 self._server = await loop.create_server(self._protocol, *at, backlog=LOT)
@@ -97,8 +95,6 @@ class Server:
     async def close(self) -> None:
         """Take no more connections, let requests end, cut off those that take longer than `DRAIN_S`. May be called
         again."""
-        if self._dating:
-            self._dating.cancel()
         if self._server is None:
             return
         server, self._server = self._server, None
@@ -119,11 +115,28 @@ class Server:
     def _protocol(self) -> HttpToolsProtocol:
         return _Protocol(self._config, self._state, self.limits)
 
-    def _set_date(self) -> None:
-        """The Date header that answers carry, once a second."""
-        now_s = self._host.now_ms() / 1000
-        self._state.default_headers = [(b"date", formatdate(now_s, usegmt=True).encode())]
-        self._dating = asyncio.get_running_loop().call_later(1.0, self._set_date)
+
+class _State(ServerState):
+    """What the connections of a server share. The Date header is made when an answer needs one, once a second at most:
+    an agent that nobody asks does not wake for it."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._second = -1
+        self._headers = list[tuple[bytes, bytes]]()
+        super().__init__()
+
+    @property
+    def default_headers(self) -> list[tuple[bytes, bytes]]:
+        second = self._host.now_ms() // 1000
+        if second != self._second:
+            self._second = second
+            self._headers = [(b"date", formatdate(second, usegmt=True).encode())]
+        return self._headers
+
+    @default_headers.setter
+    def default_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Its default, an empty list."""
 
 
 class _Protocol(HttpToolsProtocol):
