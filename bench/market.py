@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 CLUSTER, USER = "bench-cluster-token", "bench-user-token"
-PROCESS = "[worker.process]\n" if find_spec("hawker.agent.settings") else ""
+PROCESS = "[worker.process]\n" if find_spec("hawker.agent") else ""
 """A worker runs programs of its host if it is told to. The packages of 2026-11-21, which `bench.compare` measures, too,
 did without, and refuse the word."""
 

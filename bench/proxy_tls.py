@@ -11,21 +11,18 @@ and h2load where they are not installed, and asks once each way.
 from __future__ import annotations
 
 import resource
-import socket
-import ssl
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 from tests.kit.authority import Authority
 
 from bench.command import Table, lacking, left_out, options, told
-from bench.ways import BARE, NAME, Figure, Way, haproxy_alone, on_core_ns, tell, through_hawker
+from bench.ways import BARE, NAME, Figure, Way, answers, haproxy_alone, on_core_ns, tell, through_hawker
 
 PLANES = ("haproxy", "embedded")
 KINDS = {
@@ -33,16 +30,6 @@ KINDS = {
     "HTTP/2, 64 connections of 10": ("-c64", "-m10"),
     "handshakes": ("--h1", "-c500", "-n500"),
 }
-
-
-def answers(context: ssl.SSLContext, port: int) -> bool:
-    """Whether it is answered as it should be."""
-    with (
-        socket.create_connection(("127.0.0.1", port), timeout=30) as plain,
-        context.wrap_socket(plain, server_hostname=NAME) as tls,
-    ):
-        tls.sendall(f"GET /small HTTP/1.1\r\nHost: {NAME}\r\nConnection: close\r\n\r\n".encode())
-        return tls.recv(4096).startswith(b"HTTP/1.1 200 ")
 
 
 def h2load(home: Path, way: Way, more: Sequence[str], seconds: int) -> Figure:
@@ -81,16 +68,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         authority.write(certificates, NAME)
         both = home / "bare.pem"
         both.write_bytes(b"".join((certificates / f"{NAME}.{kind}").read_bytes() for kind in ("crt", "key")))
-        ready = partial(answers, authority.client())
+        tls = authority.client()
         agents = [
-            stack.enter_context(through_hawker(home, engine, certificates=certificates, ready=ready))
-            for engine in PLANES
+            stack.enter_context(through_hawker(home, engine, certificates=certificates, tls=tls)) for engine in PLANES
         ]
         bind = f"ssl crt {both} alpn h2,http/1.1"
         ways = [stack.enter_context(haproxy_alone(home, BARE, agents[0].inside, bind=bind)), *agents]
         if absent:
             for way in ways:
-                table.add(f"answers once: {way.name}", ready(way.port), "", "1")
+                table.add(f"answers once: {way.name}", answers(way.port, tls), "", "1")
             told(table, given)
             return left_out(*absent)
         for what, more in KINDS.items():

@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import socket
+import ssl
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -27,6 +29,7 @@ BIG = 1_000_000
 APP = "web"
 NAME = f"{APP}.localhost"
 BARE = "bare HAProxy"
+ANSWERS_S = 60.0
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -132,11 +135,10 @@ def _listening(process: subprocess.Popen[bytes], port: int) -> Iterator[None]:
 
 @contextmanager
 def through_hawker(
-    home: Path, engine: str, *, certificates: Path | None = None, ready: Callable[[int], bool] | None = None
+    home: Path, engine: str, *, certificates: Path | None = None, tls: ssl.SSLContext | None = None
 ) -> Iterator[Way]:
     """An agent (worker, broker and proxy in one process) with a server of its own as its machine, over TLS if there are
-    certificates. `ready` is asked, with the port, until it is true, several times: each thing that HAProxy does by
-    itself is begun by a request before."""
+    certificates. Raises RuntimeError when that does not answer within a minute."""
     api, broker, http, backhaul, inside = (free_port() for _ in range(5))
     directory = home / engine
     directory.mkdir()
@@ -152,14 +154,28 @@ def through_hawker(
     try:
         handlers = ("tls", "http") if certificates else ("http",)
         asyncio.run(start_machine(broker, inside, server(directory, inside), public, handlers))
-        for _ in range(5 if ready else 0):
-            while not (ready and ready(http)):
+        deadline = time.monotonic() + ANSWERS_S
+        for _ in range(5 if tls else 1):  # each thing that HAProxy does by itself is begun by a request before
+            while not answers(http, tls):
+                if time.monotonic() > deadline:
+                    log = (directory / f"{engine}.log").read_text()
+                    raise RuntimeError(f"the machine behind {engine} does not answer\n{log[-2000:]}")
                 time.sleep(0.1)
-            time.sleep(0.6)
+            time.sleep(0.6 if tls else 0)
         yield Way(engine, http, (agent.pid, *children(agent.pid, "haproxy")), inside)
     finally:
         agent.terminate()
         agent.wait(60)
+
+
+def answers(port: int, tls: ssl.SSLContext | None = None) -> bool:
+    """Whether a request is answered as it should be."""
+    with ExitStack() as stack:
+        sock = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+        if tls:
+            sock = stack.enter_context(tls.wrap_socket(sock, server_hostname=NAME))
+        sock.sendall(f"GET /small HTTP/1.1\r\nHost: {NAME}\r\nConnection: close\r\n\r\n".encode())
+        return sock.recv(4096).startswith(b"HTTP/1.1 200 ")
 
 
 async def start_machine(broker: int, inside: int, program: Server, public: int, handlers: Sequence[str]) -> None:
