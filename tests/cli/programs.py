@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pty
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.cli.forks import Forks
 
 ENDS_S = 30.0
 PROGRAM = (sys.executable, "-m", "hawker")
@@ -35,15 +37,20 @@ def environment(more: Mapping[str, str] = {}) -> dict[str, str]:
 
 
 def hawker(*arguments: str | Path, env: Mapping[str, str] = {}, stdin: str = "") -> Ended:
-    ended = subprocess.run(
-        [*PROGRAM, *map(str, arguments)],
-        env=environment(env),
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=ENDS_S,
-    )
-    return Ended(ended.returncode, ended.stdout, ended.stderr)
+    status, out, err = _forks().run([*map(str, arguments)], environment(env), stdin.encode(), ENDS_S)
+    return Ended(status, out.decode(), err.decode())
+
+
+@functools.cache
+def _forks() -> Forks:
+    return Forks()
+
+
+def close_forks() -> None:
+    """The next command makes them anew."""
+    if _forks.cache_info().currsize:
+        _forks().close()
+        _forks.cache_clear()
 
 
 def on_terminal(

@@ -146,7 +146,7 @@ def test_a_machine_is_stopped_started_and_restarted(admin_app: AdminApp) -> None
 
 
 def test_a_signal_reaches_the_program(admin_app: AdminApp) -> None:
-    script = "trap 'exit 9' HUP; while :; do sleep 0.05; done"
+    script = "trap 'exit 9' HUP; while :; do sleep 0.3; done"
     machine = admin_app.running("sh", "-c", script, restart={"policy": "no"})["id"]
     wait_until(lambda: len(admin_app.machine("listProcesses", machine)) == 2, "the shell has set its trap and sleeps")
 

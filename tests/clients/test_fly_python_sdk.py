@@ -213,7 +213,7 @@ def test_a_lease_lapses(sdk_app: SdkApp) -> None:
 
 
 def test_a_signal_reaches_the_program(sdk_app: SdkApp) -> None:
-    machine = sdk_app.running("sh", "-c", "trap 'exit 7' USR1; while :; do sleep 0.05; done", restart={"policy": "no"})
+    machine = sdk_app.running("sh", "-c", "trap 'exit 7' USR1; while :; do sleep 0.3; done", restart={"policy": "no"})
     wait_until(lambda: len(sdk_app.get(machine, "/ps")["json"]) == 2, "the shell has set its trap and sleeps")
 
     assert sdk_app.post(machine, "/signal", {"signal": "SIGUSR1"})["status"] == 200

@@ -182,7 +182,7 @@ class Waiting(asyncio.Transport):
 @pytest.mark.parametrize("begun", [b"", b"G", b"GET / HTTP/1.1\r\nhost: a\r\n"])
 @virtual_time
 async def test_a_head_that_does_not_come_is_waited_for_no_longer_than_its_time(begun: bytes) -> None:
-    protocol, connection = Server(answering, virtual_host())._protocol(), Waiting()
+    protocol, connection = Server(answering, virtual_host()).protocol(), Waiting()
     protocol.connection_made(connection)
     await asyncio.sleep(HEAD_S - 1)
     if begun:
@@ -196,7 +196,7 @@ async def test_a_head_that_does_not_come_is_waited_for_no_longer_than_its_time(b
 @virtual_time
 async def test_a_request_may_take_longer_than_its_head_and_the_next_head_has_its_time_too() -> None:
     whole = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
-    protocol, connection = Server(answering, virtual_host())._protocol(), Waiting()
+    protocol, connection = Server(answering, virtual_host()).protocol(), Waiting()
     protocol.connection_made(connection)
     protocol.data_received(whole[:5])
     await asyncio.sleep(1)
@@ -214,7 +214,7 @@ async def test_a_request_may_take_longer_than_its_head_and_the_next_head_has_its
 @pytest.mark.parametrize("enough", [True, False])
 @virtual_time
 async def test_a_body_comes_at_a_least_rate_or_its_connection_is_cut_off(enough: bool) -> None:
-    protocol, connection = Server(answering, virtual_host())._protocol(), Waiting()
+    protocol, connection = Server(answering, virtual_host()).protocol(), Waiting()
     protocol.connection_made(connection)
     protocol.data_received(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 9999999\r\n\r\n")
     for _ in range(10):
@@ -230,7 +230,7 @@ async def test_a_body_that_waits_for_the_program_is_not_slow() -> None:
         await asyncio.sleep(10 * BODY_S)
         await answering(scope, receive, send)
 
-    protocol, connection = Server(slow, virtual_host())._protocol(), Waiting()
+    protocol, connection = Server(slow, virtual_host()).protocol(), Waiting()
     protocol.connection_made(connection)
     protocol.data_received(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 100000\r\n\r\n" + bytes(70_000))
     await asyncio.sleep(5 * BODY_S)
@@ -250,7 +250,7 @@ async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
 
 @virtual_time
 async def test_a_connection_whose_body_nobody_reads_ends_after_its_answer_however_slowly_the_body_comes() -> None:
-    protocol, connection = Server(refusing, virtual_host())._protocol(), Waiting()
+    protocol, connection = Server(refusing, virtual_host()).protocol(), Waiting()
     protocol.connection_made(connection)
     protocol.data_received(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 9999\r\n\r\n")
     for _ in range(4):
@@ -263,7 +263,7 @@ async def test_a_connection_whose_body_nobody_reads_ends_after_its_answer_howeve
 
 @virtual_time
 async def test_a_refused_request_whose_body_is_whole_keeps_its_connection() -> None:
-    protocol, connection = Server(refusing, virtual_host())._protocol(), Waiting()
+    protocol, connection = Server(refusing, virtual_host()).protocol(), Waiting()
     protocol.connection_made(connection)
     for count in (1, 2):
         protocol.data_received(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\nbody")
@@ -278,7 +278,7 @@ async def test_more_connections_than_the_limits_are_closed_at_once_and_room_is_g
     server = Server(answering, virtual_host(), ConnectionLimits(3, 2))
 
     def comes(address: str) -> tuple[asyncio.Protocol, Waiting]:
-        protocol, connection = server._protocol(), Waiting(address)
+        protocol, connection = server.protocol(), Waiting(address)
         protocol.connection_made(connection)
         return protocol, connection
 
@@ -296,7 +296,7 @@ async def test_more_connections_than_the_limits_are_closed_at_once_and_room_is_g
 
 @virtual_time
 async def test_two_host_fields_are_refused_in_the_form_of_the_api() -> None:
-    protocol, connection = Server(answering, virtual_host())._protocol(), Waiting()
+    protocol, connection = Server(answering, virtual_host()).protocol(), Waiting()
     protocol.connection_made(connection)
     protocol.data_received(b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n")
     assert connection.written.startswith(b"HTTP/1.1 400 ")

@@ -118,11 +118,10 @@ async def test_a_refusal_is_told_in_few_words(guest: tuple[Hostile, Agent]) -> N
     assert len(str(refused.value)) == 1000
 
 
-@pytest.mark.slow
 async def test_a_command_whose_time_is_over_ends_though_its_guest_does_not_end_it(guest: tuple[Hostile, Agent]) -> None:
     hostile, agent = guest
     async with asyncio.timeout(50):
-        result = await agent.execute(["sleep", "1"], stdin=b"", env={}, timeout_s=0.05)
+        result = await agent.execute(["sleep", "1"], stdin=b"", env={}, timeout_s=0.05, killed_s=0.05)
     assert (result.timed_out, result.code, result.signal) == (True, 137, 9)
     await agent.ask("q")
     assert "k" in [kind for kind, _, _ in hostile.heard]

@@ -83,9 +83,9 @@ class Server:
         loop = asyncio.get_running_loop()
         try:
             if isinstance(at, tuple):
-                self._server = await loop.create_server(self._protocol, *at, backlog=LOT)
+                self._server = await loop.create_server(self.protocol, *at, backlog=LOT)
             else:
-                self._server = await loop.create_server(self._protocol, sock=at, backlog=LOT)
+                self._server = await loop.create_server(self.protocol, sock=at, backlog=LOT)
             let_wait(self._server, BACKLOG)
             self._host.listening.keep(self._server)
         except BaseException:
@@ -112,7 +112,8 @@ class Server:
             for connection in list(state.connections):
                 connection.transport.abort()
 
-    def _protocol(self) -> HttpToolsProtocol:
+    def protocol(self) -> HttpToolsProtocol:
+        """What serves one connection. A test may give it a transport of its own."""
         return _Protocol(self._config, self._state, self.limits)
 
 

@@ -161,9 +161,15 @@ class Agent:
         return command
 
     async def execute(
-        self, argv: Sequence[str], *, stdin: bytes, env: Mapping[str, str], timeout_s: float
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes,
+        env: Mapping[str, str],
+        timeout_s: float,
+        killed_s: float = KILLED_S,
     ) -> ExecResult:
-        """See `Driver.exec`."""
+        """See `Driver.exec`. A command whose time is over has `killed_s` more to end."""
         command = await self.run(argv, env=env)
         output: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
         truncated = False
@@ -191,7 +197,7 @@ class Agent:
                 timed_out = True
                 command.kill()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(KILLED_S):
+                    async with asyncio.timeout(killed_s):
                         await collect()
             code, signal = await command.wait() if command.over else _KILLED
         finally:
