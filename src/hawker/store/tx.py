@@ -100,8 +100,9 @@ class Tx(Reads):
 
     def put(self, row: Row) -> None:
         """Write a row, new or changed. One that a unique index of its table forbids makes the change fail."""
-        self._check(row.table, row.key)
-        self._held[type(row), row.key] = row
+        key = row.key
+        self._check(row.table, key)
+        self._held[type(row), key] = row
 
     def delete(self, kind: type[Row], key: str) -> None:
         self._check(kind.table, key)
@@ -130,7 +131,7 @@ class Tx(Reads):
         name = kind, key
         for rows_by_name in (self._held, self._known):
             if name in rows_by_name:
-                return cast(R | None, rows_by_name[name])
+                return cast("R | None", rows_by_name[name])  # as text: to make the type takes longer than to read
         found = self._known[name] = super().get(kind, key)
         return found
 

@@ -86,8 +86,8 @@ class Supervisor:
         """No supervisor is there and none left anything: there are no instances."""
         if self._wire or self._connecting:
             return False
-        there = self.directory
-        return not ((there / "socket").exists() or (there / "run").is_symlink() or _any_inside(there / "run"))
+        socket, run = f"{self.directory}/socket", f"{self.directory}/run"
+        return not (os.path.exists(socket) or os.path.islink(run) or _any_inside(run))
 
     @property
     def _foreseeing(self) -> Wire | None:
@@ -349,9 +349,9 @@ class Supervisor:
             self._retry = asyncio.get_running_loop().call_later(RECONNECT_S, self._reconnect)
 
 
-def _any_inside(directory: Path) -> bool:
+def _any_inside(directory: Path | str) -> bool:
     try:
-        return next(directory.iterdir(), None) is not None
+        return bool(os.listdir(directory))
     except FileNotFoundError:
         return False
 
