@@ -12,12 +12,13 @@ from collections.abc import Callable
 
 from hawker.listening import Listening
 from hawker.model.values import MachineId, Ulid, read_ulid, ulid
+from hawker.sockets import Sockets
 
 
 class Host:
     """`wall_s` gives Unix seconds; `rng` is drawn from for ids, jitter and ties; `vfs` names the SQLite file system
     that databases are kept on, None for the real one; `listening` are the process's sockets that others connect to.
-    `steady_s` is for `steady_ms`; without it nobody sets the clock."""
+    `steady_s` is for `steady_ms`; without it nobody sets the clock. `sockets` is what the system knows of them."""
 
     def __init__(
         self,
@@ -26,12 +27,14 @@ class Host:
         vfs: str | None = None,
         listening: Listening | None = None,
         steady_s: Callable[[], float] | None = None,
+        sockets: Sockets | None = None,
     ) -> None:
         self._wall_s = wall_s
         self._steady_s = steady_s or wall_s
         self.rng = rng
         self.vfs = vfs
         self.listening = listening or Listening()
+        self.sockets = sockets or Sockets()
         self._last_ulid = (0, 0)
 
     def now_ms(self) -> int:

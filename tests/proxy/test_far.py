@@ -18,6 +18,7 @@ from hawker.proxy.groups.rooms import Room
 from hawker.proxy.machines.far import Far
 from hawker.proxy.machines.waking import Looking
 from hawker.proxy.settings import RouterSettings
+from hawker.sockets import Sockets
 
 
 class Worker:
@@ -29,7 +30,7 @@ class Worker:
         self.pool = Pool("web", "ord", random=Random(1).random)
         self.given_up: list[str] = []
         settings = RouterSettings(trouble_s=0.05, hung_s=0.25)
-        self.far = Far("ord-1", settings, Looking(), give_up=self.give_up)
+        self.far = Far("ord-1", settings, Looking(Sockets()), give_up=self.give_up)
         seat = self.pool.put(Candidate(machine="m1", region="ord", state="started"))
         self.place = Place(self.pool, seat, Room(), self.far, (self.address,))
 

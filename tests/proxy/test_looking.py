@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hawker.proxy.machines.waking import Looking, connected, connects
+from hawker.proxy.machines.waking import TRY_S, Looking
+from hawker.sockets import Sockets
 
 
 @pytest.fixture
@@ -29,16 +30,16 @@ async def test_a_port_takes_connections_once_somebody_listens(host: str) -> None
         except OSError:
             pytest.skip(f"this host has no {host}")
         address = host, sock.getsockname()[1]
-        assert not await connects(address)
+        assert not await Looking(Sockets()).connects(address, TRY_S)
         sock.listen()
-        assert await connects(address)
+        assert await Looking(Sockets()).connects(address, TRY_S)
 
 
 async def test_a_host_may_be_known_by_its_name(listener: socket.socket) -> None:
     with closing(listener):
         listener.listen()
-        assert await connects(("localhost", listener.getsockname()[1]), 5.0)
-    assert not await connects(("no-such-host.invalid", 80))
+        assert await Looking(Sockets()).connects(("localhost", listener.getsockname()[1]), 5.0)
+    assert not await Looking(Sockets()).connects(("no-such-host.invalid", 80), TRY_S)
 
 
 async def test_nobody_waits_long_for_a_host_that_says_nothing(listener: socket.socket) -> None:
@@ -50,13 +51,13 @@ async def test_nobody_waits_long_for_a_host_that_says_nothing(listener: socket.s
             sock.setblocking(False)
             sock.connect_ex(listener.getsockname())
         async with asyncio.timeout(5):
-            assert not await connects(listener.getsockname(), 0.01)
+            assert not await Looking(Sockets()).connects(listener.getsockname(), 0.01)
         for sock in waiting:
             sock.close()
 
 
 async def test_a_program_is_seen_to_listen_however_many_others_are_looked_at(listener: socket.socket) -> None:
-    looking = Looking()
+    looking = Looking(Sockets())
     with closing(listener), closing(socket.socket()) as silent:
         silent.bind(("127.0.0.1", 0))
         others = [asyncio.ensure_future(looking.until_listening([silent.getsockname()])) for _ in range(20)]
@@ -79,7 +80,7 @@ async def test_machines_that_wake_at_once_hold_up_nobody(listener: socket.socket
     def slept() -> int:
         return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
-    looking = Looking()
+    looking = Looking(Sockets())
     with closing(listener):
         before = slept()
         waiting = [asyncio.ensure_future(looking.until_listening([listener.getsockname()])) for _ in range(100)]
@@ -112,7 +113,7 @@ async def test_the_memory_of_an_earlier_connection_keeps_no_look_waiting() -> No
                 assert taken.recv(1) == b""
         assert remembered(at, source)
         with pytest.raises(StopIteration) as known:
-            connected(at).send(None)  # it is known within the call, or this goes on and waits
+            Sockets().connected(at, TRY_S).send(None)  # it is known within the call, or this goes on and waits
         assert known.value.value is None
         if not remembered(at, source):
             return  # it was met

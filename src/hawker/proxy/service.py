@@ -198,7 +198,14 @@ class Proxy:
         stack.push_async_callback(workers.close)
         random: Callable[[], float] = host.rng.random
         self.sites = sites = Sites(
-            directory, workers, settings.routing, worker=worker, region=region, token=token, random=random
+            directory,
+            workers,
+            settings.routing,
+            worker=worker,
+            region=region,
+            token=token,
+            random=random,
+            sockets=host.sockets,
         )
         if own is not None:
             own.on_rest.append(sites.rests)

@@ -18,6 +18,7 @@ from hawker.proxy.machines.door import Door
 from hawker.proxy.machines.far import Far, GiveUp, nobody_waits
 from hawker.proxy.machines.waking import Looking
 from hawker.proxy.settings import RouterSettings
+from hawker.sockets import Sockets
 
 LOOKED_AT_MOST = 64
 """Apps, whether they may be dropped, for each one that is loaded."""
@@ -36,6 +37,7 @@ class Sites:
         region: str,
         token: str,
         random: Callable[[], float],
+        sockets: Sockets | None = None,
     ) -> None:
         self.directory = directory
         self.workers = workers
@@ -44,7 +46,7 @@ class Sites:
         self.region = region
         self.doors: dict[str, Door] = {}  # by machine
         self.fars: dict[str, Far] = {}  # by worker
-        self.looking = Looking()
+        self.looking = Looking(sockets or Sockets())
         self.give_up: GiveUp = nobody_waits
         self.withdraw: Callable[[str], Awaitable[bool]] | None = None  # of `hawker.proxy.lending`
         self.on_door: list[Callable[[Door], None]] = []

@@ -6,13 +6,11 @@ report = simulate(plan_of(seed=7))
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 
 import msgspec
 
 from hawker import __version__
 from hawker.sim.cluster import lives
-from hawker.sim.hosts import kernel
 from hawker.sim.hosts.node import MakeAgent, the_agent
 from hawker.sim.mutants.base import mutated
 from hawker.sim.mutants.market import MUTANTS
@@ -64,8 +62,5 @@ def simulate(plan: Plan, make: MakeAgent = the_agent, *, tell: Callable[[int, st
             last=cluster.record.last(),
         )
 
-    with ExitStack() as stack:
-        stack.enter_context(mutated((MUTANTS | PROXY_MUTANTS)[plan.mutant] if plan.mutant else None))
-        if plan.served:
-            stack.enter_context(kernel.simulated())
+    with mutated((MUTANTS | PROXY_MUTANTS)[plan.mutant] if plan.mutant else None):
         return run(main)

@@ -88,7 +88,7 @@ class Common:
         """Whether an app has ever asked that the way of its requests be remembered: most never do."""
         self.keep = Keep(settings.replay_bytes_of_all)
         self.uploads = Uploads(settings, self.loop)
-        self.pool = Pool(settings, self.loop)
+        self.pool = Pool(settings, self.loop, host.sockets)
         self.h2_pool = H2Pool(settings, self.loop)
         self.connections: dict[Connection, None] = {}
         self.tunnels: dict[Tunnel, None] = {}

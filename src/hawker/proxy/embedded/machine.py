@@ -7,11 +7,7 @@ it declared. The first becomes 502, after the others the connection is not used 
 from __future__ import annotations
 
 import asyncio
-import os
-import select
-import socket
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Protocol, cast
 
 from hawker.core.retrying import IDEMPOTENT
@@ -22,6 +18,7 @@ from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.heads import ABSENT, CHUNKED, UNTIL_CLOSE, AnswerHead, BadHead, never_a_head, read_answer
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.embedded.tunnel import reset
+from hawker.sockets import Sockets
 
 GUARDED_BYTES = 16 << 10
 """A request of this size is taken by a machine's kernel at once, whatever the machine does."""
@@ -64,6 +61,7 @@ class MachineConnection(asyncio.Protocol):
         "_method",
         "_paused",
         "_settings",
+        "_sockets",
         "address",
         "deadline",
         "served",
@@ -71,8 +69,11 @@ class MachineConnection(asyncio.Protocol):
         "waiting",
     )
 
-    def __init__(self, address: Address, settings: Settings, idle: Idle, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, address: Address, settings: Settings, idle: Idle, loop: asyncio.AbstractEventLoop, sockets: Sockets
+    ) -> None:
         self.address = address
+        self._sockets = sockets
         self.served = 0
         self.waiting = False
         self.transport: asyncio.Transport
@@ -109,9 +110,7 @@ class MachineConnection(asyncio.Protocol):
         return True
 
     def _has_come(self) -> bool:
-        poll = select.poll()
-        poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
-        return bool(poll.poll(0))
+        return self._sockets.has_come(self.transport)
 
     def asleep(self) -> None:
         """The machine was put to rest, and answers no more what it has not begun to."""
@@ -358,11 +357,7 @@ class MachineConnection(asyncio.Protocol):
     def _last_words(self) -> None:
         """A machine that refuses a body answers and closes while we still write; the failed write ends the transport
         before its answer was read. It still lies in the socket."""
-        try:
-            data = os.read(self.transport.get_extra_info("socket").fileno(), 1 << 18)
-        except OSError:
-            return
-        if data:
+        if data := self._sockets.last_words(self.transport):
             self.data_received(data)
 
     def _guard(self, guarded: bool) -> None:
@@ -370,14 +365,7 @@ class MachineConnection(asyncio.Protocol):
         while its answer is awaited, a probe: another machine may take it long before an answer is overdue. Not while a
         body is on its way, since a machine that takes nothing for a while looks the same to the kernel."""
         self._guarded = guarded
-        sock = self.transport.get_extra_info("socket")
-        seconds = self._settings.connect_timeout_s
-        with suppress(OSError):  # it is closed already
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000) if guarded else 0)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, guarded)
-            if guarded:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(int(seconds), 1))
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+        self._sockets.guard(self.transport, self._settings.connect_timeout_s if guarded else 0.0)
 
     def _break(self, how: Failure, problem: str) -> None:
         asker, self._asker = self._asker, None

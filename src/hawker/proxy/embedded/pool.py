@@ -12,6 +12,7 @@ from functools import partial
 from hawker.proxy.base import Address
 from hawker.proxy.embedded.machine import MachineConnection
 from hawker.proxy.embedded.settings import Settings
+from hawker.sockets import Sockets
 
 OFFERED_S = 0.05
 """So long a connection waits for its first request: a program that serves one at a time is busy with it."""
@@ -49,7 +50,8 @@ class Attempts:
 class Pool:
     """The one used last is taken first, so that a burst's connections end by themselves."""
 
-    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop, sockets: Sockets) -> None:
+        self._sockets = sockets
         self._settings = settings
         self._loop = loop
         self._attempts = Attempts(settings, loop)
@@ -73,7 +75,7 @@ class Pool:
     async def connect(self, address: Address) -> MachineConnection:
         """A new one. Raises `OSError`, `TimeoutError` when it takes too long."""
         sock = self._taken(address)
-        made = partial(MachineConnection, address, self._settings, self, self._loop)
+        made = partial(MachineConnection, address, self._settings, self, self._loop, self._sockets)
         async with self._attempts.one(address):
             if sock is None:
                 _, connection = await self._loop.create_connection(made, *address)

@@ -7,14 +7,13 @@ is taken is for the request that waits for it. With many machines on their way a
 from __future__ import annotations
 
 import asyncio
-import errno
 import socket
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from hawker.proxy.base import Address
+from hawker.sockets import Sockets
 
 FIRST_LOOK_S = 0.0006
 """No program listens earlier."""
@@ -40,7 +39,8 @@ AT_ONCE = 4
 class Looking:
     """Looks at machines on their way up, of one proxy."""
 
-    def __init__(self) -> None:
+    def __init__(self, sockets: Sockets) -> None:
+        self._sockets = sockets
         self.machines = 0
         self.hand_over: Callable[[Address, socket.socket], None] = lambda address, sock: sock.close()
         """Takes a connection to a machine that has begun to listen."""
@@ -56,7 +56,7 @@ class Looking:
         try:
             while True:
                 for address in addresses:
-                    if sock := await connected(address):
+                    if sock := await self._sockets.connected(address, TRY_S):
                         self.hand_over(address, sock)
                         return address
                 if starting is not None and starting.done():
@@ -74,70 +74,8 @@ class Looking:
         finally:
             self.machines -= 1
 
-
-async def connects(address: Address, within_s: float = TRY_S) -> bool:
-    """Whether a connection is taken now."""
-    if sock := await connected(address, within_s):
-        sock.close()
-    return sock is not None
-
-
-async def connected(address: Address, within_s: float = TRY_S) -> socket.socket | None:
-    """A connection, if one is taken now. On this host that is known within the call, and no task is switched."""
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    if not _numeric(family, address[0]):  # a host may be known by its name; to ask for that takes its time
-        return await _name_connected(address, within_s)
-    sock, code = _asked(family, address)
-    if code == errno.EALREADY and _on_this_host(address[0]):
-        with sock:  # so that the second one gets another port
-            sock, code = _asked(family, address)
-    try:
-        if code == errno.EALREADY:
-            async with asyncio.timeout(within_s):
-                await asyncio.get_running_loop().sock_connect(sock, address)
-            code = 0
-        if code in (0, errno.EISCONN):
-            return sock
-    except BaseException as error:
-        sock.close()
-        if isinstance(error, OSError | TimeoutError):
-            return None
-        raise
-    sock.close()
-    return None
-
-
-def _asked(family: int, address: Address) -> tuple[socket.socket, int]:
-    """A socket that connects, and what became of that: EALREADY where it is not known yet.
-
-    On this host that is an earlier connection from the same port, whose end the machine still remembers (TIME-WAIT).
-    While nobody listens, the kernel answers for that one, and repeats ours only after 8 ms. Another port has its answer
-    at once."""
-    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK, socket.IPPROTO_TCP)
-    try:
-        code = sock.connect_ex(address)
-        return sock, sock.connect_ex(address) if code == errno.EINPROGRESS else code
-    except BaseException:
-        sock.close()
-        raise
-
-
-def _on_this_host(host: str) -> bool:
-    return host.startswith("127.") or host == "::1"
-
-
-async def _name_connected(name: Address, within_s: float) -> socket.socket | None:
-    with suppress(OSError, TimeoutError):
-        async with asyncio.timeout(within_s):
-            for *_, found in await asyncio.get_running_loop().getaddrinfo(*name, type=socket.SOCK_STREAM):
-                if sock := await connected((str(found[0]), name[1]), within_s):
-                    return sock
-    return None
-
-
-def _numeric(family: int, host: str) -> bool:
-    try:
-        socket.inet_pton(family, host.partition("%")[0])
-    except OSError:
-        return False
-    return True
+    async def connects(self, address: Address, within_s: float) -> bool:
+        """Whether a connection is taken now."""
+        if sock := await self._sockets.connected(address, within_s):
+            sock.close()
+        return sock is not None

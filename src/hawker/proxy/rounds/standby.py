@@ -21,7 +21,6 @@ from hawker.core.outage import NONE_STOOD, Outage
 from hawker.core.ownerlog import began_ms
 from hawker.errors import HawkerError
 from hawker.model.door import Wake, standby_cause
-from hawker.proxy.machines.waking import connects
 from hawker.proxy.rounds.running import Rounds
 from hawker.proxy.sites import Sites
 from hawker.telemetry import get_logger
@@ -170,7 +169,7 @@ class Standbys(Rounds):
         now = asyncio.get_running_loop().time
         outage = self.outages.setdefault(worker, Outage(now()))
         at = self._sites.directory.workers.get(worker)
-        if at is not None and await connects((at.host, at.port), CONNECT_S):
+        if at is not None and await self._sites.looking.connects((at.host, at.port), CONNECT_S):
             outage.heard(now(), stood)
         else:
             outage.failed()

@@ -18,6 +18,7 @@ from hawker.errors import HawkerError
 from hawker.host import Host
 from hawker.model.values import host_port
 from hawker.sim.hosts.driver import FakeDriver
+from hawker.sim.hosts.sockets import SimSockets
 from hawker.sim.hosts.world import Program, World
 from hawker.sim.platform.disk import CrashDisk
 from hawker.sim.platform.net import Net
@@ -105,7 +106,9 @@ class Node:
 
     async def _live(self, process: Process) -> None:
         rng = random.Random(f"{self._seed}/host/{self.name}/{self.lives}")
-        host = self.host = Host(self.clock.wall_s, rng, self.disk.name, steady_s=self.clock.steady())
+        host = self.host = Host(
+            self.clock.wall_s, rng, self.disk.name, steady_s=self.clock.steady(), sockets=SimSockets()
+        )
         agent = self._make(self.settings, host, self)
         agent.recover = self.recover
         try:

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from hawker.sim.cluster import Cluster, lives
-from hawker.sim.hosts import kernel
 from hawker.sim.hosts.node import Node
 from hawker.sim.people.asking import machine_config
 from hawker.sim.people.owners import SERVED
@@ -41,8 +40,7 @@ def outages(*, seed: int = 1) -> Outages:
         with lives(loop, plan) as cluster:
             return await _outages(cluster)
 
-    with kernel.simulated():
-        return run(main)
+    return run(main)
 
 
 async def _outages(cluster: Cluster) -> Outages:

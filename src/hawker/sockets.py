@@ -1,0 +1,104 @@
+"""What is asked of the system about a socket, past what asyncio offers: `Sockets`, a part of `hawker.host.Host`.
+
+A look whether somebody takes connections is a system call, which leaves a socket when one is taken; whether bytes lie
+in a socket, and how long its peer may be silent, are asked of the socket. A simulation has its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import select
+import socket
+from contextlib import suppress
+
+Address = tuple[str, int]
+LAST_BYTES = 1 << 18
+
+
+class Sockets:
+    """Of this host."""
+
+    async def connected(self, address: Address, within_s: float) -> socket.socket | None:
+        """A connection, if one is taken now. On this host that is known within the call, and no task is switched."""
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        if not _numeric(family, address[0]):  # a host may be known by its name; to ask for that takes its time
+            return await self._name_connected(address, within_s)
+        sock, code = _asked(family, address)
+        if code == errno.EALREADY and _on_this_host(address[0]):
+            with sock:  # so that the second one gets another port
+                sock, code = _asked(family, address)
+        try:
+            if code == errno.EALREADY:
+                async with asyncio.timeout(within_s):
+                    await asyncio.get_running_loop().sock_connect(sock, address)
+                code = 0
+            if code in (0, errno.EISCONN):
+                return sock
+        except BaseException as error:
+            sock.close()
+            if isinstance(error, OSError | TimeoutError):
+                return None
+            raise
+        sock.close()
+        return None
+
+    async def _name_connected(self, name: Address, within_s: float) -> socket.socket | None:
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(within_s):
+                for *_, found in await asyncio.get_running_loop().getaddrinfo(*name, type=socket.SOCK_STREAM):
+                    if sock := await self.connected((str(found[0]), name[1]), within_s):
+                        return sock
+        return None
+
+    def has_come(self, transport: asyncio.BaseTransport) -> bool:
+        """Whether something lies in its socket that the event loop has not read: bytes, or the peer's end."""
+        poll = select.poll()
+        poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+
+    def last_words(self, transport: asyncio.BaseTransport) -> bytes:
+        """What still lies in the socket of a transport that a failed write has ended."""
+        try:
+            return os.read(transport.get_extra_info("socket").fileno(), LAST_BYTES)
+        except OSError:
+            return b""
+
+    def guard(self, transport: asyncio.BaseTransport, seconds: float) -> None:
+        """Have the system end a connection whose peer's host acknowledges nothing for so long, neither bytes nor a
+        probe; 0: no more."""
+        sock = transport.get_extra_info("socket")
+        with suppress(OSError):  # it is closed already
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, bool(seconds))
+            if seconds:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(int(seconds), 1))
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+
+
+def _asked(family: int, address: Address) -> tuple[socket.socket, int]:
+    """A socket that connects, and what became of that: EALREADY where it is not known yet.
+
+    On this host that is an earlier connection from the same port, whose end the machine still remembers (TIME-WAIT).
+    While nobody listens, the kernel answers for that one, and repeats ours only after 8 ms. Another port has its answer
+    at once."""
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK, socket.IPPROTO_TCP)
+    try:
+        code = sock.connect_ex(address)
+        return sock, sock.connect_ex(address) if code == errno.EINPROGRESS else code
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _on_this_host(host: str) -> bool:
+    return host.startswith("127.") or host == "::1"
+
+
+def _numeric(family: int, host: str) -> bool:
+    try:
+        socket.inet_pton(family, host.partition("%")[0])
+    except OSError:
+        return False
+    return True
