@@ -77,3 +77,36 @@ def fill(path: str, table: str, key: str, body: bytes, numbers: range) -> None:
         (numbers.start, numbers.step, numbers.step, numbers.stop, key, body.decode()),
     )
     db.close()
+
+
+class _Counted(apsw.VFSFile):
+    def __init__(self, vfs: Syncs, filename: Any, flags: list[int]) -> None:
+        super().__init__(vfs.usual, filename, flags)
+        self._vfs = vfs
+
+    def xSync(self, flags: int) -> None:  # SQLite's name
+        self._vfs.count += 1
+        super().xSync(flags)
+
+
+class Syncs(apsw.VFS):
+    """SQLite's own file system, with a count of how often it waited for the disk."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.usual = apsw.vfs_names()[0]
+        super().__init__("counted", self.usual, makedefault=True)
+
+    def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:  # SQLite's name
+        return _Counted(self, name, flags)
+
+
+@contextmanager
+def counting_syncs() -> Iterator[Syncs]:
+    """Of every database that is opened meanwhile."""
+    syncs = Syncs()
+    try:
+        yield syncs
+    finally:
+        syncs.unregister()
+        apsw.set_default_vfs(syncs.usual)
