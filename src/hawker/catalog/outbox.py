@@ -306,7 +306,7 @@ class Outbox:
         """Sort what changed into what goes out now and what waits. Opens a record when there is something to write."""
         now: dict[Tier, list[Change]] = {}
         wait: dict[str, _Waiting | None] = {}  # None: it need not wait any more
-        may = not self._short and self._affords(tx.now_ms)
+        may: bool | None = None  # asked for once something differs: most changes of the ledger publish nothing
         soon = False
         for (tier, change, urgent), source in _last(wanted):
             key = published_key(tier, change.table, change.key)
@@ -316,6 +316,7 @@ class Outbox:
             if (there.values if there else None) == values:
                 continue
             change = Change(change.table, change.key, values)
+            may = not self._short and self._affords(tx.now_ms) if may is None else may
             if urgent and may:
                 now.setdefault(tier, []).append(change)
             else:
@@ -324,6 +325,8 @@ class Outbox:
                 wait[key] = _Waiting(tier, change, source, since_ms)
         if wait:
             tx.after_commit(partial(self._wait, wait))
+        if may is None and not merged:
+            return
         if self._closed and any(wait.values()):
             self._closed = False
             tx.record("catalog.opened", self.owner, cause="a change after its end")

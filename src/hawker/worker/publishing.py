@@ -65,6 +65,7 @@ class Publishing:
         self._port = port
         self._proxy_port = proxy_port
         self._capacity = capacity
+        self._totals = [(name.removesuffix("_mib"), name, getattr(capacity, name)) for name in RESOURCES]
         self._driver = driver
         self._services: dict[str, set[str]] = {}  # keys by machine that are published, or were since the start
         self._read: dict[str, tuple[str, Read]] = {}  # what machines' services say, and of which version
@@ -107,10 +108,7 @@ class Publishing:
         return [("global", Change("workers", row.name, values), True)]
 
     def _free(self, reads: Reads, key: str, row: LedgerRow) -> list[Projected]:
-        free = {
-            name.removesuffix("_mib"): _sixteenths(getattr(self._capacity, name), getattr(row.held, name))
-            for name in RESOURCES
-        }
+        free = {column: _sixteenths(total, getattr(row.held, name)) for column, name, total in self._totals}
         return [("region", Change("capacity", self._name, free), False)]
 
     def _machine(self, reads: Reads, key: str, row: MachineRow | None) -> list[Projected]:
