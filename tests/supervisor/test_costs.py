@@ -1,0 +1,100 @@
+"""What a program's life costs between a worker and its supervisor: messages, one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from tests.kit.waiting import eventually
+
+from hawker.init.place import shared
+from hawker.worker.drivers.base import Exit, InstanceSpec, Limits
+from hawker.worker.drivers.process import ProcessDriver
+
+LIVES = 10
+MESSAGES = 8
+"""To the supervisor: what is foreseen, the start, the destroy, the purge. From it: the answers to the last three, and
+the end."""
+
+
+class Relay:
+    """Between a worker and its supervisor: it counts their messages."""
+
+    def __init__(self) -> None:
+        self.messages = 0
+
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, there: str) -> None:
+        far_reader, far_writer = await asyncio.open_unix_connection(there)
+        with suppress(ConnectionError):
+            await asyncio.gather(self._copy(reader, far_writer), self._copy(far_reader, writer))
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            self.messages += data.count(b"\n")
+            writer.write(data)
+        writer.close()
+
+
+@asynccontextmanager
+async def relayed(directory: Path) -> AsyncIterator[Relay]:
+    """In the place of the supervisor's socket, for whoever connects from now on."""
+    relay, place = Relay(), os.open(directory, os.O_PATH)  # a path may be longer than the name of a socket
+    os.rename(directory / "socket", directory / "behind")
+    try:
+        server = await asyncio.start_unix_server(
+            lambda reader, writer: relay.carry(reader, writer, f"/proc/self/fd/{place}/behind"),
+            f"/proc/self/fd/{place}/socket",
+        )
+        async with server:
+            yield relay
+        os.rename(directory / "behind", directory / "socket")
+    finally:
+        os.close(place)
+
+
+def spec(number: int) -> InstanceSpec:
+    limits, machine = Limits(cpu_millis=62, memory_mib=64), f"m{number}"
+    return InstanceSpec(
+        key=f"run{number}/launch", machine=machine, image="host", argv=["/bin/true"], env={}, limits=limits
+    )
+
+
+async def live(driver: ProcessDriver, ends: asyncio.Queue[Exit], number: int) -> None:
+    """As the flows do it."""
+    program = spec(number)
+    assert driver.foresee(program)
+    driver.release(program)
+    await driver.start(program)
+    assert (await ends.get()).code == 0
+    await driver.destroy(program.key, force=True)
+    await driver.purge(program.machine)
+
+
+async def test_a_programs_life_is_eight_messages(tmp_path: Path) -> None:
+    ends: asyncio.Queue[Exit] = asyncio.Queue()
+    programs = shared() or tmp_path / "programs"
+    first = ProcessDriver(tmp_path / "process", cgroups=False, programs=programs)
+    await first.open(ends.put_nowait)
+    await first.supervisor.call("hello")
+    await first.close()
+    async with relayed(tmp_path / "process") as relay:
+        driver = ProcessDriver(tmp_path / "process", cgroups=False, programs=programs)
+        await driver.open(ends.put_nowait)
+        await driver.supervisor.call("hello")
+        try:
+
+            async def can_foresee() -> bool:
+                return driver.foresee(spec(0))
+
+            await eventually(can_foresee, "what waits for a program is compiled")
+            await live(driver, ends, 0)
+            before = relay.messages
+            for number in range(1, LIVES + 1):
+                await live(driver, ends, number)
+            assert relay.messages - before == MESSAGES * LIVES
+        finally:
+            await driver.supervisor.shut_down(grace_s=0)
+            await driver.close()
