@@ -47,15 +47,15 @@ def test_a_trace_shows_every_event_with_its_number(capsys: pytest.CaptureFixture
 def test_a_failed_run_leaves_a_record_that_replays_and_shrinks(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert run(["sim", "run", "--seed", "1", "--seconds", "4", "--mutant", "directory left"]) == 1
+    assert run(["sim", "run", "--seed", "4", "--seconds", "4", "--mutant", "directory left"]) == 1
     told = capsys.readouterr()
     assert "left its directory" in told.out
-    assert "hawker sim replay hawker-sim-1.json" in told.err
-    assert run(["sim", "replay", "hawker-sim-1.json"]) == 0
+    assert "hawker sim replay hawker-sim-4.json" in told.err
+    assert run(["sim", "replay", "hawker-sim-4.json"]) == 0
     assert "the same digest and violations as recorded" in capsys.readouterr().out
-    assert run(["sim", "replay", "hawker-sim-1.json", "--shrink"]) == 0
+    assert run(["sim", "replay", "hawker-sim-4.json", "--shrink"]) == 0
     assert "0 faults are enough" in capsys.readouterr().err
-    assert json.loads((tmp_path / "hawker-sim-1.json").read_bytes())["plan"]["faults"] == []
+    assert json.loads((tmp_path / "hawker-sim-4.json").read_bytes())["plan"]["faults"] == []
 
 
 def test_a_record_of_another_run_is_told_from_this_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
