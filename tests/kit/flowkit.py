@@ -161,20 +161,20 @@ def explore(scenario: Scenario, directory: Path) -> Count:
     return _end(count)
 
 
-def explore_more(scenario: Scenario, directory: Path) -> Count:
-    """A scenario cut off at every pair of points, each abort cut off at every point, and every other fault. Raises as
-    `explore` does."""
+def explore_more(scenario: Scenario, directory: Path, part: int, parts: int) -> Count:
+    """A scenario cut off at every pair of points, each abort cut off at every point, and every other fault: of all this
+    the part of this number, from 0. Raises as `explore` does."""
     count, reference = _begin(scenario, directory)
-    for first in range(1, count.points + 1):
+    for first in range(1 + part, count.points + 1, parts):
         outcome = _cut(scenario, directory, Plan(cuts=(first,)), reference.end, count)
         count.singles += 1
         for second in range(1, outcome.points[-1] + 1):
             _cut(scenario, directory, Plan(cuts=(first, second)), reference.end, count)
             count.pairs += 1
     others = tuple(kind for kind in HARMLESS if kind not in MOST_TELLING)
-    for act in reference.acts:
+    for act in reference.acts[part::parts]:
         _fail(scenario, directory, act, others, reference, count)
-    for act in _undone(reference):
+    for act in _undone(reference)[part::parts]:
         _explore_abort(scenario, directory, act, UNDO_FAULTS, count)
         aborted: dict[str, Kind] = {act: "abort after"}
         after = _fault(scenario, directory, aborted, None)

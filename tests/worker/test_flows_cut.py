@@ -17,6 +17,9 @@ from hawker.model.guest import Resources
 from hawker.model.machine import State
 from hawker.sim.hosts.world import Program
 
+PARTS = 4
+"""Of what takes minutes for a scenario, so that a slice of the full run may have one."""
+
 
 async def create(client: Client) -> None:
     await client.create("a")
@@ -298,9 +301,10 @@ def test_a_flow_ends_alike_wherever_it_is_cut_off_and_whatever_fails(scenario: S
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_a_flow_ends_alike_when_it_is_cut_off_twice(scenario: Scenario, in_memory: Path) -> None:
-    explore_more(scenario, in_memory)
+def test_a_flow_ends_alike_when_it_is_cut_off_twice(scenario: Scenario, part: int, in_memory: Path) -> None:
+    explore_more(scenario, in_memory, part, PARTS)
 
 
 @pytest.mark.slow
