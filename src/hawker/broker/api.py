@@ -25,7 +25,7 @@ from hawker.broker.passing import Located, Passing, query_of, target_of
 from hawker.broker.replacing import Replacing
 from hawker.catalog.api import CatalogApi, check_sql, health, no_catalog
 from hawker.core.ranking import Policy
-from hawker.errors import Conflict, Invalid, NotBuilt, NotFound, Refused, Unreachable
+from hawker.errors import Conflict, Invalid, NameTaken, NotBuilt, NotFound, Refused, Unreachable
 from hawker.host import Host
 from hawker.http.app import OWNER, REQUEST_ID, Handler, Serving, Tokens, reply
 from hawker.http.call import Call
@@ -71,6 +71,7 @@ class Broker:
         self._region = region
         self._apps = Apps(fleet, host, directory)
         self._orders = Orders(fleet, host, policy, metrics, self._apps, ImageHints(directory))
+        self._directory = directory
         self._passing = Passing(fleet, directory)
         self._images = ImageRelay(fleet, self._passing, host, policy)
         self._reading = reading
@@ -140,6 +141,8 @@ class Broker:
         )
         if wanted.replaces:
             wanted = await self._replacing.resolve(wanted, named=bool(body.name), placed=bool(body.region))
+        if body.name and not key and not body.replaces:  # with a key it may be the machine that this order has made
+            self._refuse_taken(wanted.app, body.name)
         fill = await self._orders.place(wanted)
         if wanted.machine:
             self._passing.remember(wanted.machine, fill.worker)
@@ -148,6 +151,15 @@ class Broker:
             timing = ", ".join(f"{name};dur={ms:g}" for name, ms in fill.timings_ms.items())
             response.headers["server-timing"] = timing
         return response
+
+    def _refuse_taken(self, app: str, name: str) -> None:
+        """Two machines of one name could not be told apart. Machines of other regions, and those of the last
+        milliseconds, are not seen here."""
+        if self._directory and (there := self._directory.machine_named(app, name)):
+            raise NameTaken(
+                f"machine {there} of app {app} has the name {name}",
+                hint="give another name, or none: the market finds one",
+            )
 
     async def list_machines(self, call: Call) -> Any:
         """The machines of an app on every worker that answers; the others are named in a header of ours."""

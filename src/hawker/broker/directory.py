@@ -52,6 +52,12 @@ class Directory:
         found = self._view.rows("select worker from machines where id = ?", (machine,))
         return found[0][0] if found else ""
 
+    def machine_named(self, app: str, name: str) -> str:
+        """The machine of an app that has this name, in our region; "" when none is known to."""
+        sql = "select id from machines where app = ? and name = ? and state <> 'destroyed' order by id limit 1"
+        found = self._view.rows(sql, (app, name))
+        return found[0][0] if found else ""
+
     def image_holders(self, region: str) -> Mapping[str, frozenset[str]]:
         """Workers by the short hash of an image (`hawker.core.sketch`), of our region alone: sketches go no further."""
         now = clock_s()

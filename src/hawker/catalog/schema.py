@@ -188,7 +188,7 @@ TABLES = (
         name="machines",
         tier="region",
         columns=Machine,
-        indexes=(("id",), ("app",)),
+        indexes=(("id",), ("app", "name")),
         views={
             "machines_all": "select * from machines_rows",
             # One id on two workers: a backup brought back, or a host that returned. Who holds it by the highest
