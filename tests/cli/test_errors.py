@@ -16,9 +16,11 @@ import pytest
 from tests.cli.programs import ENDS_S, PROGRAM, environment, hawker
 
 from hawker.cli import output
-from hawker.cli.main import run
+from hawker.cli.main import exit_status, run
+from hawker.cli.option_names import as_typed
+from hawker.cli.orders import run as order_command
 from hawker.client.api import ApiError
-from hawker.errors import HawkerError
+from hawker.errors import HawkerError, NotFound, PreconditionFailed, Unreachable
 
 ORDER = ("machine", "run", "--app", "a")
 
@@ -46,7 +48,7 @@ def closed_port() -> Iterator[int]:
         (["machine", "stopp", "m"], "No such command 'stopp'. Did you mean", "hawker machine --help"),
         (["machine", "status"], "Missing argument 'MACHINE'.", "hawker machine status --help"),
         (["machine", "list", "--nope"], "No such option '--nope'.", "hawker machine list --help"),
-        (["machine", "run", "host", "--", "ls"], "Missing option '--app'", "hawker machine run --help"),
+        (["machine", "run", "host", "--", "ls"], "Missing option '-a' / '--app'", "hawker machine run --help"),
         ([*ORDER, "host", "python3", "-m", "http.server"], "No such option '-m'.", "put -- before the command"),
         (["machine", "exec", "m", "ls", "-l"], "No such option '-l'.", "put -- before the command"),
         ([*ORDER, "--cpus", "x", "host"], "Invalid value for '--cpus'", "hawker machine run --help"),
@@ -98,33 +100,73 @@ def test_a_wrong_command_line_ends_with_status_2(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "status", "sentence"),
     [
-        ([*ORDER, "--env", "X", "host"], 'error: --env: "X" is not valid: write KEY=VALUE'),
-        ([*ORDER, "--metadata", "=x", "host"], 'error: --metadata: "=x" is not valid: write KEY=VALUE'),
-        ([*ORDER, "--guest", "huge", "host"], 'error: config.size: "huge" is not valid: use shared-cpu'),
-        ([*ORDER, "--endpoint", "nope", "--token", "t", "host"], 'error: endpoint: "nope" is not valid'),
-        ([*ORDER, "--endpoint", "http://[::1", "--token", "t", "host"], 'error: endpoint: "http://[::1" is not valid'),
-        (["apps", "list", "--endpoint", "http://a..b", "--token", "t"], 'error: endpoint: "http://a..b" is not valid'),
-        (["machine", "status", ""], "error: no machine was given: the id or name is empty"),
-        (["apps", "list"], "error: no market was named, and none runs on this machine"),
-        (["apps", "destroy", "0123456789abcd"], "error: no app is called 0123456789abcd: that is a machine's id"),
+        ([*ORDER, "-e", "X", "host"], 2, '--env: "X" is not valid: write KEY=VALUE'),
+        ([*ORDER, "--metadata", "=x", "host"], 2, '--metadata: "=x" is not valid: write KEY=VALUE'),
+        ([*ORDER, "--guest", "huge", "host"], 2, '--guest: "huge" is not valid: use shared-cpu'),
+        ([*ORDER, "--endpoint", "nope", "--token", "t", "host"], 2, 'endpoint: "nope" is not valid'),
+        ([*ORDER, "--endpoint", "http://[::1", "--token", "t", "host"], 2, 'endpoint: "http://[::1" is not valid'),
+        (["apps", "list", "--endpoint", "http://a..b", "--token", "t"], 2, 'endpoint: "http://a..b" is not valid'),
+        (["machine", "status", ""], 1, "no machine was given: the id or name is empty"),
+        (["apps", "list"], 1, "no market was named, and none runs on this machine"),
+        (["apps", "destroy", "0123456789abcd"], 3, "no app is called 0123456789abcd: that is a machine's id"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_sentence(
-    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], status: int, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(arguments) == 1
+    assert run(arguments) == status
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert shown.err.startswith(sentence)
+    assert shown.err.startswith(f"error: {sentence}")
     assert "Traceback" not in shown.err
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ApiError("app not found", status_code=404), 3),
+        (NotFound("no worker is called x"), 3),
+        (ApiError("insufficient resources", status_code=409), 4),
+        (ApiError("a lease is held", status_code=409), 4),
+        (PreconditionFailed("it runs"), 4),
+        (ApiError("deadline_exceeded", status_code=408), 5),
+        (ApiError("config.guest.cpus: 3 is not valid", status_code=400), 2),
+        (ApiError("internal error", status_code=500), 1),
+        (Unreachable("nobody answers"), 1),
+    ],
+)
+def test_scripts_tell_errors_apart_by_the_exit_status(error: HawkerError, status: int) -> None:
+    assert exit_status(error) == status
+
+
+@pytest.mark.parametrize(
+    ("typed", "field", "told"),
+    [
+        (["--cpus", "3"], "config.guest.cpus", "--cpus"),
+        (["--cpus", "3"], "config.guest.memory_mb", "config.guest.memory_mb"),
+        (["--memory", "100"], "config.guest.memory_mb", "--memory"),
+        (["-e", "A=B"], "config.env.A", "--env"),
+        (["--config", "FILE"], "config.guest.cpus", "config.guest.cpus"),
+    ],
+)
+def test_an_error_of_the_api_names_the_option_that_was_typed(
+    typed: list[str], field: str, told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "c.json").write_text("{}")
+    typed = [str(tmp_path / "c.json") if word == "FILE" else word for word in typed]
+    context = order_command.make_context("run", ["--app", "a", *typed, "host"])
+    error = ApiError(f"{field}: 1 is not valid: ...", status_code=400, details={"field": field})
+    with context:
+        as_typed(error, context)
+    assert error.message == f"{told}: 1 is not valid: ..."
 
 
 def test_a_configuration_that_is_no_text_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "config.json"
     file.write_bytes(b'{"env": {"A": "\xe9"}}')
-    assert run([*ORDER, "--endpoint", "http://127.0.0.1:1", "--token", "t", "--config", str(file), "host"]) == 1
+    assert run([*ORDER, "--endpoint", "http://127.0.0.1:1", "--token", "t", "--config", str(file), "host"]) == 2
     assert capsys.readouterr().err.startswith(f'error: --config: "{file}" is not valid: give a JSON object: ')
 
 
@@ -157,7 +199,7 @@ def test_an_agent_s_file_that_is_no_text_is_told(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("agent.toml").write_bytes(b"\xff")
-    assert run(["agent", "--config", "./agent.toml"]) == 1
+    assert run(["agent", "--config", "./agent.toml"]) == 2
     assert capsys.readouterr().err.startswith('error: config: "agent.toml" is not valid: ')
 
 
@@ -187,7 +229,7 @@ def test_a_command_waits_for_a_market_that_is_coming_up(
 
 
 def test_with_json_an_error_has_the_apis_form(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*ORDER, "--json", "--env", "X", "host"]) == 1
+    assert run([*ORDER, "--json", "--env", "X", "host"]) == 2
     told = json.loads(capsys.readouterr().err)
     assert told["status"] == "invalid_argument"
     assert told["details"]["field"] == "--env"

@@ -102,7 +102,7 @@ def test_regions_and_workers_show_what_is_free_and_a_cordoned_worker_makes_no_of
     finally:
         user("workers", "uncordon", "ord-1")
     assert [w["cordoned"] for w in user.json("workers", "list")] == [False] * 4
-    assert "no worker is called x" in user("workers", "cordon", "x", status=1).err
+    assert "no worker is called x" in user("workers", "cordon", "x", status=3).err
 
 
 def test_a_region_given_to_workers_holds_for_its_list_and_for_nothing_else(user: User) -> None:
@@ -135,14 +135,14 @@ def test_a_placement_is_explained_with_every_candidate_and_every_term(user: User
 
 def test_an_impossible_order_is_told_worker_by_worker(user: User) -> None:
     order = ("machine", "run", "--app", user.app, "--region", "ord", "--guest", "performance-64x", "host", "--", "ls")
-    refused = user(*order, status=1)
+    refused = user(*order, status=4)
     assert refused.out == ""
     sentence, header, *rows, hint = refused.err.splitlines()
     assert sentence.startswith("error: insufficient resources")
     assert header.split() == ["worker", "reason", "resource", "wanted", "free"]
     assert [row.split() for row in rows] == [[f"ord-{n}", "full", "cpus", "dedicated", "64", "2"] for n in (1, 2)]
     assert hint.startswith("  try: ")
-    refused = user(*order[:-2], "--json", *order[-2:], status=1)
+    refused = user(*order[:-2], "--json", *order[-2:], status=4)
     assert json.loads(refused.err)["status"] == "insufficient_capacity"
 
 
@@ -151,6 +151,14 @@ def test_a_program_that_cannot_start_is_an_error_that_says_why(user: User) -> No
     ended = user(*order, status=1)
     assert re.search(r"^state +failed$", ended.out, re.MULTILINE), "what became of the machine is shown, too"
     assert "did not start: /no/such/program: not found" in ended.err
+
+
+def test_a_run_that_goes_with_its_program_shows_its_output_and_ends_as_it_does(user: User) -> None:
+    order = ("machine", "run", "--app", user.app, "--rm", "host", "--", "sh", "-c")
+    ended = user(*order, "echo out; echo err >&2; exit 3", status=3)
+    assert (ended.out, ended.err) == ("out\n", "err\n")
+    user(*order, "kill -KILL $$", status=128 + 9)
+    assert "machine " in user(*order[:4], "--rm", "--detach", "host", "--", "true").out
 
 
 def test_the_same_key_gives_the_same_machine(user: User) -> None:
@@ -170,22 +178,22 @@ def test_the_same_key_gives_the_same_machine(user: User) -> None:
 def test_what_is_wrong_is_told_in_the_terms_of_the_command_line(user: User, tmp_path: Path) -> None:
     sentence = "error: the image host has no program of its own: put the command after --\n"
     for verb in ("run", "create"):
-        refused = user("machine", verb, "--app", user.app, "host", status=1)
+        refused = user("machine", verb, "--app", user.app, "host", status=2)
         assert refused.err == f"{sentence}  try: hawker machine {verb} ... -- COMMAND\n"
     machine = user.run()["id"]
     (tmp_path / "c.json").write_text('{"image": "host", "init": {"exec": [7]}}')
-    refused = user("machine", "update", machine, "--config", tmp_path / "c.json", status=1)
+    refused = user("machine", "update", machine, "--config", tmp_path / "c.json", status=2)
     assert "give a list of strings" in refused.err, "another fault of the same field keeps its sentence"
     (tmp_path / "c.json").write_text('{"image": "host"}')
-    assert user("machine", "update", machine, "--config", tmp_path / "c.json", status=1).err.startswith(sentence)
-    refused = user("apps", "destroy", user.app, status=1)
+    assert user("machine", "update", machine, "--config", tmp_path / "c.json", status=2).err.startswith(sentence)
+    refused = user("apps", "destroy", user.app, status=4)
     assert refused.err.splitlines() == [
         f"error: app {user.app} still has machines: 1",
         f"  try: hawker apps destroy {user.app} --force destroys them too",
     ]
-    refused = user("apps", "destroy", "nope", status=1)
+    refused = user("apps", "destroy", "nope", status=3)
     assert refused.err == "error: app not found: nope\n  try: hawker apps list\n"
-    refused = user("machine", "status", "0123456789ABCD", status=1)
+    refused = user("machine", "status", "0123456789ABCD", status=3)
     assert refused.err.splitlines() == [
         "error: no machine has the id or name 0123456789ABCD",
         "  try: ids are in lower case: 0123456789abcd",
@@ -225,14 +233,33 @@ def test_a_clone_has_the_configuration_and_may_be_elsewhere(user: User) -> None:
     assert (second["region"], second["state"]) == ("mad", "started")
 
 
-def test_a_name_that_two_machines_have_asks_for_an_id(user: User) -> None:
-    ids = [user.run("--name", "twin")["id"] for _ in range(2)]
+def test_one_name_is_one_machine_in_an_app_and_that_of_two_apps_asks_for_an_id(user: User) -> None:
+    first = user.run("--name", "twin")["id"]
+    wait_until(lambda: user.json("sql", "select id from machines where name = 'twin'")["rows"], "the name is known")
+    taken = user("machine", "run", "--app", user.app, "--name", "twin", "host", "--", "true", status=4)
+    assert taken.err.splitlines() == [
+        f"error: machine {first} of app {user.app} has the name twin",
+        "  try: give another name, or none: the market finds one",
+    ]
+    other = f"{user.app}-2"
+    user("apps", "create", other)
+    second = user.json("machine", "run", "-a", other, "--name", "twin", "host", "--", "sleep", "600")["id"]
     refused = user("machine", "status", "twin", status=1).err
     assert "2 machines are called twin" in refused
-    assert all(f"{i} ({user.app})" in refused for i in ids)
-    assert "no machine has the id or name nobody" in user("machine", "status", "nobody", status=1).err
+    assert f"{first} ({user.app})" in refused
+    assert f"{second} ({other})" in refused
+    user("apps", "destroy", other, "--force")
+    assert "no machine has the id or name nobody" in user("machine", "status", "nobody", status=3).err
     assert "no machine has the id or name twin in app" not in refused
-    assert "app not found" in user("machine", "status", "twin", "--app", "no-such-app", status=1).err
+    assert "app not found" in user("machine", "status", "twin", "--app", "no-such-app", status=3).err
+
+
+def test_ids_alone_are_for_other_commands(user: User) -> None:
+    machine = user.run()["id"]
+    assert user("machine", "list", "-a", user.app, "-q").out == f"{machine}\n"
+    assert user.app in user("apps", "list", "-q").out.splitlines()
+    user("machine", "stop", machine)
+    assert "is started" in user("machine", "restart", machine).out, "one that is stopped is started"
 
 
 def test_a_filter_that_leaves_nothing_is_told_as_that(user: User) -> None:
@@ -244,7 +271,7 @@ def test_a_filter_that_leaves_nothing_is_told_as_that(user: User) -> None:
     assert user("workers", "--region", "nope") == Ended(0, "", "no such workers\n")
     assert user.json("workers", "--region", "nope") == []
     assert user("workers", "runs", "--worker", "ord-1", "--machine", machine["id"]).err == "no such runs\n"
-    refused = user("workers", "runs", "--worker", "nope", status=1)
+    refused = user("workers", "runs", "--worker", "nope", status=3)
     assert refused.err == "error: no worker is called nope\n  try: hawker workers lists them\n"
 
 
@@ -326,13 +353,13 @@ def test_followed_logs_end_with_the_last_line_of_a_machine_that_is_destroyed(use
 
 def test_a_wait_that_is_too_long_ends_with_status_1(user: User) -> None:
     machine = user.run()["id"]
-    ended = user("machine", "wait", machine, "--state", "stopped", "--timeout", "1", status=1)
+    ended = user("machine", "wait", machine, "--state", "stopped", "--timeout", "1", status=5)
     assert "failed to reach desired state, stopped, currently started" in ended.err
 
 
 def test_a_running_machine_is_destroyed_only_by_force_and_on_a_terminal_only_after_a_yes(user: User) -> None:
     machine = user.run("--name", "m")["id"]
-    refused = user("machine", "destroy", machine, status=1)
+    refused = user("machine", "destroy", machine, status=4)
     assert refused.err.endswith(f"  try: hawker machine stop {machine} first, or give --force\n")
     user("machine", "stop", machine)
     asked = on_terminal("machine", "destroy", "m", env=user.env, typed="n\n")
@@ -354,19 +381,19 @@ def test_what_takes_long_shows_that_it_goes_on(user: User) -> None:
 
 def test_an_app_with_machines_is_destroyed_only_by_force(user: User) -> None:
     user.run()
-    assert "still has machines: 1" in user("apps", "destroy", user.app, status=1).err
+    assert "still has machines: 1" in user("apps", "destroy", user.app, status=4).err
     user("apps", "destroy", user.app, "--force")
-    assert "app not found" in user("machine", "list", "--app", user.app, status=1).err
+    assert "app not found" in user("machine", "list", "--app", user.app, status=3).err
 
 
 def test_a_name_that_is_taken_and_a_machine_that_runs_are_refused_with_a_remedy(user: User) -> None:
-    taken = user("apps", "create", user.app, status=1).err
+    taken = user("apps", "create", user.app, status=4).err
     assert taken.splitlines() == [
         "error: Validation failed: Name has already been taken",
         f"  try: choose another name, or use the app {user.app}",
     ]
     machine = user.run()["id"]
-    refused = user("machine", "destroy", machine, status=1).err
+    refused = user("machine", "destroy", machine, status=4).err
     assert refused.splitlines()[1:] == [f"  try: hawker machine stop {machine} first, or give --force"]
 
 
@@ -389,7 +416,7 @@ def test_a_run_that_takes_too_long_is_seen_and_given_up(user: User) -> None:
     assert user.json("machine", "status", machine["id"])["state"] == "stopped"
     assert "nothing is under way" in user("workers", "runs").err
     assert user("workers", "retry", run).out.startswith(f"{told} cancelled"), "it is not parked, and stays as it is"
-    assert "run not found" in user("workers", "retry", "unknown", status=1).err
+    assert "run not found" in user("workers", "retry", "unknown", status=3).err
     ended = user.json("workers", "runs", "--machine", machine["id"], "--status", "cancelled", "--status", "done")
     assert [(r["flow"], r["status"]) for r in ended] == [("machine.stop", "cancelled"), ("machine.create", "done")]
 
@@ -401,7 +428,7 @@ def test_sql_asks_every_worker_or_one(user: User) -> None:
     assert header.split() == ["worker", "id", "state"]
     assert row.split() == [machine["hawker"]["worker"], machine["id"], "started"]
     assert user.json("sql", query, "--worker", "ord-1")["rows"] == []
-    assert "syntax error" in user("sql", "--workers", "selec", status=1).err
+    assert "syntax error" in user("sql", "--workers", "selec", status=2).err
 
 
 def test_sql_that_nobody_answers_is_an_error(user: User) -> None:
@@ -443,5 +470,5 @@ def test_an_endpoint_given_to_a_group_holds_for_its_commands(user: User) -> None
     args = ("workers", "--endpoint", user.market.endpoint, "--token", user.market.token, "list")
     assert hawker(*args, env={"HAWKER_HOME": "/nonexistent"}).status == 0
     wrong = hawker("apps", "list", "--endpoint", user.market.endpoint, "--token", "wrong")
-    assert wrong.status == 1
+    assert wrong.status == 4
     assert "token" in wrong.err

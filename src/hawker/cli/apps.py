@@ -6,7 +6,7 @@ import click
 
 from hawker.cli import output
 from hawker.cli.groups import Ordered
-from hawker.cli.params import app_argument
+from hawker.cli.params import app_argument, quiet_option
 from hawker.cli.services import url_of
 from hawker.cli.session import Object, Session, about_app, confirmed, market_command
 from hawker.errors import Conflict, NotFound
@@ -32,12 +32,15 @@ def create(session: Session, name: str, org: str) -> None:
 
 @apps.command("list")
 @click.option("--org", help="Only this organisation's.")
+@quiet_option
 @market_command
-def list_(session: Session, org: str | None) -> None:
+def list_(session: Session, org: str | None, quiet: bool) -> None:
     """List apps."""
     found = session.client.apps(org)
     if session.json:
         output.data(found)
+    elif quiet:
+        output.ids(app["name"] for app in found)
     elif not found:
         output.note("no apps yet; hawker apps create NAME makes one")
     else:

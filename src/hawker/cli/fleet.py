@@ -7,7 +7,7 @@ import click
 from hawker.cli import output
 from hawker.cli.groups import Ordered
 from hawker.cli.params import region_option, worker_argument, worker_option
-from hawker.cli.session import Object, Session, market_command
+from hawker.cli.session import Object, Session, confirmed, market_command
 from hawker.errors import NotFound
 
 RUN_STATUSES = ("active", "parked", "done", "failed", "cancelled")
@@ -101,12 +101,14 @@ def uncordon(session: Session, name: str) -> None:
 
 @workers.command()
 @worker_argument
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @market_command
-def forget(session: Session, name: str) -> None:
+def forget(session: Session, name: str, yes: bool) -> None:
     """Give up a worker that is gone for good: it is not listed or asked any more, nor are its machines.
 
     One that answers is refused. One that comes back is listed again by itself.
     """
+    confirmed(f"Give up worker {name} with all its machines, which may still run there?", yes=yes)
     with output.working(f"seeing that {name} does not answer"):
         answer = session.client.forget_worker(name)
     if session.json:

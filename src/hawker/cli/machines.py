@@ -13,7 +13,7 @@ import click
 from hawker.cli import output
 from hawker.cli.groups import Ordered
 from hawker.cli.orders import clone, create, port_text, run, update
-from hawker.cli.params import app_option, machine_argument, region_option, timeout_option
+from hawker.cli.params import app_option, machine_argument, quiet_option, region_option, timeout_option
 from hawker.cli.services import service_text
 from hawker.cli.session import (
     LONGEST_STOP_S,
@@ -60,8 +60,11 @@ machine.add_command(create)
     help="Only machines in this state; repeatable.",
 )
 @click.option("--all", "deleted", is_flag=True, help="Destroyed ones, too.")
+@quiet_option
 @market_command
-def list_(session: Session, app: str | None, region: str | None, states: tuple[str, ...], deleted: bool) -> None:
+def list_(
+    session: Session, app: str | None, region: str | None, states: tuple[str, ...], deleted: bool, quiet: bool
+) -> None:
     """List machines."""
     with output.working("listing machines"):
         found, silent = session.machines(app, region=region, state=states or None, include_deleted=deleted)
@@ -69,6 +72,8 @@ def list_(session: Session, app: str | None, region: str | None, states: tuple[s
         output.note(f"these workers did not answer, their machines are not listed: {', '.join(silent)}")
     if session.json:
         output.data(found)
+    elif quiet:
+        output.ids(m["id"] for m in found)
     elif not found:
         output.note("no such machines" if region or states else "no machines; hawker machine run orders one")
     else:
@@ -186,8 +191,12 @@ def stop(session: Session, machine: str, app: str | None, signal: str | None, gr
 @click.option("--force", is_flag=True, help="Kill it at once.")
 @market_command
 def restart(session: Session, machine: str, app: str | None, grace_s: float | None, force: bool) -> None:
-    """Stop and start a machine. It keeps its room meanwhile."""
+    """Stop and start a machine. It keeps its room meanwhile. One that is stopped is started."""
     found = session.machine(machine, app)
+    if found["state"] in ("stopped", "failed", "created"):
+        session.client.start(app_of(found), found["id"])
+        session.show(_started(session, found, "starting"), "is started")
+        return
     session.client.restart(app_of(found), found["id"], grace_s=grace_s, force=force)
     session.show(_started(session, found, "restarting"), "is started again")
 

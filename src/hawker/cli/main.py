@@ -2,8 +2,11 @@
 
 Each command's module is imported when the command is used, and the modules import what they need inside the commands,
 so that help and completion appear at once. Commands raise; what is raised is told here, in one sentence and a hint on
-standard error. Exit status: 0, 1 for an error, 2 for a wrong command line, 130 after Ctrl-C; `machine exec` ends with
-its command's own.
+standard error.
+
+Exit status: 0; 1 for an error that has no other; 2 for a wrong command line or value; 3 for what is not there; 4 for
+what was refused, as for want of room; 5 for what did not come in time; 130 after Ctrl-C. `machine exec` and
+`machine run --rm` end with their program's own.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from hawker.cli.groups import Lazy
 from hawker.errors import HawkerError, Invalid
 
 INTERRUPTED = 130
+NOT_FOUND, REFUSED, TIMED_OUT = 3, 4, 5
+_STATUSES = {404: NOT_FOUND, 408: TIMED_OUT, 504: TIMED_OUT}
 
 COMMANDS = {
     "dev": ("hawker.cli.dev:dev_command", "Run a market on this machine: three regions, two workers each, one broker."),
@@ -56,6 +61,7 @@ COMMANDS = {
     "doctor": ("hawker.cli.doctor:doctor_command", "Look whether this host can run machines, and say what to install."),
     "worker": ("hawker.cli.worker:worker", "Look after a worker's files on this host."),
     "sim": ("hawker.sim.cli:sim", "Simulate the whole system from a seed, with faults, and check every promise."),
+    "version": ("hawker.cli.main:version", "Print the version."),
     "completion": ("hawker.cli.completion:completion", "Print the script that completes commands in your shell."),
 }
 
@@ -70,6 +76,12 @@ def root() -> None:
     Commands find the market that `hawker dev` runs on this machine; for another one give --endpoint and --token, or set
     HAWKER_ENDPOINT and HAWKER_TOKEN.
     """
+
+
+@click.command()
+def version() -> None:
+    """Print the version."""
+    output.say(f"hawker {hawker.__version__}")
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -111,7 +123,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         if os.environ.get("HAWKER_DEBUG"):
             raise
         output.failure(error, form)
-        return 1
+        return exit_status(error)
     except OSError as error:  # a file that cannot be read, a full disk behind our output
         if os.environ.get("HAWKER_DEBUG"):
             raise
@@ -129,6 +141,15 @@ def _run(arguments: Sequence[str] | None) -> int:
         output.failure(HawkerError(text, hint="run it again with HAWKER_DEBUG=1 to see where, and report it"), form)
         return 1
     return status if isinstance(status, int) else 0
+
+
+def exit_status(error: HawkerError) -> int:
+    """What the command ends with, so that a script can tell what to do next."""
+    status = getattr(error, "status_code", 0)  # of the API's answer
+    if isinstance(error, Invalid) or status == 400:
+        return 2
+    status = status or error.status
+    return _STATUSES.get(status, REFUSED if 400 < status < 500 else 1)
 
 
 def _no_text(arguments: Sequence[str] | None) -> str:

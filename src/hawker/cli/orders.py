@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from hawker.cli import output
+from hawker.cli.attached import attend
 from hawker.cli.params import app_option, machine_argument, pairs, region_option
 from hawker.cli.services import add_services, http_ports, service_options, url_of
 from hawker.cli.session import LONGEST_STOP_S, Object, Session, app_of, failure_of, label, market_command
@@ -34,7 +35,9 @@ def config_options(function: F) -> F:
             click.option(
                 "--cpu-kind", type=click.Choice(["shared", "performance"]), help="Whose cpus: with others, or its own."
             ),
-            click.option("--env", multiple=True, metavar="NAME=VALUE", help="An environment variable; repeatable."),
+            click.option(
+                "-e", "--env", multiple=True, metavar="NAME=VALUE", help="An environment variable; repeatable."
+            ),
             click.option("--metadata", multiple=True, metavar="KEY=VALUE", help="Repeatable."),
             click.option("--restart", type=click.Choice(["no", "on-failure", "always"]), help="When it has ended."),
             click.option("--max-retries", type=int, metavar="COUNT", help="Of restarts on failure."),
@@ -166,7 +169,12 @@ def order_options(function: F) -> F:
             region_option("Where: a code, several with commas, or any, the default."),
             click.option("--name", help="Its name; the market finds one without."),
             config_options,
-            click.option("--rm", "auto_destroy", is_flag=True, help="Destroy it when its program has ended."),
+            click.option(
+                "--rm",
+                "auto_destroy",
+                is_flag=True,
+                help="Destroy it when its program has ended; run shows its output meanwhile.",
+            ),
             click.option("--key", metavar="KEY", help="With the same key again the order gives the same machine."),
             click.option(
                 "--replaces", metavar="ID", help="A machine whose worker does not answer: the new one takes its id."
@@ -198,6 +206,7 @@ def _order(session: Session, given: dict[str, Any], *, skip_launch: bool, detach
     config["image"] = given["image"]
     if given["auto_destroy"]:
         config["auto_destroy"] = True
+        config.setdefault("restart", {"policy": "no"})  # it goes when it has ended, however it did
     body = {
         "config": config,
         "name": given["name"],
@@ -206,11 +215,15 @@ def _order(session: Session, given: dict[str, Any], *, skip_launch: bool, detach
         "replaces": given["replaces"],
         "image_timeout": given.get("image_timeout"),
     }
-    _place(session, given["app"], {k: v for k, v in body.items() if v is not None}, key=given["key"], detach=detach)
+    attached = given["auto_destroy"] and not (skip_launch or detach or session.json)
+    body = {k: v for k, v in body.items() if v is not None}
+    _place(session, given["app"], body, key=given["key"], detach=detach, attached=attached)
 
 
-def _place(session: Session, app: str, body: Object, *, key: str | None = None, detach: bool = False) -> None:
-    """Order, and show what came of it."""
+def _place(
+    session: Session, app: str, body: Object, *, key: str | None = None, detach: bool = False, attached: bool = False
+) -> None:
+    """Order, and show what came of it; `attached`: show its program's output instead, and end as the program does."""
     where = body.get("region") or "any region"
     launch = not body.get("skip_launch")
     with output.working(f"ordering a machine in {where}"), _own_words():
@@ -229,6 +242,8 @@ def _place(session: Session, app: str, body: Object, *, key: str | None = None, 
         raise _without_image(session, image, f"nothing was ordered: {why}")
     if session.json:
         output.data({**machine, "timings_ms": timings})
+    elif attached and machine["state"] != "failed" and timings:
+        attend(session, machine)
     else:
         times = ", ".join(f"{name} {ms:.1f} ms" for name, ms in timings.items())
         output.fields(

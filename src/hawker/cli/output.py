@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
 from itertools import cycle
@@ -111,6 +111,12 @@ def _plain(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def ids(values: Iterable[str]) -> None:
+    """One a line, for `$(...)` and `xargs`."""
+    for value in values:
+        say(value)
 
 
 # --- for programs ----------------------------------------------------------------------------------------------------

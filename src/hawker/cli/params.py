@@ -23,7 +23,12 @@ def machine_argument(function: F) -> F:
 
 
 def app_option(help: str, *, required: bool = False) -> Callable[[F], F]:
-    return click.option("--app", metavar="APP", envvar="HAWKER_APP", required=required, shell_complete=_apps, help=help)
+    return click.option(
+        "-a", "--app", metavar="APP", envvar="HAWKER_APP", required=required, shell_complete=_apps, help=help
+    )
+
+
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print names or ids alone, one a line.")
 
 
 def app_argument(function: F) -> F:

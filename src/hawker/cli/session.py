@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self
 import click
 
 from hawker.cli import output
+from hawker.cli.option_names import as_typed
 from hawker.errors import HawkerError, NotFound, Refused, Unreachable
 
 if TYPE_CHECKING:
@@ -164,7 +165,11 @@ def market_command(function: Callable[Concatenate[Session, P], None]) -> Callabl
             ctx.obj.json = as_json
         endpoint, token = endpoint or outer.get("endpoint", ""), token or outer.get("token", "")
         with Session(endpoint, token, json=as_json) as session:
-            function(session, *args, **options)
+            try:
+                function(session, *args, **options)
+            except HawkerError as error:
+                as_typed(error, ctx)
+                raise
 
     return run
 

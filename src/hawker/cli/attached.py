@@ -1,0 +1,38 @@
+"""`hawker machine run --rm`: shows what the program writes, and ends with its exit status, like `docker run --rm`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from hawker.cli import output
+from hawker.cli.session import LONGEST_STOP_S, Object, Session, app_of
+from hawker.errors import HawkerError
+
+LINES_MOST = 10_000
+"""Written before the log is first read."""
+
+
+def attend(session: Session, machine: Object) -> None:
+    """Follow the machine to its end. Ctrl-C destroys it."""
+    import msgspec
+
+    try:
+        with session.client.logs(app_of(machine), machine["id"], tail=LINES_MOST, follow=True) as lines:
+            for raw in lines:
+                line: dict[str, Any] = msgspec.json.decode(raw)
+                output.passed_on(f"{line['message']}\n", err=line["stream"] == "stderr")
+        after = session.wait(machine, ["destroyed"], LONGEST_STOP_S, "ending")
+    except KeyboardInterrupt:
+        session.client.destroy(app_of(machine), machine["id"], force=True)
+        raise
+    click.get_current_context().exit(_status(after))
+
+
+def _status(machine: Object) -> int:
+    """The program's exit status, or 128 and its signal."""
+    for event in machine["events"]:
+        if ended := (event.get("request") or {}).get("exit_event"):
+            return int(128 + ended["signal"] if ended["signal"] > 0 else ended["exit_code"])
+    raise HawkerError(f"machine {machine['id']} is destroyed, and how its program ended is not known")
