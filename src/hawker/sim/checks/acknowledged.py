@@ -19,9 +19,11 @@ Shows = Callable[[MachineRow, Any], bool]
 def check(fleet: Fleet, logs: Mapping[str, Operations]) -> Iterator[str]:
     """What is wrong. `logs` by worker; one that does not serve has none."""
     for told in fleet.book.acknowledged:
-        if fleet.forgot(told.worker, told.asked_s, told.told_s) or told.worker not in logs:
+        # One that was ordered anew may be where nobody was told of.
+        workers = list(fleet.losses) if told.machine in fleet.book.replaced else [told.worker]
+        if any(fleet.forgot(worker, told.asked_s, told.told_s) for worker in workers):
             continue
-        if not logs[told.worker].whole:
+        if any(worker in logs and not logs[worker].whole for worker in workers) or told.worker not in logs:
             continue  # what was told of may be long over
         if fleet.book.replaced.get(told.machine, -1.0) >= told.asked_s:
             continue  # it may have been asked of a worker that has not got the machine any more
@@ -33,11 +35,13 @@ def check(fleet: Fleet, logs: Mapping[str, Operations]) -> Iterator[str]:
             continue
         shows = _SHOWS[told.what]
         rows = [row for row in found if isinstance(row, MachineRow)]
-        if not rows and any(shows(row, told.wanted) for row in logs[told.worker].machines[told.machine]):
+        if not rows and any(
+            shows(row, told.wanted) for log in logs.values() for row in log.machines.get(told.machine, ())
+        ):
             continue
         if not rows:
             yield f"S2: {what} is not in the log of {told.worker}"
-        elif told.what == "resize" and logs[told.worker].came_to_nothing(told.request):
+        elif told.what == "resize" and any(log.came_to_nothing(told.request) for log in logs.values()):
             continue
         elif not any(shows(row, told.wanted) for row in (rows if told.what == "resize" else rows[:1])):
             yield f"S2: {what} left it {rows[0].desired}, {rows[0].config}"
