@@ -188,13 +188,19 @@ class DiskFull(StoreError):
     code = "disk_full"
 
 
+class DiskFailed(StoreError):
+    """The disk did not do what it was told to, such as EIO says. A new start reads back what it holds."""
+
+    code = "disk_failed"
+
+
 class Corrupt(StoreError):
-    """A log record does not match its checksum. Never skipped: `seq` names it."""
+    """What was read is not what was written. `seq` names the log's record whose checksum says so, if one does."""
 
     code = "corrupt"
 
-    def __init__(self, message: str, *, seq: int | None = None) -> None:
-        super().__init__(message, details={"seq": seq})
+    def __init__(self, message: str, *, seq: int | None = None, hint: str = "") -> None:
+        super().__init__(message, hint=hint, details={"seq": seq})
         self.seq = seq
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import apsw
 import msgspec
 import pytest
-from tests.store.leases import HOST, lease, leased, logged, refused, taking
+from tests.store.leases import HOST, freeing, lease, leased, logged, refused, taking
 
-from hawker.errors import Broken, Conflict, DiskFull, StoreError
+from hawker.errors import Broken, Conflict, Corrupt, DiskFailed, DiskFull, StoreError
 from hawker.model.rows import LeaseRow
+from hawker.sim.platform.disk import CrashDisk
 from hawker.store import log
 from hawker.store.db import Store
+from hawker.store.reserve import Reserve
 from hawker.store.tx import Tx
 from hawker.store.verify import verify
 
@@ -143,3 +146,88 @@ async def test_on_a_real_file_system_that_is_full_the_same_holds(small_disk: Pat
     assert store.full is not full
     await store.close()
     assert verify(small_disk / "worker.db").ok
+
+
+def overwrite(path: Path, at: int, content: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(content)
+
+
+def there(path: Path) -> bool:
+    return path.exists()
+
+
+def fill(path: Path) -> None:
+    """All that its disk has left, to the last page."""
+    with suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+@pytest.mark.root
+async def test_a_reserve_is_given_up_for_what_finds_no_room_and_made_again_when_there_is(small_disk: Path) -> None:
+    reserve = Reserve(small_disk, 4 << 20)
+    reserve.open()
+    store = Store.open(small_disk / "worker.db", HOST)
+    store.reserve = reserve
+    await store.submit(taking("kept"))
+    takes = [store.takes_orders]
+    ballast = small_disk / "ballast"
+    fill(ballast)
+    taken = 0
+    while there(small_disk / "reserve"):  # the write-ahead log has some room of its own
+        await store.submit(taking(f"m{taken}", "x" * 30_000))
+        taken += 1
+    takes.append(store.takes_orders)
+    assert not store.full
+    await asyncio.gather(*(store.submit(freeing(f"m{n}")) for n in range(taken)))
+    assert leased(store) == ["kept"]
+    await store.close()
+    again = Reserve(small_disk, 4 << 20)
+    again.open()
+    assert again.given_up
+    store = Store.open(small_disk / "worker.db", HOST)  # as an agent that starts on a full disk
+    store.reserve = again
+    await store.submit(freeing("kept"))
+    ballast.unlink()
+    again.make()
+    assert [*takes, store.takes_orders] == [True, False, True]
+    assert (small_disk / "reserve").stat().st_blocks * 512 == 4 << 20
+    await store.close()
+    assert verify(small_disk / "worker.db").ok
+
+
+@pytest.mark.root
+async def test_a_start_on_a_full_disk_gives_the_reserve_up_first(small_disk: Path) -> None:
+    Reserve(small_disk, 4 << 20).open()
+    fill(small_disk / "ballast")
+    reserve = Reserve(small_disk, 4 << 20)
+    reserve.open()
+    assert reserve.given_up
+    store = Store.open(small_disk / "worker.db", HOST)
+    store.reserve = reserve
+    await store.submit(taking("m"))
+    await store.close()
+
+
+async def test_damage_and_a_failing_disk_are_told_apart_also_on_reads(path: Path) -> None:
+    store = Store.open(path, HOST)
+    for n in range(100):
+        await store.submit(taking(f"m{n}", "x" * 2000))
+    [[root]] = store.read.query("select rootpage from sqlite_schema where name = 'lease'")
+    await store.close()
+    overwrite(path, (root - 1) * 4096, bytes(4096))
+    store = Store.open(path, HOST)
+    with pytest.raises(Corrupt, match="is damaged") as damaged:
+        store.read.select(LeaseRow)
+    assert "hawker worker verify" in damaged.value.hint
+    await store.close()
+    with CrashDisk(1) as disk:
+        store = Store.open("worker.db", HOST, vfs=disk.name)
+        await store.submit(taking("m", "x" * 100_000))
+        disk.off = True
+        with pytest.raises(DiskFailed, match="cannot be read or written") as failed:
+            await store.submit(taking("n"))
+        assert "look at the disk" in failed.value.hint
+        store.abandon()

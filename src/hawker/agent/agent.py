@@ -155,6 +155,7 @@ class Agent:
             proxy_port=settings.proxy_port(),
             disk_scale=role.disk_scale,
             recover=asked(settings.directory) if self._host.vfs is None else self.recover,
+            reserve_mib=role.reserve_mib,
             history_s=role.history_s,
             history_records=role.history_records,
             image_timeout_s=settings.images.timeout_s,
@@ -342,7 +343,13 @@ class Front:
         if self._app is None and self.early and scope.get("path", "").startswith("/v1/catalog/"):
             await self.early(scope, receive, send)
             return
-        await self._opened.wait()
+        try:
+            await self._opened.wait()
+        except asyncio.CancelledError:  # it does not come up, and says why itself
+            from starlette.responses import PlainTextResponse
+
+            await PlainTextResponse("this agent does not start\n", status_code=503)(scope, receive, send)
+            return
         assert self._app is not None  # set before the event
         await self._app(scope, receive, send)
 

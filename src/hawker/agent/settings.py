@@ -20,6 +20,7 @@ listen = "0.0.0.0:4281"
 cpu_overcommit = 4.0      # how many times over the sixteen shared cpus of each core are sold
 disk_scale = 1.0          # how fast disks are, by what machines of their size have (docs/isolation.md); 0: no limit
 ports = "20000-29999"     # of the host, for what machines publish; workers of one host need ranges of their own
+reserve_mib = 8           # kept free on the directory's disk, for destroys when it is full; 0: nothing
 history_s = 86400         # so long what is over is kept: destroyed machines, ended runs, events, the log
 history_records = 20000   # and no more of the log than this, however young; about 2 KB each (docs/operations.md)
 # drivers = ["container", "microvm"]   # by default all that this host can run, but for "process", which runs commands
@@ -131,6 +132,7 @@ class WorkerRole(msgspec.Struct, forbid_unknown_fields=True):
     ports: str = "20000-29999"
     proxy_port: int = 0
     disk_scale: float = 1.0
+    reserve_mib: int = 8
     history_s: float = 86_400.0
     history_records: int = 20_000
     drivers: list[str] = []
@@ -150,6 +152,8 @@ class WorkerRole(msgspec.Struct, forbid_unknown_fields=True):
             raise Invalid("worker.disk_scale", self.disk_scale, "write a factor such as 2.0, or 0 for no bound")
         if not 0 <= self.history_s < math.inf:
             raise Invalid("worker.history_s", self.history_s, "write seconds, such as 86400 for a day")
+        if self.reserve_mib < 0:
+            raise Invalid("worker.reserve_mib", self.reserve_mib, "write MiB, such as 8, or 0 for no reserve")
         if self.history_records < 0:
             raise Invalid("worker.history_records", self.history_records, "write how many, such as 20000")
 

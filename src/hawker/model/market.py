@@ -44,9 +44,9 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     reason: Reason
     resource: str = ""
     wanted: int = 0
-    free: int = 0
+    free: int | None = None
     driver: str = ""  # of `no_driver`: the one that is missing or cannot run here
-    problem: str = ""  # and what it says is wrong
+    problem: str = ""  # and what it says is wrong; of `disk_full`: why nothing can be written, if not for room
     error: dict[str, Any] | None = None  # of `invalid`: the error in the API's form
     status: int = 0  # and its HTTP status
 
@@ -57,6 +57,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
             return f"{self.worker}: {self.resource} {self.wanted} wanted, {self.free} free"
         if self.reason is Reason.no_driver and self.driver:
             return f"{self.worker}: no driver {self.driver}" + (f" ({self.problem})" if self.problem else "")
+        if self.reason is Reason.disk_full and self.problem:
+            return f"{self.worker}: {self.problem}"
         return f"{self.worker}: {self.reason.replace('_', ' ')}"
 
 

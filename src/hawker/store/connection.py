@@ -17,12 +17,13 @@ from typing import Any
 import apsw
 import msgspec
 
-from hawker.errors import Broken, Corrupt, DiskFull, StoreError
+from hawker.errors import Broken, Corrupt, DiskFailed, DiskFull, StoreError
 from hawker.model.rows import LogFloorRow
 from hawker.store import log
 
 BUSY_MS = 5000
 WAL_PAGES_AT_FIRST = 2000
+LOOK = "look at the disk, then start the agent again"
 MUCH_FREE = 8192
 """Pages: with less free in it no database is written anew."""
 INCREMENTAL = 2
@@ -101,11 +102,13 @@ def _lengthen(path: Path) -> None:
     """Fill the write-ahead log's file with zeros up to where it has most likely been checkpointed.
 
     A commit that makes the file longer has to sync its length, too: 0.27 ms instead of 0.12. Zeros are no frame with
-    the right salt, so SQLite reads the log up to them, as it does after a power cut. A full disk goes without.
+    the right salt, so SQLite reads the log up to them, as it does after a power cut. A disk that is nearly full goes
+    without: its last room is for commits.
     """
     with suppress(OSError), path.open("r+b") as file:
         missing = _WAL_BYTES_AT_FIRST - file.seek(0, os.SEEK_END)
-        if missing > 0:
+        disk = os.fstatvfs(file.fileno())
+        if 0 < missing < disk.f_bavail * disk.f_frsize // 2:
             file.write(bytes(missing))
             file.flush()
             os.fsync(file.fileno())
@@ -121,11 +124,20 @@ def translated(error: BaseException, what: str = "the worker's database") -> Sto
 def _ours(error: BaseException, what: str) -> StoreError | Broken:
     match error:
         case apsw.FullError():
-            return DiskFull(f"{what}: the disk is full: {error}")
+            return DiskFull(
+                f"{what}: the disk is full: {error}",
+                hint="make room on it; what runs goes on, and machines can be destroyed",
+            )
         case apsw.CorruptError() | apsw.NotADBError():
-            return Corrupt(f"{what} is damaged: {error}")
+            return Corrupt(
+                f"{what} is damaged: {error}",
+                hint="stop the agent and run `hawker worker verify` on its directory",
+            )
         case apsw.IOError() | apsw.ReadOnlyError() | apsw.CantOpenError():
-            return StoreError(f"{what} cannot be read or written: {error}")
+            return DiskFailed(
+                f"{what} cannot be read or written: {error}",
+                hint=LOOK,
+            )
         case apsw.BusyError() | apsw.LockedError():
             return StoreError(f"{what} is being written by another process: {error}")
         case _:

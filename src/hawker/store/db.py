@@ -20,11 +20,12 @@ from typing import Any, TypeVar
 
 import apsw
 
-from hawker.errors import StoreError
+from hawker.errors import DiskFailed, StoreError
 from hawker.host import Host
 from hawker.store import log
 from hawker.store.checkpoints import Checkpoints
-from hawker.store.connection import make_private, prepare, rows, translated
+from hawker.store.connection import LOOK, make_private, prepare, rows, translated
+from hawker.store.reserve import Reserve
 from hawker.store.tx import Known, Reads, Tx
 
 T = TypeVar("T")
@@ -53,6 +54,8 @@ class Store:
     `on_change`, when set, is called at the end of each change, inside its transaction, with the rows that it wrote, and
     may write more: that is how what a node publishes gets into the same commit.
 
+    `reserve`, when set, is given up by the first commit that finds no room; its changes are tried once more then.
+
     `full`: the last commit found no room, or the disk has failed; new orders are to be refused. `failed` says why
     nothing can be written until the database is opened anew, and is empty while all is well: an I/O error of a commit
     leaves open whether it is on the disk, and only reading it back at start-up tells.
@@ -80,6 +83,7 @@ class Store:
         self.on_change: Callable[[Tx, Known], None] | None = None
         self.read = Reads(reader)
         self.commits = 0
+        self.reserve: Reserve | None = None
         self.full = False
         self.failed = ""
         last = rows(db, "select seq, checksum from log order by seq desc limit 1")
@@ -130,7 +134,7 @@ class Store:
         if self._closed:
             raise StoreError("the database is closed")
         if self.failed:
-            raise StoreError(self.failed)
+            raise DiskFailed(self.failed, hint=LOOK)
         pending = _Pending(change, asyncio.get_running_loop().create_future())
         self._queue.append(pending)
         self._schedule()
@@ -292,6 +296,11 @@ class Store:
         except BaseException as error:
             self._cut(batch, error)
 
+    @property
+    def takes_orders(self) -> bool:
+        """Whether there is room for more than what goes on anyhow."""
+        return not self.full and not (self.reserve and self.reserve.given_up)
+
     def _refused(self, batch: list[_Pending], saved: tuple[int, bytes], error: Exception, *, committing: bool) -> None:
         """Nothing of the batch is kept, as far as we know."""
         self._seq, self._checksum = saved
@@ -307,8 +316,13 @@ class Store:
             self.full = True
             self.failed = f"{translated(error)}; restart the worker: it reads back what the disk holds"
             batch, self._queue = batch + self._queue, []
+        if self.full and not self.failed and self.reserve and self.reserve.give_up():
+            for pending in batch:
+                pending.tx = pending.error = None
+            self._queue = batch + self._queue
+            return
         for pending in batch:
-            pending.fail(StoreError(self.failed) if self.failed else translated(error))
+            pending.fail(DiskFailed(self.failed, hint=LOOK) if self.failed else translated(error))
 
     def _cut(self, batch: list[_Pending], error: BaseException) -> None:
         """Something that is no error ends the program: Ctrl-C, or the cut of a crash test. Whoever waits is told, and

@@ -15,12 +15,15 @@ import msgspec
 from hawker.errors import Corrupt
 from hawker.model.rows import Row
 from hawker.store import log
-from hawker.store.connection import INCREMENTAL, rows
+from hawker.store.connection import INCREMENTAL, rows, translated
 
 R = TypeVar("R", bound=Row)
 
 Known = dict[tuple[type[Row], str], Row | None]
 """Rows by type and key as a transaction has left them so far; None: not there."""
+
+_UNREADABLE = apsw.CorruptError, apsw.NotADBError, apsw.IOError
+"""What SQLite raises where the disk gives back something else than was written, or nothing."""
 
 _encode = msgspec.json.Encoder().encode
 _decoders: dict[type[Row], msgspec.json.Decoder[Any]] = {}
@@ -40,6 +43,8 @@ def _decode(kind: type[R], body: str) -> R:
 def _bodies(db: apsw.Connection, kind: type[Row], where: str, values: Sequence[Any]) -> list[str]:
     try:
         return [body for (body,) in rows(db, f"select body from {kind.table} where {where}", values)]
+    except _UNREADABLE as error:
+        raise translated(error) from error
     except UnicodeDecodeError as error:  # SQLite has no checksums: damage within a text is seen by who reads it
         raise _unreadable(kind, error) from error
 
@@ -68,7 +73,10 @@ class Reads:
         return found[0][0] if found else None
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        return rows(self._db, sql, values)
+        try:
+            return rows(self._db, sql, values)
+        except _UNREADABLE as error:
+            raise translated(error) from error
 
 
 class Tx(Reads):

@@ -30,6 +30,7 @@ from hawker.model.rows import UNENDED, MachineRow, RunRow, WorkerRow
 from hawker.network.base import HostNetwork, NetworkError, Wanted
 from hawker.store.compaction import Compaction, Kept
 from hawker.store.db import Store
+from hawker.store.reserve import Reserve
 from hawker.store.tx import Tx
 from hawker.telemetry import METRICS_CONTENT_TYPE, Metrics, get_logger
 from hawker.worker import ledger
@@ -99,6 +100,7 @@ class Worker:
         self._sweeper: asyncio.Task[None] | None = None
         self._early: list[Exit] = []  # that a driver told of before anybody heard
         self._opened = asyncio.Event()
+        self._reserve: Reserve | None = None
         self._holding = False  # of the driver's instances
         # The database cannot be written any more; only a new start can tell what it holds.
         self.failed = asyncio.Event()
@@ -108,7 +110,10 @@ class Worker:
         settings, host = self.settings, self._host
         if host.vfs is None:
             settings.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+            self._reserve = Reserve(settings.directory, settings.reserve_mib << 20)
+            self._reserve.open()  # first of all: on a full disk nothing else would come about
         self.store = Store.open(self._path, host, vfs=host.vfs)
+        self.store.reserve = self._reserve
 
     async def close_store(self) -> None:
         """What `open_store` and `check` have begun."""
@@ -342,6 +347,8 @@ class Worker:
             try:
                 await self.market.sweep()
                 await self._compaction.sweep()
+                if self._reserve and self._reserve.given_up:
+                    await asyncio.to_thread(self._reserve.make)
             except StoreError as error:
                 _logger.error("sweep.failed", worker=self.settings.name, why=error.message, cause="local rule: sweep")
 

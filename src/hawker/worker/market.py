@@ -299,7 +299,9 @@ class Market:
         if not is_host_image(image) and not driver.capabilities.images:
             problem = "it runs no images here"
             return replace(self._refusal(Reason.no_driver), driver=runtime, problem=problem)
-        if self._store.full:
+        if self._store.failed:
+            return replace(self._refusal(Reason.disk_full), problem=self._store.failed)
+        if not self._store.takes_orders:
             return self._refusal(Reason.disk_full)
         me = reads.get(WorkerRow, "worker")
         return self._refusal(Reason.cordoned) if me and me.cordoned else None

@@ -30,6 +30,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     proxy_port: int = 0  # of the proxy that leads to its machines
     disk_scale: float = 1.0
     recover: Way = ""
+    reserve_mib: int = 8
     history_s: float = 86_400.0
     history_records: int = 20_000
     image_timeout_s: float = IMAGE_TIMEOUT_S

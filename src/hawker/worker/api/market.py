@@ -243,7 +243,7 @@ class MarketApi:
             "region": me.region,
             "version": __version__,
             "cordoned": me.cordoned,
-            "disk_full": self._store.full,
+            "disk_full": not self._store.takes_orders,
             "capacity": self._log.capacity,
             "held": ledger.held(self._store.read),
             "machines": dict(machines),
