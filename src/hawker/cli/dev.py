@@ -85,11 +85,18 @@ def _checked_regions(ctx: click.Context, param: click.Parameter, given: tuple[st
     "--policy", type=click.Choice(POLICIES), default="curve", show_default=True, help="How the broker ranks offers."
 )
 @click.option("--no-cgroups", is_flag=True, help="Do without kernel limits.")
-def dev_command(directory: Path | None, regions: tuple[str, ...], **options: Any) -> None:
+@click.option("--detach", is_flag=True, help="Return once the market is up, and leave it running.")
+@click.option("--stop", is_flag=True, help="End the market that runs, and its machines.")
+def dev_command(directory: Path | None, regions: tuple[str, ...], detach: bool, stop: bool, **options: Any) -> None:
     if directory is None:
         from hawker.client.settings import dev_directory
 
         directory = dev_directory(os.environ)
+    if detach or stop:
+        from hawker.cli import dev_detached
+
+        (dev_detached.stop if stop else dev_detached.detach)(directory.resolve())
+        return
     Dev(directory.resolve(), regions or REGIONS, options).run()
 
 
@@ -120,6 +127,8 @@ class Dev:
             raise Refused(
                 f"a market runs in {self._home} already", hint="use it, or give this one --dir and --port of its own"
             ) from None
+        os.truncate(lock, 0)
+        os.write(lock, f"{os.getpid()}\n".encode())  # for `hawker dev --stop`
         self._check_alone()
         client = self._home / FILE
         client.unlink(missing_ok=True)
