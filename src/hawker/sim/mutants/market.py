@@ -10,25 +10,25 @@ from msgspec.structs import replace
 
 from hawker.broker.orders import Orders
 from hawker.catalog.outbox import Outbox
-from hawker.core import capacity, restart
+from hawker.core import capacity
 from hawker.model.catalog import Change as CatalogChange
 from hawker.model.catalog import Version
-from hawker.model.config import check_config
 from hawker.model.guest import Resources
 from hawker.model.machine import State
 from hawker.model.market import Reason, Refusal
-from hawker.model.rows import FillRow, LogHeadRow, MachineRow, ReservationRow, RunRow
+from hawker.model.rows import FillRow, LogHeadRow, MachineRow, ReservationRow
 from hawker.sim.mutants.base import Mutant
 from hawker.sim.platform.replacing import Change
 from hawker.store import db
 from hawker.store.connection import prepare
-from hawker.store.tx import Tx
+from hawker.store.tx import Reads, Tx
 from hawker.worker import leases, ledger
 from hawker.worker.drivers.base import Exit
+from hawker.worker.flows import exits
 from hawker.worker.flows.exits import Exits
 from hawker.worker.flows.flow import Done, StepContext
-from hawker.worker.flows.machine import MachineFlows, launching
-from hawker.worker.flows.runner import Runner, active_run
+from hawker.worker.flows.machine import MachineFlows
+from hawker.worker.flows.runner import Runner
 from hawker.worker.market import Market
 from hawker.worker.superseding import Superseding
 
@@ -70,31 +70,12 @@ async def _releases_and_bars_nothing(market: Market, key: str, cause: str) -> st
     return await market._store.submit(change)
 
 
-def _restarts_what_was_stopped(begin: Callable[[Exits, Tx, Exit], None]) -> Callable[[Exits, Tx, Exit], None]:
-    def look(exits: Exits, tx: Tx, ended: Exit) -> None:
-        row = tx.get(MachineRow, ended.machine)
-        if row is None or row.instance or row.state is not State.stopped or active_run(tx, row.id):
-            begin(exits, tx, ended)
-            return
-        stopped = row
-        ending = restart.Ending(status=ended.status, oom_killed=ended.oom_killed, ran_s=0.0, restarts=row.restarts)
-        verdict = restart.decide(check_config(row.config).restart, ending)
-
-        def writes(tx: Tx, run: RunRow) -> None:
-            exits._log.move(tx, stopped, State.starting, cause=run.cause, desired="started")
-
-        if verdict.again:
-            exits._runner.begin(
-                tx,
-                "machine.exit",
-                row.id,
-                steps=["clear", "backoff", *launching(row.config)],
-                cause=verdict.rule,
-                args={"instance": ended.key, "resume_at_ms": tx.now_ms + int(verdict.delay_s * 1000)},
-                writes=writes,
-            )
-
-    return look
+def _also_stopped(reads: Reads, ended: Exit) -> MachineRow | None:
+    """A program's end is for its machine also once that was stopped."""
+    row = reads.get(MachineRow, ended.machine)
+    if row is None or (row.instance and row.instance != ended.key):
+        return None
+    return row if row.state in (State.started, State.suspended, State.stopped) else None
 
 
 def _resumes_nothing(runner: Runner) -> int:
@@ -158,7 +139,7 @@ MUTANTS: dict[str, Mutant] = {
     "stop undone": Mutant(
         "the restart policy starts what a user has stopped",
         ("S2",),
-        (Change(Exits, "_begin", _restarts_what_was_stopped(Exits._begin)),),
+        (Change(exits, "_concerned", _also_stopped),),
     ),
     "lapse ignored": Mutant("reservations never lapse", ("reservations",), (Change(Market, "_lapse", _never_lapses),)),
     "claim not taken": Mutant(
