@@ -69,6 +69,6 @@ def test_a_damaged_log_is_not_rebuilt_from(directory: Path, capsys: pytest.Captu
 
 @pytest.mark.parametrize("path", ["nowhere", "nowhere/worker.db", "."])
 def test_where_there_is_no_database_that_is_told(path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["worker", "verify", str(tmp_path / path)]) == 1
+    assert run(["worker", "verify", str(tmp_path / path)]) == 3
     assert "there is no worker's database at" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [], "and none was made"

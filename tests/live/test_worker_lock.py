@@ -67,7 +67,7 @@ def test_a_second_agent_is_refused_before_it_touches_the_database_and_taken_afte
     directory = tmp_path / "w"
     with agent(directory, "ord-1") as first:
         told = hawker("agent", "--config", configured(directory, "ord-2"))
-        assert told.status == 1
+        assert told.status == 4
         sentence, hint = told.err.splitlines()[-2:]
         assert sentence == f"error: {directory} is in use by another agent, process {first.pid}"
         assert hint == "  try: stop that one first, or give each worker a directory of its own"
