@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -201,6 +202,8 @@ def leftovers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 def _note_leftovers(leftovers: Leftovers, request: pytest.FixtureRequest) -> Iterator[None]:
     before = leaks.snapshot()
     yield
+    if programs := sys.modules.get("tests.cli.programs"):
+        programs.close_forks()  # commands of a file of tests are forks of one process
     leftovers.note(request.node.nodeid)
     if not _looks_for_leaks(request) or _outlives(request):
         return

@@ -165,7 +165,7 @@ def test_a_large_snapshot_into_an_empty_table_has_its_indexes(replica: Replica) 
     made = replica.rows(
         "select name from sqlite_schema where type = 'index' and tbl_name = 'machines_of' order by name"
     )
-    assert [name for (name,) in made if name.startswith("machines_of")] == ["machines_of_app", "machines_of_id"]
+    assert [name for (name,) in made if name.startswith("machines_of")] == ["machines_of_app_name", "machines_of_id"]
     of_a3 = sum(row.values == {"app": "a3"} for row in rows)
     assert replica.rows("select count(*) from machines where app = 'a3'") == [(of_a3,)]
     assert replica.rows("pragma integrity_check") == [("ok",)]

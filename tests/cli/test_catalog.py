@@ -68,7 +68,7 @@ async def test_a_watch_that_was_too_slow_goes_on_and_one_that_missed_too_much_be
 async def test_a_watch_whose_query_fails_ends_with_that_error() -> None:
     error = '{"error": "too many rows", "status": "invalid_argument", "details": {"hint": "add a limit"}}'
     ended, requests = await watched([*SNAPSHOT, event("error", error), OVER])
-    assert (ended.status, ended.err) == (1, "error: too many rows\n  try: add a limit\n")
+    assert (ended.status, ended.err) == (2, "error: too many rows\n  try: add a limit\n")
     assert len(requests) == 1
 
 
@@ -127,8 +127,8 @@ class TestMarket:
         wait_until(lambda: listed() == rows, "every worker is in the catalog")
         answer = user("sql", "--json", "select count(*) as n from workers").json()
         assert answer == {"columns": ["n"], "rows": [[4]]}
-        assert "syntax error" in user("sql", "selec", status=1).err
-        refused = user("sql", "delete from workers_of", status=1).err
+        assert "syntax error" in user("sql", "selec", status=2).err
+        refused = user("sql", "delete from workers_of", status=2).err
         assert refused == 'error: query: "delete from workers_of" is not valid: not authorized\n'
 
     def test_watch_shows_a_machine_come_and_go(self, user: User) -> None:

@@ -114,7 +114,7 @@ def test_an_image_that_a_machine_needs_is_kept_and_the_rest_removed(user: User, 
     user("machine", "destroy", machine["id"], "--force")
     user("image", "remove", SHOP, "--yes")
     assert user.workers_of(SHOP) == []
-    assert "no worker has the image" in user("image", "remove", SHOP, "--yes", status=1).err
+    assert "no worker has the image" in user("image", "remove", SHOP, "--yes", status=3).err
 
 
 def test_an_update_to_an_image_that_there_is_not_leaves_the_machine_running(
@@ -185,7 +185,7 @@ def test_images_are_listed_and_shown_for_people(user: User, site: Path) -> None:
     shown = user("image", "show", SHOP).out
     for line in ("entrypoint  /bin/busybox", "cmd         sleep 600", "user        1000:1000", "ports       8080/tcp"):
         assert line in shown
-    assert "no worker has the image nothing:1" in user("image", "show", "nothing:1", status=1).err
+    assert "no worker has the image nothing:1" in user("image", "show", "nothing:1", status=3).err
 
 
 def test_an_archive_is_imported_and_runs(user: User, tmp_path: Path) -> None:
@@ -206,8 +206,8 @@ def test_what_is_no_archive_is_told_in_a_sentence(user: User, tmp_path: Path) ->
 
 
 def test_a_wrong_name_and_an_unknown_worker_are_told_before_anything_is_sent(user: User, site: Path) -> None:
-    assert "lower-case" in user("image", "build-from", site, "Shop:1", status=1).err
-    told = user("image", "build-from", site, SHOP, "--worker", "nobody", status=1)
+    assert "lower-case" in user("image", "build-from", site, "Shop:1", status=2).err
+    told = user("image", "build-from", site, SHOP, "--worker", "nobody", status=3)
     assert "no worker is called nobody" in told.err
 
 
@@ -219,7 +219,7 @@ def test_on_a_terminal_a_fetch_shows_how_far_it_is(user: User, site: Path) -> No
 
 
 def test_json_of_an_error_is_the_apis(user: User) -> None:
-    failed = user("image", "push", "nothing:1", "--json", status=1)
+    failed = user("image", "push", "nothing:1", "--json", status=3)
     assert json.loads(failed.err)["status"] == "not_found"
 
 

@@ -117,8 +117,8 @@ def test_where_an_app_is_served_is_shown_and_opened(site: Site) -> None:
     shown = dict(line.split(maxsplit=1) for line in site("apps", "show", APP).out.splitlines())
     assert (shown["app"], shown["machines"], shown["url"]) == (APP, "1 started in ord", url.rstrip("/"))
     assert site("apps", "show", APP, "--json").json()["url"] == url.rstrip("/")
-    assert site("open", "--app", "nope", status=1).err == "error: app not found: nope\n  try: hawker apps list\n"
-    assert f"no app is called {site.web}" in site("apps", "show", site.web, status=1).err
+    assert site("open", "--app", "nope", status=3).err == "error: app not found: nope\n  try: hawker apps list\n"
+    assert f"no app is called {site.web}" in site("apps", "show", site.web, status=3).err
     opened = on_terminal("open", "--app", APP, env={**site.env, "BROWSER": "echo opened %s"})
     assert f"opened {url}" in opened.out
 
@@ -204,6 +204,6 @@ def test_logs_of_all_machines_are_one_stream_by_time(site: Site) -> None:
     assert second not in only
     assert "\x1b[" not in only
     assert "\x1b[" in on_terminal("logs", "--app", APP, env=site.env).out
-    assert "has no machines in syd" in site("logs", "--app", APP, "--region", "syd", status=1).err
+    assert "has no machines in syd" in site("logs", "--app", APP, "--region", "syd", status=3).err
     for machine in (first, second):
         site("machine", "destroy", "--force", machine)

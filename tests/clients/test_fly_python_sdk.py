@@ -179,7 +179,13 @@ def test_a_command_is_executed_beside_the_program(sdk_app: SdkApp) -> None:
     done = sdk_app.post(machine, "/exec", {"command": ["sh", "-c", "echo hello; echo oh >&2; exit 3"]})
 
     assert done["status"] == 200
-    assert done["json"] == {"exit_code": 3, "exit_signal": 0, "stdout": "hello\n", "stderr": "oh\n"}
+    assert done["json"] == {
+        "exit_code": 3,
+        "exit_signal": 0,
+        "stdout": "hello\n",
+        "stderr": "oh\n",
+        "truncated": False,
+    }
 
 
 def test_a_lease_keeps_others_from_changing_the_machine(sdk_app: SdkApp, api: Api) -> None:

@@ -594,7 +594,7 @@ async def test_an_app_of_which_nothing_can_be_told_keeps_haproxy_from_no_other(
 
             await eventually(moved, f"HAProxy asks the machine where it is now, not at {before}")
         await stage.warm("later")
-        assert capsys.readouterr().out.count("haproxy.fault") == 1
+        assert capsys.readouterr().err.count("haproxy.fault") == 1
 
 
 @pytest.mark.slow

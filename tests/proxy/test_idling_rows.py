@@ -165,4 +165,4 @@ async def test_what_goes_wrong_with_one_app_keeps_no_other_from_its_rest(
     here.machine("m1")
     await here.look()
     assert here.worker.rested[:1] == ["m1"]
-    assert capsys.readouterr().out.count("autostop.fault") == 1
+    assert capsys.readouterr().err.count("autostop.fault") == 1

@@ -25,11 +25,25 @@ class Relay:
 
     def __init__(self) -> None:
         self.messages = 0
+        self._carrying: set[asyncio.Task[None]] = set()
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, there: str) -> None:
+        task = asyncio.current_task()
+        assert task
+        self._carrying.add(task)
         far_reader, far_writer = await asyncio.open_unix_connection(there)
-        with suppress(ConnectionError):
-            await asyncio.gather(self._copy(reader, far_writer), self._copy(far_reader, writer))
+        try:
+            with suppress(ConnectionError):
+                await asyncio.gather(self._copy(reader, far_writer), self._copy(far_reader, writer))
+        finally:
+            for end in (writer, far_writer):
+                end.close()
+            self._carrying.discard(task)
+
+    async def close(self) -> None:
+        for task in list(self._carrying):
+            task.cancel()
+        await asyncio.gather(*self._carrying, return_exceptions=True)
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(1 << 16):
@@ -50,6 +64,7 @@ async def relayed(directory: Path) -> AsyncIterator[Relay]:
         )
         async with server:
             yield relay
+        await relay.close()
         os.rename(directory / "behind", directory / "socket")
     finally:
         os.close(place)
