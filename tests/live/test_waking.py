@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import faults
 from tests.kit.edges import SERVER, STARTS, region
 from tests.kit.load import Address, at_once, parsed
 from tests.kit.markets import Client, Market, free_port, running_market
@@ -20,6 +19,8 @@ from tests.kit.regions import read
 from tests.kit.registry import DockerRegistry, put, registry
 from tests.kit.vms import missing
 from tests.kit.waiting import eventually
+
+from bench import faults
 
 __all__ = ["registry"]  # a fixture
 
