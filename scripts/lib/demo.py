@@ -119,7 +119,7 @@ class Demo:
         self._hawker(
             *("machine", "run", "--app", "hello", "--region", "syd", "--cpu-kind", "performance", "--cpus", "64"),
             *("--memory", "131072", "host", "--", "sleep", "1"),
-            expect=1,
+            expect=4,
         )
 
     def _measure(self) -> None:
