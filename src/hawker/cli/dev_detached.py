@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from hawker.cli import output
-from hawker.client.settings import FILE, LOCK
+from hawker.client.settings import FILE, LOCK, runs
 from hawker.errors import HawkerError, Refused
 
 LOG = "dev.log"
@@ -24,7 +23,7 @@ def detach(home: Path) -> None:
     """Start this very command once more without a terminal, and return once its market is up. Raises `HawkerError`
     with its last words when it ends before."""
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if _held(home):
+    if runs(home):
         raise Refused(f"a market runs in {home} already", hint="use it, or end it with hawker dev --stop")
     (home / FILE).unlink(missing_ok=True)
     argv = [sys.executable, "-m", "hawker", *(word for word in sys.argv[1:] if word != "--detach")]
@@ -47,25 +46,14 @@ def detach(home: Path) -> None:
 
 def stop(home: Path) -> None:
     """End the market of a directory and its machines, as Ctrl-C would. Raises `Refused` when none runs."""
-    if not _held(home):
+    if not runs(home):
         raise Refused(f"no market runs in {home}", hint="hawker dev --detach starts one")
     with suppress(ProcessLookupError):
         os.kill(int((home / LOCK).read_text()), signal.SIGTERM)
     with output.working("stopping the market"):
         deadline = monotonic() + DOWN_S
-        while _held(home):
+        while runs(home):
             if monotonic() > deadline:
                 raise HawkerError(f"the market in {home} does not end", hint=f"look into {home / LOG}")
             sleep(_LOOK_S)
     output.say(f"the market in {home} has ended")
-
-
-def _held(home: Path) -> bool:
-    try:
-        with (home / LOCK).open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:
-        return False
-    return False

@@ -53,6 +53,18 @@ def dev_directory(environ: Mapping[str, str]) -> Path:
     return Path(environ["HOME"]) / ".local" / "state" / "hawker" / "dev"
 
 
+def runs(home: Path) -> bool:
+    """Whether a `hawker dev` keeps its state in this directory now."""
+    try:
+        with (home / LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def coming_up(environ: Mapping[str, str]) -> bool:
     """Whether `hawker dev` runs and has not written down yet where its market is; False where the environment names
     another market."""
@@ -60,15 +72,9 @@ def coming_up(environ: Mapping[str, str]) -> bool:
         return False
     try:
         home = dev_directory(environ)
-        if (home / FILE).exists():
-            return False
-        with (home / LOCK).open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not (home / FILE).exists() and runs(home)
     except (OSError, Refused):
         return False
-    return False
 
 
 def find_settings(environ: Mapping[str, str], flag_endpoint: str = "", flag_token: str = "") -> Settings:

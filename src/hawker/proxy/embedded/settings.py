@@ -20,8 +20,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Public ports where those speak the PROXY protocol, always."""
 
     connections: int = 0
-    """Of users and other proxies at once; more are closed when they come. 0: as many as the descriptors of the process
-    allow, with two for each, and some to spare (`hawker.core.connection_limits`)."""
+    """How many users and other proxies may have at once; more are closed when they come. 0: as many as the process's
+    descriptors allow, with two for each, and some to spare (`hawker.core.connection_limits`)."""
 
     access_log: str = ""
     """A file that every request is written to (`hawker.proxy.embedded.access`). Empty: none."""
