@@ -126,7 +126,7 @@ async def region(loop: SimLoop, workers: int, updates: float, seconds: float, di
         return sum(of(worker) for worker in members)
 
     def sent(worker: Worker) -> float:
-        datagrams: float = worker.metrics.catalog_bytes.labels("sent")._value.get()
+        datagrams: float = worker.metrics.catalog_bytes.labels("sent").value
         return datagrams
 
     def asked(worker: Worker) -> float:

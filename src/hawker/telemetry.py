@@ -17,10 +17,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, generate_latest
+from hawker.core.metrics import CONTENT_TYPE, Count, Counter, Distribution, Gauge, Histogram, Registry
 
-METRICS_CONTENT_TYPE = CONTENT_TYPE_LATEST
+METRICS_CONTENT_TYPE = CONTENT_TYPE
 
 _LATENCY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 60)
 
@@ -29,82 +28,67 @@ class Metrics:
     """One registry per agent. Times are seconds."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.steps = Counter(
-            "hawker_steps", "Attempts of steps by outcome", ["flow", "step", "outcome"], registry=self.registry
+        self.registry = Registry()
+        self.steps = self._counter("hawker_steps", "Attempts of steps by outcome", "flow", "step", "outcome")
+        self.step_seconds = self._histogram(
+            "hawker_step_seconds", "Time from the beginning of a step to its commit", "flow", "step"
         )
-        self.step_seconds = Histogram(
-            "hawker_step_seconds",
-            "Time from the beginning of a step to its commit",
-            ["flow", "step"],
-            buckets=_LATENCY_BUCKETS,
-            registry=self.registry,
+        self.runs = self._counter("hawker_runs", "Runs that ended, by status", "flow", "status")
+        self.alarms = self._counter("hawker_alarms", "Runs parked for a person", "flow", "step")
+        self.orders = self._counter("hawker_orders", "Orders by outcome", "region", "outcome")
+        self.order_seconds = self._histogram(
+            "hawker_order_seconds", "Time from an order to its fill or refusal", "region", "outcome"
         )
-        self.runs = Counter("hawker_runs", "Runs that ended, by status", ["flow", "status"], registry=self.registry)
-        self.alarms = Counter("hawker_alarms", "Runs parked for a person", ["flow", "step"], registry=self.registry)
-        self.orders = Counter("hawker_orders", "Orders by outcome", ["region", "outcome"], registry=self.registry)
-        self.order_seconds = Histogram(
-            "hawker_order_seconds",
-            "Time from an order to its fill or refusal",
-            ["region", "outcome"],
-            buckets=_LATENCY_BUCKETS,
-            registry=self.registry,
-        )
-        self.held = Gauge("hawker_held", "What the ledger holds, by resource", ["resource"], registry=self.registry)
-        self.capacity = Gauge(
-            "hawker_capacity", "What the worker has, by resource", ["resource"], registry=self.registry
-        )
-        self.requests = Counter(
-            "hawker_requests", "HTTP requests by operation and status", ["operation", "status"], registry=self.registry
-        )
-        self.loop_stalls = Counter(
+        self.held = self._gauge("hawker_held", "What the ledger holds, by resource", "resource")
+        self.capacity = self._gauge("hawker_capacity", "What the worker has, by resource", "resource")
+        self.requests = self._counter("hawker_requests", "HTTP requests by operation and status", "operation", "status")
+        self.loop_stalls = self._counter(
             "hawker_loop_stalls",
             "Times that the event loop stood still until the agent was begun anew, since its process began",
-            registry=self.registry,
-        )
-        self.loop_lag = Gauge(
+        ).labels()
+        self.loop_lag = self._gauge(
             "hawker_loop_lag_seconds",
             "The longest time by which the event loop was late, within the last minute or two",
-            registry=self.registry,
+        ).labels()
+        self.catalog_bytes = self._counter("hawker_catalog_bytes", "Datagrams' bytes: sent, received", "direction")
+        self.catalog_refused = self._counter(
+            "hawker_catalog_refused", "Packets and requests of the catalog that were not taken, by reason", "why"
         )
-        self.catalog_bytes = Counter(
-            "hawker_catalog_bytes", "Datagrams' bytes: sent, received", ["direction"], registry=self.registry
-        )
-        self.catalog_refused = Counter(
-            "hawker_catalog_refused",
-            "Packets and requests of the catalog that were not taken, by reason",
-            ["why"],
-            registry=self.registry,
-        )
-        self.catalog_versions = Counter(
+        self.catalog_versions = self._counter(
             "hawker_catalog_versions",
             "Versions of owner logs by outcome: applied, missing (holes found), refused; merged counts ranges",
-            ["outcome"],
-            registry=self.registry,
+            "outcome",
         )
-        self.catalog_behind = Gauge(
+        self.catalog_behind = self._gauge(
             "hawker_catalog_behind_seconds",
             "For how long this node has known that it lacks versions of owners of its region that live; 0: none",
-            registry=self.registry,
+        ).labels()
+        self.catalog_aside = self._gauge("hawker_catalog_quarantine", "Rows that are kept but cannot be shown").labels()
+        self.catalog_rumours = self._gauge(
+            "hawker_catalog_rumours", "Versions and positions that wait to be told"
+        ).labels()
+        self.catalog_subscriptions = self._gauge(
+            "hawker_catalog_subscriptions", "Subscriptions: distinct queries, and listeners", "of"
         )
-        self.catalog_aside = Gauge(
-            "hawker_catalog_quarantine", "Rows that are kept but cannot be shown", registry=self.registry
-        )
-        self.catalog_rumours = Gauge(
-            "hawker_catalog_rumours", "Versions and positions that wait to be told", registry=self.registry
-        )
-        self.catalog_subscriptions = Gauge(
-            "hawker_catalog_subscriptions",
-            "Subscriptions: distinct queries, and listeners",
-            ["of"],
-            registry=self.registry,
-        )
-        self.members = Gauge(
-            "hawker_members", "Members of this region's group, by status", ["status"], registry=self.registry
-        )
+        self.members = self._gauge("hawker_members", "Members of this region's group, by status", "status")
 
-        self._steps: dict[tuple[str, str, str], tuple[Counter, Histogram]] = {}
-        self._requests: dict[tuple[str, int], Counter] = {}
+        self._steps: dict[tuple[str, str, str], tuple[Count, Distribution]] = {}
+        self._requests: dict[tuple[str, int], Count] = {}
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        counter = Counter(name, text, labels)
+        self.registry.register(counter)
+        return counter
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        gauge = Gauge(name, text, labels)
+        self.registry.register(gauge)
+        return gauge
+
+    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
+        histogram = Histogram(name, text, labels, bounds=_LATENCY_BUCKETS)
+        self.registry.register(histogram)
+        return histogram
 
     def step(self, flow: str, step: str, outcome: str, seconds: float, exemplar: dict[str, str]) -> None:
         """An attempt of a step has ended. Looking children up by their labels costs more than counting them."""
@@ -125,8 +109,7 @@ class Metrics:
 
     def exposition(self) -> bytes:
         """All metrics in the OpenMetrics text format."""
-        text: bytes = generate_latest(self.registry)  # type: ignore[no-untyped-call]  # the library leaves it untyped
-        return text
+        return self.registry.exposition()
 
 
 def exemplar(resource: str, cause: str) -> dict[str, str]:

@@ -6,11 +6,11 @@ import datetime
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
 from tests.kit.authority import Authority
 from tests.kit.waiting import until
 
 import hawker.host
+from hawker.core.metrics import Registry
 from hawker.proxy.certificates import Certificate, Certificates
 
 AUTHORITY = Authority()
@@ -128,9 +128,9 @@ async def test_a_certificate_that_ends_in_three_weeks_is_warned_of(tmp_path: Pat
         "ended.example": "the certificate ended 2 days ago",
         "soon.example": "the certificate ends in 19 days",
     }
-    registry = CollectorRegistry()
+    registry = Registry()
     registry.register(found)
-    ends = registry.get_sample_value("hawker_proxy_certificate_expiry_timestamp_seconds", {"name": "later.example"})
+    ends = registry.value("hawker_proxy_certificate_expiry_timestamp_seconds", name="later.example")
     assert ends is not None
     left = datetime.datetime.fromtimestamp(ends, datetime.UTC) - datetime.datetime.now(datetime.UTC)
     assert left.days == 21

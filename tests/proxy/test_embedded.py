@@ -14,13 +14,12 @@ import h11
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
-from prometheus_client.openmetrics.exposition import generate_latest
 from tests.kit.planes import Embedded
 from tests.kit.raw_http import User, chunked, head, hello
 from tests.kit.waiting import until
 from tests.proxy.conftest import Stage
 
+from hawker.core.metrics import Registry
 from hawker.proxy.embedded.bodies import Chunks
 from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.heads import ABSENT, CHUNKED, UNTIL_CLOSE, BadHead, read_answer, read_request
@@ -165,9 +164,9 @@ async def test_requests_are_counted_by_status_with_the_time_to_their_first_byte(
     await embedded.machine()
     for path in ("GET /", "GET /", "GET / | Host: none.example", "GET / | Content-Length: x"):
         await embedded.ask(path)
-    registry = CollectorRegistry()
+    registry = Registry()
     registry.register(engine(embedded).counters)
-    text = generate_latest(registry).decode()  # type: ignore[no-untyped-call]  # the library leaves it untyped
+    text = registry.exposition().decode()
     assert 'hawker_proxy_requests_total{status="200"} 2.0' in text
     assert 'hawker_proxy_requests_total{status="404"} 1.0' in text
     assert 'hawker_proxy_unread_total{status="400"} 1.0' in text

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 from tests.kit.planes import Haproxy
 from tests.kit.raw_http import Answer, Broken, Upstream, Visit, chunked, echo, head, hello, saying
 from tests.kit.routers import FakeLender
@@ -26,6 +25,7 @@ from tests.proxy.conftest import Stage
 from tests.proxy.test_replays import handing, handing_json
 
 import hawker.host
+from hawker.core.metrics import Registry
 from hawker.errors import Unreachable
 from hawker.proxy.base import Address
 from hawker.proxy.embedded.settings import Settings
@@ -708,15 +708,15 @@ async def test_the_metrics_have_also_what_haproxy_carries() -> None:
         for status in (200, 200, 404):
             machine.behaviour = saying(b"HTTP/1.1 %d X\r\nContent-Length: 0\r\n\r\n" % status)
             assert (await user.ask("GET /")).status == status
-        registry = CollectorRegistry()
+        registry = Registry()
         registry.register(stage.engine.counters)
         await until(lambda: count(registry, "2xx") + count(registry, "4xx") == 3)
         assert (count(registry, "2xx"), count(registry, "4xx")) == (2, 1)
-        assert registry.get_sample_value("hawker_proxy_requests_total", {"status": "200"}) == 1
+        assert registry.value("hawker_proxy_requests_total", status="200") == 1
 
 
-def count(registry: CollectorRegistry, status: str) -> float:
-    return registry.get_sample_value("hawker_proxy_carried_requests_total", {"status": status}) or 0
+def count(registry: Registry, status: str) -> float:
+    return registry.value("hawker_proxy_carried_requests_total", status=status) or 0
 
 
 async def test_the_access_log_has_also_what_haproxy_carries(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 from tests.kit.doors import edge, free_port, house
 from tests.kit.waiting import until
 
+from hawker.core.metrics import Registry
 from hawker.errors import Invalid
 from hawker.model.rows import RunRow
 from hawker.proxy.traces import endpoint_of
@@ -74,10 +74,10 @@ async def test_a_request_that_wakes_a_machine_leaves_a_trace_of_both_proxies_and
             "/ edge": ["answer", "connect", "obtain", "wait"],
             "/ door": ["answer", "connect", "obtain", "ready", "start", "wait"],
         }
-        registry = CollectorRegistry()
+        registry = Registry()
         registry.register(it.proxy.engine.counters)
         for phase in ("obtain", "wait", "start", "ready", "connect"):
-            assert registry.get_sample_value("hawker_proxy_phase_seconds_count", {"phase": phase}) == 1
+            assert registry.value("hawker_proxy_phase_seconds_count", phase=phase) == 1
         traced = {span["traceId"] for body in collector.bodies for span in _spans(body)}
         assert len(traced) == 1
         await front.get("web")  # it is awake: nothing to tell
@@ -105,10 +105,10 @@ async def test_a_collector_that_is_away_costs_spans_and_nothing_else(tmp_path: P
         assert await it.get("web") == (200, b"ok")
         traces = it.proxy.traces
         assert traces is not None
-        registry = CollectorRegistry()
+        registry = Registry()
         registry.register(traces)
         await until(lambda: traces.lost == 1)
-        assert registry.get_sample_value("hawker_proxy_traces_total", {"outcome": "lost"}) == 1
+        assert registry.value("hawker_proxy_traces_total", outcome="lost") == 1
 
 
 @pytest.mark.parametrize(

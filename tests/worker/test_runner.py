@@ -51,7 +51,7 @@ async def run(worker: SimWorker, resource: str = "thing", steps: Sequence[str] =
 
 
 def alarms(worker: SimWorker, step: str) -> float:
-    return worker.metrics.registry.get_sample_value("hawker_alarms_total", {"flow": "test.flow", "step": step}) or 0.0
+    return worker.metrics.registry.value("hawker_alarms_total", flow="test.flow", step=step) or 0.0
 
 
 async def forever() -> None:

@@ -7,6 +7,7 @@ repeat it. What is imported for containers is imported only where containers can
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
@@ -132,7 +133,7 @@ def _chosen(role: WorkerRole) -> Sequence[str]:
     """The drivers that are wanted; with no word about it, those that isolate what they run and others' that are
     installed. The process driver runs any command of any user of the API on the host itself: only who says so has it.
     """
-    known = [*_OURS, *(name for name in _entry_points() if name not in _OURS)]
+    known = [*_OURS, *_entry_points()]
     for name in [*role.drivers, *role.settings]:
         if name not in known:
             raise Invalid("worker.drivers", name, f"there is no such driver; there are {', '.join(known)}")
@@ -220,9 +221,22 @@ def _make(name: str, site: Site) -> Driver:
 
 
 def _entry_points() -> Mapping[str, Any]:
+    """Of others' drivers. What reads them takes longer to import than to look whether there are any."""
+    if not _others_installed():
+        return {}
     from importlib.metadata import entry_points
 
-    return {point.name: point for point in entry_points(group=GROUP)}
+    return {point.name: point for point in entry_points(group=GROUP) if point.name not in _OURS}
+
+
+def _others_installed() -> bool:
+    """Whether an installed package but Hawker has a driver."""
+    header = f"[{GROUP}]"
+    for directory in dict.fromkeys(sys.path):
+        for found in Path(directory).glob("*-info/entry_points.txt"):
+            if not found.parent.name.startswith("hawker-") and header in found.read_text(errors="replace"):
+                return True
+    return False
 
 
 def process(site: Site) -> Driver:

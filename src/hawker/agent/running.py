@@ -207,12 +207,13 @@ class _Life:
 
 
 ROLES = {
-    "catalog": ("hawker.catalog.api", "hawker.catalog.node"),
+    "catalog": ("hawker.catalog.api", "hawker.catalog.node", "cryptography.hazmat.primitives.ciphers.aead"),
     "worker": ("hawker.worker.daemon", "hawker.worker.drivers.several", "hawker.worker.lock"),
     "broker": ("hawker.broker.api", "hawker.broker.directory"),
     "proxy": ("hawker.proxy.service",),
 }
-"""What an agent imports for each role when it starts, beside what those modules import themselves."""
+"""What an agent imports for each role when it starts, beside what those modules import themselves; what seals its
+messages, once it has a neighbour."""
 
 
 def load(settings: AgentSettings) -> None:

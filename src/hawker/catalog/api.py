@@ -13,12 +13,12 @@ from functools import partial
 from math import nan
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import Gauge
 from starlette.responses import Response
 
 from hawker.catalog.queries import Queries
 from hawker.catalog.subscriptions import Subscriptions
 from hawker.core.freshness import unfit
+from hawker.core.metrics import Level
 from hawker.core.swim.members import Status, View
 from hawker.errors import HawkerError, Invalid, PreconditionFailed, StoreError
 from hawker.host import Host
@@ -209,7 +209,7 @@ def check_sql(body: api.Sql) -> api.Sql:
     return body
 
 
-def _watch(gauge: Gauge, value: Callable[[], float]) -> None:
+def _watch(gauge: Level, value: Callable[[], float]) -> None:
     def read() -> float:
         with suppress(HawkerError):
             return float(value())

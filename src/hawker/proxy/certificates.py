@@ -26,10 +26,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
+from hawker.core.metrics import Family
 from hawker.host import Host
 from hawker.model.services import TLS_VERSIONS
 from hawker.telemetry import get_logger
@@ -91,7 +89,7 @@ class Certificate:
         return context
 
 
-class Certificates(Collector):
+class Certificates:
     """`problems` are those of pairs that cannot be used, and of certificates that end soon, by where they are from.
     `version` is another one when there are other certificates."""
 
@@ -167,16 +165,14 @@ class Certificates(Collector):
         self._sort()
         self._warn()
 
-    def collect(self) -> Iterator[Metric]:
-        ends = GaugeMetricFamily(
-            "hawker_proxy_certificate_expiry_timestamp_seconds", "When certificates end, in Unix time", labels=["name"]
-        )
+    def collect(self) -> Iterator[Family]:
+        name = "hawker_proxy_certificate_expiry_timestamp_seconds"
+        ends = Family("gauge", name, "When certificates end, in Unix time", ["name"])
         for each in self.all:
-            ends.add_metric([each.name], each.ends_ms / 1000)
+            ends.add(each.ends_ms / 1000, each.name)
         yield ends
-        yield GaugeMetricFamily(
-            "hawker_proxy_certificate_problems", "Certificates unusable or soon to end", len(self.problems)
-        )
+        problems = Family("gauge", "hawker_proxy_certificate_problems", "Certificates unusable or soon to end")
+        yield problems.add(len(self.problems))
 
     def _sort(self) -> None:
         """Of several for one name that which lasts longest is used."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import msgspec
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+
+from hawker.core.metrics import Family
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,13 +28,13 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
         return not self.reason
 
 
-class Gauges(Collector):
+class Gauges:
     """Read whenever somebody asks. `register` it with a registry."""
 
     def __init__(self, health: Callable[[], Health]) -> None:
         self._health = health
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterable[Family]:
         now = self._health()
         for name, what, value in (
             ("fit", "Whether users' requests should be sent here: 0 while the catalog is behind", now.ok),
@@ -46,4 +45,4 @@ class Gauges(Collector):
             ("certificates_bad", "Certificates that cannot be used, or end soon", len(now.certificates)),
             ("rows_skipped", "Rows of the catalog that made no sense, since the start", now.skipped),
         ):
-            yield GaugeMetricFamily(f"hawker_proxy_{name}", what, value=float(value))
+            yield Family("gauge", f"hawker_proxy_{name}", what).add(value)

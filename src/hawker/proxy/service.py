@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from prometheus_client.registry import Collector
 
 from hawker.catalog.view import RowView
+from hawker.core.metrics import Collector
 from hawker.core.rendezvous import ranked
 from hawker.errors import HawkerError, Invalid, StoreError
 from hawker.host import Host

@@ -10,11 +10,8 @@ import asyncio
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from prometheus_client.core import CounterMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-
 from hawker.client.connection import Peer
+from hawker.core.metrics import Family
 from hawker.core.tracing import Mark, Span, Value, otlp, parent_of, path_of, spans_of
 from hawker.errors import HawkerError, Invalid
 from hawker.host import Host
@@ -39,7 +36,7 @@ def endpoint_of(field: str, url: str) -> tuple[str, int, str]:
     raise Invalid(field, url, "write http://HOST:PORT/v1/traces, where a collector takes OTLP over HTTP as JSON")
 
 
-class Traces(Rounds, Collector):
+class Traces(Rounds):
     """`begin`, then `close`."""
 
     def __init__(self, url: str, host: Host, *, region: str, proxy: str) -> None:
@@ -136,13 +133,9 @@ class Traces(Rounds, Collector):
             self.lost += self._requests
         await self._peer.close()
 
-    def collect(self) -> Iterator[Metric]:
-        traces = CounterMetricFamily(
-            "hawker_proxy_traces", "Requests whose spans went to the collector, or were lost", labels=["outcome"]
-        )
-        traces.add_metric(["sent"], self.sent)
-        traces.add_metric(["lost"], self.lost)
-        yield traces
+    def collect(self) -> Iterator[Family]:
+        text = "Requests whose spans went to the collector, or were lost"
+        yield Family("counter", "hawker_proxy_traces", text, ["outcome"]).add(self.sent, "sent").add(self.lost, "lost")
 
 
 _logger = get_logger()

@@ -2,36 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Collection, Iterator
-from itertools import accumulate
 from typing import Protocol
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-
+from hawker.core.metrics import Distribution, Family
 from hawker.proxy.embedded.pool import Pool
 
 BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
-
-
-class Seconds:
-    """A histogram."""
-
-    __slots__ = ("buckets", "total")
-
-    def __init__(self) -> None:
-        self.total = 0.0
-        self.buckets = [0] * (len(BUCKETS_S) + 1)
-
-    def add(self, seconds: float) -> None:
-        self.total += seconds
-        self.buckets[bisect_left(BUCKETS_S, seconds)] += 1
-
-    def cumulated(self) -> list[tuple[str, float]]:
-        bounds = (*map(str, BUCKETS_S), "+Inf")
-        return list(zip(bounds, map(float, accumulate(self.buckets)), strict=True))
 
 
 class Connection(Protocol):
@@ -52,7 +29,7 @@ class Counted(Protocol):
     def pool(self) -> Pool: ...
 
 
-class Counters(Collector):
+class Counters:
     """`register` it with a registry. `statuses` has 499 for clients that left."""
 
     def __init__(self, of: Counted) -> None:
@@ -65,34 +42,34 @@ class Counters(Collector):
         self.handshakes_failed = 0
         self.handshakes_before = (0, 0)
         """The same two of a program that stands before this one."""
-        self.first_byte = Seconds()
-        self.phases: dict[str, Seconds] = {}
+        self.first_byte = Distribution(BUCKETS_S)
+        self.phases: dict[str, Distribution] = {}
 
     def answered(self, status: int, seconds: float) -> None:
         """A request is over; `seconds` to the first byte of its answer, under 0: there was none."""
         self.statuses[status] = self.statuses.get(status, 0) + 1
         if seconds >= 0:
-            self.first_byte.add(seconds)
+            self.first_byte.observe(seconds)
 
     def spent(self, phase: str, seconds: float) -> None:
         """What one of the things took that a request may have to wait for."""
         known = self.phases.get(phase)
         if known is None:
-            known = self.phases[phase] = Seconds()
-        known.add(seconds)
+            known = self.phases[phase] = Distribution(BUCKETS_S)
+        known.observe(seconds)
 
     def unread(self, status: int) -> None:
         """What came could not be read as a request."""
         self.refused[status] = self.refused.get(status, 0) + 1
 
-    def collect(self) -> Iterator[Metric]:
-        requests = CounterMetricFamily("hawker_proxy_requests", "Users' requests by status", labels=["status"])
+    def collect(self) -> Iterator[Family]:
+        requests = Family("counter", "hawker_proxy_requests", "Users' requests by status", ["status"])
         for status, count in self.statuses.items():
-            requests.add_metric([str(status)], count)
+            requests.add(count, str(status))
         yield requests
-        unread = CounterMetricFamily("hawker_proxy_unread", "Requests that were none, by status", labels=["status"])
+        unread = Family("counter", "hawker_proxy_unread", "Requests that were none, by status", ["status"])
         for status, count in self.refused.items():
-            unread.add_metric([str(status)], count)
+            unread.add(count, str(status))
         yield unread
         shaken, failed = self.handshakes_before
         for name, text, value in (
@@ -102,22 +79,17 @@ class Counters(Collector):
             ("handshakes_failed", "Connections of TLS that came to none", self.handshakes_failed + failed),
             ("machine_connections", "Connections opened to machines", self._of.pool.opened),
         ):
-            yield CounterMetricFamily(f"hawker_proxy_{name}", text, value=value)
+            yield Family("counter", f"hawker_proxy_{name}", text).add(value)
         connections = list(self._of.connections)
         for name, text, value in (
             ("in_flight", "Requests that are not answered yet", sum(each.busy for each in connections)),
             ("connections", "Clients' connections", len(connections)),
             ("tunnels", "Connections that carry bytes of no HTTP", len(self._of.tunnels)),
         ):
-            yield GaugeMetricFamily(f"hawker_proxy_{name}", text, value=value)
-        first_byte = HistogramMetricFamily(
-            "hawker_proxy_first_byte_seconds", "From a request to its answer's first byte"
-        )
-        first_byte.add_metric([], self.first_byte.cumulated(), self.first_byte.total)
-        yield first_byte
-        phases = HistogramMetricFamily(
-            "hawker_proxy_phase_seconds", "What requests waited for, by phase", labels=["phase"]
-        )
+            yield Family("gauge", f"hawker_proxy_{name}", text).add(value)
+        first_byte = Family("histogram", "hawker_proxy_first_byte_seconds", "From a request to its answer's first byte")
+        yield first_byte.add_histogram(BUCKETS_S, self.first_byte.counts, self.first_byte.total)
+        phases = Family("histogram", "hawker_proxy_phase_seconds", "What requests waited for, by phase", ["phase"])
         for phase, seconds in self.phases.items():
-            phases.add_metric([phase], seconds.cumulated(), seconds.total)
+            phases.add_histogram(BUCKETS_S, seconds.counts, seconds.total, phase)
         yield phases

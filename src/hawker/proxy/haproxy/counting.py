@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from prometheus_client.core import CounterMetricFamily
-from prometheus_client.metrics_core import Metric
-
+from hawker.core.metrics import Family
 from hawker.proxy.embedded.counters import Counted, Counters
 from hawker.proxy.haproxy.runtime import CLASSES
 
@@ -21,11 +19,10 @@ class Counting(Counters):
         for name, count in zip(CLASSES, since, strict=True):
             self.answers[name] += count
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Family]:
         yield from super().collect()
-        carried = CounterMetricFamily(
-            "hawker_proxy_carried_requests", "Users' requests that HAProxy carried by itself", labels=["status"]
-        )
+        text = "Users' requests that HAProxy carried by itself"
+        carried = Family("counter", "hawker_proxy_carried_requests", text, ["status"])
         for name, count in self.answers.items():
-            carried.add_metric([name], count)
+            carried.add(count, name)
         yield carried
