@@ -101,8 +101,8 @@ venv_checksum() {
 }
 
 make_venv() {
-    # Settings of the caller's Python must not leak into ours.
-    unset PYTHONHOME PYTHONPATH
+    # Settings of the caller's Python must not leak into ours. Without bytecode kept, each process compiles Hawker anew.
+    unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE
     checksum=$(venv_checksum)
     for stamp in "$venv/.hawker-dev" "$venv/.hawker-$1"; do # what holds the tools holds the package too
         if [ "$(cat "$stamp" 2>/dev/null)" = "$checksum" ] && "$venv/bin/python" -c 'import hawker' 2>/dev/null; then
