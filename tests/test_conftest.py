@@ -7,6 +7,7 @@ import re
 import select
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ from tests.kit.budgets import FILE, Budget, added, read, report
 from tests.kit.tiers import FEW
 
 ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+OPTIONS = PROJECT["tool"]["pytest"]["ini_options"]["addopts"].replace("-p schemathesis.pytest.plugin", "")
+"""Of a run: the project's, but for what takes longest to load and has no part in it."""
 OF_PROCESSES = "tests/live/test_it.py"
 """In a directory whose tests may get a second run."""
 
@@ -35,7 +39,7 @@ def run_pytest(
     its environment."""
     (directory / at).parent.mkdir(parents=True, exist_ok=True)
     (directory / at).write_text(source)
-    argv = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:schemathesis", "-v", *options]
+    argv = [sys.executable, "-m", "pytest", "-o", f"addopts={OPTIONS}", "-p", "tests.conftest", "-v", *options]
     argv += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(directory), "--basetemp", str(directory / "tmp")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **settings}
     return subprocess.run(
