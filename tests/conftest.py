@@ -12,6 +12,7 @@ how many tests passed and failed, then each that failed, with its reason. Of the
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import shutil
 import sys
@@ -92,6 +93,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if item.get_closest_marker(marker) and (reason := _missing(marker, config.getoption("--secluded"))):
                 item.add_marker(pytest.mark.skip(reason=reason))
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)  # stable: otherwise the order of the files
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What is there by now stays to the end: no collection of garbage in a test looks at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 class SkipAccount:
