@@ -129,9 +129,18 @@ class Client:
 
         A tolerant client gives up after a minute.
         """
+        last: tuple[SimWorker, int] | None = None  # what the last look saw: nothing is new without a commit
+
+        async def look(worker: SimWorker) -> bool:
+            nonlocal last
+            if (worker, worker.store.commits) == last:
+                return False
+            await _unpark(worker)
+            last = worker, worker.store.commits
+            return seen(worker.machine(self.machines[key]), worker.story(self.machines[key]))
+
         for _ in range(int(60 / LOOK_S) if self._tolerant else LOOKS_MOST):
-            await self._ask(_unpark)
-            if await self._ask(lambda worker: _look(worker, self.machines[key], seen)):
+            if await self._ask(look):
                 return
             await asyncio.sleep(LOOK_S)
         if not self._tolerant:
@@ -150,10 +159,6 @@ class Client:
 async def _last_event(worker: SimWorker, machine: str) -> str:
     events = worker.events(machine)
     return events[-1].id if events else ""
-
-
-async def _look(worker: SimWorker, machine: str, seen: Callable[[MachineRow, list[str]], bool]) -> bool:
-    return seen(worker.machine(machine), worker.story(machine))
 
 
 async def _is_quiet(worker: SimWorker) -> bool:
