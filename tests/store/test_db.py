@@ -10,6 +10,7 @@ from typing import Any
 
 import apsw
 import pytest
+from tests.kit.counting import counting
 from tests.kit.waiting import until
 from tests.store.leases import HOST, held_up, lease, leased, logged, make_slow, refused, taking
 
@@ -179,35 +180,71 @@ async def test_a_change_whose_caller_left_during_its_commit_is_kept(store: Store
     assert leased(store) == ["left", "next", "slow"]
 
 
+def begin(run: str, *, exclusive: bool = True) -> Callable[[Tx], None]:
+    row = RunRow(
+        id=run,
+        flow="start",
+        flow_version=1,
+        resource="m",
+        exclusive=exclusive,
+        args={},
+        steps=["end"],
+        cause="test",
+        source="user",
+        trace="",
+        started_at_ms=0,
+        updated_at_ms=0,
+    )
+
+    def change(tx: Tx) -> None:
+        tx.record("run.started", "m", cause="test")
+        tx.put(row)
+
+    return change
+
+
 async def test_the_database_refuses_a_second_exclusive_run_of_a_resource_and_keeps_the_first(store: Store) -> None:
-    def begin(run: str, *, exclusive: bool = True) -> Callable[[Tx], None]:
-        row = RunRow(
-            id=run,
-            flow="start",
-            flow_version=1,
-            resource="m",
-            exclusive=exclusive,
-            args={},
-            steps=["end"],
-            cause="test",
-            source="user",
-            trace="",
-            started_at_ms=0,
-            updated_at_ms=0,
-        )
-
-        def change(tx: Tx) -> None:
-            tx.record("run.started", "m", cause="test")
-            tx.put(row)
-
-        return change
-
     await store.submit(begin("one"))
     with pytest.raises(Broken, match=r"UNIQUE constraint failed: run\.resource"):
         await store.submit(begin("two"))
     await store.submit(begin("one"))  # the same run, written again
     await store.submit(begin("three", exclusive=False))
     assert [run.id for run in store.read.select(RunRow, "true order by id")] == ["one", "three"]
+
+
+async def test_a_row_that_its_table_refuses_is_the_failure_of_its_change_alone(path: Path, either: Store) -> None:
+    changes = (taking("a"), begin("one"), begin("two"), refused, taking("b"))
+    answers = await asyncio.gather(*(either.submit(change) for change in changes), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [str, type(None), Broken, Conflict, str]
+    assert leased(either) == ["a", "b"]
+    assert [run.id for run in either.read.select(RunRow)] == ["one"]
+    await either.submit(taking("c"))
+    assert verify(path).faults == []
+
+
+async def test_what_a_failed_change_has_looked_at_is_kept_of_the_changes_before_it(path: Path, either: Store) -> None:
+    def looked(tx: Tx) -> None:
+        begin("of the change that fails")(tx)
+        assert len(tx.select(RunRow)) == 2
+        assert [row.machine for row in tx.select(LeaseRow)] == ["a"]
+        raise Conflict("no")
+
+    changes = (taking("a"), begin("kept", exclusive=False), looked, taking("b"))
+    answers = await asyncio.gather(*(either.submit(change) for change in changes), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [str, type(None), Conflict, str]
+    assert leased(either) == ["a", "b"]
+    assert [run.id for run in either.read.select(RunRow)] == ["kept"]
+    assert verify(path).faults == []
+
+
+async def test_a_commit_writes_each_row_and_each_record_once(path: Path) -> None:
+    with counting() as counts:
+        store = Store.open(path, HOST)
+        alone = await counts.of(store.submit(taking("m")))
+        together = await counts.of(asyncio.gather(*(store.submit(taking("m", str(n))) for n in range(50))))
+        await store.close()
+    assert alone.statements == len(("begin", "the row", "its record", "commit"))
+    assert together.statements == alone.statements + 49, "a record for each change"
 
 
 async def test_a_row_that_does_not_read_is_named(store: Store) -> None:

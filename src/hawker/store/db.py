@@ -26,7 +26,7 @@ from hawker.store import log
 from hawker.store.checkpoints import Checkpoints
 from hawker.store.connection import LOOK, make_private, prepare, rows, translated
 from hawker.store.reserve import Reserve
-from hawker.store.tx import Known, Reads, Tx
+from hawker.store.tx import Commit, Known, Reads, Tx
 
 T = TypeVar("T")
 SLOW_COMMIT_S = 0.002
@@ -195,9 +195,13 @@ class Store:
         committing = False
         try:
             self._db.execute("begin immediate")
-            known: Known = {}
-            for pending in batch:
-                self._apply(pending, known)
+            try:
+                self._apply_all(batch)
+            except apsw.ConstraintError:  # a table refuses a row: see whose it is
+                self._db.execute("rollback")
+                self._db.execute("begin immediate")
+                self._seq, self._checksum = saved
+                self._apply_all(batch, one_by_one=True)
             if self._on_commit:
                 self._on_commit("before")
             if self._slow:
@@ -217,36 +221,37 @@ class Store:
             self._committed(batch)
         self._schedule()
 
-    def _apply(self, pending: _Pending, known: Known) -> None:
-        """Run one change under its own savepoint. Raises when SQLite has rolled back the whole transaction."""
+    def _apply_all(self, batch: list[_Pending], *, one_by_one: bool = False) -> None:
+        """Run the changes of a commit and write what they leave. Raises when SQLite has rolled back the whole
+        transaction, or refuses a row; `one_by_one`, the change is refused that wrote it."""
+        commit = Commit(self._db)
+        for pending in batch:
+            pending.tx = pending.error = None
+            self._apply(pending, commit, one_by_one)
+        commit.write()
+
+    def _apply(self, pending: _Pending, commit: Commit, flush: bool) -> None:
         if pending.future.cancelled():
             return  # its caller left before it began
         db = self._db
-        saved = self._seq, self._checksum
-        tx = Tx(db, self._host.now_ms(), self._host.steady_ms(), known)
-        db.execute("savepoint change")
+        tx = Tx(db, self._host.now_ms(), self._host.steady_ms(), commit)
         try:
             pending.value = pending.change(tx)
             if self.on_change is not None:
                 self.on_change(tx, tx.changed())
-            tx.flush()
+            if flush:
+                tx.flush()
             if db.get_autocommit():
                 raise apsw.AbortError("SQLite has rolled the transaction back inside a change")
-            for record in tx.records:
-                values = record.values(self._seq + 1, tx.now_ms, self._checksum)
-                db.execute(log.INSERT, values)
-                self._seq, self._checksum = self._seq + 1, values[-1]
+            self._seq, self._checksum = tx.done(self._seq, self._checksum)
+            pending.tx = tx
         except Exception as error:
-            self._seq, self._checksum = saved
-            known.clear()
+            if commit.refused:
+                raise
             if db.get_autocommit() or isinstance(error, apsw.FullError):  # no room for one is no room for the batch
                 raise _from_sqlite(error) from error
-            db.execute("rollback to change")
-            db.execute("release change")
+            tx.undo()
             pending.error = translated(error) if isinstance(error, apsw.Error | StopIteration) else error
-        else:
-            db.execute("release change")
-            pending.tx = tx
         finally:
             tx.end()
 
@@ -317,8 +322,6 @@ class Store:
             self.failed = f"{translated(error)}; restart the worker: it reads back what the disk holds"
             batch, self._queue = batch + self._queue, []
         if self.full and not self.failed and self.reserve and self.reserve.give_up():
-            for pending in batch:
-                pending.tx = pending.error = None
             self._queue = batch + self._queue
             return
         for pending in batch:

@@ -1,12 +1,14 @@
 """What a change sees and writes: rows by type and key, in a transaction of `store.db`.
 
 Every change opens a record (`Tx.record`); rows put or deleted after it are kept in the record's images and written to
-their tables, in one transaction.
+their tables, in one transaction. The tables get them at the end of the commit (`Commit`), each row once however many
+changes wrote it, unless something is read that may be among them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, TypeVar, cast
 
 import apsw
@@ -21,6 +23,9 @@ R = TypeVar("R", bound=Row)
 
 Known = dict[tuple[type[Row], str], Row | None]
 """Rows by type and key as a transaction has left them so far; None: not there."""
+
+Bodies = dict[tuple[type[Row], str], bytes | None]
+"""The same as their tables are to have them."""
 
 _UNREADABLE = apsw.CorruptError, apsw.NotADBError, apsw.IOError
 """What SQLite raises where the disk gives back something else than was written, or nothing."""
@@ -79,27 +84,57 @@ class Reads:
             raise translated(error) from error
 
 
+class Commit:
+    """What the changes of one commit have written so far. `known` are rows as they left them, or as they are in their
+    tables. `refused`: a table does not take one of the rows, whichever change it is from."""
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+        self.known: Known = {}
+        self.refused = False
+        self._bodies: Bodies = {}
+        self._records: list[tuple[Any, ...]] = []
+
+    def add(self, changed: Known, bodies: Bodies, records: list[tuple[Any, ...]]) -> None:
+        """A change is over."""
+        self.known |= changed
+        self._bodies |= bodies
+        self._records += records
+
+    def write(self, kind: type[Row] | None = None) -> None:
+        """Bring into the tables what is not there yet; of this kind of row alone, if one is given."""
+        try:
+            if bodies := _taken(self._bodies, kind):
+                _write(self._db, bodies)
+            if self._records and kind is None:
+                records, self._records = self._records, []
+                self._db.executemany(log.INSERT, records)
+        except apsw.ConstraintError:
+            self.refused = True
+            raise
+
+
 class Tx(Reads):
     """A change in progress. Sees its own writes and those of earlier changes in the same commit.
 
-    A row written several times under one record is logged once, as that record left it, and written to its table once,
-    as the change leaves it.
+    A row written several times under one record is logged once, as that record left it.
 
-    Ends with its change: writing to it afterwards is a bug and raises. `known` is shared by the changes of one commit.
-    `now_ms` and `steady_ms` are the host's clocks when it began.
+    Ends with its change: writing to it afterwards is a bug and raises. `now_ms` and `steady_ms` are the host's clocks
+    when it began.
     """
 
-    def __init__(self, db: apsw.Connection, now_ms: int, steady_ms: int, known: Known) -> None:
+    def __init__(self, db: apsw.Connection, now_ms: int, steady_ms: int, commit: Commit) -> None:
         super().__init__(db)
         self.now_ms = now_ms
         self.steady_ms = steady_ms
         self.records: list[log.Record] = []
         self.after: list[Callable[[], None]] = []
         self._open = True
+        self._saved = False
         self._held: Known = {}  # written under the open record
         self._changed: Known = {}  # written under records before it
-        self._encoded: dict[tuple[type[Row], str], bytes | None] = {}  # logged, and not yet in their tables
-        self._known = known
+        self._bodies: Bodies = {}  # logged, and not yet in their tables
+        self._commit = commit
 
     def record(self, kind: str, resource: str, *, cause: str, **fields: Any) -> None:
         """Open the record that the writes after it belong to. Fields are those of `store.log.Record`."""
@@ -124,6 +159,7 @@ class Tx(Reads):
     def cut_log(self, through: int) -> None:
         """Delete the log's records up to this one. Every row has an image in those that are left."""
         self._check("log", str(through))
+        self._save()
         self._db.execute("delete from log where seq <= ?", (through,))
 
     def give_back(self, pages: int, *, above: int) -> bool:
@@ -132,41 +168,60 @@ class Tx(Reads):
         [[free]], [[count]] = self.query("pragma freelist_count"), self.query("pragma page_count")
         if free <= max(above, count // 4) + pages or self.query("pragma auto_vacuum") != [(INCREMENTAL,)]:
             return False
+        self._save()
         self.query(f"pragma incremental_vacuum({pages})")
         return True
 
     def get(self, kind: type[R], key: str) -> R | None:
         name = kind, key
-        for rows_by_name in (self._held, self._known):
+        for rows_by_name in (self._held, self._changed, self._commit.known):
             if name in rows_by_name:
                 return cast("R | None", rows_by_name[name])  # as text: to make the type takes longer than to read
-        found = self._known[name] = super().get(kind, key)
+        found = self._commit.known[name] = super().get(kind, key)
         return found
 
     def select(self, kind: type[R], where: str = "true", values: Sequence[Any] = ()) -> list[R]:
-        self.flush()
+        """As `Reads.select`; `where` looks at no other table."""
+        self.flush(kind)
         return super().select(kind, where, values)
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         self.flush()
         return super().query(sql, values)
 
-    def flush(self) -> None:
-        """Bring what is held into the open record and the tables. Raises `apsw.ConstraintError`."""
+    def flush(self, kind: type[Row] | None = None) -> None:
+        """Bring what is held into the open record, and what this change and those before it wrote into the tables; of
+        this kind of row alone, if one is given. Raises `apsw.ConstraintError`."""
         self._close_record()
-        if not self._encoded:
-            return
-        self._check("held rows", "")
-        encoded, self._encoded = self._encoded, {}
-        for (kind, key), body in encoded.items():
-            if body is None:
-                self._db.execute(f"delete from {kind.table} where id = ?", (key,))
-            else:  # not "insert or replace", which would delete the row that a unique index protects
-                self._db.execute(
-                    f"insert into {kind.table} (id, body) values (?, ?) "
-                    "on conflict (id) do update set body = excluded.body",
-                    (key, body.decode()),
-                )
+        self._commit.write(kind)
+        if bodies := _taken(self._bodies, kind):
+            self._check("held rows", "")
+            self._save()
+            _write(self._db, bodies)
+
+    def done(self, seq: int, checksum: bytes) -> tuple[int, bytes]:
+        """The change is kept. `seq` and `checksum` are of the record before its own; returns those of its last."""
+        self._close_record()
+        records: list[tuple[Any, ...]] = []
+        for record in self.records:
+            seq += 1
+            records.append(record.values(seq, self.now_ms, checksum))
+            checksum = records[-1][-1]
+        self._commit.add(self._changed, self._bodies, records)
+        return seq, checksum
+
+    def undo(self) -> None:
+        """It is not: nothing of it stays in the tables."""
+        if self._saved:
+            self._db.execute("rollback to change")
+            self._db.execute("release change")
+
+    def _save(self) -> None:
+        """Before the first write into a table that the change makes while it may still fail."""
+        if not self._saved:
+            self._commit.write()  # all of it: what is written from now on may be undone
+            self._db.execute("savepoint change")
+            self._saved = True
 
     def _close_record(self) -> None:
         """Bring what is held into the open record."""
@@ -174,11 +229,10 @@ class Tx(Reads):
             return
         self._check("held rows", "")
         held, self._held = self._held, {}
-        self._known |= held
         self._changed |= held
         writes = self.records[-1].writes
         for (kind, key), row in held.items():
-            body = self._encoded[kind, key] = None if row is None else _encode(row)
+            body = self._bodies[kind, key] = None if row is None else _encode(row)
             writes.append(log.write_image(kind.table, key, body))
 
     def changed(self) -> Known:
@@ -202,3 +256,25 @@ class Tx(Reads):
             raise AssertionError(f"{table} {key}: written after its change had ended")
         if self._db.get_autocommit():
             raise apsw.AbortError(f"{table} {key}: SQLite has rolled the transaction back")
+
+
+def _taken(bodies: Bodies, kind: type[Row] | None) -> Bodies:
+    """Those of a kind, or all, which are not among `bodies` any more then."""
+    taken = {name: bodies[name] for name in bodies if kind is None or name[0] is kind}
+    for name in taken:
+        del bodies[name]
+    return taken
+
+
+def _write(db: apsw.Connection, bodies: Mapping[tuple[type[Row], str], bytes | None]) -> None:
+    for (kind, key), body in bodies.items():
+        if body is None:
+            db.execute(f"delete from {kind.table} where id = ?", (key,))
+        else:
+            db.execute(_put(kind), (key, body.decode()))
+
+
+@cache
+def _put(kind: type[Row]) -> str:
+    """Not "insert or replace", which would delete the row that a unique index protects."""
+    return f"insert into {kind.table} (id, body) values (?, ?) on conflict (id) do update set body = excluded.body"
