@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,6 +23,7 @@ from hawker.telemetry import Metrics, logs_into
 
 NO_HEADERS: dict[str, str] = {}
 CLIENT = {"authorization": "Bearer c"}
+NOT_BUILT = 422
 AS_AGENT = {"authorization": "Bearer a"}
 
 
@@ -95,6 +98,27 @@ async def test_a_template_of_an_agents_path_is_not_taken_for_the_path_itself(app
         200,
         {"path": template, "bytes": 0, "machine_id": "{machine_id}"},
     )
+
+
+async def test_every_endpoint_is_found_by_its_path_and_gets_its_parameters() -> None:
+    async def op_of(op: str, call: Call) -> Any:
+        return {"op": op, **call.request.path_params}
+
+    handlers = {e.op: partial(op_of, e.op) for e in ENDPOINTS}
+    host = Host(lambda: 1.0, random.Random(1))
+    app = Serving(host, Tokens({"c": "someone"}), Metrics(), "ord").app(ENDPOINTS, handlers)
+    for endpoint in ENDPOINTS:
+        if endpoint.success == 204:
+            continue
+        names = re.findall(r"{(\w+)}", endpoint.path)
+        path = endpoint.path.format(**{name: f"a {name}" for name in names})
+        expected = {"op": endpoint.op, **{name: f"a {name}" for name in names}}
+        assert await ask(app, endpoint.method, path, CLIENT) == (endpoint.success, expected)
+        assert (await ask(app, endpoint.method, f"{path}/", CLIENT))[0] in (404, NOT_BUILT)
+        assert (await ask(app, "TRACE", path, CLIENT))[0] in (405, NOT_BUILT)
+        for name in names:
+            without = endpoint.path.format(**{each: "" if each == name else "a" for each in names})
+            assert (await ask(app, endpoint.method, without, CLIENT))[0] in (404, NOT_BUILT)
 
 
 @pytest.mark.parametrize("levels", [101, 500, 990, 1000, 100_000])

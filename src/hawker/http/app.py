@@ -12,23 +12,20 @@ from hashlib import sha256
 from typing import Any
 
 import msgspec
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from hawker.errors import HawkerError, Invalid, Misdirected, NotBuilt, NotFound, Refused, Unauthorized
 from hawker.host import Host
 from hawker.http.call import BATCH_BYTES_MAX, BODY_BYTES_MAX, Call, TooLarge, check_levels
+from hawker.http.routes import Routes, Serve
 from hawker.model.endpoints import Endpoint
 from hawker.model.owners import AGENT as AGENT
 from hawker.model.owners import SCRAPER
 from hawker.telemetry import Metrics, get_logger
 
 Handler = Callable[[Call], Awaitable[Any]]
-Serve = Callable[[Request], Awaitable[Response]]
 
 REQUEST_ID = "fly-request-id"
 OWNER = "hawker-owner"
@@ -85,25 +82,14 @@ class Serving:
         handlers: Mapping[str, Handler],
         *,
         agent_routes: Mapping[tuple[str, str], Handler] | None = None,
-        lifespan: Any = None,
     ) -> ASGIApp:
-        """Routes in the order given. `agent_routes`, by (method, path), are for agents only: others get 404."""
-        between_agents = {
-            (method, path): self._endpoint(f"{method} {path}", handler, agents_only=True)
-            for (method, path), handler in (agent_routes or {}).items()
-        }
-        routes = [Route(path, serve, methods=[method]) for (method, path), serve in between_agents.items()]
-        routes += [
-            Route(e.path, self._endpoint(e.op, handlers[e.op], success=e.success, raw=e.raw_body), methods=[e.method])
-            for e in endpoints
-        ]
-        app = Starlette(
-            routes=routes,
-            lifespan=lifespan,
-            exception_handlers={HTTPException: self._http_exception, 404: self._http_exception},
-        )
-        app.router.redirect_slashes = False  # it redirects to whatever the Host field names, before any token is seen
-        return _Direct(app, {key: serve for key, serve in between_agents.items() if "{" not in key[1]})
+        """`agent_routes`, by (method, path), are for agents only: others get 404."""
+        routes = Routes(self._missing)
+        for (method, path), handler in (agent_routes or {}).items():
+            routes.add(method, path, self._endpoint(f"{method} {path}", handler, agents_only=True))
+        for e in endpoints:
+            routes.add(e.method, e.path, self._endpoint(e.op, handlers[e.op], success=e.success, raw=e.raw_body))
+        return routes
 
     def _endpoint(
         self, op: str, handler: Handler, *, success: int = 200, agents_only: bool = False, raw: bool = False
@@ -149,8 +135,8 @@ class Serving:
             _logger.warning("request.error", operation=op, request=request_id, error=error.message)
         return reply(error.body(), error.status)
 
-    async def _http_exception(self, request: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else 404
+    async def _missing(self, request: Request, there: bool) -> Response:
+        """The answer where no handler is; `there`: with another method there is one."""
         path = path_of(request)
         try:
             self._tokens.owner(_authorization(request))
@@ -160,27 +146,9 @@ class Serving:
             if part in path:
                 missing = NotBuilt("path", path, f"{what} not built yet")
                 return reply(missing.body(), missing.status)
-        if status == 405:
+        if there:
             return reply({"error": f"{request.method} is not a method of {path}", "status": "method_not_allowed"}, 405)
-        return reply(NotFound(f"no such path: {path}").body(), status)
-
-
-class _Direct:
-    """Agents' own paths without parameters, which every order takes several times, go straight to their handlers: a
-    dictionary's look-up instead of a walk through the routes and the layers around them, which took twice as long as
-    the handler."""
-
-    def __init__(self, app: ASGIApp, serves: Mapping[tuple[str, str], Serve]) -> None:
-        self._app = app
-        self._serves = serves
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        serve = self._serves.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
-        if serve is None:
-            await self._app(scope, receive, send)
-        else:
-            response = await serve(Request(scope, receive))
-            await response(scope, receive, send)
+        return reply(NotFound(f"no such path: {path}").body(), 404)
 
 
 _NOT_BUILT_PATHS = {
