@@ -11,8 +11,9 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.kit.virtual_time import virtual_host, virtual_time
+from tests.kit.waiting import until
 
 from hawker.core.connection_limits import ConnectionLimits
 from hawker.host import live
@@ -69,6 +70,55 @@ async def connected() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.Strea
         with suppress(ConnectionError):
             await writer.wait_closed()
         await server.close()
+
+
+async def streaming(scope: Scope, receive: Receive, send: Send) -> None:
+    """Its head, and a piece of its body for each that it is sent; a second one comes in the same turn."""
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"transfer-encoding", b"chunked")]})
+    more = True
+    while more:
+        message = await receive()
+        more = message.get("more_body", False)
+        await send({"type": "http.response.body", "body": message["body"].upper(), "more_body": True})
+        await send({"type": "http.response.body", "body": b"!", "more_body": more})
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("served", "asked", "ends"),
+    [
+        (answering, [b"content-length: 3\r\n\r\nabc"], [b"\r\n\r\n3"]),
+        (streaming, [b"content-length: 3\r\n\r\n", b"abc"], [b"\r\n\r\n", b"3\r\nABC\r\n1\r\n!\r\n0\r\n\r\n"]),
+        (streaming, [b"content-length: 6\r\n\r\nabc", b"def"], [b"\r\n1\r\n!\r\n", b"\r\n1\r\n!\r\n0\r\n\r\n"]),
+    ],
+)
+async def test_what_is_said_in_one_turn_leaves_in_one_piece(
+    served: ASGIApp, asked: list[bytes], ends: list[bytes]
+) -> None:
+    """A head and its body were two system calls, and woke whoever reads twice."""
+    left: list[bytes] = []
+    protocol = Server(served, live()).protocol()
+
+    class Sink(asyncio.Transport):
+        def write(self, data: bytes | bytearray | memoryview) -> None:
+            left.append(bytes(data))
+
+        def is_closing(self) -> bool:
+            return False
+
+        def pause_reading(self) -> None: ...
+        def resume_reading(self) -> None: ...
+
+    protocol.connection_made(Sink())
+    protocol.data_received(b"POST / HTTP/1.1\r\nhost: a\r\n")
+    for number, piece in enumerate(asked):
+        protocol.data_received(piece)
+        await until(lambda number=number: len(left) > number)  # type: ignore[misc]
+    assert [piece.startswith(HEAD) for piece in left] == [True, *(False for _ in ends[1:])]
+    assert [piece.endswith(end) for piece, end in zip(left, ends, strict=True)] == [True] * len(ends), left
+    protocol.connection_lost(ConnectionResetError())
 
 
 @pytest.mark.root
@@ -190,7 +240,7 @@ async def test_a_head_that_does_not_come_is_waited_for_no_longer_than_its_time(b
     assert not connection.is_closing()
     await asyncio.sleep(2)
     assert connection.is_closing()
-    protocol.connection_lost(None)
+    protocol.connection_lost(ConnectionResetError())
 
 
 @virtual_time
@@ -208,7 +258,7 @@ async def test_a_request_may_take_longer_than_its_head_and_the_next_head_has_its
     assert not connection.is_closing()
     await asyncio.sleep(2)
     assert connection.is_closing()
-    protocol.connection_lost(None)
+    protocol.connection_lost(ConnectionResetError())
 
 
 @pytest.mark.parametrize("enough", [True, False])
@@ -221,7 +271,7 @@ async def test_a_body_comes_at_a_least_rate_or_its_connection_is_cut_off(enough:
         protocol.data_received(bytes(BODY_LEAST // (1 if enough else 2)))
         await asyncio.sleep(BODY_S)
     assert connection.is_closing() is not enough
-    protocol.connection_lost(None)
+    protocol.connection_lost(ConnectionResetError())
 
 
 @virtual_time
@@ -239,7 +289,7 @@ async def test_a_body_that_waits_for_the_program_is_not_slow() -> None:
     protocol.data_received(bytes(30_000))
     await asyncio.sleep(0)
     assert b" 200 " in connection.written
-    protocol.connection_lost(None)
+    protocol.connection_lost(ConnectionResetError())
 
 
 async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
@@ -258,7 +308,7 @@ async def test_a_connection_whose_body_nobody_reads_ends_after_its_answer_howeve
         protocol.data_received(b"x")
     assert b" 401 " in connection.written
     assert connection.is_closing()
-    protocol.connection_lost(None)
+    protocol.connection_lost(ConnectionResetError())
 
 
 @virtual_time
@@ -270,7 +320,7 @@ async def test_a_refused_request_whose_body_is_whole_keeps_its_connection() -> N
         await asyncio.sleep(LINGER_S + 1)
         assert connection.written.count(b" 401 ") == count
     assert not connection.is_closing()
-    protocol.connection_lost(None)
+    protocol.connection_lost(ConnectionResetError())
 
 
 @virtual_time
@@ -286,11 +336,11 @@ async def test_more_connections_than_the_limits_are_closed_at_once_and_room_is_g
     assert [connection.is_closing() for _, connection in (first, *others)] == [False, False, True, False, True]
     for protocol, connection in (first, others[1]):
         connection.abort()
-        protocol.connection_lost(None)
+        protocol.connection_lost(ConnectionResetError())
     again = [comes(address) for address in ("a", "c")]
     assert [connection.is_closing() for _, connection in again] == [False, True]
     for protocol, _ in (others[0], others[2], others[3], *again):
-        protocol.connection_lost(None)
+        protocol.connection_lost(ConnectionResetError())
     assert server.limits.kept == 0
 
 
@@ -302,7 +352,7 @@ async def test_two_host_fields_are_refused_in_the_form_of_the_api() -> None:
     assert connection.written.startswith(b"HTTP/1.1 400 ")
     assert connection.written.endswith(b'{"error":"The request has two Host fields.","status":"invalid_argument"}')
     assert connection.is_closing()
-    protocol.connection_lost(None)
+    protocol.connection_lost(ConnectionResetError())
 
 
 @virtual_time

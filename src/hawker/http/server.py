@@ -157,6 +157,7 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._answer = _Answer(transport, self.loop)
         address = self.client[0] if self.client else "?"
         if not self._limits.enter(address):
             transport.abort()
@@ -205,6 +206,7 @@ class _Protocol(HttpToolsProtocol):
         self._in_head = False
         self._awaited()
         super().on_headers_complete()
+        self.cycle.transport = self._answer  # type: ignore[assignment]  # all that a cycle asks of a transport
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -215,6 +217,7 @@ class _Protocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        self._answer.flush()
         super().on_response_complete()
         # Requests that wait in the pipeline came after the whole body of this one.
         if not self.pipeline and self.cycle.response_complete and self.cycle.more_body:
@@ -257,6 +260,31 @@ class _Protocol(HttpToolsProtocol):
         if self._ends is not None:
             self._ends.cancel()
             self._ends = None
+
+
+class _Answer:
+    """A transport on which what is written in one turn of the loop leaves in one piece. uvicorn writes the head and the
+    body of an answer each by itself: two system calls, and whoever reads is woken twice."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._held: list[bytes] = []
+        self.is_closing = transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        if not self._held:
+            self._loop.call_soon(self.flush)
+        self._held.append(data)
+
+    def flush(self) -> None:
+        if self._held:
+            held, self._held = self._held, []
+            self._transport.write(b"".join(held))
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
 
 
 class _Ordered(dict[Any, None]):
