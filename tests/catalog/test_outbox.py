@@ -369,6 +369,40 @@ async def test_a_start_compares_all_rows_unless_the_end_before_it_left_nothing_w
     await node.store.close()
 
 
+async def test_a_row_that_nobody_waits_for_is_not_looked_at_before_its_time_has_come(node: Node) -> None:
+    looked: list[int] = []
+
+    def look(reads: Reads, key: str, row: TallyRow | None) -> Iterable[Projected]:
+        looked.append(row.machines if row else 0)
+        return tally(reads, key, row)
+
+    node.outbox = Outbox(node.host, "me", {TallyRow: look}, projections_id="a", unhurried=(TallyRow,))
+    node.outbox.on_published, node.outbox.on_due = node.told.append, node.due.append
+    node.store.on_change = node.outbox.on_change
+    for n in range(50):
+        await node.count("web", n)
+    assert (looked, node.told, node.due) == ([], [], [COALESCE_MS])
+    await node.do(node.outbox.flush)
+    assert node.told == []
+    node.now_ms += COALESCE_MS
+    await asyncio.gather(node.count("web", 50), node.do(node.outbox.flush), node.count("web", 51))
+    assert [version.changes for version in node.told] == [(Change("tallies", "web", {"machines": 50}),)]
+    node.now_ms += COALESCE_MS
+    await node.do(node.outbox.flush)
+    assert [version.changes[0].values for version in node.told] == [{"machines": 50}, {"machines": 51}]
+    looked.clear()
+    await node.do(node.outbox.flush)
+    assert looked == [], "nothing was changed"
+    await node.count("web", 52)
+    await node.count("web", 51)
+    await node.do(node.outbox.close)
+    node.outbox = Outbox(node.host, "me", {TallyRow: look}, projections_id="a", unhurried=(TallyRow,))
+    looked.clear()
+    await node.do(node.outbox.open)
+    await node.do(node.outbox.catch_up)
+    assert looked == [], "all was published at the end"
+
+
 async def test_what_is_published_is_in_the_log_of_the_worker(node: Node) -> None:
     await node.take("m1")
     before = node.store.read.select(PublishedRow)

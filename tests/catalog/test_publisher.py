@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.kit.virtual_time import virtual_host, virtual_time
 
 from hawker.catalog.outbox import Outbox
-from hawker.catalog.publisher import Publisher
+from hawker.catalog.publisher import GATHER_S, Publisher
 from hawker.catalog.replica import Replica
 from hawker.model.catalog import LogId, Position, Version
 from hawker.model.guest import Resources
@@ -53,6 +53,48 @@ async def test_what_a_full_disk_kept_from_the_own_replica_is_there_once_it_has_r
         assert head() in [Position(version.epoch, version.number) for version in told]
         await publisher.close()
         replica.close()
+    await store.close()
+
+
+@virtual_time
+async def test_what_is_published_is_shown_at_once_but_a_burst_of_it_in_few_commits(tmp_path: Path) -> None:
+    host = virtual_host()
+    store = Store.open(tmp_path / "worker.db", host)
+    publishing = Publishing("ord-1", "ord", "127.0.0.1", 1, Resources(), "fake")
+    publisher = Publisher(store, Outbox(host, "ord-1", publishing.projections()))
+    replica = Replica.open(tmp_path / "catalog.db", host)
+    told: list[Version] = []
+    await publisher.open(replica, told.append)
+    await asyncio.sleep(1)
+    commits: list[tuple[str, ...]] = []
+    replica.on_applied.append(commits.append)
+
+    async def publish(number: int) -> None:
+        def change(tx: Tx) -> None:
+            tx.record("app.kept", "web", cause="a test")
+            tx.put(TallyRow(app=f"web-{number}", machines=1))
+
+        await store.submit(change)
+        await asyncio.sleep(0)
+
+    def shown() -> int:
+        return len(replica.rows("select app from app_regions"))
+
+    told.clear()
+    await publish(0)
+    assert shown() == len(told) == 1
+    for number in range(1, 40):
+        await publish(number)
+        await asyncio.sleep(GATHER_S / 10)
+    await asyncio.sleep(GATHER_S)
+    assert shown() == len(told) == 40
+    assert len(commits) <= 6
+    await publish(40)
+    assert shown() == 40, "but a moment ago"
+    publisher.tell()
+    assert shown() == len(told) == 41, "a node that leaves does not wait"
+    await publisher.close()
+    replica.close()
     await store.close()
 
 

@@ -9,7 +9,8 @@ import pytest
 from tests.kit.virtual_time import virtual_time
 
 from hawker.catalog import spreading
-from hawker.catalog.spreading import OWN_NEWS_S, Spreading
+from hawker.catalog.publisher import GATHER_S
+from hawker.catalog.spreading import Spreading
 from hawker.core.swim.settings import LAN
 from hawker.model.catalog import Change, Version
 
@@ -24,7 +25,7 @@ async def test_a_small_region_hears_of_an_owners_news_at_once(neighbours: int) -
     sent: list[tuple[spreading.Address, bytes]] = []
     own = Spreading(LAN, Random(1), lambda: others, lambda to, payload: sent.append((to, payload)))
     own.tell(VERSION, ours=True)
-    await asyncio.sleep(OWN_NEWS_S * 1.5)
+    await asyncio.sleep(GATHER_S)
     assert sorted(to for to, _ in sent) == others
     assert [spreading.read(payload[1:]) for _, payload in sent] == [[VERSION]] * neighbours
     own.close()
@@ -46,7 +47,7 @@ async def test_more_than_the_next_packets_carry_is_told_by_its_position_at_once_
     own = Spreading(LAN, Random(1), lambda: [("10.0.0.1", 1)], lambda to, payload: sent.append(payload))
     for version in many(1, 100):
         own.tell(version, ours=True)
-    await asyncio.sleep(OWN_NEWS_S * 1.5)
+    await asyncio.sleep(GATHER_S)
     told = [version for payload in sent for version in spreading.read(payload[1:])]
     before = [version.number for version in told if not version.changes]
     assert len(before) == 1
@@ -69,7 +70,7 @@ async def test_every_neighbour_hears_the_newest_first_however_much_is_told_again
     for last in range(10, 201, 10):
         for version in many(last - 9, last):
             own.tell(version, ours=True)
-        await asyncio.sleep(OWN_NEWS_S * 1.5)
+        await asyncio.sleep(GATHER_S)
         assert min(newest.values()) > last - 10
     own.close()
 

@@ -141,6 +141,8 @@ class Node:
         if self._closed:
             return
         self._closed = True
+        if self._publisher:
+            self._publisher.tell()
         with self._unless_disk_fails():
             self.membership.close()
         self._spreading.close()
@@ -244,10 +246,7 @@ class Node:
 
     def _tell(self, version: Version) -> None:
         """Something is new here."""
-        ours = version.owner == self.settings.name
-        if ours:
-            self._notes.write()
-        self._spreading.tell(version, ours=ours)
+        self._spreading.tell(version, ours=version.owner == self.settings.name)
 
     def _read_news(self, source: Address, payload: bytes) -> None:
         try:

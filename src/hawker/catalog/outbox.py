@@ -10,7 +10,8 @@ row, and whatever is over the node's budget waits for that: call `flush` in a ch
 What is over budget goes out together, many rows in one version, and what comes later waits behind it: a node that
 changes much is told of in few versions, each a moment late, not in many, some of them seconds late. What waits is kept
 in memory alone, so it costs no writes: a node that is killed finds it again at its next start, where `refresh` compares
-what should be published with what is. One that ends in order says whether anything waited.
+what should be published with what is. One that ends in order says whether anything waited. Rows that nobody waits for
+and that change all the time are not even looked at before their time has come (`unhurried`).
 
 Numbers go on across epochs; each opening of the database begins a new epoch (`core.ownerlog.next_epoch`), so a database
 brought back from a backup never gives a number that others have seen with other rows.
@@ -79,10 +80,12 @@ class Outbox:
         *,
         projections_id: str = "",
         always: Collection[type[Row]] = (),
+        unhurried: Collection[type[Row]] = (),
     ) -> None:
         self.owner = owner
         self._projections_id = projections_id
         self._always = always
+        self._unhurried = frozenset(unhurried)
         self._left_by = ""  # whose `close` found nothing waiting, before this opening
         self._closed = False
         self.on_published: Callable[[Version], None] | None = None
@@ -96,10 +99,11 @@ class Outbox:
         self._staged_by: Tx | None = None
         self._short = False  # urgent changes wait for budget: those that come wait, too
         self._waiting: dict[str, _Waiting] = {}  # of changes that are committed; at most the rows of the catalog
+        self._unseen: dict[Source, int] = {}  # unhurried rows that were changed, and since when
 
     @property
     def waiting(self) -> list[str]:
-        """The keys of what waits to be published."""
+        """The keys of what waits to be published, but for rows that were not looked at yet."""
         return sorted(self._waiting)
 
     # --- the log ---
@@ -167,6 +171,9 @@ class Outbox:
         """The store's hook: publish what a change made of the rows it wrote."""
         wanted: list[tuple[Projected, Source | None]] = []
         for (kind, key), row in changed.items():
+            if kind in self._unhurried:
+                tx.after_commit(partial(self._look_later, (kind, key), tx.now_ms))
+                continue
             projection = self._projections.get(kind)
             if projection is not None:
                 wanted += [(projected, (kind, key)) for projected in projection(tx, key, row)]
@@ -189,7 +196,7 @@ class Outbox:
 
     def close(self, tx: Tx) -> None:
         """Nothing changes any more: say whether all is published, for `catch_up` at the next start."""
-        if self._projections_id and not self._waiting:
+        if self._projections_id and not self._as_they_are(tx, self._all_waiting(tx)):
             tx.record("catalog.closed", self.owner, cause="stop")
             tx.put(replace(self._head(tx, "region"), projections=self._projections_id))
             self._closed = True
@@ -239,8 +246,9 @@ class Outbox:
         often has rows of both, which are of no use in halves, and they are told in one packet and asked for together.
         To be submitted to the store as a change of its own."""
         left, may, cost = False, None, 1
+        waiting = self._all_waiting(tx)
         for tier in TIERS:
-            waits = sorted((w.since_ms, key) for key, w in self._waiting.items() if w.tier == tier)[:FLUSH_MOST]
+            waits = sorted((w.since_ms, key) for key, w in waiting.items() if w.tier == tier)[:FLUSH_MOST]
             due = [key for since_ms, key in waits if ownerlog.is_due(since_ms, tx.now_ms)]
             if not due:
                 continue
@@ -249,7 +257,7 @@ class Outbox:
                 left = True
                 break
             left |= len(due) == FLUSH_MOST
-            flushed = {key: self._waiting[key] for key in due}
+            flushed = {key: waiting[key] for key in due}
             tx.after_commit(partial(self._flushed, flushed))
             if changes := self._as_they_are(tx, flushed):
                 tx.record("catalog.published", self.owner, cause="due")
@@ -278,6 +286,22 @@ class Outbox:
         for key, waiting in flushed.items():
             if self._waiting.get(key) is waiting:
                 del self._waiting[key]
+            elif waiting.source:
+                self._unseen.pop(waiting.source, None)
+
+    def _all_waiting(self, tx: Tx) -> dict[str, _Waiting]:
+        waiting = dict(self._waiting)
+        for (kind, row_key), since_ms in self._unseen.items():
+            for tier, change, _ in self._projections[kind](tx, row_key, tx.get(kind, row_key)):
+                key = published_key(tier, change.table, change.key)
+                waiting[key] = _Waiting(tier, change, (kind, row_key), since_ms)
+        return waiting
+
+    def _look_later(self, source: Source, now_ms: int) -> None:
+        if source not in self._unseen:
+            self._unseen[source] = now_ms
+            if self.on_due:
+                self.on_due(ownerlog.COALESCE_MS)
 
     # --- helpers ---
 
@@ -385,9 +409,10 @@ class Outbox:
 
     def _tell_due(self, now_ms: int) -> None:
         """Tell when to flush next, if anything waits."""
-        if not self._waiting or self.on_due is None:
+        since_ms = [*(waiting.since_ms for waiting in self._waiting.values()), *self._unseen.values()]
+        if not since_ms or self.on_due is None:
             return
-        first = min(waiting.since_ms for waiting in self._waiting.values())
+        first = min(since_ms)
         wait_ms = max(ownerlog.wait_ms(self._budget, self._bucket), first + ownerlog.COALESCE_MS - now_ms, 0)
         self.on_due(min(wait_ms, max(ownerlog.COALESCE_MS, ownerlog.wait_ms(self._budget, self._bucket))))
 

@@ -23,6 +23,9 @@ TOMBSTONES_KEPT_MS = 24 * 3600 * 1000
 PURGE_S = 600.0
 FLUSH_AGAIN_MS = 5000
 """How long what waits goes on waiting with the worker's disk when it was full: nothing else may ever change."""
+GATHER_S = 0.005
+"""What is published is shown here and told to others at once, but no more often than that: each time costs a commit of
+the replica."""
 FEED_AGAIN_S = 1.0
 """How long to wait with the own replica's disk when it was full or failed: nothing else may ever come that feeds it."""
 
@@ -42,6 +45,7 @@ class Publisher:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._raising: dict[Tier, int] = {}
         self._fresh: list[Version] = []
+        self._told_s = float("-inf")
         self._closed = False
         store.on_change = outbox.on_change
 
@@ -109,15 +113,19 @@ class Publisher:
         )
 
     def _published(self, version: Version) -> None:
-        """After the commit, in order. The replica takes all versions of one commit at once."""
+        """After the commit, in order."""
         if not self._fresh:
-            asyncio.get_running_loop().call_soon(self._tell)
+            loop = asyncio.get_running_loop()
+            may_s = self._told_s + GATHER_S
+            loop.call_soon(self.tell) if loop.time() >= may_s else loop.call_at(may_s, self.tell)
         self._fresh.append(version)
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Show and tell now what was published."""
         fresh, self._fresh = self._fresh, []
-        if self._closed:
+        if self._closed or not fresh:
             return
+        self._told_s = asyncio.get_running_loop().time()
         try:
             self._show(fresh)
         except StoreError as error:  # the replica's disk, not the worker's

@@ -28,8 +28,6 @@ WAITING_MOST = 4096
 UNSENT_MOST = 2 * PACKETS_MOST * ITEM_MAX
 """Bytes that nobody was told yet: what comes after that would come later than an answer to who asks for it."""
 MUCH = 64
-OWN_NEWS_S = 0.005
-"""What is ours goes out at once, but for what the next few milliseconds add to it."""
 TICK_S = 0.05
 """A quarter of membership's: what is passed on reaches a large region in four or five of these."""
 
@@ -67,7 +65,7 @@ class Spreading:
             self._timer.cancel()
 
     def tell(self, version: Version, *, ours: bool) -> None:
-        """Take up something new."""
+        """Take up something new. What is ours goes out at once: it was gathered before."""
         key, body = f"{version.tier}/{version.owner}", _encode(version)
         room = UNSENT_MOST - self._rumours.unsent
         if version.changes and len(body) <= min(ITEM_MAX, room) and len(self._rumours) < WAITING_MOST:
@@ -80,7 +78,7 @@ class Spreading:
             for name in self._numbered.pop(key, ()):
                 self._rumours.drop(name)
             self._rumours.put(key, _encode(replace(version, changes=())))
-        self._tick_in(OWN_NEWS_S if ours else TICK_S)
+        self._tick_in(0.0 if ours else TICK_S)
 
     def _tick_in(self, seconds: float) -> None:
         """At the latest so many seconds from now."""

@@ -75,7 +75,12 @@ class Publishing:
         identity = msgspec.json.encode((self._name, self._region, _program()))
         projections_id = blake2b(identity, digest_size=16).hexdigest()
         always = (WorkerRow, LedgerRow)  # what they show follows the settings, and how much of the disk is free
-        return Outbox(host, self._name, self.projections(), projections_id=projections_id, always=always)
+        return Outbox(
+            *(host, self._name, self.projections()),
+            projections_id=projections_id,
+            always=always,
+            unhurried=(LedgerRow, SketchRow),
+        )
 
     def recall(self, reads: Reads) -> None:
         """At a start: which services are published, so that they end with what they show."""
@@ -143,7 +148,7 @@ class Publishing:
         """What the machine serves, and the end of what it served before."""
         served = {}
         if row is not None and row.state is not State.destroyed:
-            services = self._services_of(row)
+            services = self._services_of(row) if row.ports else {}
             for port in row.ports:
                 service = services.get((port.protocol, port.internal_port))
                 served[f"{key}/{port.protocol}/{port.internal_port}"] = {
