@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from tests.kit import cgroups
 from tests.kit.drivers import Opened, opened
 from tests.kit.processes import alive, gone, marked, word
+from tests.kit.tiers import full
 from tests.kit.unpacked import UnpackedImages
 from tests.kit.waiting import eventually
 from tests.live.test_container_driver import driver_of, programs
@@ -61,7 +62,7 @@ class Interposed:
         return not self._next.exists()
 
 
-@pytest.fixture(params=["crun", "runc"])
+@pytest.fixture(params=["crun", *full("runc")])
 def runtime(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Interposed:
     place = tmp_path / "bin"
     place.mkdir()

@@ -18,6 +18,7 @@ from tests.kit import fake_firecracker
 from tests.kit.drivers import Opened, opened
 from tests.kit.namespaces import Network
 from tests.kit.processes import alive, gone
+from tests.kit.tiers import full
 from tests.kit.unpacked import UnpackedImages
 from tests.kit.vms import guests
 from tests.kit.waiting import eventually
@@ -66,7 +67,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "bin"
 
 
-@pytest.fixture(params=["jailed", "bare"])
+@pytest.fixture(params=["jailed", *full("bare")])
 async def driver(request: pytest.FixtureRequest, tmp_path: Path, programs: Path) -> AsyncIterator[Opened]:
     install(programs, "firecracker", *(["jailer"] if request.param == "jailed" else []))
     images = UnpackedImages(tmp_path / "images")
@@ -84,6 +85,7 @@ def asked(there: Path) -> list[str]:
     return [json.loads(line)[0] for line in (there / "asked").read_text().splitlines()]
 
 
+@pytest.mark.parametrize("driver", ["jailed", "bare"], indirect=True)
 async def test_a_machine_is_booted_asked_and_stopped(driver: Opened) -> None:
     one = driver.shell(SAYS)
     started = await driver.driver.start(one)

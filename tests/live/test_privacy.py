@@ -10,9 +10,11 @@ import pytest
 from msgspec.structs import replace
 from tests.kit.drivers import opened
 from tests.kit.private import open_to_others, umask
+from tests.kit.tiers import full
 from tests.kit.unpacked import UnpackedImages
 from tests.kit.vms import guests, microvms
 from tests.kit.waiting import eventually
+from tests.live.test_container_driver import programs
 
 from hawker.images.base import ImageSource
 from hawker.worker.drivers.base import File
@@ -27,19 +29,16 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 Made = ProcessDriver | ContainerDriver | MicrovmDriver
 Make = Callable[[Path, ImageSource], Made]
-MASKS = [pytest.param(0, id="no-umask"), pytest.param(0o077, id="strict")]
-
-
 def crun(directory: Path, images: ImageSource) -> Made:
-    return ContainerDriver(directory, images, runtime="crun")
+    return ContainerDriver(directory, images, runtime="crun", programs=programs())
 
 
 def runc(directory: Path, images: ImageSource) -> Made:
-    return ContainerDriver(directory, images, runtime="runc")
+    return ContainerDriver(directory, images, runtime="runc", programs=programs())
 
 
 def root_of_the_host(directory: Path, images: ImageSource) -> Made:
-    return ContainerDriver(directory, images, user_namespaces=False)
+    return ContainerDriver(directory, images, user_namespaces=False, programs=programs())
 
 
 def microvm(directory: Path, images: ImageSource) -> Made:
@@ -47,11 +46,11 @@ def microvm(directory: Path, images: ImageSource) -> Made:
 
 
 def tree(directory: Path, images: ImageSource) -> Made:
-    return ProcessDriver(directory, images=images)
+    return ProcessDriver(directory, images=images, programs=programs())
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("make", [crun, runc, root_of_the_host, tree])
+@pytest.mark.parametrize("mask", [0, 0o077], ids=["no-umask", "strict"])
+@pytest.mark.parametrize("make", [crun, tree, *full(runc, root_of_the_host)])
 async def test_a_container_and_its_commands_keep_their_environment_and_files_to_themselves(
     make: Make, mask: int, tmp_path: Path
 ) -> None:
@@ -61,7 +60,7 @@ async def test_a_container_and_its_commands_keep_their_environment_and_files_to_
 
 @pytest.mark.timeout(120)
 @pytest.mark.usefixtures("guests")
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", [0, *full(0o077)], ids=["no-umask", "strict"])
 async def test_a_microvm_keeps_its_disk_and_files_to_itself(mask: int, tmp_path: Path) -> None:
     with umask(mask):
         await keeps_to_itself(microvm, tmp_path)
