@@ -19,6 +19,7 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
 from email.utils import parsedate_to_datetime
+from functools import cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -126,6 +127,17 @@ def check_leads(settings: ImageSettings, image: str, to: Endpoint, url: httpx2.U
     return url
 
 
+@cache
+def _trusting_the_system() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+def _trusting(ca: str) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.load_verify_locations(ca)
+    return context
+
+
 class Exchange:
     """Requests to registries. `close` it."""
 
@@ -149,11 +161,8 @@ class Exchange:
         if client is None:
             import httpx2
 
-            context = ssl.create_default_context()
-            if ca:
-                context.load_verify_locations(ca)
             client = self._clients[ca] = httpx2.AsyncClient(
-                verify=context,
+                verify=_trusting(ca) if ca else _trusting_the_system(),
                 timeout=httpx2.Timeout(settings.read_timeout_s, connect=settings.connect_timeout_s, pool=None),
                 limits=httpx2.Limits(max_connections=64, max_keepalive_connections=8, keepalive_expiry=30),
                 headers={"User-Agent": f"hawker/{hawker.__version__}", "Accept-Encoding": "identity"},
