@@ -13,15 +13,16 @@ import pytest
 from msgspec.structs import replace
 from tests.kit import disks
 from tests.kit.cgroups import parents
-from tests.kit.drivers import Opened, opened
+from tests.kit.drivers import Opened, opened, spec
 from tests.kit.unpacked import UnpackedImages
-from tests.kit.vms import guests, microvms
+from tests.kit.vms import guests, microvms, warmed
 from tests.kit.waiting import eventually
 from tests.live.test_container_driver import programs
 
 from hawker.supervisor.disks import whole
 from hawker.worker.drivers.base import InstanceSpec, Root
 from hawker.worker.drivers.container.driver import ContainerDriver
+from hawker.worker.drivers.microvm.driver import MicrovmDriver
 from hawker.worker.drivers.microvm.qemu import MARGIN_S, Qmp
 from hawker.worker.drivers.process import ProcessDriver
 
@@ -92,6 +93,8 @@ async def test_a_process_is_held_back_on_the_disk_of_its_host(tmp_path: Path) ->
 async def test_a_microvm_is_held_back_by_its_hypervisor_once_it_has_used_up_its_margin(tmp_path: Path) -> None:
     images = UnpackedImages(tmp_path / "images")
     async with opened(microvms(tmp_path / "driver", images), "busybox", images.add) as machines:
+        assert isinstance(machines.driver, MicrovmDriver)
+        await warmed(machines.driver, tmp_path / "driver", spec().limits)
         one = machines.shell(DIRECT.format("/f"))
         await machines.driver.start(replace(one, limits=replace(one.limits, disk_bytes=MIB // 4)))
         (socket,) = (tmp_path / "driver" / "vms").glob("*/qmp")

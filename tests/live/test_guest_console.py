@@ -102,13 +102,17 @@ async def running(it: Portless, boots: Kernel) -> AsyncIterator[asyncio.subproce
         await process.wait()
 
 
-def kernel_here(directory: Path) -> Kernel:
+@pytest.fixture(scope="module")
+def boots(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
+    directory = tmp_path_factory.mktemp("kernel")
     return kernel.prepare(kernel.find(), program("guest", directory), directory)
 
 
-def with_relay(boots: Kernel, directory: Path) -> Kernel:
+@pytest.fixture(scope="module")
+def with_relay(boots: Kernel) -> Kernel:
     """The same, with process 1 behind a relay from its own vsock: a second archive takes the place of files of the
     first (early-userspace/buffer-format.rst)."""
+    directory = Path(boots.initrd).parent
     compiler = next(filter(None, map(shutil.which, COMPILERS)))
     source = Path(__file__).parents[1] / "kit" / "relay.c"
     subprocess.run([compiler, "-static", "-O1", "-o", directory / "relay", source], check=True)
@@ -125,9 +129,11 @@ def with_relay(boots: Kernel, directory: Path) -> Kernel:
     return replace(boots, initrd=str(initrd))
 
 
-async def test_a_program_speaks_on_the_console_and_its_end_is_on_the_status_drive(tmp_path: Path) -> None:
+async def test_a_program_speaks_on_the_console_and_its_end_is_on_the_status_drive(
+    tmp_path: Path, boots: Kernel
+) -> None:
     it = Portless(tmp_path, "")
-    async with asyncio.timeout(60), running(it, kernel_here(tmp_path / "kernel")) as process:
+    async with asyncio.timeout(60), running(it, boots) as process:
         agent = await Agent.connect(tmp_path / "agent")
         await it.start(agent, "echo out; echo err >&2; seq 3000; echo the last; exit 7")
         await process.wait()
@@ -144,10 +150,11 @@ async def test_a_program_speaks_on_the_console_and_its_end_is_on_the_status_driv
     assert it.status.stat().st_size == 4096
 
 
-async def test_what_could_not_start_says_so_on_the_status_drive_and_to_whoever_asks_by_vsock(tmp_path: Path) -> None:
+async def test_what_could_not_start_says_so_on_the_status_drive_and_to_whoever_asks_by_vsock(
+    tmp_path: Path, with_relay: Kernel
+) -> None:
     it = Portless(tmp_path, " hawker.agent=vsock")
-    boots = with_relay(kernel_here(tmp_path / "kernel"), tmp_path)
-    async with asyncio.timeout(60), running(it, boots) as process:
+    async with asyncio.timeout(60), running(it, with_relay) as process:
         agent = await Agent.connect(tmp_path / "agent")
         with pytest.raises(StartFailed, match="no-such-program"):
             await it.start(agent, "", "no-such-program")
@@ -158,10 +165,9 @@ async def test_what_could_not_start_says_so_on_the_status_drive_and_to_whoever_a
     assert "no-such-program" in ended["error"]
 
 
-async def test_the_agent_on_vsock_answers_one_connection_after_the_other(tmp_path: Path) -> None:
+async def test_the_agent_on_vsock_answers_one_connection_after_the_other(tmp_path: Path, with_relay: Kernel) -> None:
     it = Portless(tmp_path, " hawker.agent=vsock")
-    boots = with_relay(kernel_here(tmp_path / "kernel"), tmp_path)
-    async with asyncio.timeout(60), running(it, boots) as process:
+    async with asyncio.timeout(60), running(it, with_relay) as process:
         agent = await Agent.connect(tmp_path / "agent")
         await it.start(agent, "trap 'echo asked; exit 3' TERM; echo up; while :; do sleep 0.05; done")
         done = await agent.execute(["echo", "over vsock"], stdin=b"", env={}, timeout_s=20)

@@ -96,6 +96,9 @@ def test_machines_of_an_app_reach_each_other_and_nobody_elses(site: Site, tmp_pa
             assert shown.stdout.decode() == f"nameserver {attached.resolver}\n"
             assert await asked(driver, one, INTERNET4) == "nobody home"
 
+            tried = Try("internet", "203.0.113.1", 8001)
+            assert site.reached([tried]) == {tried}, "its published port leads to it"
+
             await driver.driver.suspend(one.key)
             assert attached.interface not in devices(site)
             await driver.driver.resume(one.key)
@@ -104,26 +107,6 @@ def test_machines_of_an_app_reach_each_other_and_nobody_elses(site: Site, tmp_pa
             for each in (one, two, other):
                 await driver.driver.destroy(each.key, force=True)
             assert [name for name in devices(site) if name.startswith("hk")] == []
-
-    site.run(main())
-
-
-def test_a_published_port_leads_to_its_machine(site: Site, tmp_path: Path) -> None:
-    network = site.worker("first")
-
-    async def main() -> None:
-        images = UnpackedImages(tmp_path / "images")
-        made = microvms(tmp_path / "driver", images, network=network)
-        async with opened(made, "busybox", images.add) as driver:
-            await warmed(made, tmp_path / "driver", spec().limits, network=True)
-            one = server(driver, 7, 1, (Publish(protocol="tcp", internal_port=PORT, host_port=8001),))
-            await driver.driver.start(one)
-
-            async def reached() -> bool:
-                tried = Try("internet", "203.0.113.1", 8001)
-                return site.reached([tried]) == {tried}
-
-            await eventually(reached, "it is reached from outside")
 
     site.run(main())
 

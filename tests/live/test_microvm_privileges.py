@@ -144,7 +144,7 @@ async def test_root_of_a_machine_takes_no_more_of_the_hosts_disk_than_its_own_ha
     assert (await driver.driver.exec(one.key, ["sh", "-c", flood], timeout_s=60)).code == 1
     await driver.driver.suspend(one.key)
     await driver.driver.resume(one.key)
-    write = "dd if=/dev/zero of=/file bs=1M count=30 conv=fsync"
+    write = "dd if=/dev/zero of=/file bs=1M count=4 conv=fsync"
     assert (await driver.driver.exec(one.key, ["sh", "-c", write], timeout_s=60)).code == 0
     about = (directory(driver, one) / "disk").stat()
     assert about.st_size == 64 << 20

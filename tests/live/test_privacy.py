@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from tests.kit.drivers import opened
+from tests.kit.drivers import opened, spec
 from tests.kit.private import open_to_others, umask
 from tests.kit.tiers import full
 from tests.kit.unpacked import UnpackedImages
-from tests.kit.vms import guests, microvms
+from tests.kit.vms import guests, microvms, warmed
 from tests.kit.waiting import eventually
 from tests.live.test_container_driver import programs
 
@@ -20,7 +20,6 @@ from hawker.images.base import ImageSource
 from hawker.worker.drivers.base import File
 from hawker.worker.drivers.container.driver import ContainerDriver
 from hawker.worker.drivers.microvm.driver import MicrovmDriver
-from hawker.worker.drivers.microvm.settings import Settings
 from hawker.worker.drivers.process import ProcessDriver
 
 __all__ = ["guests"]
@@ -29,6 +28,8 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 Made = ProcessDriver | ContainerDriver | MicrovmDriver
 Make = Callable[[Path, ImageSource], Made]
+
+
 def crun(directory: Path, images: ImageSource) -> Made:
     return ContainerDriver(directory, images, runtime="crun", programs=programs())
 
@@ -41,8 +42,8 @@ def root_of_the_host(directory: Path, images: ImageSource) -> Made:
     return ContainerDriver(directory, images, user_namespaces=False, programs=programs())
 
 
-def microvm(directory: Path, images: ImageSource) -> Made:
-    return microvms(directory, images, settings=Settings(templates=False))
+def microvm(directory: Path, images: ImageSource) -> MicrovmDriver:
+    return microvms(directory, images)
 
 
 def tree(directory: Path, images: ImageSource) -> Made:
@@ -70,6 +71,8 @@ async def keeps_to_itself(make: Make, place: Path) -> None:
     images = UnpackedImages(place / "images")
     driver = make(place / "driver", images)
     async with opened(driver, "busybox", images.add) as it:
+        if isinstance(driver, MicrovmDriver):
+            await warmed(driver, place / "driver", spec().limits)
         secret = File(path="/etc/secret", content=b"for the machine alone\n", mode=0o644)
         one = replace(it.shell("cat /etc/secret; sleep 1000", TOKEN="x"), files=[secret])
         await driver.start(one)

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 from tests.kit.drivers import Heard, Opened
 from tests.kit.processes import word
+from tests.kit.tiers import full
 from tests.kit.waiting import eventually
 
 from hawker.worker.drivers.base import Refused, StartFailed, UnknownInstance
@@ -17,7 +18,9 @@ from hawker.worker.drivers.base import Refused, StartFailed, UnknownInstance
 class Telling:
     """For drivers that see what ends a program as the kernel does."""
 
-    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV, signal.SIGUSR1])
+    @pytest.mark.parametrize(
+        "number", [signal.SIGKILL, *full(signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV, signal.SIGUSR1)]
+    )
     async def test_every_signal_that_ends_a_program_is_told_exactly(
         self, driver: Opened, number: signal.Signals
     ) -> None:

@@ -16,6 +16,7 @@ import pytest
 from msgspec.structs import replace
 from tests.kit.drivers import Opened, told
 from tests.kit.processes import alive, gone, word
+from tests.kit.tiers import full
 from tests.kit.waiting import eventually
 
 from hawker.worker.drivers.base import Instance, InstanceRunning, StartFailed, UnknownInstance
@@ -70,12 +71,10 @@ class Conformance:
         ended = await driver.driver.wait(one.key)
         assert (await driver.driver.start(one)).exit == ended
 
-    @pytest.mark.parametrize("argv", [("no-such-program",), ("/no/such/program",), ("/etc/passwd",)])
-    async def test_what_cannot_be_started_is_refused_and_leaves_nothing(
-        self, driver: Opened, argv: tuple[str, ...]
-    ) -> None:
-        one = driver.spec(*argv)
-        with pytest.raises(StartFailed, match=argv[0]):
+    @pytest.mark.parametrize("program", ["no-such-program", "/etc/passwd", *full("/no/such/program")])
+    async def test_what_cannot_be_started_is_refused_and_leaves_nothing(self, driver: Opened, program: str) -> None:
+        one = driver.spec(program)
+        with pytest.raises(StartFailed, match=program):
             await driver.driver.start(one)
         assert await driver.driver.recover() == []
 

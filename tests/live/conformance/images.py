@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 from tests.kit.drivers import PATH, Opened
 from tests.kit.oci import directory
+from tests.kit.tiers import full
 
 from hawker.errors import ImageError
 from hawker.worker.drivers.base import File, Root, StartFailed, Tmpfs
@@ -109,7 +110,7 @@ class Imaged:
         anew = replace(driver.shell("ls /new || echo gone"), root=kept.root, machine=kept.machine)
         assert "gone" in await driver.run(anew)
 
-    @pytest.mark.parametrize("persist", [False, True])
+    @pytest.mark.parametrize("persist", [False, *full(True)])
     async def test_a_machine_that_fills_its_disk_meets_its_bound(self, driver: Opened, persist: bool) -> None:
         script = (  # without what dd says on the other stream: lines of two have no order
             "dd if=/dev/zero of=/big bs=1M count=40 2>/dev/null || echo full; rm /big; echo room > /small && cat /small"
