@@ -9,10 +9,13 @@ import pytest
 from tests.kit.sim_worker import APP, REGION, SimWorker, a_worker, a_world, order
 from tests.kit.virtual_time import SetClock, virtual_time
 
+from hawker.errors import DiskFailed
 from hawker.model.guest import Resources
 from hawker.model.machine import State
 from hawker.model.market import Ask, Offer, Reason, Refusal, Reservation
 from hawker.model.rows import ReservationRow, WorkerRow
+from hawker.sim.platform.disk import CrashDisk
+from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.worker import ledger
 from hawker.worker.market import Lapsed
@@ -221,6 +224,22 @@ async def test_what_does_not_fit_at_all_is_refused_with_the_reason(tmp_path: Pat
         for answer in (worker.market.offer(ask()), await worker.market.reserve(order("a"))):
             assert isinstance(answer, Refusal)
             assert answer.reason is Reason.cordoned
+
+
+@virtual_time
+async def test_a_disk_that_failed_is_not_told_as_a_full_one(tmp_path: Path) -> None:
+    with CrashDisk(1) as disk:
+        worker = SimWorker(tmp_path, a_world())
+        worker.store = Store.open("worker.db", worker.host, vfs=disk.name)
+        await worker.start(sweeping=False)
+        disk.broken = True
+        with pytest.raises(DiskFailed):
+            await worker.market.reserve(order("a"))
+        refusal = worker.market.offer(ask())
+        assert isinstance(refusal, Refusal)
+        assert refusal.reason is Reason.disk_failed
+        assert "cannot be read or written" in refusal.sentence()
+        await worker.die()
 
 
 @virtual_time

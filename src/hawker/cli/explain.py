@@ -21,6 +21,7 @@ _REASONS = {
     Reason.no_driver: "nothing on it could run the image",
     Reason.unknown_app: "it did not know the app",
     Reason.disk_full: "its disk was full: it takes nothing new",
+    Reason.disk_failed: "its disk had failed: it takes nothing new",
     Reason.no_answer: "it gave no answer in time",
     Reason.invalid: "it did not take what the order says",
     Reason.in_doubt: "it gave no answer, so the reservation was released",

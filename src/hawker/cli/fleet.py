@@ -73,7 +73,8 @@ def _row(worker: Object) -> tuple[object, ...]:
 
 
 def _state(worker: Object) -> str:
-    told = [name for name, true in (("cordoned", worker["cordoned"]), ("disk full", worker["disk_full"])) if true]
+    states = ("cordoned", "disk_full", "disk_failed")
+    told = [state.replace("_", " ") for state in states if worker.get(state)]
     if worker["parked_runs"]:
         told.append(f"{worker['parked_runs']} parked")
     if not worker["driver"]["healthy"]:

@@ -28,7 +28,8 @@ class Reason(StrEnum):
     wrong_region = "wrong_region"
     no_driver = "no_driver"  # nothing on this worker can run the image
     unknown_app = "unknown_app"
-    disk_full = "disk_full"  # the worker cannot write its log
+    disk_full = "disk_full"  # the worker has no room to write its log
+    disk_failed = "disk_failed"  # its disk did not do what it was told to; `problem` says what came
     no_answer = "no_answer"  # the offer did not come before the deadline
     in_doubt = "in_doubt"  # a reservation was asked for and no answer came; it is being released
     known_machine = "known_machine"  # the machine to be replaced is here itself
@@ -46,7 +47,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     wanted: int = 0
     free: int | None = None
     driver: str = ""  # of `no_driver`: the one that is missing or cannot run here
-    problem: str = ""  # and what it says is wrong; of `disk_full`: why nothing can be written, if not for room
+    problem: str = ""  # and what it says is wrong; of `disk_failed`: why nothing can be written
     error: dict[str, Any] | None = None  # of `invalid`: the error in the API's form
     status: int = 0  # and its HTTP status
 
@@ -57,7 +58,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
             return f"{self.worker}: {self.resource} {self.wanted} wanted, {self.free} free"
         if self.reason is Reason.no_driver and self.driver:
             return f"{self.worker}: no driver {self.driver}" + (f" ({self.problem})" if self.problem else "")
-        if self.reason is Reason.disk_full and self.problem:
+        if self.reason is Reason.disk_failed and self.problem:
             return f"{self.worker}: {self.problem}"
         return f"{self.worker}: {self.reason.replace('_', ' ')}"
 

@@ -300,7 +300,7 @@ class Market:
             problem = "it runs no images here"
             return replace(self._refusal(Reason.no_driver), driver=runtime, problem=problem)
         if self._store.failed:
-            return replace(self._refusal(Reason.disk_full), problem=self._store.failed)
+            return replace(self._refusal(Reason.disk_failed), problem=self._store.failed)
         if not self._store.takes_orders:
             return self._refusal(Reason.disk_full)
         me = reads.get(WorkerRow, "worker")
