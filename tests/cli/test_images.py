@@ -141,6 +141,16 @@ def test_an_update_to_an_image_that_there_is_not_leaves_the_machine_running(
     assert said.out == "from a directory\n"
 
 
+def test_an_update_in_the_place_of_one_that_waits_tells_that_its_own_image_did_not_come(user: User, site: Path) -> None:
+    built(user, site)
+    user("apps", "create", "twice")
+    before = user.json("machine", "run", "--app", "twice", SHOP)
+    user("machine", "update", before["id"], "--image", "127.0.0.1:1/first:1", "--detach")
+    told = user("machine", "update", before["id"], "--image", "127.0.0.1:1/second:1", "--timeout", "1", status=5)
+    assert "runs on as it was: image 127.0.0.1:1/second:1: it was not here within 1 s" in told.err
+    assert user.json("machine", "status", before["id"])["version"] == before["version"]
+
+
 def test_an_order_whose_image_does_not_come_says_why_while_it_waits(user: User) -> None:
     user("apps", "create", "waits")
     argv = [*PROGRAM, "machine", "run", "--app", "waits", "127.0.0.1:1/nobody:1"]
@@ -157,7 +167,7 @@ def test_an_order_whose_image_cannot_be_had_fails_in_its_time_names_what_is_ther
 ) -> None:
     built(user, site)
     user("apps", "create", "nine")
-    told = user("machine", "run", "--app", "nine", "--timeout", "1", "127.0.0.1:1/shop:9", status=1)
+    told = user("machine", "run", "--app", "nine", "--timeout", "1", "127.0.0.1:1/shop:9", status=5)
     assert "nothing was ordered: image 127.0.0.1:1/shop:9: it was not here within 1 s" in told.err
     assert f"no worker has 127.0.0.1:1/shop:9; there is {SHOP}" in told.err
     assert user("machine", "list", "--app", "nine").out == ""

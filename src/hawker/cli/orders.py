@@ -17,7 +17,7 @@ from hawker.cli.attached import attend
 from hawker.cli.params import app_option, machine_argument, pairs, region_option
 from hawker.cli.services import add_services, http_ports, service_options, url_of
 from hawker.cli.session import LONGEST_STOP_S, Object, Session, app_of, failure_of, label, market_command
-from hawker.errors import HawkerError, Invalid
+from hawker.errors import DeadlineExceeded, HawkerError, Invalid
 
 HOST_IMAGE = "host"
 IMAGE_S = 86400.0
@@ -283,9 +283,12 @@ def _meant(session: Session, image: str) -> str:
 
 
 def _without_image(session: Session, image: str, sentence: str) -> HawkerError:
+    from hawker.model.image import NOT_IN_TIME
+
     meant = _meant(session, image) if image != HOST_IMAGE else ""
     hint = f"hawker image pull {image} tells at once whether workers get it" if image != HOST_IMAGE else ""
-    return HawkerError(f"{sentence}; {meant}" if meant else sentence, hint=hint)
+    kind = DeadlineExceeded if f": {NOT_IN_TIME} " in sentence else HawkerError
+    return kind(f"{sentence}; {meant}" if meant else sentence, hint=hint)
 
 
 def _url(session: Session, app: str, machine: Object) -> str:
@@ -369,7 +372,7 @@ def update(
     longest_s = LONGEST_STOP_S + IMAGE_S if wanted != HOST_IMAGE else LONGEST_STOP_S
     ends = ["started", "stopped", "failed"]
     after = session.wait(found, ends, longest_s, "updating", lambda: _meant(session, wanted))
-    if after["version"] == found["version"]:
+    if after["version"] != taken["version"]:
         raise _without_image(session, wanted, f"{label(after)} runs on as it was: {failure_of(after)}")
     if after["state"] == "failed" and found["state"] != "failed":
         raise HawkerError(f"{label(after)} has its new configuration and did not start: {failure_of(after)}")

@@ -37,7 +37,7 @@ from hawker.errors import Abort, DiskFull, HawkerError, ImageError, Retry, Unrea
 from hawker.host import Host
 from hawker.images.base import ImageSource
 from hawker.model.guest import Guest
-from hawker.model.image import IMAGE_TIMEOUT_S
+from hawker.model.image import IMAGE_TIMEOUT_S, NOT_IN_TIME
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow, RunRow
 from hawker.model.values import is_host_image
@@ -158,7 +158,7 @@ class MachineFlows(Settling):
         except TimeoutError as error:
             why = context.run.error
             raise Abort(
-                f"image {machine.config['image']}: it was not here within {timeout_s:g} s{why and f': {why}'}"
+                f"image {machine.config['image']}: {NOT_IN_TIME} {timeout_s:g} s{why and f': {why}'}"
             ) from error
         except (Unreachable, DiskFull) as error:
             raise (Retry(error.message) if _fetches_first(context.run) else _tried(context, error.message)) from error
