@@ -8,10 +8,10 @@ wait for others.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import cache
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -207,9 +207,10 @@ class Publishing:
 @cache
 def _program() -> list[tuple[str, int, int]]:
     """The files of this Hawker: between two versions of them nobody knows what has become of the projections."""
-    root = Path(hawker.__file__).parent
-    found = ((path, path.stat()) for path in root.rglob("*.py"))
-    return sorted((str(path.relative_to(root)), stat.st_size, stat.st_mtime_ns) for path, stat in found)
+    root = os.path.dirname(hawker.__file__)  # pathlib takes three times as long for it, at each start
+    found = (os.path.join(place, name) for place, _, names in os.walk(root) for name in names if name.endswith(".py"))
+    stats = ((path, os.stat(path)) for path in found)
+    return sorted((path[len(root) + 1 :], stat.st_size, stat.st_mtime_ns) for path, stat in stats)
 
 
 def _as_standby(reads: Reads, row: MachineRow) -> dict[str, Any]:
