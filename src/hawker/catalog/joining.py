@@ -123,13 +123,6 @@ class Joining:
         found = "select count(*) from members where name <> ? and status <> 'left'"
         return bool(self._replica.rows(found, (self._me.name,))[0][0])
 
-    def elsewhere(self) -> list[tuple[str, Address]]:
-        """Workers of other regions."""
-        found = self._replica.rows(
-            "select name, host, port from workers where region <> ? order by name", (self._me.region,)
-        )
-        return [(name, (host, port)) for name, host, port in found]
-
     async def answer(self, question: bytes) -> bytes:
         """Somebody wants to join. It becomes a neighbour if it is of our region, and if nobody else has its name: two
         nodes of one name would each undo what the other publishes."""

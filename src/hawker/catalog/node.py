@@ -23,6 +23,7 @@ from typing import Any, cast
 import msgspec
 
 from hawker.catalog import membership, spreading
+from hawker.catalog.bridging import Bridging
 from hawker.catalog.caught_up import CaughtUp
 from hawker.catalog.exchange import Address, Answering, Exchange
 from hawker.catalog.joining import JOIN, Joining
@@ -43,9 +44,6 @@ from hawker.http.app import Handler
 from hawker.model.catalog import TIERS, LogId, Position, Tier, Version
 from hawker.telemetry import Metrics, get_logger
 
-BRIDGES_PER_S = 3.0
-"""Comparisons with other regions that a region makes in a second, whatever its size."""
-BRIDGE_S = 1.0
 RECHECK_S = 5.0
 AGAIN_S = 1.0
 
@@ -93,6 +91,14 @@ class Node:
         self.caught_up = self.replication.caught_up = CaughtUp(
             settings.name, settings.region, self.replica, self.freshness, self._joining.expected, self.membership.live
         )
+        self._bridging = Bridging(
+            settings.region,
+            self.replica,
+            self.replication,
+            self.freshness,
+            host.rng,
+            lambda: len(self.swim.members),
+        )
         self._notes = Notes(settings.name, self.replica, host.rng, self.swim.set_note, self._heard, self._differs)
         self.replica.on_applied.append(self._applied)
         self._publisher: Publisher | None = None
@@ -113,7 +119,7 @@ class Node:
             self._publisher = publisher
         self._notes.write()
         self.membership.open()
-        for name, work in (("join", self._joining.run), ("bridge", self._bridge), ("recheck", self._recheck)):
+        for name, work in (("join", self._joining.run), ("bridge", self._bridging.run), ("recheck", self._recheck)):
             self.start(self._for_ever(name, work), name)
 
     async def _listen(self) -> None:
@@ -279,31 +285,6 @@ class Node:
     def _ahead(self, tier: Tier, epoch: int) -> None:
         if self._publisher:
             self._publisher.ahead(tier, epoch)
-
-    async def _bridge(self) -> None:
-        """Compare the global tier with other regions: every node in its turn, so that a region does it a few times a
-        second whatever its size."""
-        while True:
-            turn_s = max(BRIDGE_S, (len(self.swim.members) + 1) / BRIDGES_PER_S)
-            await asyncio.sleep(turn_s * self._host.rng.uniform(0.5, 1.5))
-            try:
-                others = self._joining.elsewhere()
-                if others:
-                    name, address = self._host.rng.choice(others)
-                    await self.replication.catch_up(address, "global")
-                    self._confirm_neighbours_of(name)
-            except (PeerUnreachable, StoreError) as error:
-                _logger.info("catalog.bridge_failed", error=str(error), cause="local rule: bridge")
-
-    def _confirm_neighbours_of(self, name: str) -> None:
-        """Who was compared with knows how far the logs of its region's workers go."""
-        now = asyncio.get_running_loop().time()
-        self.freshness.reached(now)
-        sql = "select name from workers where region = (select region from workers where name = ?) order by name"
-        for (owner,) in self.replica.rows(sql, (name,)):
-            log = LogId(owner, "global")
-            at = self.replica.position(log)
-            self.freshness.told(log, at, at, now)
 
     def _applied(self, tables: tuple[str, ...]) -> None:
         self._disk_failed = False

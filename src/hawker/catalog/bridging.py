@@ -1,0 +1,124 @@
+"""Compares the global tier with other regions: every node in its turn, so that a region does it a few times a second
+whatever its size.
+
+Between regions that have nothing to tell each other the turns come ever less often, down to a fifth. Whoever hears of
+something new goes on at the usual pace at once, and so does each region that it comes to: news crosses no later for it.
+What was lost without anybody noticing is found with the next turn, and one that fails keeps the pace up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+
+from hawker.catalog.exchange import Address
+from hawker.catalog.replica import Replica
+from hawker.catalog.replication import Replication
+from hawker.catalog.schema import TABLES
+from hawker.client.wire import PeerUnreachable
+from hawker.core.freshness import Freshness
+from hawker.errors import StoreError
+from hawker.model.catalog import LogId
+from hawker.telemetry import get_logger
+
+PER_S = 3.0
+"""Comparisons with other regions that a region makes in a second, whatever its size."""
+TURN_S = 1.0
+SLOWER = 0.25
+"""By so much of a turn the next one is later for each that brought nothing: a little, while news may still go round."""
+SLOWEST = 5.0
+"""Turns."""
+AT_ONCE = 3
+"""Regions that are compared with in the first turn after a rest: who had none does not know what they lack."""
+_GLOBAL = frozenset(table.name for table in TABLES if table.tier == "global")
+
+
+class Bridging:
+    """The part of one node of `region`. `members` tells how many share the work."""
+
+    def __init__(
+        self,
+        region: str,
+        replica: Replica,
+        replication: Replication,
+        freshness: Freshness,
+        rng: Random,
+        members: Callable[[], int],
+    ) -> None:
+        self._region = region
+        self._replica = replica
+        self._replication = replication
+        self._freshness = freshness
+        self._rng = rng
+        self._members = members
+        self._news = asyncio.Event()
+        replica.on_applied.append(self._applied)
+
+    async def run(self) -> None:
+        """For ever."""
+        quiet = 0
+        while True:
+            regions = AT_ONCE if await self._news_after_rest(quiet) else 1
+            self._news.clear()
+            well = True
+            for name, address in self._some(regions):
+                well = await self._compare(name, address) and well
+            quiet = quiet + 1 if well and not self._news.is_set() else 0
+
+    async def _news_after_rest(self, quiet: int) -> bool:
+        """Wait for the next turn; `quiet`: so many in a row brought nothing. Whether news has brought it about."""
+        turn_s = max(TURN_S, (self._members() + 1) / PER_S)
+        later_s = turn_s * min(SLOWEST - 1, quiet * SLOWER)
+        if later_s and not self._news.is_set():
+            try:
+                async with asyncio.timeout(later_s):
+                    await self._news.wait()
+            except TimeoutError:
+                pass
+            else:
+                await asyncio.sleep(turn_s * self._rng.uniform(0, 0.5))  # not all nodes at once
+                return True
+        await asyncio.sleep(turn_s * self._rng.uniform(0.5, 1.5))
+        return False
+
+    def _some(self, regions: int) -> list[tuple[str, Address]]:
+        """A worker each of so many other regions; with one, of all their workers any."""
+        try:
+            sql = "select region, name, host, port from workers where region <> ? order by name"
+            others = self._replica.rows(sql, (self._region,))
+        except StoreError:
+            return []  # our own disk; it is read again with the next turn
+        self._rng.shuffle(others)
+        chosen: dict[str, tuple[str, Address]] = {}
+        for region, name, host, port in others:
+            if len(chosen) < regions:
+                chosen.setdefault(region, (name, (host, port)))
+        return list(chosen.values())
+
+    async def _compare(self, name: str, address: Address) -> bool:
+        """Whether it could be."""
+        try:
+            await self._replication.catch_up(address, "global")
+            self._confirm_neighbours_of(name)
+        except (PeerUnreachable, StoreError) as error:
+            _logger.info("catalog.bridge_failed", error=str(error), cause="local rule: bridge")
+            return False
+        return True
+
+    def _applied(self, tables: tuple[str, ...]) -> None:
+        if not _GLOBAL.isdisjoint(tables):
+            self._news.set()
+
+    def _confirm_neighbours_of(self, name: str) -> None:
+        """Who was compared with knows how far the logs of its region's workers go."""
+        now = asyncio.get_running_loop().time()
+        self._freshness.reached(now)
+        sql = "select name from workers where region = (select region from workers where name = ?) order by name"
+        for (owner,) in self._replica.rows(sql, (name,)):
+            log = LogId(owner, "global")
+            at = self._replica.position(log)
+            self._freshness.told(log, at, at, now)
+
+
+_logger = get_logger()
