@@ -207,7 +207,7 @@ def test_what_a_capacity_leaves_out_is_what_the_host_has(tmp_path: Path) -> None
     def capacity(text: str) -> Resources:
         worker = of_worker(tmp_path, text).worker
         assert worker
-        return worker.resources()
+        return worker.resources(tmp_path)
 
     host = capacity("")
     assert replace(capacity("capacity = { memory_mib = 4096 }"), disk_mib=0) == replace(
@@ -215,6 +215,13 @@ def test_what_a_capacity_leaves_out_is_what_the_host_has(tmp_path: Path) -> None
     ), "the disk that is free may change between the two"
     assert capacity("cpu_overcommit = 8").cpus_shared == 2 * host.cpus_shared
     assert capacity("cpu_overcommit = 8\ncapacity = { cpus_shared = 7 }").cpus_shared == 7
+
+
+def test_the_disk_of_a_worker_is_the_one_that_its_directory_is_on(tmp_path: Path) -> None:
+    worker = of_worker(tmp_path).worker
+    assert worker
+    assert worker.resources(tmp_path / "not" / "yet").disk_mib > 0
+    assert worker.resources(Path("/proc/self")).disk_mib == 0, "which has no room at all"
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ class Agent:
             name=settings.name,
             region=settings.region,
             directory=settings.directory,
-            capacity=role.resources(),
+            capacity=role.resources(settings.directory),
             host=host,
             port=port,
             ports=role.port_range(),

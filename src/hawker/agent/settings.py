@@ -16,7 +16,8 @@ alice = "..."
 [worker]
 listen = "0.0.0.0:4281"
 # capacity = { memory_mib = 2048, machines = 100 }   # also cpus_shared, cpus_dedicated, disk_mib; what is left out is
-                          # what this host has: half of its cores dedicated, 3/4 of memory, 4/5 of the free disk
+                          # what this host has: half of its cores dedicated, 3/4 of memory, 4/5 of what is free on
+                          # the disk of `directory`
 cpu_overcommit = 4.0      # how many times over the sixteen shared cpus of each core are sold
 disk_scale = 1.0          # how fast disks are, by what machines of their size have (docs/isolation.md); 0: no limit
 ports = "20000-29999"     # of the host, for what machines publish; workers of one host need ranges of their own
@@ -157,9 +158,9 @@ class WorkerRole(msgspec.Struct, forbid_unknown_fields=True):
         if self.history_records < 0:
             raise Invalid("worker.history_records", self.history_records, "write how many, such as 20000")
 
-    def resources(self) -> Resources:
-        """What the worker sells."""
-        return replace(host_capacity(self.cpu_overcommit), **self.capacity)
+    def resources(self, directory: Path) -> Resources:
+        """What the worker sells, with its machines in `directory`."""
+        return replace(host_capacity(self.cpu_overcommit, directory), **self.capacity)
 
     def port_range(self) -> range:
         """Raises `Invalid`."""
@@ -350,13 +351,13 @@ def _path(kind: type, value: Any) -> Path:
     return Path(value).absolute()
 
 
-def host_capacity(cpu_overcommit: float) -> Resources:
+def host_capacity(cpu_overcommit: float, directory: Path) -> Resources:
     """What this host has: the sixteen shared cpus of each core, sold `cpu_overcommit` times over, as most machines wait
     most of the time; half of the cores as dedicated ones besides, which weigh more; three quarters of memory; four
-    fifths of the free disk."""
+    fifths of what is free of the disk with `directory`, which may not be there yet."""
     cores = os.cpu_count() or 1
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
-    disk = os.statvfs("/")
+    disk = os.statvfs(next(place for place in (directory, *directory.parents) if place.is_dir()))
     return Resources(
         cpus_shared=int(cores * _SHARED_PER_CORE * cpu_overcommit),
         cpus_dedicated=cores // 2,
