@@ -22,10 +22,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-LOOKS = 10
+from hawker.core.beats import BEAT_S, next_beat
+
+LOOKS = 5
 HARD = 3
-BEAT_S = 0.5
-"""Half of the time between looks, as the loop turns of an idle agent are counted."""
 LAG_S = 60.0
 STATUS = 70
 """Of the process's end, EX_SOFTWARE: where it can not begin anew. The timer of faulthandler ends with 1."""
@@ -59,7 +59,8 @@ class Watchdog:
         self._report = report
         self._stalled = stalled
         self._loop = asyncio.get_running_loop()
-        self._beat_s = min(BEAT_S, limit_s / LOOKS / 2) if limit_s else BEAT_S
+        self._beat_s = limit_s / LOOKS / 2 if limit_s else BEAT_S
+        """At most, or an agent's loop that turns for nothing else would seem to stand still."""
         self._turns = 0
         self._lags = [0.0, 0.0]
         self._lags_at = 0.0
@@ -69,7 +70,7 @@ class Watchdog:
 
     def start(self) -> None:
         self._lags_at = self._loop.time()
-        self._timer = self._loop.call_later(self._beat_s, self._turn, self._loop.time() + self._beat_s)
+        self._beat(self._lags_at)
         if self._limit_s:
             self._thread.start()
 
@@ -92,7 +93,11 @@ class Watchdog:
             self._lags = [0.0, self._lags[0]]
             self._lags_at = now
         self._lags[0] = max(self._lags[0], now - due)
-        self._timer = self._loop.call_at(now + self._beat_s, self._turn, now + self._beat_s)
+        self._beat(now)
+
+    def _beat(self, now: float) -> None:
+        due = min(next_beat(now), now + self._beat_s)
+        self._timer = self._loop.call_at(due, self._turn, due)
 
     # --- the thread --------------------------------------------------------------------------------------------------
 

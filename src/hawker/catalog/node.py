@@ -35,6 +35,7 @@ from hawker.catalog.replica import Replica
 from hawker.catalog.replication import DIGEST, FETCH, Replication
 from hawker.catalog.spreading import Spreading
 from hawker.client.wire import PeerUnreachable
+from hawker.core.beats import until_beat
 from hawker.core.freshness import Freshness
 from hawker.core.swim.members import Member
 from hawker.core.swim.settings import LAN, Settings
@@ -303,7 +304,7 @@ class Node:
 
     async def _recheck(self) -> None:
         while True:
-            await asyncio.sleep(RECHECK_S)
+            await asyncio.sleep(until_beat(asyncio.get_running_loop().time(), RECHECK_S))
             with self._unless_disk_fails():
                 self.replica.recheck()
                 if not self.caught_up():

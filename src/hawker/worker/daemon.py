@@ -19,6 +19,7 @@ from hawker.catalog.api import CatalogApi, health
 from hawker.catalog.publisher import Publisher
 from hawker.catalog.view import View
 from hawker.core import capacity as ledger_rules
+from hawker.core.beats import until_beat
 from hawker.errors import Refused, StoreError
 from hawker.host import Host
 from hawker.http.app import Handler, Serving, Tokens
@@ -335,7 +336,7 @@ class Worker:
 
     async def _sweep(self) -> None:
         for number in count():
-            await asyncio.sleep(SWEEP_S)
+            await asyncio.sleep(until_beat(asyncio.get_running_loop().time(), SWEEP_S))
             if number % CHECKPOINT_SWEEPS == 0:
                 self.store.checkpoint_later()
             if self.store.failed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from hawker.core.beats import until_beat
 from hawker.errors import HawkerError
 from hawker.telemetry import get_logger
 
@@ -39,8 +40,9 @@ class Rounds:
 
     async def _run(self) -> None:
         pause_s = self._first_s
+        now = asyncio.get_running_loop().time
         while True:
-            await asyncio.sleep(pause_s * (0.8 + 0.4 * self._random()))
+            await asyncio.sleep(until_beat(now(), pause_s * (0.8 + 0.4 * self._random())))
             pause_s = self._pause_s
             try:
                 await self.look()

@@ -133,6 +133,8 @@ class Standbys(Rounds):
         for standby in standing:
             stood.setdefault(standby.stood_for, {})[standby.machine] = standby.stood_at_ms
         await asyncio.gather(*(self._look_at(worker, stood.get(worker, NONE_STOOD)) for worker in looked_at))
+        if not looked_at:
+            return
         dead = {name for (name,) in self._view.rows("select name from members where status = 'dead'")}
         now = asyncio.get_running_loop().time()
         after_s = self._sites.settings.gone_s

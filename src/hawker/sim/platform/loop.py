@@ -86,11 +86,13 @@ class Network(Protocol):
 
 
 class SimLoop(asyncio.AbstractEventLoop):
-    """`steps` counts the callbacks that ran, `unhandled` holds the errors that nobody caught in living processes."""
+    """`steps` counts the callbacks that ran, `wakes` how often all waited until something was due; `unhandled`
+    holds the errors that nobody caught in living processes."""
 
     def __init__(self) -> None:
         self.net: Network | None = None
         self.steps = 0
+        self.wakes = 0
         self.unhandled: list[Unhandled] = []
         self._now = 0.0
         self._ready: deque[Handled] = deque()
@@ -203,6 +205,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         if not timers:
             raise Stalled("every task waits and no timer is due")
         self._now = max(self._now, timers[0][0])
+        self.wakes += 1
         until = self._now + RESOLUTION_S
         while timers and timers[0][0] <= until:
             _, _, handle, process = heapq.heappop(timers)
