@@ -115,7 +115,7 @@ async def test_a_lost_database_beside_programs_that_run_stops_the_worker_and_end
     damage(tmp_path)
     for _ in range(2):  # and it says so again
         said = await refused(tmp_path, world)
-        assert f"worker ord-1 has {MACHINES} programs that run" in said
+        assert f"of worker ord-1, is empty beside {MACHINES} programs that run" in said
         assert "nothing was changed or ended" in said
     assert len(world.instances) == MACHINES
     assert not any(placed.exit for placed in world.instances.values())
@@ -132,7 +132,7 @@ async def test_a_database_that_has_lost_its_last_commits_does_so_too(tmp_path: P
     await worker.die()
     flip_the_log(tmp_path)
     said = await refused(tmp_path, world)
-    assert f"worker.db does not know what is there, but worker ord-1 has {MACHINES - 1} programs that run" in said
+    assert f"worker.db, of worker ord-1, does not know {MACHINES - 1} programs that run: " in said
 
 
 @virtual_time
@@ -143,7 +143,7 @@ async def test_an_empty_database_beside_directories_or_rows_of_its_own_stops_the
     catalog = Catalog([("m3", "web", "stopped")])
     said = await refused(tmp_path, a_world(), catalog)
     assert said.endswith(
-        "worker.db is empty, but worker ord-1 has 2 directories of machines, 1 machine in the catalog: "
+        "worker.db, of worker ord-1, is empty beside 2 directories of machines, 1 machine in the catalog: "
         "nothing was changed or ended"
     )
 
@@ -162,8 +162,9 @@ async def test_a_database_behind_what_it_told_the_catalog_stops_the_worker(tmp_p
         pass
     async with checked(tmp_path, world, Catalog(at=Position(4, 99))):
         pass
-    assert "is older than what is there" in await refused(tmp_path, world, Catalog(at=Position(5, 71)))
-    assert "is older than what is there" in await refused(tmp_path, world, Catalog(at=Position(6, 1)))
+    for at in (Position(5, 71), Position(6, 1)):
+        said = await refused(tmp_path, world, Catalog(at=at))
+        assert "is older than what its worker had told the catalog of: nothing was changed or ended" in said
 
 
 @virtual_time

@@ -113,15 +113,19 @@ def check(lost: Lost, name: str, directory: Path) -> None:
     """Raises `DatabaseLost`, which says what was found, where anything is lost."""
     if not lost:
         return
-    state = "is empty" if lost.new else "is older than what is there" if lost.behind else "does not know what is there"
-    found = [
-        _counted(len(lost.programs), "program that runs", "programs that run"),
+    running = _counted(len(lost.programs), "program that runs", "programs that run")
+    beside = [
+        running,
         _counted(len(lost.directories), "directory of a machine", "directories of machines"),
         _counted(len(lost.machines), "machine in the catalog", "machines in the catalog"),
     ]
-    beside = ", ".join(text for text in found if text) or "changes that it had told the catalog of"
+    if lost.new:
+        found = [f"is empty beside {', '.join(text for text in beside if text)}"]
+    else:
+        found = ["is older than what its worker had told the catalog of"] if lost.behind else []
+        found += [f"does not know {running}"] if running else []
     raise DatabaseLost(
-        f"{directory / 'worker.db'} {state}, but worker {name} has {beside}: nothing was changed or ended",
+        f"{directory / 'worker.db'}, of worker {name}, {' and '.join(found)}: nothing was changed or ended",
         hint=f"bring back the right worker.db; or `hawker worker recover {directory}` takes over what runs, "
         "and with --discard ends it; then start the agent again",
     )
