@@ -32,7 +32,7 @@ def test_the_lines_to_learn_it_by_work_when_pasted_as_a_script(tmp_path: Path) -
         shown = ended.stdout
         assert "Directory listing for /" in shown, "what curl got"
         assert re.search(r"^.*\bstopped\b", shown, re.MULTILINE)
-        assert re.search(r"wake|woke|start", shown), "the first request woke it"
+        assert re.search(r"^  200 in .*\bstart [\d.]+, boot ", shown, re.MULTILINE), "the first request woke it"
         assert "\nLinux\n" in shown, "the program of the machine that went away"
         assert "error: insufficient resources" in ended.stderr
         assert shown.rstrip().endswith("has ended")
