@@ -252,6 +252,16 @@ def test_a_refused_order_shows_each_workers_figures(capsys: pytest.CaptureFixtur
     ]
 
 
+def test_the_apis_word_before_its_sentence_is_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    error = ApiError("failed_precondition: machine m1 is stopped", status_code=412, word="failed_precondition")
+    output.failure(error)
+    assert capsys.readouterr().err == "error: machine m1 is stopped\n"
+    form = output.Form()
+    form.json = True
+    output.failure(error, form)
+    assert json.loads(capsys.readouterr().err)["error"] == error.message
+
+
 def test_a_fault_of_the_market_names_the_request_to_look_for(capsys: pytest.CaptureFixture[str]) -> None:
     output.failure(ApiError("internal error", status_code=500, request_id="01ABC"))
     assert "request 01ABC" in capsys.readouterr().err

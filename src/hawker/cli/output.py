@@ -159,7 +159,8 @@ def failure(error: HawkerError, form: Form | None = None) -> None:
     if form and form.json:
         click.echo(_json(error.body()), err=True)
         return
-    note(f"error: {error.message}")
+    word = getattr(error, "word", "")  # some of the API's sentences begin with it, for programs
+    note(f"error: {error.message.removeprefix(f'{word}: ')}")
     refusals = error.details.get("refusals") if isinstance(error.details, dict) else None
     if refusals:
         columns = ("worker", "reason", "resource", "wanted", "free")
