@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.kit.virtual_time import virtual_host
 
-from hawker.catalog.view import View
+from hawker.catalog.view import RowView
 from hawker.errors import DiskFull
 from hawker.model.config import check_config
 from hawker.model.guest import Resources
@@ -60,7 +60,7 @@ class SimWorker:
         world: World,
         capacity: Resources = ROOMY,
         flows: FlowsOf = the_flows,
-        catalog: View | None = None,
+        catalog: RowView | None = None,
         drivers: Mapping[str, FakeDriver] | None = None,
     ) -> None:
         """With `drivers` those, by runtime, in the place of one over `world` that runs them all."""
@@ -90,7 +90,7 @@ class SimWorker:
         flows: FlowsOf = the_flows,
         on_commit: Callable[[str], None] | None = None,
         sweeping: bool = True,
-        catalog: View | None = None,
+        catalog: RowView | None = None,
     ) -> SimWorker:
         worker = cls(directory, world, capacity, flows, catalog)
         worker.open_store(on_commit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.catalog.owners import Owner, machine
+from tests.kit.counting import Count, counting
 from tests.kit.sim_worker import APP, SimWorker, a_world
 from tests.kit.virtual_time import virtual_time
 
@@ -103,3 +105,26 @@ async def test_a_worker_without_a_catalog_starts_what_it_has(tmp_path: Path) -> 
     lost = await worker.run_machine("order-1")
     assert worker.machine(lost).state is State.started
     await worker.close()
+
+
+@virtual_time
+async def test_a_look_at_what_was_changed_does_not_read_all_machines(tmp_path: Path) -> None:
+    """Every change of a machine is one of the catalog: with 2,000 machines the looks took more than the changes."""
+    with counting() as counts:
+        async with a_worker_with_a_catalog(tmp_path) as (worker, replica):
+            mine = Owner(replica, MINE)
+
+            async def cost(machines: int) -> Count:
+                mine.put("machines", **{f"{number:014x}": machine() for number in range(machines)})
+                await asyncio.sleep(1)
+                mine.put("machines", **{"0" * 14: machine(state="stopped")})
+                return await counts.of(asyncio.sleep(1))
+
+            few, many = await cost(10), await cost(2000)
+            assert many.statements == few.statements
+            assert many.steps <= few.steps * 1.2
+            assert few.steps > 0, "there was a look"
+            lost = await worker.run_machine("order-1")
+            mine.put("machines", **{lost: machine()})
+            Owner(replica, OTHER).put("machines", **{lost: machine(generation=2)})
+            await worker.until(lambda: worker.machine(lost).state is State.destroyed)

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from hawker.catalog.api import CatalogApi, health
 from hawker.catalog.publisher import Publisher
-from hawker.catalog.view import View
+from hawker.catalog.view import RowView
 from hawker.core import capacity as ledger_rules
 from hawker.core.beats import until_beat
 from hawker.errors import Refused, StoreError
@@ -174,7 +174,7 @@ class Worker:
     async def open(
         self,
         tokens: Tokens,
-        catalog: View | None = None,
+        catalog: RowView | None = None,
         routes: Mapping[tuple[str, str], Handler] | None = None,
         reading: CatalogApi | None = None,
         token: str = "",

@@ -10,7 +10,7 @@ back. A worker that reaches nobody goes by what it knew last.
 
 from __future__ import annotations
 
-from hawker.catalog.view import View
+from hawker.catalog.view import Changed, RowView
 from hawker.catalog.watch import Watch
 from hawker.errors import HawkerError, StoreError
 from hawker.model.machine import State
@@ -22,15 +22,18 @@ from hawker.worker.request import Request
 
 LOOK_S = 0.2
 """Changes in the catalog come in bursts; one look for all of them."""
+AT_ONCE = 500
+"""Machines that are looked for in one query."""
 
 
 class Superseding:
     """One worker's look at who else has its machines."""
 
-    def __init__(self, name: str, view: View | None) -> None:
+    def __init__(self, name: str, view: RowView | None) -> None:
         self._name = name
         self._view = view
         self._watch: Watch | None = None
+        self._changed: set[str] | None = None  # machines to be looked at; None: all of ours
 
     def by(self, machine: MachineRow) -> str:
         """Why a machine of ours must not run: "generation 2 of it is on ord-2"; "" when it may.
@@ -51,21 +54,49 @@ class Superseding:
         """Look now, and whenever the catalog's machines change, and remove what is superseded."""
         if self._view is not None:
             self._store, self._machines = store, machines
+            self._view.on_rows.append(self._note)
             self._watch = Watch(self._view, {"machines"}, LOOK_S, self._remove)
             self._watch.begin()
 
     async def close(self) -> None:
-        if self._watch:
+        if self._watch and self._view:
+            self._view.on_rows.remove(self._note)
             await self._watch.close()
 
+    def _note(self, changed: Changed) -> None:
+        machines = changed.get("machines", ())
+        if machines is None:
+            self._changed = None
+        elif self._changed is not None:
+            self._changed.update(machines)
+
     async def _remove(self) -> None:
+        """What was changed is looked at, not all that is there: with each of our machines' changes comes one of the
+        catalog."""
+        changed, self._changed = self._changed, set()
+        try:
+            await self._remove_of(changed)
+        except StoreError:  # a full disk: it is looked at again in a while
+            self._changed = None
+            raise
+
+    def _lost(self, changed: set[str] | None) -> list[str]:
+        """Of these, or of all of ours, the machines that another worker has, too."""
         assert self._view is not None  # watch was called
-        lost = self._view.rows(
-            "select distinct m.id from machines_all m join machines_all o on o.id = m.id and o.worker <> m.worker "
-            "where m.worker = ? order by m.id",
-            (self._name,),
-        )
-        for (machine,) in lost:
+        if changed is None:
+            sql = (
+                "select distinct m.id from machines_all m join machines_all o on o.id = m.id and o.worker <> m.worker "
+                "where m.worker = ? order by m.id"
+            )
+            return [machine for (machine,) in self._view.rows(sql, (self._name,))]
+        ids, lost = sorted(changed), list[str]()
+        for some in (ids[first : first + AT_ONCE] for first in range(0, len(ids), AT_ONCE)):
+            sql = f"select id from machines_all where id in ({','.join('?' * len(some))}) and worker <> ? order by id"
+            lost += dict.fromkeys(machine for (machine,) in self._view.rows(sql, (*some, self._name)))
+        return lost
+
+    async def _remove_of(self, changed: set[str] | None) -> None:
+        for machine in self._lost(changed):
             row = self._store.read.get(MachineRow, machine)
             if row is None or row.state is State.destroyed or not (why := self.by(row)):
                 continue
@@ -74,8 +105,9 @@ class Superseding:
             try:
                 await self._machines.destroy(row.app, machine, Request(id="", rule=rule), force=True)
             except StoreError:
-                raise  # a full disk: it is looked at again in a while
+                raise
             except HawkerError as error:  # parked: the next change of the catalog looks again
+                self._note({"machines": {machine}})
                 _logger.error("superseded.left", resource=machine, error=error.message, cause=rule)
 
 
