@@ -403,6 +403,26 @@ async def test_a_row_that_nobody_waits_for_is_not_looked_at_before_its_time_has_
     assert looked == [], "all was published at the end"
 
 
+async def test_a_row_that_waits_since_a_start_waits_no_longer_for_being_changed_again(node: Node) -> None:
+    """Once the outbox asked to be flushed at once, again and again, until the later change was due. Found by the
+    simulator, seed 2."""
+    node.outbox = Outbox(node.host, "me", {TallyRow: tally}, unhurried=(TallyRow,))
+    node.outbox.on_published, node.outbox.on_due = node.told.append, node.due.append
+    await node.count("web", 1)
+    node.store.on_change = node.outbox.on_change
+    await node.do(node.outbox.refresh)
+    node.now_ms += COALESCE_MS - 1
+    await node.count("web", 2)
+    node.now_ms += 1
+    node.due.clear()
+    await node.do(node.outbox.flush)
+    assert [version.changes[0].values for version in node.told] == [{"machines": 2}]
+    await node.do(node.outbox.flush)
+    node.due.clear()
+    await node.do(node.outbox.flush)
+    assert (node.outbox.waiting, node.due) == ([], [])
+
+
 async def test_what_is_published_is_in_the_log_of_the_worker(node: Node) -> None:
     await node.take("m1")
     before = node.store.read.select(PublishedRow)

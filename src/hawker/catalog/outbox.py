@@ -294,7 +294,8 @@ class Outbox:
         for (kind, row_key), since_ms in self._unseen.items():
             for tier, change, _ in self._projections[kind](tx, row_key, tx.get(kind, row_key)):
                 key = published_key(tier, change.table, change.key)
-                waiting[key] = _Waiting(tier, change, (kind, row_key), since_ms)
+                first_ms = min(since_ms, waiting[key].since_ms) if key in waiting else since_ms
+                waiting[key] = _Waiting(tier, change, (kind, row_key), first_ms)
         return waiting
 
     def _look_later(self, source: Source, now_ms: int) -> None:
