@@ -12,7 +12,7 @@ from hawker.broker.api import Broker
 from hawker.broker.apps import Apps, KnownApp
 from hawker.broker.directory import Directory
 from hawker.broker.fleet import Fleet, PeerError, WorkerLink
-from hawker.broker.orders import Wanted
+from hawker.broker.orders import Wanted, no_capacity
 from hawker.broker.passing import Located, Passing
 from hawker.broker.replacing import Replacing, Seen
 from hawker.catalog.replica import Replica
@@ -23,11 +23,28 @@ from hawker.host import live
 from hawker.http.call import Call
 from hawker.model.api import CreateMachine
 from hawker.model.config import check_config
+from hawker.model.market import Reason, Refusal
 from hawker.model.rows import AppRow
 from hawker.telemetry import Metrics
 
 MACHINE = "1234567890abcd"
 ROW = AppRow(name="web", id="web", org="personal", network="default", number=7, created_at_ms=1, stamp_ms=1)
+
+
+def wanting(**more: Any) -> Wanted:
+    return Wanted(
+        app="web",
+        name="",
+        region="ord",
+        config=check_config({"image": "host", "init": {"exec": ["sleep", "1"]}}),
+        skip_launch=False,
+        cordoned=False,
+        lease_ttl_s=0,
+        owner="tester",
+        request="req",
+        trace="",
+        **more,
+    )
 
 
 class Says:
@@ -71,19 +88,7 @@ async def test_with_a_fixed_list_every_worker_must_take_the_deletion() -> None:
 
 async def test_a_machine_is_not_replaced_whose_worker_the_broker_does_not_know_yet() -> None:
     seen = Seen(worker="ord-1", app="web", name="a", region="ord", generation=1)
-    wanted = Wanted(
-        app="web",
-        name="",
-        region="ord",
-        config=check_config({"image": "host", "init": {"exec": ["sleep", "1"]}}),
-        skip_launch=False,
-        cordoned=False,
-        lease_ttl_s=0,
-        owner="tester",
-        request="req",
-        trace="",
-        replaces=MACHINE,
-    )
+    wanted = wanting(replaces=MACHINE)
     with pytest.raises(Unreachable, match=f"machine {MACHINE} is on ord-1, which this broker does not know"):
         await Replacing(fleet_of(two=Says(seen))).resolve(wanted, named=False, placed=False)
 
@@ -161,3 +166,23 @@ def a_get() -> Call:
         path=lambda part: MACHINE, request=request, body=b"", id="r", owner="o", flag=lambda n: False
     )
     return cast(Call, call)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "remedy"),
+    [
+        (Refusal(worker="b", region="ord", reason=Reason.disk_full), "; make room on the disk of a, b"),
+        (
+            Refusal(worker="b", region="ord", reason=Reason.disk_failed),
+            "; make room on the disk of a; look at the disk of b",
+        ),
+        (
+            Refusal(worker="b", region="ord", reason=Reason.full, resource="cpus_shared", wanted=1, free=0),
+            "; worker.cpu_overcommit of the workers' configuration may be raised; make room on the disk of a",
+        ),
+    ],
+)
+def test_a_refused_order_is_told_what_to_change_and_where(refusal: Refusal, remedy: str) -> None:
+    full = Refusal(worker="a", region="ord", reason=Reason.disk_full)
+    told = no_capacity(wanting(), ["ord"], [full, refusal]).hint
+    assert told == f"hawker workers shows what is free; try a smaller guest or another region{remedy}"

@@ -39,6 +39,7 @@ RELEASE_RETRY_S = 0.5
 START_S = 60.0
 GRACE_S = 0.005  # for a worker whose last offer did not come: as long as one takes
 LAPSED = "lapsed"  # the worker's word for a reservation that it holds no more
+_AT_ITS_DISK = {Reason.disk_full: "make room on the disk", Reason.disk_failed: "look at the disk"}
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -353,6 +354,9 @@ def no_capacity(wanted: Wanted, regions: list[str], refusals: list[Refusal]) -> 
         hint = "hawker workers shows what is free; try a smaller guest or another region"
         if short := sorted({r.resource for r in refusals if r.reason is Reason.full}):
             hint += f"; {' and '.join(map(setting_of, short))} of the workers' configuration may be raised"
+        for reason, remedy in _AT_ITS_DISK.items():
+            if workers := [r.worker for r in refusals if r.reason is reason]:
+                hint += f"; {remedy} of {', '.join(workers)}"
     return NoCapacity(text, hint=hint, details={"refusals": msgspec.to_builtins(refusals)})
 
 
