@@ -351,7 +351,15 @@ def test_followed_logs_end_with_the_last_line_of_a_machine_that_is_destroyed(use
     assert said == ("done\n" if then else "3000\n"), "those of one that is gone are there, and end at once"
 
 
-def test_a_wait_that_is_too_long_ends_with_status_1(user: User) -> None:
+def test_what_nobody_asked_for_is_told_as_the_workers_doing(user: User) -> None:
+    machine = user.run("--restart", "no", command=("true",))["id"]
+    user("machine", "wait", machine, "--state", "stopped")
+    exited = re.search(r"^\S+ +exit +stopped +(.*)$", user("machine", "status", machine).out, re.MULTILINE)
+    assert exited
+    assert exited[1].split() == ["worker", "exit", "status", "0"]
+
+
+def test_a_wait_that_is_too_long_ends_with_status_5(user: User) -> None:
     machine = user.run()["id"]
     ended = user("machine", "wait", machine, "--state", "stopped", "--timeout", "1", status=5)
     assert "failed to reach desired state, stopped, currently started" in ended.err

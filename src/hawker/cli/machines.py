@@ -137,7 +137,11 @@ def status(session: Session, machine: str, app: str | None) -> None:
         checks = [(check["name"], check["status"], check["updated_at"], check["output"]) for check in found["checks"]]
         output.table(("check", "status", "since", ""), checks)
     output.say("")
-    rows = [(_clock(e["timestamp"]), e["type"], e["status"], e["source"], ending(e)) for e in found["events"]]
+    sources = {"flyd": "worker"}  # the API says it in the word that its clients know
+    rows = [
+        (_clock(e["timestamp"]), e["type"], e["status"], sources.get(e["source"], e["source"]), ending(e))
+        for e in found["events"]
+    ]
     output.table(("time", "event", "state", "source", ""), rows[:EVENTS_SHOWN])
 
 
