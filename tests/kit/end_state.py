@@ -74,11 +74,8 @@ def describe(worker: SimWorker) -> list[str]:
     lines = [_line(kind.table, row) for kind in _TABLES for row in reads.select(kind, "true order by id")]
     lines += [_line("placed", placed.shown()) for placed in world.instances.values()]
     lines += [f"directory of {machine}" for machine in world.directories]
-    lines = sorted(_named(line, names) for line in lines)
-    starts = sorted(
-        (_named(f"start on {s.machine}: {s.key} {list(s.argv)}", names) for s in world.starts), key=_machine
-    )
-    return [*starts, *lines]
+    starts = [f"start on {s.machine}: {s.key} {list(s.argv)}" for s in world.starts]
+    return [*sorted(_named(starts, names), key=_machine), *sorted(_named(lines, names))]
 
 
 def _machine(start: str) -> str:
@@ -96,7 +93,8 @@ def _without_times(value: Any) -> Any:
     return [_without_times(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def _named(line: str, names: Mapping[str, str]) -> str:
+def _named(lines: list[str], names: Mapping[str, str]) -> list[str]:
+    text = "\n".join(lines)
     for key, name in names.items():
-        line = line.replace(key, name)
-    return line
+        text = text.replace(key, name)
+    return text.split("\n") if lines else []

@@ -88,7 +88,8 @@ class Cut(BaseException):
 
 @dataclass(frozen=True)
 class Scenario:
-    """`script` is what clients do. `down_s`: how long a worker that was cut off stays away."""
+    """`script` is what clients do. `down_s`: how long a worker that was cut off stays away. `long`: each of its acts
+    fails in shorter scenarios, so in this one it does so in the full run alone."""
 
     name: str
     script: Script
@@ -96,6 +97,7 @@ class Scenario:
     capacity: Resources = ROOMY
     down_s: float = 0.2
     flows: FlowsOf = the_flows
+    long: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,8 +147,8 @@ COUNTS: list[Count] = []
 
 
 def explore(scenario: Scenario, directory: Path) -> Count:
-    """A scenario cut off once at every point, with every act failing in the most telling ways and repeated, and with
-    every abort.
+    """A scenario cut off once at every point and, unless it is long, with every act failing in the most telling ways
+    and repeated, and with every abort.
 
     Raises `AssertionError` at the first run that does not end as it should.
     """
@@ -154,12 +156,12 @@ def explore(scenario: Scenario, directory: Path) -> Count:
     for first in range(1, count.points + 1):
         _cut(scenario, directory, Plan(cuts=(first,)), reference.end, count)
         count.singles += 1
-    for act in reference.acts:
-        _fail(scenario, directory, act, MOST_TELLING, reference, count)
-    _fault(scenario, directory, dict.fromkeys(reference.acts, "twice"), reference.end)
-    count.faults += 1
-    for act in _undone(reference):
-        _explore_abort(scenario, directory, act, MOST_TELLING, count)
+    if not scenario.long:
+        for act in reference.acts:
+            _fail(scenario, directory, act, MOST_TELLING, reference, count)
+        _repeat_all(scenario, directory, reference, count)
+        for act in _undone(reference):
+            _explore_abort(scenario, directory, act, MOST_TELLING, count)
     return _end(count)
 
 
@@ -173,7 +175,9 @@ def explore_more(scenario: Scenario, directory: Path, part: int, parts: int) -> 
         for second in range(1, outcome.points[-1] + 1):
             _cut(scenario, directory, Plan(cuts=(first, second)), reference.end, count)
             count.pairs += 1
-    others = tuple(kind for kind in HARMLESS if kind not in MOST_TELLING)
+    others = tuple(kind for kind in HARMLESS if scenario.long or kind not in MOST_TELLING)
+    if scenario.long and part == 0:
+        _repeat_all(scenario, directory, reference, count)
     for act in reference.acts[part::parts]:
         _fail(scenario, directory, act, others, reference, count)
     for act in _undone(reference)[part::parts]:
@@ -213,6 +217,11 @@ def _fail(
     for kind in (kind for kind in kinds if not (undo and kind.startswith("broken"))):
         _fault(scenario, directory, {act: kind}, reference.end)
         count.faults += 1
+
+
+def _repeat_all(scenario: Scenario, directory: Path, reference: Outcome, count: Count) -> None:
+    _fault(scenario, directory, dict.fromkeys(reference.acts, "twice"), reference.end)
+    count.faults += 1
 
 
 def _explore_abort(scenario: Scenario, directory: Path, act: str, kinds: Sequence[Kind], count: Count) -> None:

@@ -1,7 +1,8 @@
 """Every flow, cut off before and after every commit and every outside effect, with every step failing and repeated.
 
 `tests/kit/flowkit.py` says what is run of each scenario. The counts are printed at the end of the test report. Each
-change runs every single cut; pairs of cuts, aborts with a cut and some faults are in the full run, all of them.
+change runs every single cut; pairs of cuts, aborts with a cut, some faults and those of long scenarios are in the full
+run, all of them.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ async def a_program_that_is_destroyed_when_it_ends(client: Client) -> None:
 
 async def stop_in_a_backoff(client: Client) -> None:
     await client.create("a", "fail", restart={"policy": "always"})
-    await client.until("a", lambda row, story: row.restarts == 4 and row.state is State.starting)
+    await client.until("a", lambda row, story: row.restarts == 2 and row.state is State.starting)
     await client.stop("a")
 
 
@@ -253,8 +254,9 @@ PROGRAMS = {
 }
 SMALL = Resources(cpus_shared=2, memory_mib=1 << 20, disk_mib=1 << 20, machines=100)
 
+LONG = (two_machines, a_life)
 SCENARIOS = [
-    Scenario(script.__name__, script, PROGRAMS)
+    Scenario(script.__name__, script, PROGRAMS, long=script in LONG)
     for script in (
         create,
         create_at_rest,
@@ -305,6 +307,15 @@ def test_a_flow_ends_alike_wherever_it_is_cut_off_and_whatever_fails(scenario: S
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_a_flow_ends_alike_when_it_is_cut_off_twice(scenario: Scenario, part: int, in_memory: Path) -> None:
     explore_more(scenario, in_memory, part, PARTS)
+
+
+def test_each_act_of_a_long_scenario_is_one_of_a_shorter_scenario_too(in_memory: Path) -> None:
+    """By flow and step."""
+    found: dict[bool, set[str]] = {True: set(), False: set()}
+    for scenario in SCENARIOS:
+        found[scenario.long] |= {act.split()[1] for act in trial(scenario, in_memory, Plan()).acts}
+    assert len(found[True]) > 10
+    assert found[True] - found[False] == set()
 
 
 @pytest.mark.slow
