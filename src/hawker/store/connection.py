@@ -145,18 +145,18 @@ def _ours(error: BaseException, what: str) -> StoreError | Broken:
 
 
 def _migrate(db: apsw.Connection) -> None:
-    """Apply the numbered SQL files above the database's version, each in its own transaction."""
+    """Apply the numbered SQL files above the database's version, all in one transaction."""
     files = sorted((Path(__file__).parent / "migrations").glob("*.sql"))
     version = rows(db, "pragma user_version")[0][0]
     newest = int(files[-1].stem)
     if version > newest:
         raise StoreError(f"this database has version {version}; this Hawker knows up to {newest}: upgrade it")
-    for file in files:
-        number = int(file.stem)
-        if number > version:
-            with db:
-                db.execute(file.read_text())
-                db.execute(f"pragma user_version = {number}")
+    if version < newest:
+        with db:
+            for file in files:
+                if int(file.stem) > version:
+                    db.execute(file.read_text())
+            db.execute(f"pragma user_version = {newest}")
 
 
 def cut_off(db: apsw.Connection) -> tuple[int, bytes]:
