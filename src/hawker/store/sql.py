@@ -38,15 +38,15 @@ def run_query(path: str, query: str) -> tuple[list[str], list[list[Any]]]:
     return found.columns, [list(row) for row in found.rows]
 
 
-def read(path: str, query: str, text_max: int = TEXT_MAX) -> Found:
+def read(path: str, query: str, text_max: int = TEXT_MAX, seconds_max: float = SECONDS_MAX) -> Found:
     """Run a query on the database at `path`, over a connection of its own. Raises `Invalid`, `StoreError`."""
-    with _explained(query):
+    with _explained(query, seconds_max):
         db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
         try:
             db.set_busy_timeout(BUSY_MS)
             db.limit(apsw.SQLITE_LIMIT_LENGTH, TEXT_MAX)
             db.execute("pragma query_only = on")
-            deadline = monotonic() + SECONDS_MAX
+            deadline = monotonic() + seconds_max
             return _read(db, query, lambda: monotonic() > deadline, text_max)
         finally:
             db.close()
@@ -105,13 +105,13 @@ def _read(db: apsw.Connection, query: str, too_long: Callable[[], bool], text_ma
 
 
 @contextmanager
-def _explained(query: str) -> Iterator[None]:
+def _explained(query: str, seconds_max: float = SECONDS_MAX) -> Iterator[None]:
     try:
         yield
     except apsw.ExecTraceAbort as error:
         raise Invalid("query", query, "give one statement at a time") from error
     except apsw.InterruptError as error:
-        raise Invalid("query", query, f"took longer than {SECONDS_MAX:g} s") from error
+        raise Invalid("query", query, f"took longer than {seconds_max:g} s") from error
     except (apsw.CantOpenError, apsw.IOError, apsw.CorruptError, apsw.NotADBError) as error:
         raise translated(error, "the database") from error
     except (apsw.Error, UnicodeError) as error:
