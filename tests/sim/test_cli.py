@@ -9,7 +9,7 @@ import pytest
 
 from hawker.cli.main import run
 
-SHORT = ("--seed", "1", "--seconds", "2")
+SHORT = ("--seed", "1", "--seconds", "1")
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def test_a_trace_shows_every_event_with_its_number(capsys: pytest.CaptureFixture
 def test_a_failed_run_leaves_a_record_that_replays_and_shrinks(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert run(["sim", "run", "--seed", "4", "--seconds", "4", "--mutant", "directory left"]) == 1
+    assert run(["sim", "run", "--seed", "4", "--seconds", "2", "--mutant", "directory left"]) == 1
     told = capsys.readouterr()
     assert "left its directory" in told.out
     assert "hawker sim replay hawker-sim-4.json" in told.err
