@@ -1,7 +1,7 @@
 """What survives when the power goes, the disk fails or it is full: every place in a scripted workload, a few seeds.
 
-The disk is simulated (`hawker.sim.platform.disk`), SQLite and the store are real. A trial runs the workload until the fault,
-loses power, reads the disk back and compares it with what was acknowledged.
+The disk is simulated (`hawker.sim.platform.disk`), SQLite and the store are real. A trial runs the workload until the
+fault, loses power, reads the disk back and compares it with what was acknowledged.
 """
 
 from __future__ import annotations

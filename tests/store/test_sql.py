@@ -47,5 +47,5 @@ def test_what_is_refused_says_why(path: str, query: str, remedy: str) -> None:
 
 
 def test_a_query_without_end_is_ended(path: str) -> None:
-    with pytest.raises(Invalid, match="took longer than 0.1 s"):
+    with pytest.raises(Invalid, match=r"took longer than 0\.1 s"):
         read(path, f"{COUNTING} select count(*) from c", seconds_max=0.1)
