@@ -149,6 +149,16 @@ def test_scripts_tell_errors_apart_by_the_exit_status(error: HawkerError, status
         (["--memory", "100"], "config.guest.memory_mb", "--memory"),
         (["-e", "A=B"], "config.env.A", "--env"),
         (["--config", "FILE"], "config.guest.cpus", "config.guest.cpus"),
+        (["--port", "70000"], "config.services[0].ports[0].port", "--port"),
+        (["--port", "80:0"], "config.services[0].internal_port", "--port"),
+        (["--check", "/"], "config.services[1].checks[0].path", "--check"),
+        (["--check", "/", "--check-grace", "9h"], "config.services[0].checks[0].grace_period", "--check-grace"),
+        (["--hard-limit", "3"], "config.services[0].concurrency.hard_limit", "--hard-limit"),
+        (["--min-running", "3"], "config.services[0].min_machines_running", "--min-running"),
+        (["--user", "a:b:c"], "config.processes[0].user", "--user"),
+        (["--rootfs-persist"], "config.rootfs", "--rootfs-persist"),
+        (["--key", "k"], "Idempotency-Key", "--key"),
+        (["--config", "FILE"], "config.services[0].checks[0].path", "config.services[0].checks[0].path"),
     ],
 )
 def test_an_error_of_the_api_names_the_option_that_was_typed(

@@ -6,10 +6,11 @@ import io
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from hawker.cli.orders import configure
-from hawker.errors import Invalid, Refused
+from hawker.errors import Invalid
 from hawker.model.config import check_config
 
 NOTHING: dict[str, Any] = {
@@ -150,9 +151,9 @@ def test_without_a_port_it_is_said_of_those_there_are() -> None:
 
 
 def test_what_is_about_ports_needs_one() -> None:
-    with pytest.raises(Refused, match="it has none"):
+    with pytest.raises(click.UsageError, match="it has none"):
         made({}, autostop="stop")
-    with pytest.raises(Refused, match="are of checks"):
+    with pytest.raises(click.UsageError, match="are of checks"):
         made({}, ports=("80",), check_grace="1s")
     with pytest.raises(Invalid, match="--check"):
         made({}, ports=("80",), checks=("up",))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 
 from hawker.errors import HawkerError
@@ -20,13 +22,26 @@ OPTIONS = {
     "config.runtime": "runtime",
     "config.image": "image",
     "config.files": "files",
-    "config.processes[0].user": "user",
+    "config.processes.user": "user",
+    "config.rootfs": "rootfs_persist",
+    "config.services.ports": "ports",
+    "config.services.internal_port": "ports",
+    "config.services.min_machines_running": "min_running",
+    "config.services.concurrency.soft_limit": "soft_limit",
+    "config.services.concurrency.hard_limit": "hard_limit",
+    "config.services.checks": "checks",
+    "config.services.checks.interval": "check_interval",
+    "config.services.checks.timeout": "check_timeout",
+    "config.services.checks.grace_period": "check_grace",
+    "Idempotency-Key": "key",
+    "replaces": "replaces",
     "name": "name",
     "region": "region",
     "app_name": "name",
     "org_slug": "org",
 }
-"""The parameter of a command that sets a field of the API, by the field or a field that it is in."""
+"""The parameter of a command that sets a field of the API, by the field or a field that it is in, without the numbers
+of those in lists."""
 
 
 def as_typed(error: HawkerError, context: click.Context) -> None:
@@ -35,7 +50,8 @@ def as_typed(error: HawkerError, context: click.Context) -> None:
     field = details.get("field")
     if not isinstance(field, str) or not error.message.startswith(f"{field}: "):
         return
-    outer = [name for name in OPTIONS if field == name or field.startswith((f"{name}.", f"{name}["))]
+    plain = re.sub(r"\[\d+\]", "", field)
+    outer = [name for name in OPTIONS if plain == name or plain.startswith(f"{name}.")]
     for name in sorted(outer, key=len, reverse=True):
         for parameter in context.command.params:
             if parameter.name == OPTIONS[name] and _given(context, OPTIONS[name]):

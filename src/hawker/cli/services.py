@@ -83,7 +83,7 @@ def service_options(function: F) -> F:
 
 def add_services(config: Object, given: dict[str, Any]) -> None:
     """Put into `config` what the options say. They hold for the ports that are given with them; without any, for those
-    that `config` has. Raises `Invalid`, and `Refused` when there are none."""
+    that `config` has. Raises `Invalid`, and `click.UsageError` when there are none."""
     services: list[Object] = list(config.get("services") or [])
     fresh: list[Object] = []
     for text in given["ports"]:
@@ -105,8 +105,8 @@ def add_services(config: Object, given: dict[str, Any]) -> None:
         if checks:
             changed[number]["checks"] = checks
     if (about or checks) and not changed:
-        raise Refused(
-            "these options are about the ports of a machine, and it has none", hint="give --port 80:8080, too"
+        raise click.UsageError(
+            "these options are about the ports of a machine, and it has none: give --port 80:8080, too"
         )
     if changed:
         config["services"] = changed
@@ -137,8 +137,8 @@ def _checks(given: dict[str, Any]) -> list[Object]:
     }
     times = {name: value for name, value in times.items() if value is not None}
     if times and not given["checks"]:
-        raise Refused(
-            "--check-interval, --check-timeout and --check-grace are of checks", hint="give --check / or --check tcp"
+        raise click.UsageError(
+            "--check-interval, --check-timeout and --check-grace are of checks: give --check / or --check tcp, too"
         )
     checks = []
     for text in given["checks"]:
