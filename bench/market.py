@@ -77,9 +77,12 @@ def spawn_agent(home: Path, name: str, role: str) -> subprocess.Popen[bytes]:
     head = [f'name = "{name}"', 'region = "ord"', f'directory = "{home / name}"', 'log_level = "warning"']
     tokens = ["[tokens]", f'cluster = "{CLUSTER}"', "[tokens.users]", f'bench = "{USER}"']
     config.write_text("\n".join([*head, "stop_machines_on_exit = true", *tokens, role, ""]))
+    # An installed package has its bytecode. A checkout's is written with the first start, unless that is forbidden:
+    # half of a start would be Python's compiler then.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     with (home / f"{name}.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "hawker", "agent", "--config", str(config)], stdout=log, stderr=log
+            [sys.executable, "-m", "hawker", "agent", "--config", str(config)], stdout=log, stderr=log, env=environment
         )
 
 
