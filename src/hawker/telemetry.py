@@ -162,8 +162,13 @@ _sink: Sink = write_line
 
 
 def _note(level: str, event: str, fields: dict[str, Any]) -> None:
-    if LOG_LEVELS[level] >= _least:
+    if heeded(level):
         _sink(level, event, fields)
+
+
+def heeded(level: str) -> bool:
+    """Whether lines of this level go anywhere."""
+    return LOG_LEVELS[level] >= _least
 
 
 def set_up_logs(*, level: str = "info") -> None:

@@ -23,6 +23,10 @@ _WORDS = {
 }
 
 
+ROW = LedgerRow, "ledger"
+"""The one row: its type and key."""
+
+
 class Full(Conflict):
     """The worker has no room for the rest of a change. The text is the one that clients of this API match."""
 
@@ -41,7 +45,7 @@ class Full(Conflict):
 
 def held(reads: Reads) -> Resources:
     """What reservations and machines hold together."""
-    row = reads.get(LedgerRow, "ledger")
+    row = reads.get(*ROW)
     return row.held if row else Resources()
 
 

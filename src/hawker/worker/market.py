@@ -95,15 +95,15 @@ class Market:
 
     def offer(self, ask: Ask) -> Offer | Refusal:
         """What this worker has for an ask, now. Reads only; nothing is held."""
-        reads = self._store.read
+        reads = self._store.read.ahead(ledger.ROW, (WorkerRow, "worker"), (AppRow, ask.app), (TallyRow, ask.app))
         held = ledger.held(reads)
         if unfit := self._unfit(reads, ask.region, ask.runtime or usual_runtime(ask.image), ask.image):
             return unfit
         if ask.key and (fill := reads.get(FillRow, ask.key)) and fill.machine:
-            return self._offered(ask, held, filled=fill.machine)
+            return self._offered(reads, ask, held, filled=fill.machine)
         if short := capacity.shortfall(self._log.capacity, held, ask.resources):
             return self._refusal(Reason.full, short)
-        return self._offered(ask, held)
+        return self._offered(reads, ask, held)
 
     async def reserve(self, order: Order) -> Reservation | Refusal:
         """Check and book in one commit. Repeating it with the same key gives the same reservation."""
@@ -306,8 +306,7 @@ class Market:
         me = reads.get(WorkerRow, "worker")
         return self._refusal(Reason.cordoned) if me and me.cordoned else None
 
-    def _offered(self, ask: Ask, held: Resources, *, filled: str = "") -> Offer:
-        reads = self._store.read
+    def _offered(self, reads: Reads, ask: Ask, held: Resources, *, filled: str = "") -> Offer:
         lack = NOTHING
         if self.stock:
             lack = self.stock.lack(ask.image, ask.parts)

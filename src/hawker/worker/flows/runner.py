@@ -19,7 +19,7 @@ from hawker.host import Host
 from hawker.model.rows import UNENDED, RunRow
 from hawker.store.db import Store
 from hawker.store.tx import Reads, Tx
-from hawker.telemetry import Metrics, exemplar, get_logger
+from hawker.telemetry import Metrics, exemplar, get_logger, heeded
 from hawker.worker.flows.flow import Done, Flow, StepContext
 
 STORE_RETRY_S = 1.0
@@ -380,7 +380,8 @@ class Runner:
             trace=run.trace,
             data=data or {},
         )
-        tx.after_commit(lambda: self._log(kind, run, step=at, **(data or {})))
+        if heeded("info"):
+            tx.after_commit(lambda: self._log(kind, run, step=at, **(data or {})))
 
     def _log(self, event: str, run: RunRow, **fields: Any) -> None:
         alarm = event in ("run.parked", "store.refused")
