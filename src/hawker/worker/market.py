@@ -209,6 +209,7 @@ class Market:
                 trace=order.trace,
                 args={"image_timeout_s": order.image_timeout_s} if order.image_timeout_s else {},
                 writes=writes,
+                free=True,  # it is new
             )
             after = get_machine(tx, row.id)
             lease = leases.acquire(tx, self._host, after, request, order.lease_ttl_s) if order.lease_ttl_s else None

@@ -106,6 +106,7 @@ class Requests:
         args: dict[str, Any],
         run_id: str = "",
     ) -> RunRow:
+        """Of a machine that is `_free`, or was `_freed`."""
         return self._runner.begin(
             tx,
             flow,
@@ -116,6 +117,7 @@ class Requests:
             trace=request.trace,
             args=args,
             writes=writes,
+            free=True,
             run_id=run_id,
         )
 

@@ -196,6 +196,7 @@ class Exits:
             source="flyd",
             args={"instance": ended.key, "resume_at_ms": tx.now_ms + int(verdict.delay_s * 1000)},
             writes=writes,
+            free=True,
         )
 
     def _verdict(self, tx: Tx, row: MachineRow, ended: Exit, policy: Restart) -> restart.Verdict:

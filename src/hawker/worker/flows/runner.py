@@ -73,16 +73,17 @@ class Runner:
         args: dict[str, Any] | None = None,
         writes: Callable[[Tx, RunRow], None] | None = None,
         exclusive: bool = True,
+        free: bool = False,
         run_id: str = "",
     ) -> RunRow:
         """Record a run in the caller's change; its task starts once that is committed.
 
         `steps` are the names this run takes, without the final step, which is always added. `writes` are the domain
         writes that belong to the beginning. `run_id` is a ULID of this host where it was needed before. Raises `Busy`
-        when an exclusive run holds the resource.
+        when an exclusive run holds the resource; `free`: this change has looked, and none does.
         """
         flow = self._flows[flow_name]
-        if exclusive and (holder := active_run(tx, resource)):
+        if exclusive and not free and (holder := active_run(tx, resource)):
             raise Busy(holder)
         run = RunRow(
             id=run_id or self._host.ulid(),
