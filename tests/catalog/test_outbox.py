@@ -423,6 +423,20 @@ async def test_a_row_that_waits_since_a_start_waits_no_longer_for_being_changed_
     assert (node.outbox.waiting, node.due) == ([], [])
 
 
+async def test_a_row_that_nobody_waits_for_and_that_shows_nothing_is_looked_at_once(node: Node) -> None:
+    def shows_nothing(reads: Reads, key: str, row: TallyRow | None) -> Iterable[Projected]:
+        return ()
+
+    node.outbox = Outbox(node.host, "me", {TallyRow: shows_nothing}, unhurried=(TallyRow,))
+    node.outbox.on_due = node.due.append
+    node.store.on_change = node.outbox.on_change
+    await node.count("web", 1)
+    assert node.due == [COALESCE_MS]
+    node.now_ms += COALESCE_MS
+    await node.do(node.outbox.flush)
+    assert node.due == [COALESCE_MS], "nothing waits any more"
+
+
 async def test_what_is_published_is_in_the_log_of_the_worker(node: Node) -> None:
     await node.take("m1")
     before = node.store.read.select(PublishedRow)

@@ -292,7 +292,10 @@ class Outbox:
     def _all_waiting(self, tx: Tx) -> dict[str, _Waiting]:
         waiting = dict(self._waiting)
         for (kind, row_key), since_ms in self._unseen.items():
-            for tier, change, _ in self._projections[kind](tx, row_key, tx.get(kind, row_key)):
+            projected = list(self._projections[kind](tx, row_key, tx.get(kind, row_key)))
+            if not projected:
+                tx.after_commit(partial(self._unseen.pop, (kind, row_key), None))
+            for tier, change, _ in projected:
                 key = published_key(tier, change.table, change.key)
                 first_ms = min(since_ms, waiting[key].since_ms) if key in waiting else since_ms
                 waiting[key] = _Waiting(tier, change, (kind, row_key), first_ms)
