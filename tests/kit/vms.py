@@ -15,6 +15,7 @@ import pytest
 
 from hawker.host import live
 from hawker.images.base import ImageSource
+from hawker.init.build import program
 from hawker.network.base import HostNetwork
 from hawker.worker.drivers.base import Limits
 from hawker.worker.drivers.microvm import disk, kernel, qemu
@@ -62,9 +63,15 @@ async def warmed(driver: MicrovmDriver, directory: Path, limits: Limits, *, netw
                 os.link(path, target)
 
 
+def prepared() -> kernel.Kernel:
+    """What a guest boots from, in stock."""
+    directory = Path(os.environ[STOCK]) / "kernel"
+    return kernel.prepare(kernel.find(), program("guest", directory), directory)
+
+
 @pytest.fixture(scope="session")
 def guests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """To be imported by name. Without what microVMs need the test is skipped."""
+    """The stock, for all of `tests/live`. Without what microVMs need the test is skipped."""
     if problem := missing():
         pytest.skip(problem)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,9 +1,13 @@
-"""The report ends with the times that tests over real sockets have measured."""
+"""One stock of what microVMs are made of, and a report that ends with the times that tests over real sockets have
+measured."""
 
 from __future__ import annotations
 
 import pytest
 from bench.regions import Times
+from tests.kit.vms import guests
+
+__all__ = ["guests"]  # a fixture: one that a file of tests imports by itself is made once for each of them
 
 MEASURED = Times()
 

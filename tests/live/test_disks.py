@@ -15,7 +15,7 @@ from tests.kit import disks
 from tests.kit.cgroups import parents
 from tests.kit.drivers import Opened, opened, spec
 from tests.kit.unpacked import UnpackedImages
-from tests.kit.vms import guests, microvms, warmed
+from tests.kit.vms import microvms, warmed
 from tests.kit.waiting import eventually
 from tests.live.test_container_driver import programs
 
@@ -25,8 +25,6 @@ from hawker.worker.drivers.container.driver import ContainerDriver
 from hawker.worker.drivers.microvm.driver import MicrovmDriver
 from hawker.worker.drivers.microvm.qemu import MARGIN_S, Qmp
 from hawker.worker.drivers.process import ProcessDriver
-
-__all__ = ["guests"]
 
 pytestmark = pytest.mark.root
 

@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -20,17 +20,14 @@ from tests.kit.namespaces import Network
 from tests.kit.processes import alive, gone
 from tests.kit.tiers import full
 from tests.kit.unpacked import UnpackedImages
-from tests.kit.vms import guests
+from tests.kit.vms import prepared
 from tests.kit.waiting import eventually
 
 from hawker.host import live
-from hawker.init.build import program
 from hawker.worker.drivers.base import InstanceSpec, Refused, StartFailed
-from hawker.worker.drivers.microvm import firecracked, kernel
+from hawker.worker.drivers.microvm import firecracked
 from hawker.worker.drivers.microvm.driver import MicrovmDriver
 from hawker.worker.drivers.microvm.settings import Settings
-
-__all__ = ["guests"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.usefixtures("guests")]
 
@@ -46,18 +43,8 @@ def install(directory: Path, *names: str, **environment: str) -> None:
         program.chmod(0o755)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def prepared(guests: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The kernel is unpacked once."""
-    directory = tmp_path_factory.mktemp("kernel")
-    kernel.prepare(kernel.find(), program("guest", directory), directory)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HAWKER_TEST_KERNEL", str(directory))
-        yield
-
-
 def made(directory: Path, images: UnpackedImages, settings: Settings | None = None, no_kvm: str = "") -> MicrovmDriver:
-    shutil.copytree(os.environ["HAWKER_TEST_KERNEL"], directory / "kernel", copy_function=os.link)
+    shutil.copytree(Path(prepared().initrd).parent, directory / "kernel", copy_function=os.link)
     return MicrovmDriver(directory, images, None, live(), settings or Settings(), lambda: no_kvm)
 
 

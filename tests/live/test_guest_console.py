@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 from tests.kit.drivers import shell
 from tests.kit.unpacked import UnpackedImages
-from tests.kit.vms import guests
+from tests.kit.vms import prepared
 from tests.kit.waiting import eventually
 
 from hawker.init.build import COMPILERS, program
@@ -26,8 +26,6 @@ from hawker.worker.drivers.microvm.agent import Agent
 from hawker.worker.drivers.microvm.disk import Disks
 from hawker.worker.drivers.microvm.kernel import Kernel
 from hawker.worker.drivers.microvm.qemu import Vm
-
-__all__ = ["guests"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.usefixtures("guests")]
 
@@ -103,23 +101,22 @@ async def running(it: Portless, boots: Kernel) -> AsyncIterator[asyncio.subproce
 
 
 @pytest.fixture(scope="module")
-def boots(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
-    directory = tmp_path_factory.mktemp("kernel")
-    return kernel.prepare(kernel.find(), program("guest", directory), directory)
+def boots(guests: None) -> Kernel:
+    return prepared()
 
 
 @pytest.fixture(scope="module")
-def with_relay(boots: Kernel) -> Kernel:
+def with_relay(boots: Kernel, tmp_path_factory: pytest.TempPathFactory) -> Kernel:
     """The same, with process 1 behind a relay from its own vsock: a second archive takes the place of files of the
     first (early-userspace/buffer-format.rst)."""
-    directory = Path(boots.initrd).parent
+    directory = tmp_path_factory.mktemp("relay")
     compiler = next(filter(None, map(shutil.which, COMPILERS)))
     source = Path(__file__).parents[1] / "kit" / "relay.c"
     subprocess.run([compiler, "-static", "-O1", "-o", directory / "relay", source], check=True)
     found = kernel.in_order((*kernel.VSOCK_MODULES, "vsock_loopback"), kernel.find().modules)
     more = [
         kernel.entry("init", (directory / "relay").read_bytes(), 0o100755),
-        kernel.entry("guest-init", program("guest", directory).read_bytes(), 0o100755),
+        kernel.entry("guest-init", program("guest", Path(boots.initrd).parent).read_bytes(), 0o100755),
         kernel.entry("modules.vsock", "".join(f"/{path.name}\n" for path in found).encode()),
         *(kernel.entry(path.name, kernel.unsigned(path.read_bytes())) for path in found),
         kernel.entry("TRAILER!!!", b"", 0),

@@ -19,7 +19,7 @@ from tests.kit.drivers import Opened, opened, spec, told
 from tests.kit.ordinary import run_as_nobody
 from tests.kit.processes import alive, gone, word
 from tests.kit.unpacked import UnpackedImages
-from tests.kit.vms import guests, microvms, warmed
+from tests.kit.vms import microvms, warmed
 from tests.kit.waiting import eventually
 from tests.live.conformance.abilities import Limited, Talking, Telling
 from tests.live.conformance.every import Conformance
@@ -30,8 +30,6 @@ from hawker.worker.drivers.base import File, InstanceSpec, NotSupported, Refused
 from hawker.worker.drivers.microvm.disk import copy_sparse
 from hawker.worker.drivers.microvm.driver import MicrovmDriver
 from hawker.worker.drivers.microvm.qemu import Qmp
-
-__all__ = ["guests"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.usefixtures("guests")]
 

@@ -14,12 +14,10 @@ from tests.kit.drivers import Opened, opened, spec
 from tests.kit.namespaces import missing_for_namespaces
 from tests.kit.site import HOST6, INTERNET4, PORT, Site, Try
 from tests.kit.unpacked import UnpackedImages
-from tests.kit.vms import guests, microvms, warmed
+from tests.kit.vms import microvms, warmed
 from tests.kit.waiting import eventually
 
 from hawker.worker.drivers.base import InstanceSpec, Network, Publish
-
-__all__ = ["guests"]
 
 pytestmark = [
     pytest.mark.slow,

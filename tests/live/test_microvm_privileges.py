@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.kit.drivers import Opened, opened, spec
+from tests.kit.tiers import full
 from tests.kit.unpacked import UnpackedImages
-from tests.kit.vms import guests, microvms, warmed
+from tests.kit.vms import microvms, warmed
 
 from hawker.worker.drivers.base import InstanceSpec, Root
 from hawker.worker.drivers.microvm.driver import MicrovmDriver
 from hawker.worker.drivers.microvm.settings import Settings
-
-__all__ = ["guests"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.usefixtures("guests")]
 
@@ -100,7 +99,7 @@ async def running(python: str, *arguments: object) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("driver", [True, False], ids=["template", "booted"], indirect=True)
+@pytest.mark.parametrize("driver", [True, *full(False)], ids=["template", "booted"], indirect=True)
 async def test_a_hypervisor_is_a_user_of_its_own_without_rights_that_sees_its_own_files_alone(
     request: pytest.FixtureRequest, driver: Opened, tmp_path: Path
 ) -> None:
@@ -140,7 +139,7 @@ async def test_root_of_a_machine_takes_no_more_of_the_hosts_disk_than_its_own_ha
     await driver.driver.start(one)
     await driver.says(one.machine, "up")
     device = "mknod /device b $(tr : ' ' < /sys/block/vdb/dev)"
-    flood = f"{device} && dd if=/dev/zero of=/device bs=1M seek=1000 count=100 conv=fsync"
+    flood = f"{device} && dd if=/dev/zero of=/device bs=1M seek=1000 count=4 conv=fsync"
     assert (await driver.driver.exec(one.key, ["sh", "-c", flood], timeout_s=60)).code == 1
     await driver.driver.suspend(one.key)
     await driver.driver.resume(one.key)

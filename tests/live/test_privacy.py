@@ -12,7 +12,7 @@ from tests.kit.drivers import opened, spec
 from tests.kit.private import open_to_others, umask
 from tests.kit.tiers import full
 from tests.kit.unpacked import UnpackedImages
-from tests.kit.vms import guests, microvms, warmed
+from tests.kit.vms import microvms, warmed
 from tests.kit.waiting import eventually
 from tests.live.test_container_driver import programs
 
@@ -21,8 +21,6 @@ from hawker.worker.drivers.base import File
 from hawker.worker.drivers.container.driver import ContainerDriver
 from hawker.worker.drivers.microvm.driver import MicrovmDriver
 from hawker.worker.drivers.process import ProcessDriver
-
-__all__ = ["guests"]
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

@@ -17,6 +17,7 @@ from tests.kit.markets import Client, Market, free_port, running_market
 from tests.kit.oci import busybox_image
 from tests.kit.regions import read
 from tests.kit.registry import DockerRegistry, put, registry
+from tests.kit.tiers import full
 from tests.kit.vms import missing
 from tests.kit.waiting import eventually
 
@@ -95,31 +96,32 @@ async def test_a_thousand_requests_at_once_for_a_sleeping_app_are_answered_by_on
 
 @pytest.mark.root
 @pytest.mark.skipif(bool(LACKING or missing()), reason=f"not installed: {', '.join(LACKING)} {missing()}")
+@pytest.mark.parametrize(
+    ("runtime", "page"),
+    [("process", f"M on {os.uname().nodename}"), ("container", "M on M"), *full(("microvm", "M on M"))],
+)
 async def test_a_sleeping_app_answers_its_first_request_as_process_container_or_microvm(
-    market: Market, client: Client, registry: DockerRegistry
+    market: Market, client: Client, registry: DockerRegistry, runtime: str, page: str
 ) -> None:
     """One word of the configuration is another."""
     image = await put(registry.host, "first:1", busybox_image())
     port = free_port()
-    said: dict[str, str] = {}
-    for runtime in ("process", "container", "microvm"):
-        config = {
-            "image": image,
-            "init": {"exec": ["/bin/sh", "-c", SERVE]},
-            "env": {"PORT": str(port)},
-            "services": [{"internal_port": port, "ports": [{"port": 80, "handlers": ["http"]}]}],
-            "runtime": runtime,
-        }
-        machine = await asleep(client, runtime, config)
-        await shown(market, machine, "stopped")
-        status, page = await get(market.http, runtime)
-        assert status == 200, (runtime, page)
-        assert starts(market, machine) == 1
-        said[runtime] = page.replace(machine, "M")
-        await client.ok("DELETE", f"/apps/{runtime}/machines/{machine}?force=true")
-    assert said == {"process": f"M on {os.uname().nodename}", "container": "M on M", "microvm": "M on M"}
+    config = {
+        "image": image,
+        "init": {"exec": ["/bin/sh", "-c", SERVE]},
+        "env": {"PORT": str(port)},
+        "services": [{"internal_port": port, "ports": [{"port": 80, "handlers": ["http"]}]}],
+        "runtime": runtime,
+    }
+    machine = await asleep(client, runtime, config)
+    await shown(market, machine, "stopped")
+    status, said = await get(market.http, runtime)
+    assert (status, said.replace(machine, "M")) == (200, page)
+    assert starts(market, machine) == 1
+    await client.ok("DELETE", f"/apps/{runtime}/machines/{machine}?force=true")
 
 
-async def test_two_edges_asked_in_the_same_millisecond_begin_one_start_each_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [6, *full(20)])
+async def test_two_edges_asked_in_the_same_millisecond_begin_one_start_each_time(tmp_path: Path, rounds: int) -> None:
     async with region(tmp_path, workers=1, edges=2) as it:
-        await faults.both_at_once(it, rounds=20)
+        await faults.both_at_once(it, rounds)

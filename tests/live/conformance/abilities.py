@@ -102,21 +102,21 @@ class Talking:
         finally:
             await terminal.close()
 
-    @pytest.mark.parametrize("tty", [False, True])
-    async def test_what_is_talked_to_is_killed_when_the_talk_is_closed(self, driver: Opened, tty: bool) -> None:
+    async def test_what_is_talked_to_is_killed_when_the_talk_is_closed(self, driver: Opened) -> None:
         one = driver.spec("sleep", "60")
         await driver.driver.start(one)
-        mark = word()
-        script = f"trap '' HUP; echo up; sleep {mark}; sleep {mark}"
-        terminal = await driver.driver.terminal(one.key, ["sh", "-c", script], tty=tty)
-        await Heard(terminal).until("up")
-        await terminal.close()
-        await terminal.close()
+        for tty in (False, True):
+            mark = word()
+            script = f"trap '' HUP; echo up; sleep {mark}; sleep {mark}"
+            terminal = await driver.driver.terminal(one.key, ["sh", "-c", script], tty=tty)
+            await Heard(terminal).until("up")
+            await terminal.close()
+            await terminal.close()
 
-        async def killed() -> bool:
-            return not [p for p in await driver.driver.processes(one.key) if mark in p.command]
+            async def killed(mark: str = mark) -> bool:
+                return not [p for p in await driver.driver.processes(one.key) if mark in p.command]
 
-        await eventually(killed, "nothing of the command is left")
+            await eventually(killed, "nothing of the command is left")
         assert (await driver.driver.inspect(one.key)).exit is None
 
     async def test_much_goes_through_a_talk_both_ways(self, driver: Opened) -> None:

@@ -28,13 +28,16 @@ class Conformance:
     late_s: ClassVar[float] = 0.3
 
     async def test_a_program_runs_and_its_exit_code_is_kept_until_destroy(self, driver: Opened) -> None:
+        """Several may wait for it, and also after the end; and what ended is not started again."""
         one = driver.shell("exit 7")
         started = await driver.driver.start(one)
         assert (started.key, started.machine) == (one.key, one.machine)
-        ended = await driver.driver.wait(one.key)
+        ended, *others = await asyncio.gather(*(driver.driver.wait(one.key) for _ in range(3)))
         assert (ended.code, ended.signal, ended.oom_killed, ended.status) == (7, None, False, 7)
+        assert [*others, await driver.driver.wait(one.key)] == [ended] * 3
         assert (await driver.driver.inspect(one.key)).exit == ended
         assert driver.exits[one.key] == ended
+        assert (await driver.driver.start(one)).exit == ended
         await driver.driver.destroy(one.key)
         with pytest.raises(UnknownInstance):
             await driver.driver.inspect(one.key)
@@ -65,24 +68,12 @@ class Conformance:
         await driver.says(one.machine, "here")
         assert len([line for line in await driver.lines(one.machine) if line.text == "here"]) == 1
 
-    async def test_a_key_that_ended_is_not_started_again(self, driver: Opened) -> None:
-        one = driver.shell("exit 0")
-        await driver.driver.start(one)
-        ended = await driver.driver.wait(one.key)
-        assert (await driver.driver.start(one)).exit == ended
-
     @pytest.mark.parametrize("program", ["no-such-program", "/etc/passwd", *full("/no/such/program")])
     async def test_what_cannot_be_started_is_refused_and_leaves_nothing(self, driver: Opened, program: str) -> None:
         one = driver.spec(program)
         with pytest.raises(StartFailed, match=program):
             await driver.driver.start(one)
         assert await driver.driver.recover() == []
-
-    async def test_several_may_wait_and_also_after_the_end(self, driver: Opened) -> None:
-        one = driver.shell("exit 3")
-        await driver.driver.start(one)
-        ends = await asyncio.gather(*(driver.driver.wait(one.key) for _ in range(3)))
-        assert {e.code for e in (*ends, await driver.driver.wait(one.key))} == {3}
 
     async def test_unknown_keys_are_said_to_be_unknown(self, driver: Opened) -> None:
         for call in (
@@ -97,10 +88,14 @@ class Conformance:
         await driver.driver.destroy("x/y")
         await driver.driver.purge("x")
 
-    async def test_stop_asks_with_the_signal_first(self, driver: Opened) -> None:
-        one = driver.shell("trap 'echo asked; exit 5' TERM; echo up; while :; do sleep 0.05; done")
+    async def test_signals_reach_the_program_and_stop_asks_with_one_first(self, driver: Opened) -> None:
+        one = driver.shell(
+            "trap 'echo usr1' USR1; trap 'echo asked; exit 5' TERM; echo up; while :; do sleep 0.05; done"
+        )
         await driver.driver.start(one)
         await driver.says(one.machine, "up")
+        await driver.driver.signal(one.key, signal.SIGUSR1)
+        await driver.says(one.machine, "usr1")
         ended = await driver.driver.stop(one.key, signal=signal.SIGTERM, grace_s=20)
         assert ended.code == 5
         assert "asked" in [line.text for line in await driver.lines(one.machine)]
@@ -140,7 +135,9 @@ class Conformance:
         assert pid is not None
         assert not alive(pid)
 
-    async def test_a_command_runs_beside_the_program(self, driver: Opened) -> None:
+    async def test_a_command_runs_beside_the_program_is_killed_at_its_time_out_and_cannot_flood(
+        self, driver: Opened
+    ) -> None:
         one = driver.shell("pwd; sleep 60", GREETING="hello")
         await driver.driver.start(one)
         script = "echo $GREETING; cat; echo oh >&2; exit 3"
@@ -149,10 +146,6 @@ class Conformance:
         assert (done.timed_out, done.truncated) == (False, False)
         where = await driver.driver.exec(one.key, ["pwd"], timeout_s=20)
         await driver.says(one.machine, where.stdout.decode().strip())
-
-    async def test_a_command_is_killed_at_its_time_out_and_cannot_flood(self, driver: Opened) -> None:
-        one = driver.spec("sleep", "60")
-        await driver.driver.start(one)
         mark = word()
         late = await driver.driver.exec(
             one.key, ["sh", "-c", f"echo on; sleep {mark}; echo never"], timeout_s=self.late_s
@@ -217,13 +210,6 @@ class Conformance:
             return bool(found)
 
         await eventually(listens, "it is seen to listen")
-
-    async def test_signals_reach_the_program(self, driver: Opened) -> None:
-        one = driver.shell("trap 'echo usr1' USR1; echo up; while :; do sleep 0.05; done")
-        await driver.driver.start(one)
-        await driver.says(one.machine, "up")
-        await driver.driver.signal(one.key, signal.SIGUSR1)
-        await driver.says(one.machine, "usr1")
 
     async def test_a_suspended_program_stands_still_and_goes_on(self, driver: Opened) -> None:
         one = driver.shell("while :; do echo tick; sleep 0.02; done")
