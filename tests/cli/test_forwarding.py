@@ -7,16 +7,15 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.cli.programs import ENDS_S, PROGRAM, environment, hawker
 from tests.kit.markets import Market, free_port, running_market
+from tests.kit.processes import PYTHON
 from tests.kit.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -58,16 +57,14 @@ asyncio.run(main())
 class Site:
     """A market with an app of one machine, whose program listens on `port` once it is up."""
 
-    def __init__(self, market: Market, directory: Path) -> None:
+    def __init__(self, market: Market) -> None:
         self.market = market
         self.env = {"HAWKER_HOME": str(market.home)}
         self.port = free_port()
-        program = directory / "program.py"
-        program.write_text(PROGRAM_TEXT)
-        self.machine = self.run(program)
+        self.machine = self.run()
 
-    def run(self, program: Path, name: str = "one") -> str:
-        command = ("host", "--", sys.executable, str(program), str(self.port))
+    def run(self, name: str = "one") -> str:
+        command = ("host", "--", PYTHON, "-c", PROGRAM_TEXT, str(self.port))
         ended = hawker("machine", "run", "--app", APP, "--name", name, "--json", *command, env=self.env)
         for _ in range(10):
             if ended.status == 0 or "no_answer" not in f"{ended.out}{ended.err}":
@@ -86,7 +83,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     home = tmp_path_factory.mktemp("forwarding")
     with running_market(home, ("--region", "ord", "--workers", "1")) as market:
         assert hawker("apps", "create", APP, env={"HAWKER_HOME": str(home)}).status == 0
-        yield Site(market, home)
+        yield Site(market)
         assert hawker("apps", "destroy", APP, "--force", env={"HAWKER_HOME": str(home)}).status == 0
 
 
@@ -243,7 +240,7 @@ def listening_late(site: Site, port: int) -> Iterator[None]:
         "    sock, _ = server.accept()\n"
         "    sock.sendall(sock.recv(3))\n"
     )
-    command = [*PROGRAM, "machine", "exec", site.machine, "--", sys.executable, "-c", text]
+    command = [*PROGRAM, "machine", "exec", site.machine, "--", PYTHON, "-c", text]
     with subprocess.Popen(command, env=environment(site.env), stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -288,6 +285,6 @@ def test_the_next_connection_goes_to_a_machine_that_runs(site: Site, proxy: Prox
         4,
         f"error: no machine of app {APP} runs\n  try: hawker machine start {site.machine}\n",
     )
-    site.run(site.market.home / "program.py", "two")
+    site.run("two")
 
     wait_until(proxy.answers, "the other machine answers")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from tests.cli.programs import ENDS_S, PROGRAM, Ended, environment, hawker, on_terminal
 from tests.kit.markets import Market, free_port, running_market
+from tests.kit.processes import PYTHON
 from tests.kit.waiting import wait_until
 
 from hawker.cli.services import url_of
@@ -94,7 +94,7 @@ class Site:
         return hawker("machine", "restart", "--force", machine, env=self.env).status == 0
 
     def run(self, *options: str, command: tuple[str, ...]) -> str:
-        program = (sys.executable, *command[1:]) if command[0] == "python3" else command
+        program = (PYTHON, *command[1:]) if command[0] == "python3" else command
         ended = self("machine", "run", "--app", APP, "--json", *options, "host", "--", *program)
         machine: str = ended.json()["id"]
         return machine

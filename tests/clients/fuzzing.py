@@ -9,7 +9,6 @@ Nothing that was generated is ever run as a program.
 from __future__ import annotations
 
 import io
-import sys
 import tarfile
 import threading
 import zlib
@@ -17,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from tests.clients.api import SLEEP, Api
+from tests.kit.processes import PYTHON
 from tests.kit.waiting import wait_until
 
 APP = "fuzzed"
@@ -26,7 +26,7 @@ NONCE = "fly-machine-lease-nonce"
 FRAMING = ("connection", "content-length", "expect", "host", "te", "trailer", "transfer-encoding", "upgrade")
 """What is HTTP's, and refused before a request is one of the API. Hypothesis takes words for what it generates from the
 code that is loaded, ours included, so that now and then one of these is the name of a header."""
-LISTEN = (sys.executable, "-ISc", "import socket, time; s = socket.create_server(('127.0.0.1', 0)); time.sleep(1000)")
+LISTEN = (PYTHON, "-ISc", "import socket, time; s = socket.create_server(('127.0.0.1', 0)); time.sleep(1000)")
 
 
 class World:

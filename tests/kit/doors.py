@@ -9,7 +9,6 @@ sockets and databases are real.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
@@ -18,6 +17,7 @@ from typing import Any, Literal
 
 from tests.kit.markets import Client
 from tests.kit.ports import free_port as free_port
+from tests.kit.processes import PYTHON
 from tests.kit.waiting import until
 
 from hawker.agent.agent import Agent
@@ -92,7 +92,7 @@ class House:
         ]
         raw = {
             "image": "host",
-            "init": {"exec": [sys.executable, "-S", "-E", "-c", program]},
+            "init": {"exec": [PYTHON, "-S", "-E", "-c", program]},
             "env": {"PORT": str(port), **(env or {})},
             "restart": {"policy": "no"},
             "services": services,

@@ -26,6 +26,7 @@ from tests.kit.belongings import argv
 from tests.kit.load import Address, parsed
 from tests.kit.markets import Client, free_port
 from tests.kit.namespaces import Network
+from tests.kit.processes import PYTHON
 from tests.kit.regions import read
 from tests.kit.waiting import eventually
 
@@ -217,7 +218,7 @@ class Region:
                 port = free_port()  # each time another one: those that were placed elsewhere have theirs until the end
                 raw = {
                     "image": "host",
-                    "init": {"exec": [sys.executable, "-S", "-E", "-c", program]},
+                    "init": {"exec": [PYTHON, "-S", "-E", "-c", program]},
                     "env": {"PORT": str(port), **(env or {})},
                     "services": [
                         {

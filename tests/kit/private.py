@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,14 @@ def umask(mask: int) -> Iterator[None]:
         yield
     finally:
         os.umask(before)
+
+
+@contextmanager
+def open_directory() -> Iterator[Path]:
+    """One that every user of the host finds the way to, unlike pytest's."""
+    with tempfile.TemporaryDirectory(prefix="hawker-test-", dir="/var/tmp") as place:
+        os.chmod(place, 0o755)
+        yield Path(place)
 
 
 def open_to_others(path: Path) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from tests.kit.edges import SERVER, STARTS, region
 from tests.kit.load import Address, at_once, parsed
 from tests.kit.markets import Client, Market, free_port, running_market
 from tests.kit.oci import busybox_image
+from tests.kit.processes import PYTHON
 from tests.kit.regions import read
 from tests.kit.registry import DockerRegistry, put, registry
 from tests.kit.tiers import full
@@ -83,7 +83,7 @@ async def test_a_thousand_requests_at_once_for_a_sleeping_app_are_answered_by_on
     port = free_port()
     config = {
         "image": "host",
-        "init": {"exec": [sys.executable, "-S", "-E", "-c", SERVER]},
+        "init": {"exec": [PYTHON, "-S", "-E", "-c", SERVER]},
         "env": {"PORT": str(port)},
         "services": [{"internal_port": port, "ports": [{"port": 80, "handlers": ["http"]}]}],
     }

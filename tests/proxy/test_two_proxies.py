@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 from tests.kit.doors import ANSWERS, PORT, House, edge, house
+from tests.kit.private import open_directory
 from tests.kit.waiting import until
 
 from hawker.core.retrying import SENT_MOST
 from hawker.proxy.base import Address
 from hawker.proxy.settings import RouterSettings
+
+
+@pytest.fixture
+def outside() -> Iterator[Path]:
+    """For what a machine's program finds or writes."""
+    with open_directory() as place:
+        yield place
 
 
 async def test_an_edge_reaches_a_sleeping_machine_by_way_of_its_door(tmp_path: Path) -> None:
@@ -64,7 +72,7 @@ while not os.path.exists(os.environ["GATE"]):
 
 
 async def test_a_request_passes_over_a_worker_where_as_many_wait_as_may_and_is_refused_when_all_are_so(
-    tmp_path: Path,
+    tmp_path: Path, outside: Path
 ) -> None:
     crowded = RouterSettings(queue=1)
 
@@ -78,7 +86,7 @@ async def test_a_request_passes_over_a_worker_where_as_many_wait_as_may_and_is_r
         return waiting
 
     async with house(tmp_path, crowded) as one, house(tmp_path, crowded, name="ord-2", join=one) as two:
-        gates = [tmp_path / "1", tmp_path / "2"]
+        gates = [outside / "1", outside / "2"]
         first = await one.machine("web", program=WAITS, env={"GATE": str(gates[0])})
         second = await two.machine("web", program=WAITS, env={"GATE": str(gates[1])})
         await until(lambda: one.shown(second) == two.shown(second) and two.shown(first) == one.shown(first))
@@ -116,11 +124,13 @@ while True:
 
 @pytest.mark.parametrize("region", ["ord", "mad"])
 async def test_a_request_that_breaks_a_machine_is_sent_no_oftener_by_way_of_two_proxies(
-    tmp_path: Path, region: str
+    tmp_path: Path, outside: Path, region: str
 ) -> None:
     """The edge chooses the machine, or the proxy of the region that has it."""
     async with house(tmp_path) as it, edge(it, region=region) as front:
-        wrote = tmp_path / "requests"
+        wrote = outside / "requests"
+        wrote.touch()
+        wrote.chmod(0o666)
         await it.machine("web", program=BREAKS, env={"WROTE": str(wrote)})
         status, _ = await front.get("web")
         assert status == 502

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.kit.doors import ANSWERS, house
+from tests.kit.private import open_directory
 from tests.kit.waiting import until
 
 from hawker.model import door as words
@@ -146,18 +147,16 @@ async def test_a_request_waits_for_the_next_start_when_its_machine_is_stopped_wh
     tmp_path: Path,
 ) -> None:
     """The program that is being stopped listens all the same, for as long as it may take to end."""
-    stays = "import os, signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nos.mkdir(os.environ['UP'])\n"
-    up = tmp_path / "up"
+    stays = "import os, signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nos.makedirs('up', exist_ok=True)\n"
     async with house(tmp_path) as it:
         machine = await it.machine(
             "web",
             program=stays + ANSWERS,
-            env={"BEFORE_S": "0.2", "ANSWER_S": "0.4", "UP": str(up)},
+            env={"BEFORE_S": "0.2", "ANSWER_S": "0.4"},
             stop_config={"timeout": "400ms"},
         )
         getting = asyncio.ensure_future(it.get("web"))
-        await until(lambda: it.row(machine).state == "started" and up.exists())
-        up.rmdir()
+        await until(lambda: it.row(machine).state == "started" and any(tmp_path.glob(f"**/work/{machine}/up")))
         await it.worker.waking.rest(words.Rest(app="web", machine=machine, how="stop", why="a user"))
         assert await getting == (200, b"ok")
         assert it.story(machine).count("start started") == 2
@@ -177,10 +176,15 @@ async def test_who_cannot_be_started_is_told_why_at_once(tmp_path: Path) -> None
 async def test_a_program_that_was_let_go_and_that_the_kernel_does_not_take_is_waited_for_no_more(
     tmp_path: Path,
 ) -> None:
-    broken = tmp_path / "broken"
-    broken.write_bytes(b"\x7fELF")
-    broken.chmod(0o755)
-    async with house(tmp_path) as it:
+    with open_directory() as place:
+        broken = place / "broken"
+        broken.write_bytes(b"\x7fELF")
+        broken.chmod(0o755)
+        await is_not_waited_for(tmp_path, broken)
+
+
+async def is_not_waited_for(directory: Path, broken: Path) -> None:
+    async with house(directory) as it:
         machine = await it.machine("web", init={"exec": [str(broken)]})
         status, _, body = await it.asked("web")
         assert (status, b"Exec format error" in body) == (503, True)

@@ -12,6 +12,7 @@ from tests.kit.waiting import wait_until
 
 from hawker.supervisor import proc
 from hawker.supervisor.cgroups import V2, Limits
+from hawker.supervisor.common import Common
 from hawker.supervisor.container import CONTAINER, Container
 from hawker.supervisor.files import Files, RecordFile
 from hawker.supervisor.instance import Instance, Record
@@ -84,14 +85,18 @@ def test_a_container_whose_number_another_process_has_by_now_is_that_process_no_
         pipe.remove()
 
 
-def test_a_program_that_cannot_be_recorded_does_not_run(files: Files, tmp_path: Path) -> None:
-    os.mkdir(files.instance(KEY) + ".record")  # in the way of the file
-    mark = f"test:{tmp_path}:{KEY}"
+def test_a_program_that_cannot_be_recorded_does_not_run(tmp_path: Path) -> None:
+    common = Common(str(tmp_path), cgroups=False)
+    in_the_way = Path(common.files.instance(KEY) + ".record")
+    in_the_way.mkdir()
+    mark = common.mark("m", KEY)
     with pytest.raises(CannotStart, match="cannot be recorded"):
-        start(key=KEY, machine="m", argv=["sleep", "60"], env={}, limits=LIMITS, files=files, mark=mark, groups=None)
+        start(key=KEY, machine="m", argv=["sleep", "60"], env={}, limits=LIMITS, common=common)
     wait_until(lambda: not [pid for pid in proc.everyone() if proc.marker(pid) == mark], "the program is gone")
     os.waitpid(-1, os.WNOHANG)
     assert os.listdir(tmp_path / "run") == ["01JD.launch.record"]
+    in_the_way.rmdir()
+    common.files.close()
 
 
 @pytest.mark.parametrize("terminal", [None, (80, 24)])

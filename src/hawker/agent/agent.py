@@ -191,7 +191,7 @@ class Agent:
             join=tuple(host_port("catalog.join", address) for address in catalog.join),
         )
         if self._host.vfs is None:
-            settings.directory.mkdir(parents=True, exist_ok=True)
+            settings.directory.mkdir(mode=0o711, parents=True, exist_ok=True)
         node = Node(node_settings, self._host, settings.directory / "catalog.db", self.metrics)
         stack.push_async_callback(node.close)
         self.reading = CatalogApi(node, self._host)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hawker.worker.drivers.users import Users
 
 GROUP = "hawker.drivers"
-_UNASKED = "it runs commands without isolation, so a worker has it only if worker.drivers names it"
+_UNASKED = "it runs commands on the host itself, so a worker has it only if worker.drivers names it"
 _RUNTIMES = ("crun", "runc")
 _VMMS = ("qemu-system-x86_64", "qemu-system-aarch64", "firecracker")
 
@@ -80,14 +80,13 @@ async def live_outfit(settings: AgentSettings, role: WorkerRole, host: Host) -> 
     """The real ones. Raises `Invalid` for a driver that does not exist or does not take its settings."""
     from hawker.init.place import shared
     from hawker.worker.drivers.several import DriverOff, Several
+    from hawker.worker.drivers.users import Users
 
     names = _chosen(role)
     async with AsyncExitStack() as stack:
-        images, network, programs, users, problem = None, None, shared(), None, ""
+        images, network, programs, problem = None, None, shared(), ""
+        users = Users(settings.directory / "users")
         if set(names) != {"process"}:
-            from hawker.worker.drivers.users import Users
-
-            users = Users(settings.directory / "users")
             images, problem = await _images(stack, settings, host)
         if any(name != "process" and not _lacks(name) for name in names):
             network = await _network(stack, settings, role)
@@ -242,7 +241,9 @@ def _others_installed() -> bool:
 def process(site: Site) -> Driver:
     from hawker.worker.drivers.process import ProcessDriver
 
-    return ProcessDriver(site.directory, cgroups=site.cgroups, images=site.images, programs=site.programs)
+    return ProcessDriver(
+        site.directory, cgroups=site.cgroups, images=site.images, programs=site.programs, users=site.users
+    )
 
 
 def container(site: Site) -> Driver:
@@ -275,7 +276,6 @@ _MODULES = (
     "hawker.network.manager",
     "hawker.network.resolver",
     "hawker.network.zone",
-    "hawker.worker.drivers.users",
 )
 """What every driver but that for processes needs besides."""
 

@@ -36,7 +36,8 @@ class Report:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
         self.file = path.open("ab", buffering=0)
 
     def take(self) -> str:

@@ -76,7 +76,10 @@ def _process(fingerprint: Fingerprint, found: str) -> Finding:
     what = f"driver {fingerprint.driver}"
     if not fingerprint.healthy:
         return Finding(what=what, state="ok", found="off", remedy=fingerprint.problem)
-    remedy = "it runs commands of any user of the API on this host, without isolation: leave it out of worker.drivers"
+    remedy = (
+        "it runs commands of any user of the API on this host, and nothing but their user of the host keeps them from "
+        "it: leave it out of worker.drivers"
+    )
     return Finding(what=what, state="limited", found=found or "works", remedy=remedy)
 
 

@@ -1,7 +1,7 @@
 /* PID 1 of a container: starts the program, forwards signals to it, reaps orphans, tells how it ended.
  *
  *   container [--status-fd N] [--go-fd N] [--terminal COLUMNSxROWS]
- *             [--root DIR] [--cwd DIR] [--user UID:GID[,GID...]] -- PROGRAM [ARGUMENT...]
+ *             [--root DIR] [--users N:FIRST] [--cwd DIR] [--user UID:GID[,GID...]] -- PROGRAM [ARGUMENT...]
  *
  * To descriptor N (never seen by the program) go lines of JSON, each written at once:
  *   {"started": PID}            the program runs (execve succeeded); PID as the init sees it
@@ -15,15 +15,15 @@
  * With --terminal the program's standard streams are a terminal of its own, and what comes out of it is copied to our
  * standard output. We hold the terminal's other end: whoever reads our output may die and another one come.
  *
- * A PROGRAM without a slash is looked up in PATH. --root, --cwd and --user are for use without a container runtime,
- * which does all that itself; then the init is no PID 1 but a subreaper, and what outlives the program is left to
- * whoever started it.
+ * A PROGRAM without a slash is looked up in PATH. --root, --users, --cwd and --user are for use without a container
+ * runtime, which does all that itself; then the init is no PID 1 but a subreaper, and what outlives the program is left
+ * to whoever started it. Descriptor N of --users is a user namespace, whose users --user means; its first is our FIRST.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <grp.h>
 #include <limits.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,6 +35,7 @@
 #include <unistd.h>
 
 #include "container_terminal.h"
+#include "user.h"
 
 #define FAILED 125
 #define NOT_EXECUTABLE 126
@@ -46,6 +47,8 @@ extern char **environ;
 
 static int status_fd = -1;
 static const char *root, *cwd;
+static int users_fd = -1;
+static uid_t first_user;
 static uid_t uid;
 static gid_t groups[MAX_GROUPS]; /* the first is the main one */
 static size_t group_count;
@@ -232,9 +235,30 @@ static void make_directories(const char *path)
 		}
 }
 
+/* Be root of a user namespace, with what Docker gives a root that is of use to files and processes: not what mounting,
+ * leaving a root directory or making a further namespace takes. -1: errno says why not. */
+static int enter_users(int fd)
+{
+	/* CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, SETFCAP */
+	static const unsigned char kept[] = {0, 1, 3, 4, 5, 6, 7, 8, 10, 31};
+
+	if (setns(fd, CLONE_NEWUSER) < 0)
+		return -1;
+	for (unsigned long number = 0, at = 0; prctl(PR_CAPBSET_READ, number, 0, 0, 0) >= 0; number++)
+		if (at < sizeof kept && number == kept[at])
+			at++;
+		else if (prctl(PR_CAPBSET_DROP, number, 0, 0, 0) < 0)
+			return -1;
+	return 0;
+}
+
 static void enter(int fd)
 {
-	if (root && (chroot(root) < 0 || chdir("/") < 0))
+	if (root && chdir(root) < 0) /* while we may */
+		fail(fd, FAILED, root, reason(errno));
+	if (users_fd >= 0 && enter_users(users_fd) < 0)
+		fail(fd, FAILED, "--users", reason(errno));
+	if (root && (chroot(".") < 0 || chdir("/") < 0))
 		fail(fd, FAILED, root, reason(errno));
 	if (cwd) {
 		if (root)
@@ -242,7 +266,7 @@ static void enter(int fd)
 		if (chdir(cwd) < 0)
 			fail(fd, FAILED, cwd, reason(errno));
 	}
-	if (group_count && (setgroups(group_count, groups) < 0 || setgid(groups[0]) < 0 || setuid(uid) < 0))
+	if (group_count && become(uid, groups[0], group_count, groups) < 0)
 		fail(fd, FAILED, "--user", reason(errno));
 }
 
@@ -388,6 +412,10 @@ int main(int argc, char **argv)
 			status_fd = atoi(argv[at + 1]);
 		else if (strcmp(argv[at], "--go-fd") == 0)
 			go_fd = atoi(argv[at + 1]);
+		else if (strcmp(argv[at], "--users") == 0 && strchr(argv[at + 1], ':')) {
+			users_fd = atoi(argv[at + 1]);
+			first_user = (uid_t)strtoul(strchr(argv[at + 1], ':') + 1, NULL, 10);
+		}
 		else if (strcmp(argv[at], "--terminal") == 0)
 			terminal = argv[at + 1];
 		else if (strcmp(argv[at], "--root") == 0)
@@ -416,7 +444,7 @@ int main(int argc, char **argv)
 
 	if (go_fd >= 0 && !told_to_go(go_fd))
 		return misused("init: it was not let go: whoever made this machine ended first");
-	if (terminal && open_terminal(terminal, group_count ? uid : (uid_t)-1) < 0)
+	if (terminal && open_terminal(terminal, group_count ? first_user + uid : (uid_t)-1) < 0)
 		return misused("init: the program's terminal cannot be made");
 	program = start(argv, &error_fd);
 	if (program < 0)

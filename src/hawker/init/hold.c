@@ -1,18 +1,20 @@
 /* What waits in front of a program, as the program's own process: hold WAIT SAY.
 
    From WAIT it is told what to become: the length of all that follows, then strings, each with its zero: WAIT's name, a
-   directory, where standard output and standard error go, the files of its control groups, the program, its words, its
-   environment; before each of these three lists stands how many. Into a group it goes by writing "0" to its file: what
-   waits is one thread, for which that is quick. The next byte decides, whoever wrote it: "g" lets it become the program.
-   It takes WAIT's name away first: as long as that is there, the program has not run. Any other byte, or the end of WAIT,
-   means that whoever held it is gone, or has thought better of it. The end of SAY tells that it waits no more, a number
-   on it why the program cannot be run. */
+   directory, where standard output and standard error go, the number of the user to become ("" for none), the files of
+   its control groups, the program, its words, its environment; before each of these three lists stands how many. Into a
+   group it goes by writing "0" to its file: what waits is one thread, for which that is quick. The next byte decides,
+   whoever wrote it: "g" lets it become the program. It takes WAIT's name away first: as long as that is there, the
+   program has not run. Any other byte, or the end of WAIT, means that whoever held it is gone, or has thought better of
+   it. The end of SAY tells that it waits no more, a number on it why the program cannot be run. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "user.h"
 
 static char *at, *end;
 
@@ -73,7 +75,7 @@ static int enter(const char *path)
 int main(int count, char **words)
 {
     unsigned size;
-    char byte, *name, *directory, *program, **argv, **env;
+    char byte, *name, *directory, *user, *program, **argv, **env;
     int error, wait, say;
 
     if (count != 3)
@@ -96,6 +98,7 @@ int main(int count, char **words)
 
         error = error ? error : failed;
     }
+    user = next();
     for (char **group = list(); *group; group++) {
         int failed = enter(*group);
 
@@ -107,6 +110,8 @@ int main(int count, char **words)
     if (!all(wait, &byte, 1) || byte != 'g')
         return 0;
     if (unlink(name) && !error)
+        error = errno;
+    if (!error && *user && become(atol(user), atol(user), 0, NULL))
         error = errno;
     if (!error) {
         execve(program, argv, env);

@@ -7,13 +7,15 @@ import ctypes
 import hashlib
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from hawker.supervisor import proc
+from hawker.supervisor import mounts, proc
 from hawker.supervisor.cgroups import Groups, find
 from hawker.supervisor.children import Children
 from hawker.supervisor.files import Files, in_memory
+from hawker.supervisor.instance import Instance, Record
 from hawker.supervisor.loop import Loop
 from hawker.supervisor.notify import Writes
 from hawker.supervisor.trash import Trash
@@ -31,7 +33,8 @@ class Common:
 
     def __init__(self, directory: str, *, cgroups: bool) -> None:
         self.directory = directory
-        self.host_namespace = -1  # of mounts, where we have one of our own
+        self.host_namespace = -1  # of mounts, where programs of the host do not have ours
+        self.work_shown = ""  # where they see the directory of their working directories; "" where it is
         self.id = hashlib.blake2b(os.path.realpath(directory).encode(), digest_size=6).hexdigest()
         self.files = Files(directory, in_memory())
         self.group_prefix = f"hawker-{self.id}"
@@ -40,6 +43,34 @@ class Common:
         self.children = Children(self.loop)
         self.trash = Trash(directory, self.children, self.loop)
         self.writes = Writes(self.loop)
+
+    def show_work(self) -> None:
+        """Have programs of the host see their working directories where the way to them is open, whoever they are, and
+        nobody else sees them. Where that cannot be they begin in theirs, but know no way to it."""
+        if not (shown := self.files.shown):
+            return
+        os.chmod(f"{self.directory}/work", 0o711)
+        os.makedirs(shown, mode=0o700, exist_ok=True)
+        try:
+            with self.host_mounts():
+                mounts.own_namespace()
+                mounts.bind(f"{self.directory}/work", shown)
+                theirs = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            print(f"programs cannot be shown their working directories elsewhere: {error}", file=sys.stderr)
+            return
+        self.host_namespace, self.work_shown = theirs, shown
+
+    def place(self, machine: str, user: int | None) -> str:
+        """A machine's working directory, as its programs see it."""
+        return f"{self.work_shown}/{machine}" if self.work_shown and user is not None else self.files.work(machine)
+
+    def instance(self, record: Record) -> Instance:
+        """Of a program of the host."""
+        instance = Instance(record, self.files, self.mark(record.machine, record.key), self.groups)
+        instance.outside = self.host_mounts
+        instance.place = self.place(record.machine, record.user)
+        return instance
 
     @contextlib.contextmanager
     def host_mounts(self) -> Iterator[None]:

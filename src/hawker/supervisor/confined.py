@@ -11,7 +11,6 @@ Where the supervisor is an ordinary user's the program runs as that user, and se
 from __future__ import annotations
 
 import ctypes
-import errno
 import fcntl
 import os
 import resource
@@ -19,20 +18,17 @@ import signal
 import socket
 import stat
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from hawker.supervisor import mounts
+from hawker.supervisor import mounts, users
 from hawker.supervisor.programs import Launch
 
 _TUN = "/dev/net/tun"
 _SET_IFF = 0x400454CA  # <linux/if_tun.h>
 _TAP, _NO_PI, _VNET_HDR = 0x0002, 0x1000, 0x4000
-_SET_NO_NEW_PRIVS, _CAPBSET_READ, _CAPBSET_DROP = 38, 23, 24  # <linux/prctl.h>
 _CLONE_NEWUTS, _CLONE_NEWIPC, _CLONE_NEWNET = 0x4000000, 0x8000000, 0x40000000
-_KEYCTL = {"x86_64": 250, "aarch64": 219}  # <asm/unistd.h>
-_JOIN_SESSION_KEYRING = 1  # <linux/keyctl.h>
 _DETACH = 2
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "etc/ld.so.cache", "etc/alternatives")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
@@ -71,12 +67,6 @@ class Confinement:
             raise
         return found
 
-    def give(self, fds: Iterable[int]) -> None:
-        """Have these files belong to the user, who opens them again. Raises OSError."""
-        if self.user is not None:
-            for fd in fds:
-                os.fchown(fd, self.user, self.user)
-
     def spawn(self, launch: Launch) -> int:
         """Its pid. Raises OSError with what was in the way, and nothing of it is left then."""
         os.makedirs(self.scratch, mode=0o700, exist_ok=True)
@@ -111,9 +101,8 @@ def _become(confinement: Confinement, launch: Launch, tell: int) -> NoReturn:
         if confinement.user is not None:
             _bound_files(confinement)
             _enter_root(confinement, confinement.user, launch.program, launch.cwd)
-            _give_up(confinement.user)
-            _forget_keys()
-        _check(_libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "new privileges cannot be forsworn")
+            users.become(confinement.user)
+        users.forswear_privileges()
         os.execve(launch.program, list(launch.argv), dict(launch.env))
     except BaseException as error:
         os.write(tell, (str(error) or repr(error)).encode()[:4000])
@@ -127,26 +116,6 @@ def _bound_files(confinement: Confinement) -> None:
     most = max(confinement.most_mib << 20, *sizes, 0)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _give_up(user: int) -> None:
-    """Every group, every capability, for ever, and the user last."""
-    number = 0
-    while _libc.prctl(_CAPBSET_READ, number, 0, 0, 0) >= 0:
-        _check(_libc.prctl(_CAPBSET_DROP, number, 0, 0, 0), f"capability {number} cannot be given up")
-        number += 1
-    os.setgroups([])
-    os.setresgid(user, user, user)
-    os.setresuid(user, user, user)  # the kernel takes all capabilities of who was root
-
-
-def _forget_keys() -> None:
-    """Who has a session keyring, keyrings(7), reads its keys as whatever user: what a login or a service gave us, such
-    as the keys of encrypted directories, would be the program's."""
-    number = _KEYCTL.get(os.uname().machine)
-    done = _libc.syscall(number, _JOIN_SESSION_KEYRING, None, 0, 0, 0) if number else 0
-    if ctypes.get_errno() != errno.ENOSYS:
-        _check(done, "a session keyring of its own cannot be made")
 
 
 def _enter_root(confinement: Confinement, user: int, program: str, cwd: str) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from hawker.supervisor import old_logs, ordinary
 from hawker.supervisor.output import FILES
+from hawker.supervisor.users import Owners
 
 IN_MEMORY = ("/run", "/dev/shm")  # the first of these that is a tmpfs
 
@@ -31,6 +32,7 @@ class Files:
         self.directory = directory
         for path in (f"{directory}/work", f"{directory}/logs", old_logs.place(directory)):
             os.makedirs(path, mode=0o700, exist_ok=True)
+        self.owners = Owners(f"{directory}/work")
         self._run = f"{directory}/run"
         self._take_up_move()
         if os.path.islink(self._run) and not self._ours():
@@ -41,6 +43,12 @@ class Files:
 
     def work(self, machine: str) -> str:
         return os.path.join(self.directory, "work", machine)
+
+    @property
+    def shown(self) -> str:
+        """Where programs that are users of their own see the directory of all working directories, once it is shown
+        there: the way to ours may be closed to them. "" where there is no such place."""
+        return f"{os.path.realpath(self._run)}/{SHOWN}" if os.path.islink(self._run) else ""
 
     def log(self, machine: str) -> str:
         """The newest file; older ones have `.1`, `.2` behind it."""
@@ -132,6 +140,7 @@ def _copy_records(source: str, target: str) -> None:
 
 RECORD = ".record"
 DIRECTORY = ".d"
+SHOWN = "work"
 
 
 class RecordFile:

@@ -20,12 +20,13 @@ from hawker.supervisor.instance import Instance
 from hawker.supervisor.loop import Timer
 from hawker.supervisor.programs import CannotStart
 from hawker.supervisor.starting import wait_in_front
+from hawker.supervisor.users import refusal
 from hawker.supervisor.wire import Ask, Connection
 
 WAITS_S: Final = 1.0
 """For its order. One that comes later, from a slow disk, finds nothing and starts the program as any other."""
 MOST: Final = 64
-_FIELDS: Final = ("machine", "argv", "env", "limits", "cwd", "status")
+_FIELDS: Final = ("machine", "argv", "env", "limits", "cwd", "users", "status")
 
 
 class _Waiting:
@@ -75,10 +76,9 @@ class Foreseen:
                     argv=ask["argv"],
                     env=ask["env"],
                     limits=Limits.of(ask["limits"]),
-                    files=common.files,
-                    mark=common.mark(ask["machine"], key),
-                    groups=common.groups,
+                    common=common,
                     cwd=ask.get("cwd", ""),
+                    users=ask.get("users", None),
                     note=ask.get("note", {}),
                 )
         except BaseException as error:
@@ -86,7 +86,6 @@ class Foreseen:
             if isinstance(error, Gone):
                 raise CannotStart(f"{ask['argv'][0]}: what waited for its start has ended") from error
             raise
-        instance.outside = common.host_mounts
         timer = common.loop.later(WAITS_S, lambda: self.drop(key))
         self._waiting[key] = _Waiting(gate, instance, _fields(ask), ask.connection, timer)
         common.children.watch(gate.pid, partial(self._ended, key, instance))
@@ -141,7 +140,8 @@ class Foreseen:
         self._ending[instance.record.pid] = instance.record.key
         instance.forsake()
         if problem:
-            raise CannotStart(f"{waiting.fields[1][0]}: cannot be started: {problem}") from problem
+            why = refusal(problem, instance.record.user)
+            raise CannotStart(f"{waiting.fields[1][0]}: cannot be started: {why}") from problem
         return None
 
     def _ended(self, key: str, instance: Instance, status: int) -> None:

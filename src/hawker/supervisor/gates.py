@@ -71,7 +71,9 @@ class Gate:
         """What it is to become: `launch`, but with its output to two named pipes, in the groups of these `entrances`.
         From then on `name` is its pipe's. Raises `Gone`, and ValueError for what cannot be said."""
         env = [f"{key}={value}" for key, value in launch.env.items()]
-        said = [name, launch.cwd, *output, *_counted(groups), launch.program, *_counted(launch.argv), *_counted(env)]
+        user = "" if launch.user is None else str(launch.user)
+        said = [name, launch.cwd, *output, user, *_counted(groups), launch.program, *_counted(launch.argv)]
+        said += _counted(env)
         data = os.fsencode("\0".join(said)) + b"\0"
         if data.count(b"\0") > len(said):
             raise ValueError("embedded null byte")

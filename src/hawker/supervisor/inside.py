@@ -15,8 +15,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
 
-def directory(root: int, path: str) -> int:
-    """A descriptor of this directory, made with those above it where they are missing. Raises OSError."""
+def directory(root: int, path: str, owner: int) -> int:
+    """A descriptor of this directory, made with those above it where they are missing, which are the owner's then.
+    Raises OSError."""
     done = ""
     fd = _open(root, ".", os.O_PATH | os.O_DIRECTORY)
     for name in filter(None, path.split("/")):
@@ -27,6 +28,7 @@ def directory(root: int, path: str) -> int:
             try:
                 os.mkdir(name, 0o755, dir_fd=fd)
                 below = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+                os.chown(name, owner, owner, dir_fd=fd, follow_symlinks=False)
             finally:
                 os.close(fd)
         except BaseException:
@@ -38,15 +40,16 @@ def directory(root: int, path: str) -> int:
     return fd
 
 
-def write(root: int, path: str, content: bytes, mode: int) -> None:
+def write(root: int, path: str, content: bytes, mode: int, owner: int) -> None:
     """Put a file there in the place of whatever has that name. Raises OSError."""
     where, _, name = path.rpartition("/")
-    parent = directory(root, where)
+    parent = directory(root, where, owner)
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=parent)
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
         try:
+            os.fchown(fd, owner, owner)
             os.fchmod(fd, mode)
             while content:
                 content = content[os.write(fd, content) :]

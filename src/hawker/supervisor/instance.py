@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from hawker.supervisor import proc
@@ -25,6 +26,7 @@ from hawker.supervisor.cgroups import CannotResize, Groups, Limits
 from hawker.supervisor.files import Files, RecordFile
 from hawker.supervisor.output import MachineLog, Pipe
 from hawker.supervisor.programs import CannotStart, Invocation, open_terminal, take_terminal, which
+from hawker.supervisor.users import become, give, refusal
 from hawker.supervisor.words import STATUS, last_words
 
 STREAMS = ("out", "err")
@@ -46,6 +48,7 @@ class Record:
     started_at_ms: int
     group: str
     status: bool = False  # it tells itself how it ended
+    user: int | None = None  # of the host, that its programs run as; None for the supervisor's own
     waits: bool = False  # it was written down while it waited to become its program
     fresh: bool = False  # and its machine's directory was made then
     kind: str = PROCESS
@@ -59,6 +62,7 @@ class Instance:
     def __init__(self, record: Record, files: Files, mark: str, groups: Groups | None) -> None:
         self.record = record
         self.work = files.work(record.machine)
+        self.place = self.work  # the same, as its programs see it
         self.log = MachineLog(files.log(record.machine))
         self.mark = mark
         self.outside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
@@ -176,22 +180,28 @@ class Instance:
         program = which(argv[0], env.get("PATH", os.defpath))
         master, slave = open_terminal(*terminal) if terminal else (-1, -1)
         ends = [slave] * 3 if terminal else [descriptors[number] for number in range(3)]
+        user = self.record.user
         try:
+            give(ends, user)
             with self.outside():
                 child = subprocess.Popen(
                     argv,
                     executable=program,
                     env=env,
-                    cwd=self.work,
+                    cwd=self.place,
                     stdin=ends[0],
                     stdout=ends[1],
                     stderr=ends[2],
                     start_new_session=True,
-                    preexec_fn=take_terminal if terminal else None,
+                    preexec_fn=partial(_begin, bool(terminal), user) if terminal or user is not None else None,
                 )
-        except BaseException:
+        except BaseException as error:
             if terminal:
                 os.close(master)
+            if isinstance(error, subprocess.SubprocessError):  # all that it says of an error in `_begin`
+                raise CannotStart(f"{argv[0]}: it cannot become user {user}") from error
+            if isinstance(error, PermissionError):
+                raise CannotStart(f"{argv[0]}: {refusal(error, user)}") from error
             raise
         finally:
             if terminal:
@@ -317,6 +327,14 @@ class Instance:
             "exit": self.exit,
             "note": self.record.note,
         }
+
+
+def _begin(terminal: bool, user: int | None) -> None:
+    """In the child."""
+    if terminal:
+        take_terminal()
+    if user is not None:
+        become(user)
 
 
 def remove_empty(directory: str) -> None:

@@ -62,7 +62,8 @@ class Making:
         wanted = ask["root"]
         name = "kept" if wanted["persist"] else os.path.basename(self._path)
         self._root = Root(self.machine, name, wanted["size_mib"])
-        self._ids = mounts.IdMap(ask["ids"]) if ask["ids"] is not None else None
+        first = ask.get("ids", ask.get("users", None))
+        self._ids = mounts.IdMap(first) if first is not None else None
         self._disks: list[str] = []
         self._pipes: list[Pipe] = []
         self._go = -1

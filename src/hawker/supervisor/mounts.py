@@ -55,13 +55,18 @@ class _MountAttr(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint64) for name in ("attr_set", "attr_clr", "propagation", "userns_fd")]
 
 
-def private_namespace(*, cgroups: bool = True) -> None:
+def own_namespace() -> None:
     """From now on this process and its children have mounts of their own. Mounts that the host makes later are still
-    seen here (propagation "slave"), ours are not seen there. On a host with both versions of cgroups, version 2's tree
-    is unmounted here, because crun refuses to work beside it. Without `cgroups` none are to be used: they are covered,
-    for a user namespace cannot unmount what is the host's. Needs root (CAP_SYS_ADMIN); one thread only."""
+    seen here (propagation "slave"), ours are not seen there. Needs root (CAP_SYS_ADMIN); one thread only."""
     _check(_libc.unshare(CLONE_NEWNS), "a mount namespace of its own cannot be made")
     _mount("none", "/", None, MS_REC | MS_SLAVE, None)
+
+
+def private_namespace(*, cgroups: bool = True) -> None:
+    """An `own_namespace` for containers. On a host with both versions of cgroups, version 2's tree is unmounted here,
+    because crun refuses to work beside it. Without `cgroups` none are to be used: they are covered, for a user
+    namespace cannot unmount what is the host's."""
+    own_namespace()
     if not cgroups:
         mount_tmpfs("/sys/fs/cgroup", size_bytes=4096)
         return

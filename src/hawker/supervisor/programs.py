@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat as stats
@@ -11,6 +12,9 @@ import subprocess
 import termios
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+
+from hawker.supervisor.users import become
 
 
 class CannotStart(Exception):
@@ -35,7 +39,7 @@ class Invocation:
 @dataclass(frozen=True)
 class Launch:
     """How a process begins: its file, what it is told, its two standard outputs, and what it keeps of our descriptors.
-    It has nothing to read, and a session of its own."""
+    It has nothing to read, and a session of its own. `user` is who it becomes first, None for who we are."""
 
     program: str
     argv: Sequence[str]
@@ -43,6 +47,7 @@ class Launch:
     cwd: str
     output: tuple[int, int]
     kept: Sequence[int] = ()
+    user: int | None = None
 
 
 def which(program: str, path: str) -> str:
@@ -60,17 +65,21 @@ def which(program: str, path: str) -> str:
 
 def spawn(launch: Launch) -> int:
     """Its pid. Raises OSError, ValueError."""
-    child = subprocess.Popen(
-        launch.argv,
-        executable=launch.program,
-        env=launch.env,
-        cwd=launch.cwd,
-        stdin=subprocess.DEVNULL,
-        stdout=launch.output[0],
-        stderr=launch.output[1],
-        pass_fds=launch.kept,
-        start_new_session=True,
-    )
+    try:
+        child = subprocess.Popen(
+            launch.argv,
+            executable=launch.program,
+            env=launch.env,
+            cwd=launch.cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=launch.output[0],
+            stderr=launch.output[1],
+            pass_fds=launch.kept,
+            start_new_session=True,
+            preexec_fn=None if launch.user is None else partial(become, launch.user),
+        )
+    except subprocess.SubprocessError as error:  # all that it says of an error in `become`
+        raise PermissionError(errno.EPERM, f"it cannot become user {launch.user}") from error
     child.returncode = 0  # reaped by the loop's waitid, not by subprocess
     return child.pid
 

@@ -16,12 +16,13 @@ PROTOCOL: Final = 1
 MOUNTS: Final = "mounts"  # it was started so that it can make containers
 CONFINED: Final = "confined"  # `start` takes `confined`
 DISKS: Final = "disks"  # limits have `disk_bytes` and `disk_operations`
-FORESEES: Final = "releases"  # it knows the orders `keep` and `foresee`, and what waits has a name (`release_of`)
+USER_EACH: Final = "user-each"  # it was started so that each machine of host programs has a user of its own
+FORESEES: Final = "releases-as"  # it knows the orders `keep` and `foresee`, and what waits has a name (`release_of`)
 
+_OPTIONS: Final = {"--mounts": MOUNTS, "--user-each": USER_EACH}
 _LIMITS_OF_DISKS: Final = ("disk_bytes", "disk_operations")
 _ORDERS: Final = {"make": MOUNTS, "go": MOUNTS, "unmake": MOUNTS}
-_FIELDS: Final = {("start", "confined"): CONFINED}
-
+_FIELDS: Final = {("start", "confined"): CONFINED, ("start", "users"): USER_EACH, ("make", "users"): USER_EACH}
 
 HINDERED: Final = "Hindered"
 """The error of an answer where the host did not let us: a full disk, a file in the way. The order may come again."""
@@ -36,7 +37,7 @@ def release_of(directory: str, key: str) -> str:
 
 def features(options: Iterable[str]) -> list[str]:
     """Those of a supervisor of this version that was started with these options."""
-    return [CONFINED, DISKS, FORESEES, *([MOUNTS] if "--mounts" in options else [])]
+    return [CONFINED, DISKS, FORESEES, *(feature for option, feature in _OPTIONS.items() if option in options)]
 
 
 def needed(order: str, fields: Mapping[str, Any]) -> set[str]:

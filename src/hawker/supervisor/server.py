@@ -45,6 +45,8 @@ class Server:
         self._features = features(options)
         self._common = Common(directory, cgroups="--no-cgroups" not in options)
         self._common.host_namespace = host_namespace
+        if "--user-each" in options:
+            self._common.show_work()
         self._files, self._groups, self._loop = self._common.files, self._common.groups, self._common.loop
         self._children = self._common.children
         self._instances = Instances(self._common, self._tell_exit, self._tell_log)
@@ -152,22 +154,19 @@ class Server:
 
     def _start(self, ask: Ask) -> Instance:
         with self._common.host_mounts():
-            instance = start(
+            return start(
                 key=ask["key"],
                 machine=ask["machine"],
                 argv=ask["argv"],
                 env=ask["env"],
                 limits=Limits.of(ask["limits"]),
-                files=self._files,
-                mark=self._common.mark(ask["machine"], ask["key"]),
-                groups=self._groups,
+                common=self._common,
                 cwd=ask.get("cwd", ""),
+                users=ask.get("users", None),
                 status=ask.get("status", False),
                 confinement=self._confinement(ask),
                 note=ask.get("note", {}),
             )
-        instance.outside = self._common.host_mounts
-        return instance
 
     def _confinement(self, ask: Ask) -> Confinement | None:
         wanted = ask.get("confined", None)
@@ -341,8 +340,9 @@ _LATER = object()
 def main(directory: str, options: Sequence[str]) -> int:
     """Run the supervisor of `directory`. Returns 1 when another one holds it already.
 
-    `--no-cgroups` does without control groups. `--mounts` lets it mount file systems, in a namespace of its own; it
-    needs root, or `--own-users`, which makes an ordinary user root of a user namespace.
+    `--no-cgroups` does without control groups. `--user-each` is for root's: each machine of programs of the host has a
+    user of its own. `--mounts` lets it mount file systems, in a namespace of its own; it needs root, or `--own-users`,
+    which makes an ordinary user root of a user namespace.
     """
     directory = os.path.abspath(directory)  # our own is another one soon
     os.makedirs(directory, mode=0o700, exist_ok=True)
@@ -357,11 +357,11 @@ def main(directory: str, options: Sequence[str]) -> int:
 
         become_root(one_that_runs(directory))
     host_namespace = -1
+    if "--own-users" not in options and {"--mounts", "--user-each"} & set(options):
+        host_namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     if "--mounts" in options:
         from hawker.supervisor.mounts import private_namespace
 
-        if "--own-users" not in options:
-            host_namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         private_namespace(cgroups="--own-users" not in options)
     Server(directory, options, host_namespace).run()
     return 0

@@ -13,15 +13,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hawker.supervisor import proc
-from hawker.supervisor.cgroups import Groups, Limits
+from hawker.supervisor.cgroups import Limits
+from hawker.supervisor.common import Common
 from hawker.supervisor.confined import Confinement
 from hawker.supervisor.disks import disks_of
-from hawker.supervisor.files import Files
 from hawker.supervisor.gates import Gate, Gone
 from hawker.supervisor.instance import STREAMS, Instance, Record, group_of, remove_empty
 from hawker.supervisor.output import Pipe
 from hawker.supervisor.programs import CannotStart, Launch, spawn, which
 from hawker.supervisor.protocol import RELEASE
+from hawker.supervisor.users import give, refusal
 from hawker.supervisor.words import STATUS
 
 
@@ -32,21 +33,22 @@ def start(
     argv: Sequence[str],
     env: Mapping[str, str],
     limits: Limits,
-    files: Files,
-    mark: str,
-    groups: Groups | None,
+    common: Common,
     cwd: str = "",
+    users: int | None = None,
     status: bool = False,
     confinement: Confinement | None = None,
     note: dict[str, Any] | None = None,
 ) -> Instance:
-    """Spawn, in the machine's working directory unless `cwd` says where. Raises `CannotStart`. `note` is kept.
+    """Spawn, in the machine's working directory unless `cwd` says where, as a user of its own among those from `users`
+    on. Raises `CannotStart`. `note` is kept.
 
     With `status`, `{status}` in its arguments becomes the number of the descriptor to tell its end by, and so do the
-    names of what it is handed with a `confinement`.
+    names of what it is handed with a `confinement`. What tells its end is our own program, which runs the machine's as
+    its user, `{user}`.
     """
     program = which(argv[0], env.get("PATH", os.defpath))
-    making = _Making(key, machine, files, mark, groups)
+    making = _Making(key, machine, common, users)
     ends: list[int] = []
     inherited: dict[str, int] = {}
     with making.or_nothing(argv[0]):
@@ -57,20 +59,23 @@ def start(
                 ends.append(os.open(making.path + STATUS, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600))
                 inherited["status"] = ends[-1]
             if confinement:
-                confinement.give(ends)
+                give(ends, confinement.user)
                 inherited |= confinement.open(cwd or making.work)
                 ends += [fd for fd in inherited.values() if fd not in ends]
+            numbers = inherited if making.user is None else {**inherited, "user": making.user}
             own = argv.index("--") if "--" in argv else len(argv)  # what follows is another program's
-            argv = [_numbered(word, inherited) if n < own else word for n, word in enumerate(argv)]
+            argv = [_numbered(word, numbers) if n < own else word for n, word in enumerate(argv)]
             making.group(limits, cwd)
             launch = Launch(
                 program,
                 argv,
-                {**env, proc.MARKER: mark},
-                cwd=cwd or making.work,
+                making.environment(env),
+                cwd=cwd or making.place,
                 output=(ends[0], ends[1]),
                 kept=list(inherited.values()),
+                user=None if status else making.user,
             )
+            groups = common.groups
             with groups.entered(making.name) if groups else contextlib.nullcontext():
                 pid = confinement.spawn(launch) if confinement else spawn(launch)
         finally:
@@ -90,23 +95,23 @@ def wait_in_front(
     argv: Sequence[str],
     env: Mapping[str, str],
     limits: Limits,
-    files: Files,
-    mark: str,
-    groups: Groups | None,
+    common: Common,
     cwd: str = "",
+    users: int | None = None,
     note: dict[str, Any] | None = None,
 ) -> Instance:
     """Have what waits at a gate be ready to become this program. It is recorded as that: let it go, or `forsake` it.
     Raises `CannotStart`, and `Gone`."""
     program = which(argv[0], env.get("PATH", os.defpath))
-    making = _Making(key, machine, files, mark, groups)
+    making = _Making(key, machine, common, users)
     with making.or_nothing(argv[0]):
         making.pipe()
         making.group(limits, cwd)
         instance = making.instance(gate.pid, gate.start_ticks, waits=True, fresh=making.fresh, note=note or {})
         instance.write_down()
-        launch = Launch(program, argv, {**env, proc.MARKER: mark}, cwd=cwd or making.work, output=(-1, -1))
-        entrances = groups.entrances(making.name) if groups else ()
+        where, user = cwd or making.place, making.user
+        launch = Launch(program, argv, making.environment(env), cwd=where, output=(-1, -1), user=user)
+        entrances = common.groups.entrances(making.name) if common.groups else ()
         gate.tell(launch, [pipe.path for pipe in making.pipes], entrances, making.path + RELEASE)
     return instance
 
@@ -114,14 +119,21 @@ def wait_in_front(
 class _Making:
     """What a program finds when it begins."""
 
-    def __init__(self, key: str, machine: str, files: Files, mark: str, groups: Groups | None) -> None:
+    def __init__(self, key: str, machine: str, common: Common, users: int | None) -> None:
+        files = common.files
         self.path, self.work = files.instance(key), files.work(machine)
-        self.name = group_of(machine, key) if groups else ""
+        self.place = files.work(machine)
+        self.name = group_of(machine, key) if common.groups else ""
         self.pipes: list[Pipe] = []
         self.fresh = False
-        self._key, self._machine = key, machine
-        self._files, self._mark, self._groups = files, mark, groups
+        self.user: int | None = None
+        self._key, self._machine, self._users = key, machine, users
+        self._common = common
+        self._mark = common.mark(machine, key)
         self._instance: Instance | None = None
+
+    def environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        return {**env, proc.MARKER: self._mark}
 
     @contextlib.contextmanager
     def or_nothing(self, program: str) -> Iterator[None]:
@@ -139,19 +151,23 @@ class _Making:
                 remove_empty(self.work)
             if isinstance(error, Gone):
                 raise
-            raise CannotStart(f"{program}: cannot be started: {error}") from error
+            raise CannotStart(f"{program}: cannot be started: {refusal(error, self.user)}") from error
 
     def pipe(self) -> None:
-        """Its directory, and where its output goes."""
+        """Its directory, its user, and where its output goes."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.work, 0o700)
             self.fresh = True
+        if self._users is not None:
+            self.user = self._common.files.owners.of(self._machine, self._users)
+            self.place = self._common.place(self._machine, self.user)
         for stream in STREAMS:
             self.pipes.append(Pipe(f"{self.path}.{stream}", stream[0], self._key))
+        give((pipe.fd for pipe in self.pipes), self.user)
 
     def group(self, limits: Limits, cwd: str) -> None:
-        if self._groups:
-            self._groups.create(self.name, limits, disks_of({self.work, cwd or self.work}))
+        if self._common.groups:
+            self._common.groups.create(self.name, limits, disks_of({self.work, cwd or self.work}))
 
     def instance(self, pid: int, start_ticks: int, **more: Any) -> Instance:
         record = Record(
@@ -161,9 +177,10 @@ class _Making:
             start_ticks=start_ticks,
             started_at_ms=int(time.time() * 1000),
             group=self.name,
+            user=self.user,
             **more,
         )
-        instance = self._instance = Instance(record, self._files, self._mark, self._groups)
+        instance = self._instance = self._common.instance(record)
         instance.pipes = self.pipes
         return instance
 

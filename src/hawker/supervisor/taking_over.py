@@ -66,12 +66,10 @@ def _recorded(path: str, common: Common, containers: Containers | None) -> Insta
         _end(record)
         RecordFile(path).remove()
         return None
-    mark = common.mark(record.machine, record.key)
     if containers and record.kind in Containers.kinds:
-        instance: Instance = containers.recorded(record, mark)
+        instance: Instance = containers.recorded(record, common.mark(record.machine, record.key))
     else:
-        instance = Instance(record, common.files, mark, common.groups)
-        instance.outside = common.host_mounts
+        instance = common.instance(record)
     instance.take_over(known)
     return instance
 

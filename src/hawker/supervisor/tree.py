@@ -1,5 +1,5 @@
-"""A program that runs from the tree of an image without being isolated: the host's network, processes and users, and a
-root directory of its own, mounted where only the supervisor and its children see it.
+"""A program that runs from the tree of an image with little isolation: the host's network and processes, users of its
+own, and a root directory of its own, mounted where only the supervisor and its children see it.
 
 It is made, held and let go as containers are, with our init in the place of a runtime: it changes the root directory,
 the user and the directory, and tells how the program ended.
@@ -13,6 +13,7 @@ import ctypes
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from hawker.supervisor import inside, mounts, proc
@@ -22,9 +23,11 @@ from hawker.supervisor.container import Container, new_record
 from hawker.supervisor.instance import Beside, Instance
 from hawker.supervisor.making import GO_FD, STATUS_FD, Making, make_directory
 from hawker.supervisor.programs import Invocation, open_terminal
+from hawker.supervisor.users import give
 from hawker.supervisor.words import STATUS, words
 
 TREE: Final = "tree"
+USERS_FD: Final = 5
 _MS_BIND, _MS_REMOUNT = 0x1000, 0x20
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -43,7 +46,7 @@ class Tree(Container):
     def run_beside(self, invocation: Invocation, done: Beside) -> None:
         program, terminal = self._program(), invocation.terminal
         env = {**invocation.environment(proc.environ_of_program(program)), proc.MARKER: self.mark}
-        made_of = self.record.made_of
+        made_of, users = self.record.made_of, -1
         command = init_argv(made_of["init"], f"/proc/{program}/root", made_of["cwd"], made_of["user"], invocation.argv)
         master, slave = open_terminal(*terminal) if terminal else (-1, -1)
         command[1:1] = ["--go-fd", str(GO_FD)]
@@ -52,7 +55,12 @@ class Tree(Container):
         ends = {0: slave, 1: slave, 2: slave} if terminal else dict(invocation.descriptors)
         self.children.expect(True)
         try:
-            pid = self.children.spawn(command, env, {**ends, STATUS_FD: tell, GO_FD: wait}, lambda status: None)
+            given = {**ends, STATUS_FD: tell, GO_FD: wait}
+            if self.record.user is not None:
+                give(ends.values(), self.record.user)
+                users = given[USERS_FD] = os.open(f"/proc/{program}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+                command[1:1] = _users(0)
+            pid = self.children.spawn(command, env, given, lambda status: None)
             if self._groups:
                 self._groups.attach(self.record.group, pid)
             os.write(go, b"g")
@@ -63,7 +71,7 @@ class Tree(Container):
                 os.close(master)
             raise
         finally:
-            for fd in (tell, wait, go, *([slave] if terminal else [])):
+            for fd in (tell, wait, go, *([slave] if terminal else []), *([users] if users >= 0 else [])):
                 os.close(fd)
         self.children.forget(pid)  # until it is known whether the command runs
         os.set_blocking(read, False)
@@ -122,27 +130,28 @@ class _Told:
 
 class TreeMaking(Making):
     """Asked for with `init` and `options` for it, `argv`, `env`, `cwd` and `user` instead of a runtime and its
-    configuration."""
+    configuration. `users` is the first of the host's that the users of the image are."""
 
     def _lay_out(self) -> None:
         ask, rootfs = self._ask, f"{self._directory}/rootfs"
         for path in (self._directory, rootfs):
             make_directory(path, 0o700)
-        own_disk = self._roots.mount(self._root, ask["layers"], f"{self._directory}/disk", rootfs, None)
+        owner = ask["users"]
+        own_disk = self._roots.mount(self._root, ask["layers"], f"{self._directory}/disk", rootfs, self._ids)
         self._disks = self._below(own_disk, [mount["source"] for mount in ask["mounts"]])
         root = os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for path in ("/proc", "/sys", "/dev"):
-                with _at(root, path) as target:
+                with _at(root, path, owner) as target:
                     _bind_whole(path, target)
             for mount in ask["mounts"]:
-                with _at(root, mount["path"]) as target:
-                    mounts.bind(mount["source"], target, read_only=mount["read_only"])
+                with _at(root, mount["path"], owner) as target:
+                    mounts.bind(mount["source"], target, read_only=mount["read_only"], ids=self._ids)
             for tmpfs in ask["tmpfs"]:
-                with _at(root, tmpfs["path"]) as target:
+                with _at(root, tmpfs["path"], owner) as target:
                     mounts.mount_tmpfs(target, size_bytes=tmpfs["size_mib"] << 20, mode=0o1777)
             for each in ask["files"]:
-                inside.write(root, each["path"], base64.b64decode(each["content"]), each["mode"])
+                inside.write(root, each["path"], base64.b64decode(each["content"]), each["mode"], owner)
         finally:
             os.close(root)
         if ask["read_only"]:
@@ -154,7 +163,9 @@ class TreeMaking(Making):
         ends = self._open_ends()
         try:
             argv = init_argv(ask["init"], f"{self._directory}/rootfs", ask["cwd"], ask["user"], ask["argv"])
-            argv[1:1] = ["--go-fd", str(GO_FD), *ask.get("options", ())]
+            argv[1:1] = ["--go-fd", str(GO_FD), *_users(ask["users"]), *ask.get("options", ())]
+            assert self._ids
+            ends[USERS_FD] = mounts.user_namespace(self._ids)
             env = {**ask["env"], proc.MARKER: self.common.mark(self.machine, self.key)}
             if groups:
                 groups.create(self._group, Limits.of(ask["limits"]), self._disks)
@@ -170,6 +181,7 @@ class TreeMaking(Making):
         group = self._group if self.common.groups else ""
         made_of = {name: ask[name] for name in ("init", "cwd", "user")}
         record = new_record(self.key, self.machine, self.pid, group, ask["note"], "", self._root, TREE, made_of)
+        record = replace(record, user=ask["owner"])
         tree = Tree(record, self.common.files, self.common.mark(self.machine, self.key), self.common.groups)
         tree.common = self.common
         return tree
@@ -180,10 +192,15 @@ def init_argv(init: str, root: str, cwd: str, user: str, argv: Sequence[str]) ->
     return [init, *(word for option in options.items() for word in option), "--", *argv]
 
 
+def _users(first: int) -> list[str]:
+    """To run as the users of a machine; the first one's number is of use to whoever makes a terminal."""
+    return ["--users", f"{USERS_FD}:{first}"]
+
+
 @contextlib.contextmanager
-def _at(root: int, path: str) -> Any:
+def _at(root: int, path: str, owner: int) -> Any:
     """The place of a path in the tree, by a name that leads nowhere else."""
-    fd = inside.directory(root, path)
+    fd = inside.directory(root, path, owner)
     try:
         yield f"/proc/self/fd/{fd}"
     finally:

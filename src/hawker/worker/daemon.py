@@ -110,7 +110,7 @@ class Worker:
         """Open the database. Raises `Corrupt` for a damaged one."""
         settings, host = self.settings, self._host
         if host.vfs is None:
-            settings.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+            settings.directory.mkdir(mode=0o711, parents=True, exist_ok=True)
             self._reserve = Reserve(settings.directory, settings.reserve_mib << 20)
             self._reserve.open()  # first of all: on a full disk nothing else would come about
         self.store = Store.open(self._path, host, vfs=host.vfs)

@@ -20,7 +20,7 @@ def sole_holder(directory: Path) -> Iterator[None]:
     Raises `Conflict`, naming the process that holds it. The file stays: a name that is removed and made again could be
     locked twice.
     """
-    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    directory.mkdir(mode=0o711, parents=True, exist_ok=True)
     fd = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:

@@ -1,5 +1,6 @@
 """The process driver: runs programs of the host itself, anywhere, as any user; and, as root, those of an image, from
-its tree but without any other isolation.
+its tree. Of root's each machine has users of its own: one for programs of the host, as many as an image has for its.
+There is no other isolation.
 
 The programs belong to a supervisor, one process per worker that outlives this daemon; see
 `hawker.worker.drivers.supervisor` and, for images, `hawker.supervisor.tree`.
@@ -17,11 +18,13 @@ from typing import Any, Final
 
 import msgspec
 
+from hawker.errors import Unreachable
 from hawker.images.base import ImageSource
 from hawker.init.build import NoCompiler, program
 from hawker.model.image import Image
 from hawker.network.holders import holder, is_free
 from hawker.supervisor import cgroups as groups
+from hawker.supervisor.mounts import IdMap
 from hawker.supervisor.programs import CannotStart, which
 from hawker.worker.drivers.base import (
     Capabilities,
@@ -39,9 +42,12 @@ from hawker.worker.drivers.refusals import SupervisorLost
 from hawker.worker.drivers.several import Release
 from hawker.worker.drivers.supervised import SupervisedDriver
 from hawker.worker.drivers.supervisor import Supervisor
+from hawker.worker.drivers.users import NoUsers, Users
 
 HOST: Final = "host"
 """The image of programs that are the host's own."""
+OF_THE_HOST: Final = "programs of the host"
+"""In the place of a machine: whose users all machines of the image `host` share out, one each (`supervisor.users`)."""
 _TRIES: Final = 3
 
 
@@ -49,6 +55,7 @@ class ProcessDriver(SupervisedDriver):
     """See `hawker.worker.drivers.base.Driver`. `directory` is kept between runs; `cgroups` False does without them.
 
     `images` are those that programs may be run from. `programs` is where the init is kept that is compiled once.
+    `users` are those of the host that the worker's machines have, whatever driver runs them.
     """
 
     name = "process"
@@ -60,10 +67,15 @@ class ProcessDriver(SupervisedDriver):
         cgroups: bool = True,
         images: ImageSource | None = None,
         programs: Path | None = None,
+        users: Users | None = None,
     ) -> None:
-        self._mounts = images is not None and os.geteuid() == 0
-        options = ["--mounts"] * self._mounts + ["--no-cgroups"] * (not cgroups)
+        root = os.geteuid() == 0
+        self._mounts = images is not None and root
+        options = ["--mounts"] * self._mounts + ["--user-each"] * root + ["--no-cgroups"] * (not cgroups)
         super().__init__(Supervisor(directory, *options))
+        self._users = (users or Users(directory / "users")) if root else None
+        if self._users:
+            self._users.hold(self._may_own)
         self._kind = groups.usable() if cgroups else ""
         self._images = images
         self._programs = programs or directory / "programs"
@@ -94,7 +106,10 @@ class ProcessDriver(SupervisedDriver):
             capabilities=Capabilities(
                 suspend=True, exec=True, limits=limited, images=self._mounts, terminal=True, resize=limited
             ),
-            attributes={"cgroups": self._kind or "none: limits of cpu and memory are counted, not enforced"},
+            attributes={
+                "cgroups": self._kind or "none: limits of cpu and memory are counted, not enforced",
+                "user": "one for each machine" if self._users else "the agent's own",
+            },
         )
 
     async def prepare(self, image: str) -> None:
@@ -113,13 +128,16 @@ class ProcessDriver(SupervisedDriver):
         argv, env = list(spec.argv), dict(spec.env)
         if spec.tty:
             argv, env = await self._with_terminal(spec)
-        return msgspec.convert(await self.supervisor.call("start", **_start(spec, argv, env)), Instance)
+        return msgspec.convert(await self.supervisor.call("start", **self._order(spec, argv, env)), Instance)
 
     def foresee(self, spec: InstanceSpec) -> bool:
         """What takes longest of a start is done while the order for it becomes durable."""
         if spec.image != HOST or spec.tty:
             return False
-        return self.supervisor.foresee(**_start(spec, list(spec.argv), dict(spec.env)))
+        try:
+            return self.supervisor.foresee(**self._order(spec, list(spec.argv), dict(spec.env)))
+        except (StartFailed, OSError, Unreachable):  # the start meets the same, and tells
+            return False
 
     def release(self, spec: InstanceSpec) -> Release:
         if not all(is_free(port.protocol, port.host_port) for port in spec.listens):
@@ -130,6 +148,35 @@ class ProcessDriver(SupervisedDriver):
     async def destroy(self, key: str, *, force: bool = False) -> None:
         self._released.discard(key)
         await super().destroy(key, force=force)
+
+    async def purge(self, machine: str) -> None:
+        await super().purge(machine)
+        if self._users:
+            self._users.release(machine)
+
+    def _may_own(self, machine: str) -> bool:
+        """Whether files of a machine of an image may be left, perhaps on their way to be removed."""
+        places = (self.supervisor.directory / "roots" / machine, self.supervisor.directory / "trash")
+        return any(place.is_dir() and any(place.iterdir()) for place in places)
+
+    def _order(self, spec: InstanceSpec, argv: list[str], env: dict[str, str]) -> dict[str, Any]:
+        """The fields of the order for a program of the host."""
+        return {
+            "key": spec.key,
+            "machine": spec.machine,
+            "argv": argv,
+            "env": env,
+            "limits": msgspec.to_builtins(spec.limits),
+            "users": self._first_user(OF_THE_HOST),
+            "status": spec.tty,
+            "note": dict(spec.note),
+        }
+
+    def _first_user(self, machine: str) -> int | None:
+        try:
+            return self._users.of(machine) if self._users else None
+        except NoUsers as error:
+            raise StartFailed(str(error)) from error
 
     async def _refuse_held(self, spec: InstanceSpec) -> None:
         """Who has a port of the machine would get its requests, and answer its checks. That may be itself, when it is
@@ -151,7 +198,8 @@ class ProcessDriver(SupervisedDriver):
             which(spec.argv[0], spec.env.get("PATH", os.defpath))  # else it would be started, and end at once
         except (NoCompiler, CannotStart) as error:
             raise StartFailed(str(error)) from error
-        options = ["--status-fd", "{status}", *terminal_options(spec)]
+        options = ["--status-fd", "{status}", *(["--user", "{user}:{user}"] if self._users else [])]
+        options += terminal_options(spec)
         return [str(init), *options, "--", *spec.argv], {"TERM": "xterm", **spec.env}
 
     # --- from an image -----------------------------------------------------------------------------------------------
@@ -164,7 +212,7 @@ class ProcessDriver(SupervisedDriver):
         image = await images.ensure(spec.image)
         try:
             init = await asyncio.to_thread(program, "container", self._programs)
-            fields = order(spec, image, images.layers(image), init)
+            fields = order(spec, image, images.layers(image), init, IdMap(self._first_user(spec.machine) or 0))
         except (NoCompiler, NoCommand, UnknownUser) as error:
             raise StartFailed(str(error)) from error
         for attempt in range(1, _TRIES + 1):
@@ -192,24 +240,15 @@ class ProcessDriver(SupervisedDriver):
         return self._images
 
 
-def _start(spec: InstanceSpec, argv: list[str], env: dict[str, str]) -> dict[str, Any]:
-    """The fields of the order for a program of the host."""
-    return {
-        "key": spec.key,
-        "machine": spec.machine,
-        "argv": argv,
-        "env": env,
-        "limits": msgspec.to_builtins(spec.limits),
-        "status": spec.tty,
-        "note": dict(spec.note),
-    }
-
-
-def order(spec: InstanceSpec, image: Image, layers: Sequence[Path], init: Path) -> dict[str, Any]:
+def order(spec: InstanceSpec, image: Image, layers: Sequence[Path], init: Path, ids: IdMap) -> dict[str, Any]:
     """What the supervisor is asked to make. Raises `NoCommand`, `UnknownUser`."""
     user: User = resolve_user(layers, spec.user or image.config.user)
     command = resolve(spec, image.config, home=user.home)
     groups = ",".join(str(number) for number in (user.gid, *user.groups))
+    try:
+        owner, *_ = map(ids.outside, (user.uid, user.gid, *user.groups))
+    except ValueError as error:
+        raise UnknownUser(f"user {spec.user or image.config.user!r}: {error}") from error
     return {
         "kind": "tree",
         "key": spec.key,
@@ -220,11 +259,11 @@ def order(spec: InstanceSpec, image: Image, layers: Sequence[Path], init: Path) 
         "env": command.env,
         "cwd": command.cwd,
         "user": f"{user.uid}:{groups}",
-        "owner": user.uid,
+        "owner": owner,
         "layers": [str(path) for path in layers],
         "root": {"persist": spec.root.persist, "size_mib": spec.root.size_mib},
         "read_only": spec.root.read_only,
-        "ids": None,
+        "users": ids.base,
         "mounts": [{"source": m.source, "path": m.path, "read_only": m.read_only} for m in spec.mounts],
         "tmpfs": [{"path": tmpfs.path, "size_mib": tmpfs.size_mib} for tmpfs in spec.tmpfs],
         "files": [

@@ -5,15 +5,16 @@ They are given to another only once no file of the machine is left, which may be
 time to be removed.
 
 Where /etc/subuid and /etc/subgid give root ids (subuid(5)), machines have those. Otherwise they have ids beyond those
-that systems give out, except what these files give to others. Two workers of one host do not know of each other: each
-begins at a place of its own among the 30,000 that there are, so that they hardly meet.
+that systems give out, except what these files give to others: 30,000 times as many as a machine has. Two workers of one
+host do not know of each other: each begins at a place of its own, so that they hardly meet where there are many.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -84,7 +85,7 @@ class Users:
         taken = {*noted.machines.values(), *(first for name, first in noted.gone.items() if self._held(name))}
         given = self._given()
         odd = [first for first in taken if (first - FIRST) % COUNT] if given is None else list(taken)
-        for first in self._usual() if given is None else given:
+        for first in self._usual() if given is None else self._turned(given):
             if first not in taken and not any(abs(first - other) < COUNT for other in odd):
                 return first
         if given is None:
@@ -107,12 +108,16 @@ class Users:
             ]
         return [first for start, count in both for first in range(start, start + count - COUNT + 1, COUNT)]
 
+    def _turned(self, these: Sequence[int]) -> Iterator[int]:
+        """Begun at a place that is this worker's own."""
+        digest = blake2b(os.fsencode(self._path.absolute()), digest_size=8).digest()
+        begin = int.from_bytes(digest, "big") % max(1, len(these))
+        return chain(these[begin:], these[:begin])
+
     def _usual(self) -> Iterator[int]:
         others = [entry[1:] for entries in self._entries() for entry in entries]
-        digest = blake2b(os.fsencode(self._path.absolute()), digest_size=8).digest()
-        begin = int.from_bytes(digest, "big") % MANY
-        for number in range(begin, begin + MANY):
-            first = FIRST + (1 + number % MANY) * COUNT  # the one before is for trying out runtimes
+        for number in self._turned(range(MANY)):
+            first = FIRST + (1 + number) * COUNT  # the one before is for trying out runtimes
             if not any(first < start + count and start < first + COUNT for start, count in others):
                 yield first
 
@@ -142,7 +147,7 @@ class Users:
 
     def _write(self, noted: _Noted) -> None:
         """Whole, and on the disk before anything belongs to these users."""
-        self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self._path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
         making = self._path.with_name(f"{self._path.name}.new")
         fd = os.open(making, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(fd, "wb") as file:
