@@ -9,6 +9,7 @@ import pytest
 from tests.kit.raw_http import Broken, Visit, echo, head, hello
 from tests.kit.waiting import until
 from tests.proxy.conftest import Stage
+from tests.proxy.test_tunnels import ASKED, shouting
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", head("GET /")[:-2]])
@@ -155,3 +156,45 @@ async def test_connections_over_the_limit_are_closed_when_they_come(stage: Stage
             break
     else:
         pytest.fail("the room of a connection that ended is not given back")
+
+
+async def let_in(stage: Stage, source: str = "", to: str = "") -> bool:
+    user = await stage.user(to, source)
+    with suppress(Broken, ConnectionError):
+        await user.send(head("GET /"))
+        await user.answer()
+        return True
+    return False
+
+
+@pytest.mark.parametrize("stage", ["embedded"], indirect=True)  # HAProxy has one number for all
+async def test_one_address_has_so_many_connections_and_leaves_others_theirs(stage: Stage) -> None:
+    async def either(visit: Visit) -> None:
+        await (shouting if visit.all("upgrade") else hello)(visit)
+
+    stage.settings["connections_of_one"] = 3
+    await stage.machine(either)
+    users = [await stage.user() for _ in range(2)]
+    socket = await stage.user()
+    await socket.send(head(ASKED))
+    assert (await socket.head(upgrade=True)).status == 101
+    assert not await let_in(stage), "it has two connections and a tunnel"
+    assert await let_in(stage, "127.0.0.2")
+    for user in users:
+        await user.send(head("GET /"))
+        assert (await user.answer()).status == 200
+    socket.reset()
+    for _ in range(1000):  # until the plane has seen that it left
+        if await let_in(stage):
+            break
+    else:
+        pytest.fail("the room of a tunnel that ended is not given back")
+
+
+async def test_a_trusted_proxy_and_one_of_the_cluster_bring_as_many_users_as_there_are(stage: Stage) -> None:
+    stage.settings |= {"connections_of_one": 1, "trusted": ("127.0.0.2",)}
+    await stage.machine()
+    there = [await stage.user("", "127.0.0.2") for _ in range(3)]
+    there += [await stage.user("backhaul") for _ in range(3)]
+    assert [(await user.ask("GET /")).status for user in there] == [200] * 3 + [401] * 3
+    assert await let_in(stage), "what came over the backhaul is not this address's"

@@ -6,26 +6,38 @@ could take the descriptors that its databases, its machines and its proxy need.
 
 from __future__ import annotations
 
+from typing import Final
+
+OF_ONE_SHARE: Final = 4
+"""One address has at most this part of the connections: behind it may be all users of an office."""
+
 
 class ConnectionLimits:
-    """Counts connections by address. At most `most` are kept, and at most `most_of_one` of one address."""
+    """Counts connections by address. At most `most` are kept, and at most `most_of_one` of one address; 0: a share of
+    all. Of no address ("", or b"") there may be any number."""
 
-    def __init__(self, most: int, most_of_one: int) -> None:
+    def __init__(self, most: int, most_of_one: int = 0) -> None:
         self.most = most
-        self.most_of_one = most_of_one
+        self.most_of_one = most_of_one or max(16, most // OF_ONE_SHARE)
         self.kept = 0
-        self._of: dict[str, int] = {}
+        self._of: dict[str | bytes, int] = {}
 
-    def enter(self, address: str) -> bool:
+    def has_room(self, address: str | bytes) -> bool:
+        return self.kept < self.most and (not address or self._of.get(address, 0) < self.most_of_one)
+
+    def enter(self, address: str | bytes) -> bool:
         """Count one more connection; False: there are too many, and it is not counted."""
-        of_one = self._of.get(address, 0)
-        if self.kept >= self.most or of_one >= self.most_of_one:
+        if not self.has_room(address):
             return False
-        self.kept += 1
-        self._of[address] = of_one + 1
+        self.count(address)
         return True
 
-    def leave(self, address: str) -> None:
+    def count(self, address: str | bytes) -> None:
+        """One more that is there already."""
+        self.kept += 1
+        self._of[address] = self._of.get(address, 0) + 1
+
+    def leave(self, address: str | bytes) -> None:
         """Count one less, of those that entered."""
         self.kept -= 1
         self._of[address] -= 1

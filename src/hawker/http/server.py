@@ -40,8 +40,6 @@ BODY_LEAST = 16 << 10
 LINGER_S = 2.0
 """After an answer to a request whose body is still on its way, what comes is dropped for so long, so that the answer
 arrives. Then the connection ends: whoever showed no token could keep it for ever by sending a byte now and then."""
-OF_ONE_SHARE = 4
-"""One address has at most this part of the connections: behind it may be all users of an office."""
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _LOOK_S = 0.02
 _LOOKED_AFTER = (
@@ -300,7 +298,7 @@ class _Ordered(dict[Any, None]):
 def api_limits() -> ConnectionLimits:
     """What the descriptors that this process may open leave for its API."""
     most, _ = shares(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    return ConnectionLimits(most, max(16, most // OF_ONE_SHARE))
+    return ConnectionLimits(most)
 
 
 async def serve(app: ASGIApp, at: socket.socket | tuple[str, int], host: Host) -> Server:

@@ -96,7 +96,7 @@ class ClientConnection(Telling, asyncio.Protocol):
         self._transport = transport
         self._inlet = self._inlet_of(transport)
         transport.set_write_buffer_limits(self._settings.window_bytes)
-        self._common.connections[self] = None
+        self._common.came(self, transport, edge=self._inlet.edge)
         self._deadline.within(self._head_s)
 
     def data_received(self, data: bytes) -> None:

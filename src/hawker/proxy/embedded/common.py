@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import itertools
+import resource
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
+from hawker.core.connection_limits import ConnectionLimits, shares
 from hawker.core.forwarding import Answer
 from hawker.core.replay_cache import Cache
 from hawker.core.tracing import Mark
@@ -90,8 +92,13 @@ class Common:
         self.uploads = Uploads(settings, self.loop)
         self.pool = Pool(settings, self.loop, host.sockets)
         self.h2_pool = H2Pool(settings, self.loop)
-        self.connections: dict[Connection, None] = {}
-        self.tunnels: dict[Tunnel, None] = {}
+        self.limits = ConnectionLimits(
+            settings.connections or shares(resource.getrlimit(resource.RLIMIT_NOFILE)[0])[1],
+            settings.connections_of_one,
+        )
+        self.connections: dict[Connection, bytes] = {}
+        """The address that each is counted for."""
+        self.tunnels: dict[Tunnel, bytes] = {}
         self.retiring: bool = False
         """Whether another one takes its place at once: connections are not kept for further requests."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -101,12 +108,25 @@ class Common:
         self._numbers = itertools.count()
         self._suffix = b"-" + settings.region.encode() if settings.region else b""
 
-    def left(self, which: Connection | Tunnel) -> None:
-        """This one is closed."""
+    def address_of(self, transport: asyncio.Transport) -> bytes:
+        """For whom a connection is counted; b"": for nobody, as it brings many users, or is a part of another one."""
+        address = b"" if transport.get_extra_info("socket") is None else peer_of(transport)
+        return b"" if address in self.trusted else address
+
+    def came(self, which: Connection | Tunnel, transport: asyncio.Transport, *, edge: bool = True) -> None:
+        """This one is open. Not `edge`: it is another proxy's."""
+        address = self.address_of(transport) if edge else b""
+        self.limits.count(address)
         if isinstance(which, Tunnel):
-            self.tunnels.pop(which, None)
+            self.tunnels[which] = address
         else:
-            self.connections.pop(which, None)
+            self.connections[which] = address
+
+    def left(self, which: Connection | Tunnel) -> None:
+        """This one is closed, or another one goes on with what it had."""
+        address = self.tunnels.pop(which, None) if isinstance(which, Tunnel) else self.connections.pop(which, None)
+        if address is not None:
+            self.limits.leave(address)
 
     def hinted(self, route: Route) -> None:
         """A machine has answered a request of this route with an interim answer first."""
@@ -145,3 +165,10 @@ class Common:
             answer = Answer(port.pristine, port.set_headers, port.removed_headers)
             known = self._answers[id(port)] = port, answer
         return known[1]
+
+
+def peer_of(transport: asyncio.Transport) -> bytes:
+    """The address that a connection comes from; of a mapped IPv4 address the IPv4 one."""
+    peer = transport.get_extra_info("peername")
+    text: str = peer[0] if peer else ""
+    return text.removeprefix("::ffff:").encode()

@@ -10,20 +10,18 @@ await engine.close()
 from __future__ import annotations
 
 import asyncio
-import resource
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any, cast
 
-from hawker.core.connection_limits import shares
 from hawker.host import Host
 from hawker.listening import close_gently
 from hawker.proxy.base import Address, Router
 from hawker.proxy.certificates import Certificates
 from hawker.proxy.embedded.client import ClientConnection
-from hawker.proxy.embedded.common import Common, Connection
+from hawker.proxy.embedded.common import Common, Connection, peer_of
 from hawker.proxy.embedded.greeting import Greeter
-from hawker.proxy.embedded.inlets import Backhaul, Inlet, peer_of
+from hawker.proxy.embedded.inlets import Backhaul, Inlet
 from hawker.proxy.embedded.plain import PlainConnection
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.embedded.tunnel import Tunnel
@@ -45,7 +43,6 @@ class Engine(Common):
         self._at: dict[Address, list[asyncio.Server]] = {}
         self._leaving: dict[Connection | Tunnel, None] = {}
         self._one_left = asyncio.Event()
-        self._most = settings.connections or shares(resource.getrlimit(resource.RLIMIT_NOFILE)[0])[1]
 
     # --- listeners ---------------------------------------------------------------------------------------------------
 
@@ -68,13 +65,12 @@ class Engine(Common):
         def inlet(transport: asyncio.Transport) -> Inlet:
             return Backhaul(self, peer_of(transport))
 
-        return await self._listen(lambda: ClientConnection(self, inlet), host, port)
+        return await self._listen(lambda: ClientConnection(self, inlet), host, port, edge=False)
 
-    async def _listen(self, made: Callable[[], asyncio.Protocol], host: str, port: int) -> Address:
-        def admitted() -> asyncio.Protocol:
-            return made() if len(self.connections) + len(self.tunnels) < self._most else _Surplus()
-
-        servers = await self._host.listening.serve(admitted, host, port, backlog=BACKLOG)
+    async def _listen(
+        self, made: Callable[[], asyncio.Protocol], host: str, port: int, *, edge: bool = True
+    ) -> Address:
+        servers = await self._host.listening.serve(lambda: _Entry(self, made, edge), host, port, backlog=BACKLOG)
         self._servers += servers
         address = _address(servers[0])
         self._at[address] = servers
@@ -172,11 +168,23 @@ class Engine(Common):
         self.h2_pool.give_up(address, problem, waited_s, every)
 
 
-class _Surplus(asyncio.Protocol):
-    """A connection over the limit. It is closed at once: each takes a descriptor that a request under way needs."""
+class _Entry(asyncio.Protocol):
+    """Lets a connection in. One over the limits is closed at once: each takes a descriptor that a request under way
+    needs."""
+
+    def __init__(self, common: Common, made: Callable[[], asyncio.Protocol], edge: bool) -> None:
+        self._common = common
+        self._made = made
+        self._edge = edge
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast(asyncio.Transport, transport).abort()
+        transport = cast(asyncio.Transport, transport)
+        if not self._common.limits.has_room(self._common.address_of(transport) if self._edge else b""):
+            transport.abort()
+            return
+        protocol = self._made()
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
 
 
 def _address(server: asyncio.Server) -> Address:

@@ -22,10 +22,10 @@ from hawker.core.preface import BadPreface, Way, read_preface
 from hawker.proxy.base import Refused, Route, ServicePort
 from hawker.proxy.certificates import Certificate
 from hawker.proxy.embedded.client import ClientConnection
-from hawker.proxy.embedded.common import Common
+from hawker.proxy.embedded.common import Common, peer_of
 from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.h2_client import H2Connection
-from hawker.proxy.embedded.inlets import Forwarded, Public, client_of, peer_of
+from hawker.proxy.embedded.inlets import Forwarded, Public, client_of
 from hawker.proxy.embedded.plain import PlainConnection
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -75,7 +75,7 @@ class Greeter(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)
         self._transport = transport
-        self._common.connections[self] = None
+        self._common.came(self, transport)
         self._deadline.within(self._common.settings.head_timeout_s)
         if self._port in self._common.settings.proxy_protocol and not self._behind:
             self._preface = peer_of(transport) in self._common.trusted

@@ -12,14 +12,14 @@ from h2.events import Event, RequestReceived, StreamEnded, StreamReset, Trailers
 from hawker.core.preface import Way
 from hawker.proxy.base import Header, Refused, ServicePort
 from hawker.proxy.embedded import refusals
-from hawker.proxy.embedded.common import Common
+from hawker.proxy.embedded.common import Common, peer_of
 from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.exchange import Exchange
 from hawker.proxy.embedded.h2_heads import Malformed, read_request, trailers_of
 from hawker.proxy.embedded.h2_transport import StreamTransport
 from hawker.proxy.embedded.h2_wire import Stream, Wire
 from hawker.proxy.embedded.heads import AnswerHead, BadHead
-from hawker.proxy.embedded.inlets import Forwarded, Public, client_of, peer_of
+from hawker.proxy.embedded.inlets import Forwarded, Public, client_of
 
 _LOOKS = 4
 """How often within the idle time-out streams are looked at."""
@@ -66,7 +66,7 @@ class H2Connection(Wire):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)
-        self.common.connections[self] = None
+        self.common.came(self, transport)
         self._client = peer_of(transport) if self._way is None else client_of(self._way)
         if self._client not in self.common.trusted:
             self._shared = Over2(self.common, self._port, self._client, self._secure, self._app)

@@ -378,10 +378,3 @@ def way_of(transport: asyncio.Transport) -> Way:
 def client_of(way: Way) -> bytes:
     """The address a client comes from; of a mapped IPv4 address the IPv4 one."""
     return way.source[0].removeprefix("::ffff:").encode()
-
-
-def peer_of(transport: asyncio.Transport) -> bytes:
-    """The same of a connection that nothing is told of."""
-    peer = transport.get_extra_info("peername")
-    text: str = peer[0] if peer else ""
-    return text.removeprefix("::ffff:").encode()

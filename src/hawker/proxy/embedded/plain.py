@@ -54,7 +54,7 @@ class PlainConnection(asyncio.Protocol):
         transport = cast(asyncio.Transport, transport)
         self._transport = transport
         keep_watch(transport, self._common.settings.gone_s)
-        self._common.connections[self] = None
+        self._common.came(self, transport)
         self._way = self._told or way_of(transport)
         target = b"service:%d" % self._port
         request = RequestHead(b"CONNECT", target, 1, [(b"host", target)])

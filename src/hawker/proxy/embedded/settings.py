@@ -23,6 +23,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How many users and other proxies may have at once; more are closed when they come. 0: as many as the process's
     descriptors allow, with two for each, and some to spare (`hawker.core.connection_limits`)."""
 
+    connections_of_one: int = 0
+    """How many of them users of one address may have, who may be all users of an office; more are closed when they
+    come. 0: a quarter. `trusted` addresses, behind which is everybody, may have any number."""
+
     access_log: str = ""
     """A file that every request is written to (`hawker.proxy.embedded.access`). Empty: none."""
 

@@ -17,8 +17,9 @@ from hawker.proxy.embedded.settings import Settings
 class Tunnels(Protocol):
     """Who can end tunnels that would go on for ever."""
 
-    tunnels: dict[Tunnel, None]
     settings: Settings
+
+    def came(self, which: Tunnel, transport: asyncio.Transport) -> None: ...
 
     def left(self, which: Tunnel) -> None: ...
 
@@ -50,7 +51,7 @@ class Tunnel:
 
     def start(self, from_client: bytes, from_machine: bytes) -> None:
         """`from_client` and `from_machine` are what was read of them already."""
-        self._owner.tunnels[self] = None
+        self._owner.came(self, self._client.transport)
         self.moved()
         for end in (self._client, self._machine):
             end.transport.set_protocol(end)
