@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+import os
+import subprocess
+import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from tests.kit.images import images, opened, plain_image
 from tests.kit.registry import DockerRegistry, front, put, registry
 from tests.kit.waiting import until
 
-from hawker.errors import ImageError, Unreachable
+from hawker.errors import Unreachable
 from hawker.images.auth import TOKEN_BYTES_MAX, TOKENS_MAX, Tokens, read_token
 from hawker.images.http import considerate
 
@@ -56,19 +58,55 @@ async def test_a_registry_whose_answer_never_begins_is_given_up(tmp_path: Path) 
         await ending
 
 
-@pytest.mark.parametrize(
-    ("said", "error"), [(socket.EAI_NONAME, ImageError), (socket.EAI_AGAIN, Unreachable)], ids=["unknown", "silent"]
-)
-async def test_a_name_that_name_servers_do_not_know_is_final_and_silence_of_theirs_is_not(
-    said: int, error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def asked(*arguments: object, **options: object) -> None:
-        raise socket.gaierror(said, "what the system says")
+ASKING = """
+import asyncio, socket, sys, threading
+from pathlib import Path
+from tests.kit.images import opened
 
-    monkeypatch.setattr(socket, "getaddrinfo", asked)
-    async with opened(tmp_path / "images", attempts=2) as images:
-        with pytest.raises(error, match="what the system says"):
-            await images.ensure("registry.invalid/shop:1")
+code, directory = int(sys.argv[1]), Path(sys.argv[2])
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+server.bind(("127.0.0.1", 53))
+
+def answer():
+    while True:
+        asked, whence = server.recvfrom(512)
+        server.sendto(asked[:2] + bytes((0x81, 0x80 | code)) + asked[4:6] + bytes(6) + asked[12:], whence)
+
+async def ask():
+    async with opened(directory / "images", attempts=2) as images:
+        try:
+            await images.ensure("registry.example/shop:1")
+        except Exception as error:
+            print(type(error).__name__, error)
+
+threading.Thread(target=answer, daemon=True).start()
+asyncio.run(ask())
+"""
+"""Asks for an image where the only name server is this program's own, which says `code` (RFC 1035, 4.1.1)."""
+NAME_ERROR, SERVER_FAILURE = 3, 2
+ALONE = 'ip link set lo up && mount --bind "$1" /etc/resolv.conf && shift && exec "$@"'
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("code", "error", "said"),
+    [
+        (NAME_ERROR, "ImageError", "Name or service not known"),
+        (SERVER_FAILURE, "Unreachable", "Temporary failure in name resolution"),
+    ],
+    ids=["unknown", "failing"],
+)
+def test_a_name_that_name_servers_do_not_know_is_final_and_a_failure_of_theirs_is_not(
+    code: int, error: str, said: str, tmp_path: Path
+) -> None:
+    resolver = tmp_path / "resolv.conf"
+    resolver.write_text("nameserver 127.0.0.1\noptions attempts:1\n")
+    argv = ["unshare", "--mount", "--net", "sh", "-c", ALONE, "sh", str(resolver)]
+    asking = [sys.executable, "-c", ASKING, str(code), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([*argv, *asking], capture_output=True, text=True, env=environment)
+    name, _, why = done.stdout.partition(" ")
+    assert (name, said in why) == (error, True), done
 
 
 async def test_tiny_pieces_leave_others_their_turn() -> None:
