@@ -416,7 +416,7 @@ async def test_an_app_of_another_region_is_asked_for_there(here: Here) -> None:
     assert lease.region == "mad"
     lease.failed("refused")
     here.machine("m1")
-    await until(lambda: "web" in here.directory._apps and bool(here.directory._apps["web"].machines))
+    await until(lambda: (app := here.directory.find("web")) is not None and bool(app.machines))
     assert (await here.obtain()).machine == "m1"
 
 
@@ -475,7 +475,7 @@ async def test_over_the_backhaul_a_machine_of_another_worker_is_elsewhere(here: 
     lease.release()
     here.fleet.machine("m1", "web", worker="ord-2", generation=2)
     here.fleet.service("m1", "web", internal=here.port, worker="ord-2")
-    await until(lambda: here.directory._apps["web"].machines["m1"].worker == "ord-2")
+    await until(lambda: (app := here.directory.find("web")) is not None and app.machines["m1"].worker == "ord-2")
     assert route.take() is None  # it was given to another worker meanwhile
     with pytest.raises(Refused) as refused:
         await route.obtain(deadline=asyncio.get_running_loop().time() + 5)

@@ -11,6 +11,7 @@ from tests.kit.doors import ANSWERS, house
 from tests.kit.private import open_directory
 from tests.kit.waiting import until
 
+from hawker.host import live
 from hawker.model import door as words
 from hawker.proxy.base import Address
 from hawker.proxy.settings import RouterSettings
@@ -195,9 +196,7 @@ async def test_a_machine_that_a_client_has_leased_is_left_alone(tmp_path: Path) 
     async with house(tmp_path) as it:
         machine = await it.machine("web")
         request = Request(id="r", owner="somebody")
-        await it.worker.store.submit(
-            lambda tx: acquire(tx, it.worker.store._host, get_machine(tx, machine), request, 60)
-        )
+        await it.worker.store.submit(lambda tx: acquire(tx, live(), get_machine(tx, machine), request, 60))
         status, _, body = await it.asked("web")
         assert (status, b"lease currently held" in body) == (503, True)
         assert it.story(machine) == ["launch created"]

@@ -33,5 +33,5 @@ async def either(request: pytest.FixtureRequest, store: Store) -> Store:
         await store.submit(taking("first"))
         await store.submit(freeing("first"))
         assert threads == ["MainThread", "hawker-commit_0"]
-        assert store._slow
+        assert store.slow
     return store

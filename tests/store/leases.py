@@ -69,7 +69,7 @@ async def held_up(store: Store) -> threading.Event:
     """Every commit from now on is made in a thread and waits there until this is set."""
     make_slow(store)
     await store.submit(taking("slow"))
-    assert store._slow
+    assert store.slow
     go_on = threading.Event()
     store._db.set_commit_hook(lambda: not go_on.wait(LIMIT_S))
     return go_on

@@ -173,7 +173,7 @@ async def test_a_change_whose_caller_left_before_it_began_is_not_made(store: Sto
 async def test_a_change_whose_caller_left_during_its_commit_is_kept(store: Store) -> None:
     go_on = await held_up(store)
     leaving = asyncio.ensure_future(store.submit(taking("left")))
-    await until(lambda: store._committing is not None)
+    await until(lambda: store.committing)
     leaving.cancel()
     go_on.set()
     await store.submit(taking("next"))

@@ -21,7 +21,7 @@ from hawker.store.verify import verify
 async def test_on_a_slow_disk_the_loop_goes_on_while_a_thread_commits(store: Store) -> None:
     go_on = await held_up(store)
     committing = asyncio.ensure_future(store.submit(taking("second")))
-    await until(lambda: store._committing is not None)
+    await until(lambda: store.committing)
     for _ in range(5):
         await asyncio.sleep(0.001)
     assert not committing.done()
@@ -42,12 +42,12 @@ async def test_once_the_disk_is_quick_again_commits_are_made_on_the_loop(in_memo
     store = in_memory
     make_slow(store)
     await store.submit(taking("a"))
-    assert store._slow
+    assert store.slow
     store._db.set_commit_hook(None)
 
     async def quick() -> bool:  # one quick commit is enough; a busy machine may need several
         await store.submit(taking("b"))
-        return not store._slow
+        return not store.slow
 
     await eventually(quick, "a commit is quick")
 
@@ -61,7 +61,7 @@ async def test_on_virtual_time_no_disk_is_slow(path: Path) -> None:
     for name in ("first", "second"):
         await store.submit(taking(name))
     assert threads == ["MainThread"] * 2
-    assert not store._slow
+    assert not store.slow
     assert store._thread is None
     await store.close()
 
@@ -69,7 +69,7 @@ async def test_on_virtual_time_no_disk_is_slow(path: Path) -> None:
 async def test_what_is_submitted_during_a_slow_commit_goes_into_the_next(store: Store) -> None:
     go_on = await held_up(store)
     first = asyncio.ensure_future(store.submit(taking("b")))
-    await until(lambda: store._committing is not None)
+    await until(lambda: store.committing)
     before = store.commits
     rest = [asyncio.ensure_future(store.submit(taking(f"c{n}"))) for n in range(20)]
     await asyncio.sleep(0)
@@ -83,7 +83,7 @@ async def test_closing_during_a_slow_commit_finishes_it_and_what_waits_behind_it
     store = Store.open(path, HOST)
     go_on = await held_up(store)
     first = asyncio.ensure_future(store.submit(taking("b")))
-    await until(lambda: store._committing is not None)
+    await until(lambda: store.committing)
     second = asyncio.ensure_future(store.submit(taking("c")))
     await asyncio.sleep(0)
     closing = [asyncio.ensure_future(store.close()) for _ in range(2)]
@@ -102,7 +102,7 @@ async def test_a_store_abandoned_during_a_slow_commit_tells_nobody_and_can_be_op
     store = Store.open(path, HOST)
     go_on = await held_up(store)
     waiting = asyncio.ensure_future(store.submit(taking("b")))
-    await until(lambda: store._committing is not None)
+    await until(lambda: store.committing)
     behind = asyncio.ensure_future(store.submit(taking("c")))
     await asyncio.sleep(0)
     go_on.set()  # the loop is told of its end only in a later turn

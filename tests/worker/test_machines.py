@@ -47,7 +47,7 @@ async def test_a_request_waits_for_a_run_whose_commit_is_still_on_its_way_to_a_s
         worker.store._db.set_commit_hook(commit_slowly)
         reserved = await worker.market.reserve(order("a"))
         assert isinstance(reserved, Reservation)
-        assert worker.store._slow
+        assert worker.store.slow
         confirming = worker.market.confirm("a", APP, None)
         stopping = worker.machines.stop(APP.name, reserved.machine, worker.request())  # in the same commit
         await asyncio.gather(confirming, stopping)

@@ -4,6 +4,7 @@ gone."""
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -87,10 +88,9 @@ async def region(*others: Other, look_s: float = LOOK_S) -> AsyncIterator[Peers]
         app = Serving(host, Tokens({"token": AGENT}), Metrics(), "ord", other.name).app(
             [], {}, agent_routes=other.routes()
         )
-        server = await serve(app, ("127.0.0.1", 0), host)
-        servers.append(server)
-        assert server._server is not None
-        port = server._server.sockets[0].getsockname()[1]
+        sock = socket.create_server(("127.0.0.1", 0))
+        servers.append(await serve(app, sock, host))
+        port = sock.getsockname()[1]
         hashes = msgspec.json.encode([short(DIGEST), short(SHOP)] if other.sketched else []).decode()
         rows.append((other.name, "127.0.0.1", port, hashes, "[]"))
     peers = Peers("me", "ord", Rows(rows), "token", host, look_s=look_s)

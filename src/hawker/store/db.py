@@ -125,6 +125,16 @@ class Store:
             undo.pop_all()
         return store
 
+    @property
+    def slow(self) -> bool:
+        """Whether the disk is: commits are then made beside the event loop."""
+        return self._slow
+
+    @property
+    def committing(self) -> bool:
+        """Whether a commit is under way beside the event loop."""
+        return self._committing is not None
+
     async def submit(self, change: Callable[[Tx], T]) -> T:
         """Run `change` in the next commit and return what it returned, once that is on disk.
 

@@ -36,7 +36,7 @@ def told(of: Beliefs) -> dict[str, Rumour]:
 
 
 def changes(of: Beliefs) -> list[tuple[str, Status | None, Status | None]]:
-    return [(a.name, a.before, a.after) for a in of._actions if isinstance(a, Changed)]
+    return [(a.name, a.before, a.after) for a in of.actions if isinstance(a, Changed)]
 
 
 def hear(of: Beliefs, word: Status, incarnation: int, born: int = 1_000, now: float = 1.0) -> None:
@@ -171,7 +171,7 @@ def test_after_the_clock_went_back_i_begin_later_than_my_former_life() -> None:
     assert of.me.born == 5_001
     of.dead(1.0, "x", 6_000, 0, "a")
     assert of.me.born == 6_001
-    assert [a for a in of._actions if isinstance(a, Conflict)] == []
+    assert [a for a in of.actions if isinstance(a, Conflict)] == []
 
 
 def test_another_holder_of_my_name_is_reported_once() -> None:
@@ -179,7 +179,7 @@ def test_another_holder_of_my_name_is_reported_once() -> None:
     other = member("x", 5_000, "elsewhere")
     for _ in range(3):
         of.alive(1.0, other, 0)
-    assert [a for a in of._actions if isinstance(a, Conflict)] == [Conflict(of.me, other)]
+    assert [a for a in of.actions if isinstance(a, Conflict)] == [Conflict(of.me, other)]
     assert of.me.born == 1_000
 
 
@@ -187,7 +187,7 @@ def test_one_life_at_two_addresses_is_a_conflict_and_the_first_stays() -> None:
     of = beliefs()
     of.alive(1.0, member("x", 1_000, "elsewhere"), 1)
     assert view_of(of).member == member("x")
-    assert [type(a) for a in of._actions] == [Conflict]
+    assert [type(a) for a in of.actions] == [Conflict]
 
 
 def test_new_particulars_come_with_a_higher_incarnation() -> None:

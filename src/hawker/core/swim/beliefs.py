@@ -57,7 +57,7 @@ class Beliefs:
         self.leaving = False
         self.refuted = 0
         self.refused = 0
-        self._actions = actions
+        self.actions = actions
         self._suspicions: dict[str, Suspicion] = {}
         self._deadlines: list[tuple[float, str]] = []  # a heap; what no longer matches a suspicion is skipped
         self._graves: deque[Grave] = deque()
@@ -158,7 +158,7 @@ class Beliefs:
         if len(self._reported) >= CONFLICTS_MAX:
             self._reported.clear()
         self._reported[theirs] = None
-        self._actions.append(Conflict(ours, theirs))
+        self.actions.append(Conflict(ours, theirs))
 
     # What is said of me
 
@@ -292,7 +292,7 @@ class Beliefs:
         if status is not Status.suspect:
             self._suspicions.pop(member.name, None)
         if before is None or before.status is not status or before.member != member:
-            self._actions.append(Changed(member.name, before.status if before else None, status, member))
+            self.actions.append(Changed(member.name, before.status if before else None, status, member))
         return view
 
     def _bury(self, now: float, view: View, accuser: str) -> None:
@@ -307,7 +307,7 @@ class Beliefs:
         self.table.forget(grave.name)
         self.rumours.drop(grave.name)
         self._absent.pop(grave.name, None)
-        self._actions.append(Changed(grave.name, view.status, None, view.member))
+        self.actions.append(Changed(grave.name, view.status, None, view.member))
 
     def _confirms(self, suspicion: Suspicion, accuser: str) -> bool:
         """Whether this accuser is a further one, and further ones count."""
