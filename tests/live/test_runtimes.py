@@ -11,7 +11,6 @@ import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,11 +33,11 @@ SERVE = 'echo "$FLY_MACHINE_ID on $(uname -n)" > page && exec busybox httpd -f -
 LACKING = [program for program in ("busybox", "docker-registry") if shutil.which(program) is None]
 
 
-@pytest.fixture
-def market(tmp_path: Path) -> Iterator[Market]:
+@pytest.fixture(scope="module")
+def market(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Market]:
     if LACKING or missing():
         pytest.skip(f"not installed: {', '.join(LACKING)} {missing()}")
-    with running_market(tmp_path, ("--region", "ord", "--workers", "1")) as market:
+    with running_market(tmp_path_factory.mktemp("runtimes"), ("--region", "ord", "--workers", "1")) as market:
         yield market
 
 
