@@ -131,11 +131,22 @@ APART: dict[str, dict[str, str]] = {
 FULL: dict[str, frozenset[str]] = {
     "haproxy": frozenset(
         {
+            "test_a_client_too_old_for_the_service_is_told_so",
             "test_a_machine_that_reads_slowly_slows_the_user_down",
+            "test_a_port_of_its_own_may_speak_http",
             "test_a_request_may_come_in_any_pieces",
+            "test_a_service_may_be_content_with_a_certificate_of_no_worth",
+            "test_a_service_says_which_versions_are_spoken",
+            "test_a_service_without_pg_tls_does_not_take_postgresql",
+            "test_at_a_port_of_its_own_an_app_has_no_certificate_but_its_own",
             "test_bodies_of_any_size_pass_both_ways",
+            "test_bytes_smuggled_in_before_tls_are_not_taken",
             "test_machines",
+            "test_on_a_port_of_its_own_the_server_may_speak_first",
+            "test_plain_ends",
+            "test_postgresql_asks_for_tls_in_its_own_way",
             "test_replays",
+            "test_tls_alone_ends_here_and_bytes_go_on",
             "test_tunnels",
             "test_websocket",
         }
