@@ -84,7 +84,7 @@ class SnapshotAdds(Replica):
 class SilentPurge(Outbox):
     """Tombstones go, and the floor stays."""
 
-    def purge(self, tx: Tx, tier: Tier, before_ms: int) -> Origin:
+    def purge(self, tx: Tx, tier: Tier, before_ms: int, kept: int = 0) -> Origin:
         old = tx.select(PublishedRow, "tier = ? and gone and at_ms < ?", (tier, before_ms))
         if old:
             tx.record("catalog.purged", self.owner, cause="age")

@@ -40,6 +40,12 @@ Projection = Callable[[Reads, str, Any], Iterable[Projected]]
 
 FLUSH_MOST = 256
 """Rows in one version made of what waited."""
+TOMBSTONES_KEPT = 5000
+"""Of each tier, the newest. Who lacks more of them than are kept stands below the floor and takes a snapshot, which has
+hardly more rows than what it lacks."""
+PURGE_MOST = 256
+"""Tombstones dropped in one commit, and the rest of the last one's version."""
+_NUMBER_MOST = 1 << 62
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -146,19 +152,22 @@ class Outbox:
         rows = reads.select(PublishedRow, "tier = ? and number > ? order by number, id", (tier, after))
         return Range(origin, after, tuple(Numbered(r.number, r.of, r.id, r.values) for r in rows), snapshot)
 
-    def purge(self, tx: Tx, tier: Tier, before_ms: int) -> Origin:
-        """Drop the tombstones older than `before_ms` and raise the floor over them, in a version by which all
-        replicas learn it. Nothing is written when there is none."""
-        young = tx.query("select min(number) from published where tier = ? and gone and at_ms >= ?", (tier, before_ms))[
-            0
-        ][0]
-        old = tx.select(
-            PublishedRow,
-            "tier = ? and gone and number < ? order by number",
-            (tier, young if young is not None else 1 << 62),
-        )
+    def purge(self, tx: Tx, tier: Tier, before_ms: int, kept: int = TOMBSTONES_KEPT) -> Origin:
+        """Drop the tombstones older than `before_ms`, and once there are a quarter more than `kept` those but the
+        newest, and raise the floor over them, in a version by which all replicas learn it. Of many, the oldest few:
+        the floor that it gives tells whether there were any. Nothing is written when there is none."""
+        gone = "from published where tier = ? and gone"
+        [[young]] = tx.query(f"select min(number) {gone} and at_ms >= ?", (tier, before_ms))
+        through = young - 1 if young is not None else _NUMBER_MOST
+        newest_first = f"select number {gone} order by number desc limit 1 offset ?"
+        if tx.query(newest_first, (tier, kept + kept // 4)):
+            [[beyond]] = tx.query(newest_first, (tier, kept))
+            through = max(through, beyond)
+        few = tx.query(f"select number {gone} order by number limit 1 offset ?", (tier, PURGE_MOST - 1))
+        through = min(through, *(number for (number,) in few), _NUMBER_MOST)
+        old = tx.select(PublishedRow, "tier = ? and gone and number <= ? order by number", (tier, through))
         if old:
-            tx.record("catalog.purged", self.owner, cause="age")
+            tx.record("catalog.purged", self.owner, cause="local rule: tombstones are kept for a time, and so many")
             for row in old:
                 tx.delete(PublishedRow, row.key)
             head = self._head(tx, tier)

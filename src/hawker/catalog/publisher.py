@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from hawker.catalog.outbox import Outbox
+from hawker.catalog.outbox import TOMBSTONES_KEPT, Outbox
 from hawker.catalog.replica import Replica
 from hawker.errors import NotFound, StoreError
 from hawker.model.catalog import TIERS, LogId, Tier, Version
@@ -19,8 +19,11 @@ from hawker.store.tx import Tx
 from hawker.telemetry import get_logger
 
 TOMBSTONES_KEPT_MS = 24 * 3600 * 1000
-"""Well above the longest partition that ends by itself; who was away for longer takes a snapshot."""
-PURGE_S = 600.0
+"""Well above the longest partition that ends by itself; who was away for longer takes a snapshot. There are no more of
+them than `TOMBSTONES_KEPT`, however young."""
+PURGE_S = 10.0
+PURGE_AGAIN_S = 0.01
+"""Between two commits of one purge: those who wait for others go first."""
 FLUSH_AGAIN_MS = 5000
 """How long what waits goes on waiting with the worker's disk when it was full: nothing else may ever change."""
 GATHER_S = 0.005
@@ -33,10 +36,10 @@ FEED_AGAIN_S = 1.0
 class Publisher:
     """Between one outbox and one replica. `news` gets every version once it is durable."""
 
-    def __init__(self, store: Store, outbox: Outbox, *, tombstones_kept_ms: int = TOMBSTONES_KEPT_MS) -> None:
+    def __init__(self, store: Store, outbox: Outbox, *, tombstones_kept: int = TOMBSTONES_KEPT) -> None:
         self._store = store
         self._outbox = outbox
-        self._kept_ms = tombstones_kept_ms
+        self._kept = tombstones_kept
         self._replica: Replica | None = None
         self._news: Callable[[Version], None] = lambda version: None
         self._flushing: asyncio.TimerHandle | None = None
@@ -69,7 +72,7 @@ class Publisher:
         outbox.on_published = self._published
         outbox.on_due = self._flush_in
         self._flush_in(0)
-        self._purge_later()
+        self._purge_in(PURGE_S)
 
     async def close(self) -> None:
         """What is published from now on, the next start tells."""
@@ -179,16 +182,24 @@ class Publisher:
         self._flushing = None
         self._submit(self._outbox.flush, refused=lambda: self._flush_in(FLUSH_AGAIN_MS))
 
-    def _purge_later(self) -> None:
-        self._purging = asyncio.get_running_loop().call_later(PURGE_S, self._purge)
+    def _purge_in(self, seconds: float) -> None:
+        if not self._closed:
+            self._purging = asyncio.get_running_loop().call_later(seconds, self._purge)
 
     def _purge(self) -> None:
         def change(tx: Tx) -> None:
             for tier in TIERS:
-                self._outbox.purge(tx, tier, tx.now_ms - self._kept_ms)
+                self._outbox.purge(tx, tier, tx.now_ms - TOMBSTONES_KEPT_MS, self._kept)
 
-        self._submit(change)
-        self._purge_later()
+        before = self._floors()
+        self._submit(
+            change,
+            then=lambda: self._purge_in(PURGE_AGAIN_S if self._floors() != before else PURGE_S),
+            refused=lambda: self._purge_in(PURGE_S),
+        )
+
+    def _floors(self) -> list[int]:
+        return [self._outbox.origin(self._store.read, tier).floor for tier in TIERS]
 
     def _submit(
         self,

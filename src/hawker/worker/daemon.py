@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import count
 
 from msgspec.structs import replace
@@ -70,6 +71,8 @@ from hawker.worker.waking import Launches, Waking
 SWEEP_S = 5.0
 CHECKPOINT_SWEEPS = 12
 """Once in so many, from the first on, what a quiet worker has written is brought into the database itself."""
+RECORDS_A_TOMBSTONE = 4
+"""Of the log that are kept at most, for each tombstone of the catalog: every replica has those, too."""
 STOP_GRACE_S = 5.0
 _RUNTIMES = "select distinct body ->> '$.driver' from (select body from machine order by id limit 64)"
 """Of some machines: to look at all takes long where there are many, and most have the same."""
@@ -134,7 +137,8 @@ class Worker:
             proxy_port=settings.proxy_port,
         )
         publishing.recall(self.store.read)
-        return Publisher(self.store, publishing.outbox(self._host))
+        tombstones = settings.history_records // RECORDS_A_TOMBSTONE
+        return Publisher(self.store, publishing.outbox(self._host), tombstones_kept=tombstones)
 
     async def check(self, own: Own) -> Publisher:
         """Take hold of what runs, and see that the database knows of it, before anybody hears what it has. `own` is
@@ -226,7 +230,7 @@ class Worker:
         forget = self.publisher.forget if catalog else None
         market_api = MarketApi(store, driver, log, market, machines, machine_api, str(self._path), catalog, forget)
         kept = Kept(seconds=settings.history_s, records=settings.history_records)
-        self._compaction = Compaction(store, me.name, kept, over)
+        self._compaction = Compaction(store, me.name, kept, partial(over, orders=settings.history_records))
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name="sweeper")
         _logger.info("worker.opened", worker=me.name, region=me.region, resumed=resumed, cause="worker start")
         serving = Serving(host, tokens, self.metrics, settings.region, settings.name)

@@ -1,8 +1,8 @@
 """The worker's side of the market: offers, reservations with a lease, and confirming one into a machine.
 
 The worker alone decides. A reservation checks and books in one commit; one that is not confirmed in time lapses by
-the worker's own clock, so a broker that dies leaves nothing behind. A key names one order for ever: asked again,
-the answer is the same reservation, the machine it became, or a refusal because it was released.
+the worker's own clock, so a broker that dies leaves nothing behind. A key names one order: asked again, the answer is
+the same reservation, the machine it became, or a refusal because it was released (`worker.history`: for how long).
 """
 
 from __future__ import annotations
@@ -46,10 +46,6 @@ from hawker.worker.flows.runner import Runner
 from hawker.worker.images.stock import NOTHING, Stock
 from hawker.worker.machine_log import MachineLog, get_machine
 from hawker.worker.request import Request
-
-FILL_KEPT_MS = 24 * 3600 * 1000
-"""How long an ended order's key is remembered: well past any client's retries."""
-
 
 LOOK_S = 15.0
 """How often the drivers are asked again what they can do: one may be there only now, or have lost what it needs."""
@@ -246,19 +242,8 @@ class Market:
         return "held" if there.expires_at_ms > self._host.steady_ms() else "released"
 
     async def sweep(self) -> int:
-        """Lapse reservations whose time ran out, and forget keys of orders that ended long ago. Returns how many
-        lapsed. Also asks the drivers again now and then."""
-
-        def change(tx: Tx) -> int:
-            lapsed = self._lapse(tx)
-            old = tx.select(FillRow, "at_ms < ? limit 1000", (tx.now_ms - FILL_KEPT_MS,))
-            if old:
-                tx.record("fill.forgotten", self._name, cause="local rule: a day after the order ended")
-                for fill in old:
-                    tx.delete(FillRow, fill.key)
-            return lapsed
-
-        lapsed = await self._store.submit(change)
+        """Lapse reservations whose time ran out. Returns how many. Also asks the drivers again now and then."""
+        lapsed = await self._store.submit(self._lapse)
         if asyncio.get_running_loop().time() - self._looked_s >= LOOK_S:
             with suppress(Unreachable):
                 await self.look()
