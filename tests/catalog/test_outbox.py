@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hawker.catalog import outbox
 from hawker.catalog.outbox import Outbox, Projected, published
+from hawker.catalog.replica import Replica
 from hawker.core import hlc
 from hawker.core.ownerlog import COALESCE_MS, Budget
 from hawker.errors import Conflict
 from hawker.host import Host
-from hawker.model.catalog import NOTHING, RAISED_FLOOR, Change, Numbered, Origin, Position, Version
+from hawker.model.catalog import NOTHING, RAISED_FLOOR, Change, LogId, Numbered, Origin, Position, Version
 from hawker.model.rows import LeaseRow, LogHeadRow, PublishedRow, TallyRow
 from hawker.store.db import Store
 from hawker.store.tx import Reads, Tx
@@ -281,6 +284,83 @@ async def test_old_tombstones_go_and_the_floor_rises_over_them(node: Node) -> No
     assert [row.key for row in node.since("region", NOTHING).rows] == ["m3", "m2"]
     assert node.since("region", Position(origin.epoch, 3)).snapshot
     assert await node.do(lambda tx: node.outbox.purge(tx, "region", node.now_ms)) == origin
+
+
+def tombstones(node: Node) -> list[str]:
+    return [row.key for row in node.since("region", NOTHING).rows if row.values is None]
+
+
+async def come_and_go(node: Node, machines: Iterable[int]) -> None:
+    for n in machines:
+        await node.take(f"m{n}")
+        await node.free(f"m{n}")
+
+
+async def test_of_tombstones_that_are_all_young_the_newest_stay(node: Node) -> None:
+    await come_and_go(node, range(10))
+    before = node.outbox.origin(node.store.read, "region")
+    assert await node.do(lambda tx: node.outbox.purge(tx, "region", 0, kept=8)) == before
+    await come_and_go(node, range(10, 11))
+    after = await node.do(lambda tx: node.outbox.purge(tx, "region", 0, kept=8))
+    assert tombstones(node) == [f"m{n}" for n in range(3, 11)]
+    assert after.floor == 6
+    assert node.told[-1].floor == 6
+
+
+async def test_many_tombstones_go_a_few_in_a_commit_until_the_floor_stays(node: Node) -> None:
+    machines = [f"m{n}" for n in range(3 * outbox.PURGE_MOST)]
+
+    def all_come(tx: Tx) -> None:
+        tx.record("leases.taken", "all", cause="test")
+        for machine in machines:
+            tx.put(LeaseRow(machine=machine, nonce="n", owner="o", description="", expires_at_ms=0))
+
+    await node.do(all_come)
+    for machine in machines:
+        await node.free(machine)
+        node.now_ms += 20  # within the budget
+    floors, left = [0], [len(machines)]
+    while True:
+        origin = await node.do(lambda tx: node.outbox.purge(tx, "region", 0, kept=10))
+        if origin.floor == floors[-1]:
+            break
+        floors.append(origin.floor)
+        left.append(len(tombstones(node)))
+    assert left[-1] == 10
+    assert [before - after for before, after in pairwise(left)][:-1] == [outbox.PURGE_MOST] * (len(left) - 2)
+
+
+async def test_who_was_away_for_more_tombstones_than_are_kept_is_equal_afterwards(node: Node, tmp_path: Path) -> None:
+    """One that lacks fewer takes what it lacks; one that lacks more takes a snapshot, also from another replica, and
+    has none of the rows whose tombstones it never saw."""
+    log, kept = LogId("me", "region"), 8
+    near, away, other = (Replica.open(tmp_path / f"{name}.db", node.host) for name in ("near", "away", "other"))
+    await come_and_go(node, range(4))
+    await node.take("gone")
+    await node.take("stays")
+    for replica in (near, away):
+        replica.merge([node.since("region", replica.position(log))])
+    other_at = away.position(log)
+    await node.free("gone")
+    await come_and_go(node, range(10, 14))
+    near.merge([node.since("region", near.position(log))])
+    for n in range(20, 60):
+        await come_and_go(node, [n])
+        await node.do(lambda tx: node.outbox.purge(tx, "region", 0, kept=kept))
+        lacked = node.since("region", near.position(log))
+        assert not lacked.snapshot
+        near.merge([lacked])
+    given = near.answer(log, other_at)
+    assert given
+    assert given.snapshot
+    assert len(given.rows) <= 1 + kept * 5 // 4
+    assert [row.key for row in near.log_rows(log) if row.values is not None] == ["stays"]
+    for replica in (away, other):
+        assert replica.merge([given]).merged == [log]
+        assert replica.log_rows(log) == near.log_rows(log)
+        assert replica.digest("region") == near.digest("region")
+    for replica in (near, away, other):
+        replica.close()
 
 
 async def test_a_merged_row_is_stamped_above_all_that_was_read(node: Node) -> None:

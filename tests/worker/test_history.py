@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.kit.sim_worker import APP, SimWorker, a_worker
+from tests.kit.sim_worker import APP, SimWorker, a_worker, order
 from tests.kit.virtual_time import virtual_time
 
+from hawker.catalog.publisher import PURGE_S, Publisher
+from hawker.catalog.replica import Replica
+from hawker.model.guest import Resources
 from hawker.model.machine import State
-from hawker.model.rows import MachineRow, VersionRow
+from hawker.model.market import Reservation
+from hawker.model.rows import ClaimRow, FillRow, MachineRow, VersionRow
 from hawker.store.compaction import Compaction, Kept
 from hawker.worker import history
+from hawker.worker.claims import claim
+from hawker.worker.publishing import Publishing
 
 ALL_GONE = Kept(records=0, seconds=0.0)
-TABLES = ("machine", "version", "event", "run", "decision", "log")
 
 
-async def compact(worker: SimWorker, kept: Kept = ALL_GONE) -> None:
-    work = Compaction(worker.store, "ord-1", kept, history.over, batch=16, images=32)
+async def compact(worker: SimWorker, kept: Kept = ALL_GONE, orders: int = history.ORDERS_KEPT) -> None:
+    over = partial(history.over, orders=orders)
+    work = Compaction(worker.store, "ord-1", kept, over, batch=16, images=32, free=16)
     while await worker.store.submit(work.step):
         pass
 
@@ -32,7 +39,13 @@ async def live(worker: SimWorker, key: str) -> str:
 
 
 def counts(worker: SimWorker) -> dict[str, int]:
-    return {table: worker.store.read.query(f"select count(*) from {table}")[0][0] for table in TABLES}
+    tables = worker.store.read.query("select name from sqlite_schema where type = 'table'")
+    return {table: worker.store.read.query(f"select count(*) from {table}")[0][0] for (table,) in tables}
+
+
+def pages(worker: SimWorker) -> int:
+    found: int = worker.store.read.query("pragma page_count")[0][0]
+    return found
 
 
 @pytest.mark.parametrize("lives", [12, 36])
@@ -103,3 +116,84 @@ async def test_a_worker_goes_on_after_a_cut_as_if_there_had_been_none(tmp_path: 
         await again.at_rest()
         assert again.wrong() == []
         await again.close()
+
+
+FEW = Kept(records=64, seconds=86_400.0)
+
+
+@pytest.mark.parametrize("lives", [60, 180])
+@virtual_time
+async def test_however_many_machines_pass_within_a_moment_no_table_and_no_file_grows(
+    lives: int, tmp_path: Path
+) -> None:
+    """Nothing is old enough to go by its age: all goes by number. Each of the bounds holds of any number of lives."""
+    async with a_worker(tmp_path) as worker:
+        publishing = Publishing("ord-1", "ord", "127.0.0.1", 1, Resources(), "fake")
+        publisher = Publisher(worker.store, publishing.outbox(worker.host), tombstones_kept=8)
+        replica = Replica.open(tmp_path / "catalog.db", worker.host)
+        await publisher.open(replica, lambda version: None)
+        stays = await worker.run_machine("stays")
+        began_ms = worker.host.now_ms()
+        for n in range(lives):
+            await claim(worker.store, f"key-{n}", "ord-1", f"order-{n}", "")
+            machine = await live(worker, f"order-{n}")
+            await worker.market.release(f"lost-{n}", "a test")
+            if n % 10 == 0:
+                await asyncio.sleep(PURGE_S)
+                await compact(worker, FEW, orders=8)
+        await asyncio.sleep(2 * PURGE_S)
+        await compact(worker, FEW, orders=8)
+        assert worker.host.now_ms() - began_ms < 3600_000
+
+        left = counts(worker)
+        assert left.pop("log") < 150
+        assert {table: count for table, count in left.items() if count > 70} == {}
+        assert max(left["published"], left["claim"]) < 30
+        assert pages(worker) < 160
+        assert replica.rows("select count(*) from _machines")[0][0] <= 11
+
+        assert worker.market.fate("order-0") == "unknown"
+        assert worker.market.fate(f"order-{lives - 1}") == machine
+        assert worker.market.fate("stays") == stays
+        assert replica.rows("select id from machines") == [(stays,)]
+        await publisher.close()
+        replica.close()
+        assert worker.wrong() == []
+
+
+@virtual_time
+async def test_how_the_order_of_a_machine_ended_is_known_for_as_long_as_the_machine_is_there(tmp_path: Path) -> None:
+    """Or the same key would make a second machine, and a release that comes late would leave this one."""
+    async with a_worker(tmp_path) as worker:
+        stays = await worker.run_machine("stays")
+        for n in range(30):
+            await live(worker, f"order-{n}")
+        await asyncio.sleep(2 * history.FILL_KEPT_MS / 1000)
+        await compact(worker, orders=0)
+        again = await worker.market.reserve(order("stays"))
+        assert isinstance(again, Reservation)
+        assert again.machine == stays
+        assert (await worker.market.confirm("stays", APP, None))[0].id == stays
+        assert await worker.market.release("stays", "a test") == stays
+        assert [row.id for row in worker.store.read.select(FillRow)] == ["stays"]
+
+
+@virtual_time
+async def test_ends_of_orders_and_clients_keys_go_by_their_age_too(tmp_path: Path) -> None:
+    async with a_worker(tmp_path) as worker:
+        await worker.market.release("old", "a test")
+        await claim(worker.store, "old", "ord-1", "old", "")
+        await asyncio.sleep(history.FILL_KEPT_MS / 1000 + 1)
+        await worker.market.release("young", "a test")
+        await claim(worker.store, "young", "ord-1", "young", "")
+        for n in range(10):
+            await live(worker, f"order-{n}")
+        await compact(worker)
+        assert worker.market.fate("old") == "unknown"
+        assert worker.market.fate("young") == "released"
+        assert [row.id for row in worker.store.read.select(ClaimRow)] == ["old", "young"]
+        await asyncio.sleep(history.CLAIM_KEPT_MS / 1000 - history.FILL_KEPT_MS / 1000)
+        for n in range(10):
+            await live(worker, f"later-{n}")
+        await compact(worker)
+        assert [row.id for row in worker.store.read.select(ClaimRow)] == ["young"]

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from functools import partial
+from itertools import count
 from typing import NamedTuple
 
 import msgspec
@@ -32,6 +34,9 @@ IMAGES = 256
 """Of rows, in one commit. A record that has more is cut after several."""
 PAUSE_S = 0.01
 """Between two commits of one sweep: those who wait for others go first."""
+STEPS_A_SIZE, TIMES_MOST = 16, 8
+"""After so many commits of one sweep each does twice as much, up to so many times as much: where the worker is so busy
+that there is time for few, records would come sooner than they go."""
 FREE_PAGES = 1024
 """That are kept for new records, or a quarter of the database if that is more."""
 PAGES_BACK = 64
@@ -88,40 +93,41 @@ class Compaction:
 
     async def sweep(self) -> None:
         """Do all that is due, with pauses. Raises `StoreError`; nothing is lost by one."""
-        more = True
-        while more:
-            more = await self._store.submit(self.step)
-            await asyncio.sleep(PAUSE_S if more else 0)
+        for number in count():
+            times = min(2 ** (number // STEPS_A_SIZE), TIMES_MOST)
+            if not await self._store.submit(partial(self.step, times=times)):
+                return
+            await asyncio.sleep(PAUSE_S)
 
-    def step(self, tx: Tx) -> bool:
-        """One commit's work, or none. Returns whether there was any."""
+    def step(self, tx: Tx, times: int = 1) -> bool:
+        """One commit's work, or none; so many times as much as usual. Returns whether there was any."""
         floor = tx.get(LogFloorRow, LogFloorRow.KEY) or LogFloorRow()
-        if self._is_due(tx, floor):
-            self._cut(tx, floor)
+        if self._is_due(tx, floor, self._batch * times):
+            self._cut(tx, floor, self._batch * times, self._images * times)
             return True
-        return tx.give_back(PAGES_BACK, above=self._free)
+        return tx.give_back(PAGES_BACK * times, above=self._free)
 
-    def _is_due(self, tx: Tx, floor: LogFloorRow) -> bool:
+    def _is_due(self, tx: Tx, floor: LogFloorRow, batch: int) -> bool:
         kept = self._kept
         length = (tx.query("select max(seq) from log")[0][0] or 0) - floor.through
-        if length - self._batch >= max(kept.records, floor.rows // ROWS_A_RECORD):
+        if length - batch >= max(kept.records, floor.rows // ROWS_A_RECORD):
             return True
-        if length - self._batch < 2 * floor.rows // self._images:
+        if length - batch < 2 * floor.rows // self._images:
             return False  # hardly more than the images that this would write again
-        found = tx.query("select at_ms from log where seq = ?", (floor.through + self._batch,))
+        found = tx.query("select at_ms from log where seq = ?", (floor.through + batch,))
         return bool(found) and found[0][0] < tx.now_ms - int(kept.seconds * 1000)
 
-    def _cut(self, tx: Tx, floor: LogFloorRow) -> None:
+    def _cut(self, tx: Tx, floor: LogFloorRow, batch: int, most: int) -> None:
         through, checksum, images = floor.through, b"", dict[tuple[str, str], bytes | None]()
         sql = "select seq, writes, checksum from log where seq > ? order by seq limit ?"
-        for seq, writes, ends in tx.query(sql, (floor.through, self._batch)):
+        for seq, writes, ends in tx.query(sql, (floor.through, batch)):
             entries = log.read_images(writes)
-            if images and len(images) + len(entries) > self._images:
+            if images and len(images) + len(entries) > most:
                 break
             images |= {(table, key): body for table, key, body in entries}
             through, checksum = seq, ends
         before = self._begun[1] if self._begun[0] == through else 0
-        part = list(images.items())[before : before + self._images]
+        part = list(images.items())[before : before + most]
         last = [
             Last(kind, key, body)
             for (table, key), body in part
