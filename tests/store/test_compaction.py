@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Collection
 from contextlib import closing, suppress
@@ -10,6 +11,7 @@ from pathlib import Path
 import apsw
 import msgspec
 import pytest
+from tests.kit.virtual_time import virtual_host, virtual_time
 from tests.store.leases import HOST, freeing, lease, leased, taking
 
 from hawker.errors import Corrupt, StoreError
@@ -150,6 +152,27 @@ async def test_many_rows_that_stay_are_not_written_again_for_each_few_new_record
     assert commits < 40
     assert store.read.query("select sum(length(writes)) from log")[0][0] < 1.5 * before
     assert len(leased(store)) == 401
+
+
+@virtual_time
+async def test_a_sweep_gets_ahead_of_records_that_come_faster_than_it_cuts_at_first(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "worker.db", virtual_host())
+
+    async def write() -> int:
+        """As many as are there while the sweep still goes on."""
+        for number in range(80):
+            for _ in range(20):  # for each commit of the sweep, which cuts 8 to begin with
+                await store.submit(taking("m1", f"n{number}"))
+            await asyncio.sleep(compaction.PAUSE_S)
+        return len(records(store))
+
+    writing = asyncio.create_task(write())
+    while not writing.done():
+        await asyncio.sleep(compaction.PAUSE_S)
+        await a_compaction(store).sweep()
+    assert await writing < 400
+    await store.close()
+    assert verify(tmp_path / "worker.db").faults == []
 
 
 async def test_a_record_with_more_rows_than_one_commit_may_write_is_cut_after_several(store: Store) -> None:
