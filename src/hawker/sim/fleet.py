@@ -43,6 +43,10 @@ ROUTING = RouterSettings(
 )
 
 
+RECORDS_KEPT = 16
+"""Of the log, by the forgetful worker. A run writes twenty times as many: most that is over is forgotten within it."""
+
+
 class Fleet:
     """`losses`: when each worker's database lost what it had been told; `capacities`: the room each began with;
     `since`: starts and stops of its world before the last loss; `ends`: when agents of a node ended.
@@ -78,7 +82,7 @@ class Fleet:
             region=region,
             directory=DIRECTORY,
             tokens=TokenSettings(cluster=CLUSTER_TOKEN, users={"alice": TOKEN}),
-            worker=WorkerRole(listen=f"0.0.0.0:{PORT}", capacity=asdict(room)) if worker else None,
+            worker=self._worker_role(name, room) if worker else None,
             broker=None if worker else BrokerRole(listen=f"0.0.0.0:{PORT}"),
         )
         if self.plan.served:
@@ -92,6 +96,12 @@ class Fleet:
         node.world.on_event = lambda what, spec: self.on_program(node, what, spec)
         self.losses[name], self.ends[name], self.capacities[name], self.since[name] = [], [], room, (0, 0)
         return node
+
+    def _worker_role(self, name: str, room: Resources) -> WorkerRole:
+        role = WorkerRole(listen=f"0.0.0.0:{PORT}", capacity=asdict(room))
+        if name == self.plan.forgetful:
+            role.history_records = RECORDS_KEPT
+        return role
 
     def _join(self) -> None:
         """Everybody knows a worker of each region to begin with, or all where brokers have a fixed list."""

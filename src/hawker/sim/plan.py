@@ -38,7 +38,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     `workers` by region; `brokers` are regions that have one, `static` ones with a fixed list of workers in the place of
     the catalog. `faults` None: drawn from the seed, `only` of some kinds and so many `times` as often; `dropped` are
     left out, by their place. `memory_mib`: of each worker. `mutant`: of `sim.mutants`. `served`: apps that
-    users ask for through proxies; without any there are no proxies.
+    users ask for through proxies; without any there are no proxies. `forgetful`: the worker that keeps little of what
+    is over, so that it cuts its log again and again.
     """
 
     seed: int
@@ -54,6 +55,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     memory_mib: int = MEMORY_MIB
     mutant: str = ""
     served: tuple[Served, ...] = ()
+    forgetful: str = "ord-2"
 
     def names(self) -> tuple[list[str], list[str]]:
         workers = [f"{region}-{n}" for region, count in self.workers for n in range(1, count + 1)]

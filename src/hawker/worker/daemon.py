@@ -30,7 +30,7 @@ from hawker.model.endpoints import ENDPOINTS
 from hawker.model.guest import RESOURCES
 from hawker.model.rows import UNENDED, MachineRow, RunRow, WorkerRow
 from hawker.network.base import HostNetwork, NetworkError, Wanted
-from hawker.store.compaction import Compaction, Kept
+from hawker.store.compaction import BATCH, Compaction, Kept
 from hawker.store.db import Store
 from hawker.store.reserve import Reserve
 from hawker.store.tx import Tx
@@ -230,7 +230,8 @@ class Worker:
         forget = self.publisher.forget if catalog else None
         market_api = MarketApi(store, driver, log, market, machines, machine_api, str(self._path), catalog, forget)
         kept = Kept(seconds=settings.history_s, records=settings.history_records)
-        self._compaction = Compaction(store, me.name, kept, partial(over, orders=settings.history_records))
+        batch = min(BATCH, 8 + kept.records // 4)  # of few records few at a time
+        self._compaction = Compaction(store, me.name, kept, partial(over, orders=kept.records), batch=batch)
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name="sweeper")
         _logger.info("worker.opened", worker=me.name, region=me.region, resumed=resumed, cause="worker start")
         serving = Serving(host, tokens, self.metrics, settings.region, settings.name)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from hawker.model.rows import DecisionRow, RunRow
+from hawker.model.rows import DecisionRow, LogFloorRow, RunRow
 from hawker.sim.fleet import Fleet
 from hawker.sim.hosts.node import Node
 from hawker.worker.drivers.base import InstanceSpec
@@ -38,6 +38,8 @@ NAMED: tuple[str, ...] = (
     "a machine was started again after its host lost power",
     "a machine was ordered anew",
     "a superseded machine was removed",
+    "the beginning of a log was cut off",
+    "an agent died where a log was cut",
     *(f"a run resumed at {step}" for step in STEPS),
 )
 """What a campaign of a hundred seeds must have seen, each at least once."""
@@ -116,12 +118,21 @@ class Paths:
     def on_node(self, node: Node, what: str, why: str) -> None:
         if what in ("fail", "end"):
             self._note_versions(node)
+        if what == "serve":
+            self._note_cut(node)
         if what == "end" and why == "failed":
             self.take("a database failed and its agent started anew")
         elif what == "end" and why.startswith("could not open"):
             self.take("an agent could not open at first")
         elif what == "end" and node.world.instances:
             self.take("a program outlived its agent")
+
+    def _note_cut(self, node: Node) -> None:
+        """Whether the last that the agent before had done was to cut its log. A sweep makes several cuts in a row."""
+        if store := self._fleet.store(node):
+            before = "seq < (select max(seq) from log where kind = 'worker.started')"
+            last = store.read.query(f"select kind from log where {before} order by seq desc limit 1")
+            self.take("an agent died where a log was cut", last == [("log.cut",)])
 
     def _note_versions(self, node: Node) -> None:
         """What an agent's catalog went through, before it is gone."""
@@ -166,6 +177,7 @@ class Paths:
             store = self._fleet.store(node)
             if store is None:
                 continue
+            self.take("the beginning of a log was cut off", store.read.get(LogFloorRow, LogFloorRow.KEY) is not None)
             for row in store.read.select(DecisionRow):
                 outcomes = [attempt["outcome"] for attempt in row.decision["attempts"]]
                 self.take("a reservation raced and was refused", outcomes.count("refused"))

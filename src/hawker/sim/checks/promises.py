@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from hawker.broker.claims import claim_key
 from hawker.core import rendezvous
@@ -40,7 +40,7 @@ def check(fleet: Fleet, faults: Faults) -> list[str]:
         *_unhandled(fleet),
         *_workers(fleet, logs),
         *acknowledged.check(fleet, logs),
-        *_orders(fleet),
+        *_orders(fleet, logs),
         *_everywhere(fleet),
         *_late(fleet, faults),
         *_leaks(fleet, faults),
@@ -74,8 +74,9 @@ def _workers(fleet: Fleet, logs: dict[str, Operations]) -> Iterator[str]:
             yield f"{node.name}: {wrong}"
 
 
-def _orders(fleet: Fleet) -> Iterator[str]:
+def _orders(fleet: Fleet, logs: Mapping[str, Operations]) -> Iterator[str]:
     """S2, S3, S4: what every order has come to."""
+    forgetful = {name for name, log in logs.items() if not log.whole}
     rows: defaultdict[str, list[tuple[Node, MachineRow]]] = defaultdict(list)
     known: dict[str, MachineRow] = {}
     for node in fleet.workers:
@@ -93,7 +94,7 @@ def _orders(fleet: Fleet) -> Iterator[str]:
         if order.outcome == REFUSED and not order.doubtful and there:
             yield f"S3: order {order.label} was refused and has {shown}"
         if order.outcome == FILLED:
-            yield from _filled(fleet, order, known.get(order.machine))
+            yield from _filled(fleet, order, known.get(order.machine), forgetful)
         if order.outcome == DOUBT and order.key:
             yield f"L2: order {order.label} with key {order.key} never came to a definite answer"
         broker, since_s = order.undoing or ("", 0.0)
@@ -104,8 +105,11 @@ def _orders(fleet: Fleet) -> Iterator[str]:
         yield f"S8: machines that nobody ordered: {label} {[row.id for _, row in found]}"
 
 
-def _filled(fleet: Fleet, order: Order, row: MachineRow | None) -> Iterator[str]:
+def _filled(fleet: Fleet, order: Order, row: MachineRow | None, forgetful: Collection[str]) -> Iterator[str]:
+    """`forgetful` workers have cut their logs: of a machine that was to be destroyed they need not know any more."""
     if fleet.forgot(order.worker, order.asked_s, order.filled_s):
+        return
+    if row is None and order.worker in forgetful and (order.destroy_asked or order.auto_destroy):
         return
     if row is None:
         yield f"S2: machine {order.machine} of order {order.label} was acknowledged; {order.worker} does not know it"
