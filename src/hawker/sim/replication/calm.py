@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hawker.catalog.outbox import TOMBSTONES_KEPT
 from hawker.core import hlc
 from hawker.core.ownerlog import HELD_MS
 from hawker.model.catalog import TIERS, LogId, Tier
@@ -162,5 +163,5 @@ def recheck(world: World, node: Node) -> None:
             world.paths["a stamp ahead was accepted later"] += 1
 
 
-async def purge(node: Node, tier: Tier, before_ms: int) -> None:
-    await node.write(lambda tx: node.outbox.purge(tx, tier, before_ms))
+async def purge(node: Node, tier: Tier, before_ms: int, kept: int = TOMBSTONES_KEPT) -> None:
+    await node.write(lambda tx: node.outbox.purge(tx, tier, before_ms, kept))

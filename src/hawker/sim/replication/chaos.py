@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
+from hawker.catalog.outbox import TOMBSTONES_KEPT
 from hawker.model.catalog import TIERS
 from hawker.sim.replication.calm import purge, recheck
 from hawker.sim.replication.node import Node
@@ -112,9 +113,12 @@ async def _fault(world: World, backups: dict[str, list[Mapping[str, bytes]]]) ->
             before_ms = node.host.now_ms() - rng.choice((0, 500, 3_000))
             tier = rng.choice(TIERS)
             floor = node.origin(tier).floor
-            await purge(node, tier, before_ms)
+            kept = rng.choice((0, 2, TOMBSTONES_KEPT))
+            await purge(node, tier, before_ms if kept == TOMBSTONES_KEPT else 0, kept)
             if node.origin(tier).floor > floor:
-                world.faults["tombstones purged"] += 1
+                world.faults[
+                    "tombstones purged" if kept == TOMBSTONES_KEPT else "tombstones beyond a number purged"
+                ] += 1
 
 
 def _block(world: World, pairs: list[tuple[str, ...]]) -> None:

@@ -20,6 +20,7 @@ FAULTS = (
     "run by the version before",
     "replica damaged",
     "tombstones purged",
+    "tombstones beyond a number purged",
 )
 PATHS = (
     "a hole was repaired",
