@@ -23,7 +23,7 @@ disk_scale = 1.0          # how fast disks are, by what machines of their size h
 ports = "20000-29999"     # of the host, for what machines publish; workers of one host need ranges of their own
 reserve_mib = 8           # kept free on the directory's disk, for destroys when it is full; 0: nothing
 history_s = 86400         # so long what is over is kept: destroyed machines, ended runs, events, the log
-history_records = 20000   # and no more of the log than this, however young; 3.5 KB each (docs/operations.md)
+history_records = 20000   # and no more of the log than this, however young; 5.5 KB each (docs/operations.md)
 # drivers = ["container", "microvm"]   # by default all that this host can run, but for "process", which runs commands
                           # of any user of the API on the host, without isolation: name it to have it
 
