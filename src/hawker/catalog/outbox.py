@@ -298,12 +298,15 @@ class Outbox:
             elif waiting.source:
                 self._unseen.pop(waiting.source, None)
 
+    def _seen(self, source: Source) -> None:
+        self._unseen.pop(source, None)
+
     def _all_waiting(self, tx: Tx) -> dict[str, _Waiting]:
         waiting = dict(self._waiting)
         for (kind, row_key), since_ms in self._unseen.items():
             projected = list(self._projections[kind](tx, row_key, tx.get(kind, row_key)))
             if not projected:
-                tx.after_commit(partial(self._unseen.pop, (kind, row_key), None))
+                tx.after_commit(partial(self._seen, (kind, row_key)))
             for tier, change, _ in projected:
                 key = published_key(tier, change.table, change.key)
                 first_ms = min(since_ms, waiting[key].since_ms) if key in waiting else since_ms
