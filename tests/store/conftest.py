@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.store.leases import HOST, freeing, make_slow, taking
+from tests.store.leases import HOST, freeing, slowed
 
-from hawker.store.db import Store
+from hawker.store.db import SLOW_IN_A_ROW, Store
 from hawker.store.verify import verify
 
 
@@ -29,9 +29,7 @@ async def store(path: Path) -> AsyncIterator[Store]:
 async def either(request: pytest.FixtureRequest, store: Store) -> Store:
     """The store on a quick disk, where commits are made on the loop, and on a slow one, where a thread makes them."""
     if request.param == "slow":
-        threads = make_slow(store)
-        await store.submit(taking("first"))
-        await store.submit(freeing("first"))
-        assert threads == ["MainThread", "hawker-commit_0"]
-        assert store.slow
+        threads = await slowed(store)
+        await store.submit(freeing("slow"))
+        assert threads == ["MainThread"] * SLOW_IN_A_ROW + ["hawker-commit_0"]
     return store

@@ -12,7 +12,7 @@ from tests.kit.waiting import LIMIT_S
 from hawker.errors import Conflict
 from hawker.host import Host
 from hawker.model.rows import LeaseRow
-from hawker.store.db import SLOW_COMMIT_S, Store
+from hawker.store.db import SLOW_COMMIT_S, SLOW_IN_A_ROW, Store
 from hawker.store.tx import Tx
 
 HOST = Host(lambda: 1.0, random.Random(1))
@@ -65,11 +65,18 @@ def make_slow(store: Store, seconds: float = 2.5 * SLOW_COMMIT_S) -> list[str]:
     return threads
 
 
+async def slowed(store: Store, seconds: float = 2.5 * SLOW_COMMIT_S) -> list[str]:
+    """`make_slow`, and so many commits that the store knows it."""
+    threads = make_slow(store, seconds)
+    for _ in range(SLOW_IN_A_ROW):
+        await store.submit(taking("slow"))
+    assert store.slow
+    return threads
+
+
 async def held_up(store: Store) -> threading.Event:
     """Every commit from now on is made in a thread and waits there until this is set."""
-    make_slow(store)
-    await store.submit(taking("slow"))
-    assert store.slow
+    await slowed(store)
     go_on = threading.Event()
     store._db.set_commit_hook(lambda: not go_on.wait(LIMIT_S))
     return go_on

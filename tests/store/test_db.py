@@ -12,7 +12,7 @@ import apsw
 import pytest
 from tests.kit.counting import counting
 from tests.kit.waiting import until
-from tests.store.leases import HOST, held_up, lease, leased, logged, make_slow, refused, taking
+from tests.store.leases import HOST, held_up, lease, leased, logged, refused, slowed, taking
 
 from hawker.errors import Broken, Conflict, Corrupt, StoreError
 from hawker.model.rows import AppRow, LeaseRow, RunRow
@@ -289,8 +289,7 @@ async def test_a_cut_beside_a_commit_reaches_everyone_who_waits_and_ends_the_sto
 
     store = Store.open(path, HOST, on_commit=on_commit)
     if speed == "slow":
-        make_slow(store)
-        await store.submit(taking("slow"))
+        await slowed(store)
     armed = True
     answers = await asyncio.gather(
         *(store.submit(change) for change in (taking("a"), refused, taking("b"))), return_exceptions=True

@@ -11,10 +11,10 @@ from tempfile import TemporaryDirectory
 import pytest
 from tests.kit.virtual_time import virtual_time
 from tests.kit.waiting import eventually, until
-from tests.store.leases import HOST, held_up, leased, logged, make_slow, taking
+from tests.store.leases import HOST, held_up, leased, logged, make_slow, slowed, taking
 
 from hawker.errors import StoreError
-from hawker.store.db import Store
+from hawker.store.db import SLOW_IN_A_ROW, Store
 from hawker.store.verify import verify
 
 
@@ -40,9 +40,7 @@ async def in_memory() -> AsyncIterator[Store]:
 
 async def test_once_the_disk_is_quick_again_commits_are_made_on_the_loop(in_memory: Store) -> None:
     store = in_memory
-    make_slow(store)
-    await store.submit(taking("a"))
-    assert store.slow
+    await slowed(store)
     store._db.set_commit_hook(None)
 
     async def quick() -> bool:  # one quick commit is enough; a busy machine may need several
@@ -52,15 +50,34 @@ async def test_once_the_disk_is_quick_again_commits_are_made_on_the_loop(in_memo
     await eventually(quick, "a commit is quick")
 
 
+async def test_a_slow_commit_now_and_then_is_no_slow_disk(in_memory: Store) -> None:
+    """As on a host whose processors are all in use: in a thread a commit takes more of them, not less."""
+    store = in_memory
+    threads: list[str] = []
+
+    async def quick() -> bool:
+        await store.submit(taking("b"))
+        return not store.slow
+
+    for _ in range(3):
+        made = make_slow(store)
+        for _ in range(2):
+            await store.submit(taking("a"))
+        threads += made
+        store._db.set_commit_hook(None)
+        await eventually(quick, "a commit is quick")
+    assert threads == ["MainThread"] * 6
+
+
 @virtual_time
 async def test_on_virtual_time_no_disk_is_slow(path: Path) -> None:
     """How long a real commit took decided on which turn of the loop the next one was told, in runs that are to be the
     same each time."""
     store = Store.open(path, HOST)
     threads = make_slow(store)
-    for name in ("first", "second"):
-        await store.submit(taking(name))
-    assert threads == ["MainThread"] * 2
+    for number in range(SLOW_IN_A_ROW + 1):
+        await store.submit(taking(str(number)))
+    assert threads == ["MainThread"] * (SLOW_IN_A_ROW + 1)
     assert not store.slow
     assert store._thread is None
     await store.close()

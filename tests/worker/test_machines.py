@@ -19,6 +19,7 @@ from hawker.model.guest import Resources
 from hawker.model.machine import State
 from hawker.model.market import Reservation
 from hawker.sim.hosts.world import Program
+from hawker.store.db import SLOW_IN_A_ROW
 from hawker.worker import leases, ledger
 from hawker.worker.drivers.refusals import told
 from hawker.worker.flows.flow import Done, Flow, Step, StepContext
@@ -45,7 +46,8 @@ async def test_a_request_waits_for_a_run_whose_commit_is_still_on_its_way_to_a_s
             return False
 
         worker.store._db.set_commit_hook(commit_slowly)
-        reserved = await worker.market.reserve(order("a"))
+        for name in [f"before-{number}" for number in range(1, SLOW_IN_A_ROW)] + ["a"]:
+            reserved = await worker.market.reserve(order(name))
         assert isinstance(reserved, Reservation)
         assert worker.store.slow
         confirming = worker.market.confirm("a", APP, None)

@@ -4,7 +4,8 @@
 tick of the event loop, and returns once that transaction is on disk (WAL, `synchronous=FULL`). A change that raises
 is rolled back alone; the others go on. Commits are made on the loop while the disk is quick and in a thread once it
 is slow: a fsync of 0.1 ms is cheaper than waking a thread, one of 10 ms must not stop the loop. The loop's clock tells
-which, so that on virtual time, where a commit takes none, all are made on the loop.
+which, so that on virtual time, where a commit takes none, all are made on the loop. One slow commit says as little of
+the disk as of who else has the processors: it takes some in a row.
 
 What a change may do is in `store.tx`. Reads outside a change go to a second connection and see what is committed.
 """
@@ -30,6 +31,7 @@ from hawker.store.tx import Commit, Known, Reads, Tx
 
 T = TypeVar("T")
 SLOW_COMMIT_S = 0.002
+SLOW_IN_A_ROW = 3
 BATCH_MOST = 512  # changes in one commit: about 10 ms of work, then the loop gets its turn
 
 
@@ -78,7 +80,7 @@ class Store:
         self._scheduled = False
         self._committing: asyncio.Future[float] | None = None
         self._thread: ThreadPoolExecutor | None = None
-        self._slow = False
+        self._slow_commits = 0  # in a row
         self._closed = False
         self.on_change: Callable[[Tx, Known], None] | None = None
         self.read = Reads(reader)
@@ -128,7 +130,7 @@ class Store:
     @property
     def slow(self) -> bool:
         """Whether the disk is: commits are then made beside the event loop."""
-        return self._slow
+        return self._slow_commits >= SLOW_IN_A_ROW
 
     @property
     def committing(self) -> bool:
@@ -214,7 +216,7 @@ class Store:
                 self._apply_all(batch, one_by_one=True)
             if self._on_commit:
                 self._on_commit("before")
-            if self._slow:
+            if self.slow:
                 self._commit_in_thread(batch, saved)
                 return
             clock_s = asyncio.get_running_loop().time
@@ -222,7 +224,8 @@ class Store:
             committing = True
             self._db.execute("commit")
             # A simulated disk stays on one thread: its only connection is read from the loop.
-            self._slow = clock_s() - started > SLOW_COMMIT_S and self._reader is not self._db
+            slow = clock_s() - started > SLOW_COMMIT_S and self._reader is not self._db
+            self._slow_commits = self._slow_commits + 1 if slow else 0
         except Exception as error:
             self._refused(batch, saved, error, committing=committing)
         except BaseException as error:
@@ -282,7 +285,8 @@ class Store:
             self._committing = None
             error = future.exception()
             if error is None:
-                self._slow = future.result() > SLOW_COMMIT_S / 2  # half: no flutter around the limit
+                if future.result() <= SLOW_COMMIT_S / 2:  # half: no flutter around the limit
+                    self._slow_commits = 0
                 self._committed(batch)
             elif isinstance(error, Exception):
                 self._refused(batch, saved, error, committing=True)
