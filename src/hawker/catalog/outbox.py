@@ -296,7 +296,10 @@ class Outbox:
             if self._waiting.get(key) is waiting:
                 del self._waiting[key]
             elif waiting.source:
-                self._unseen.pop(waiting.source, None)
+                self._seen(waiting.source)
+
+    def _seen(self, source: Source) -> None:
+        self._unseen.pop(source, None)
 
     def _seen(self, source: Source) -> None:
         self._unseen.pop(source, None)
