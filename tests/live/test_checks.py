@@ -13,6 +13,7 @@ import pytest
 from tests.cli.programs import hawker
 from tests.kit.markets import Client, Market, free_port, running_market
 from tests.kit.oci import busybox_image
+from tests.kit.private import open_directory
 from tests.kit.registry import DockerRegistry, put, registry
 from tests.kit.waiting import eventually
 
@@ -56,8 +57,15 @@ async def published(market: Market, client: Client, machine: str) -> list[list[s
     return rows
 
 
-async def test_a_process_that_turns_bad_and_good_again(market: Market, tmp_path: Path) -> None:
-    port, well = free_port(), tmp_path / "well"
+@pytest.fixture
+def outside() -> Iterator[Path]:
+    """For what a machine's program finds."""
+    with open_directory() as place:
+        yield place
+
+
+async def test_a_process_that_turns_bad_and_good_again(market: Market, outside: Path) -> None:
+    port, well = free_port(), outside / "well"
     up = {"type": "http", "port": port, **OFTEN}
     config: dict[str, Any] = {
         "image": "host",
