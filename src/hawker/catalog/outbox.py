@@ -301,9 +301,6 @@ class Outbox:
     def _seen(self, source: Source) -> None:
         self._unseen.pop(source, None)
 
-    def _seen(self, source: Source) -> None:
-        self._unseen.pop(source, None)
-
     def _all_waiting(self, tx: Tx) -> dict[str, _Waiting]:
         waiting = dict(self._waiting)
         for (kind, row_key), since_ms in self._unseen.items():
