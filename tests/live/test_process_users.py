@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.kit.belongings import processes
+from tests.kit.belongings import ended, processes
 from tests.kit.drivers import Heard, Opened, opened, shell, spec
 from tests.kit.markets import UP_S, Client, free_port
 from tests.kit.private import open_directory
@@ -179,7 +179,8 @@ class Worker:
     def __init__(self, place: Path) -> None:
         self.directory, self.config = place / "w", place / "agent.toml"
         self.api, self.broker = free_port(), free_port()
-        self.config.write_text(CONFIG.format(directory=self.directory, worker=self.api, broker=self.broker))
+        text = CONFIG.format(directory=self.directory, worker=self.api, broker=self.broker)
+        self.config.write_text(f"stop_machines_on_exit = true\n{text}")
         self.config.chmod(0o600)
         self.client = Client(f"http://127.0.0.1:{self.broker}", "a")
 
@@ -231,3 +232,5 @@ async def test_a_machine_reaches_nothing_of_its_worker_nor_of_its_neighbour(work
         done = await worker.exec(one, *attempts(paths, pids))
         assert (done["exit_code"], done["stderr"]) == (0, "")
         assert json.loads(done["stdout"]) == []
+    await worker.client.close()
+    assert ended(worker.directory) == []
