@@ -187,7 +187,7 @@ def publish_us(count: int) -> tuple[float, float]:
                 outbox._budget = outbox._budget.__class__(1e9, 1e9, 1e9, 1e9)
                 outbox._bucket = outbox._bucket.__class__(1e9, 1e9, 0)
                 await store.submit(outbox.open)
-                store.on_change = outbox.on_change
+                store.on_change[:] = [outbox.on_change]
 
             def change(number: int) -> Callable[[Tx], None]:
                 def write(tx: Tx) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hawker.core.life.page import page as life
 from hawker.model.machine import diagram
 
 ROOT = Path(__file__).parent.parent
@@ -24,6 +25,10 @@ def test_the_machine_states_page_shows_the_table_of_the_code() -> None:
     drawn = re.search(r"```mermaid\n(.*?)\n```", (DOCS / "machine-states.md").read_text(), re.DOTALL)
     assert drawn is not None
     assert drawn[1] == diagram(), f"put this into docs/machine-states.md:\n{diagram()}"
+
+
+def test_the_machine_states_page_shows_the_tables_of_a_machines_life() -> None:
+    assert (DOCS / "machine-states.md").read_text().endswith(f"{life()}\n"), f"end docs/machine-states.md so:\n{life()}"
 
 
 def test_the_glossary_names_each_term_once_in_order() -> None:

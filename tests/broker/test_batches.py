@@ -58,7 +58,9 @@ async def linked(worker: SimWorker) -> AsyncIterator[tuple[WorkerLink, Counting]
         tx.put(APP)
 
     await worker.store.submit(keep)
-    machine_api = MachineApi(worker.store, worker.host, worker.drivers, worker.log, worker.machines, "ord-1")
+    machine_api = MachineApi(
+        worker.store, worker.host, worker.drivers, worker.log, worker.machines, worker.updates, "ord-1"
+    )
     api = MarketApi(
         worker.store, worker.drivers, worker.log, worker.market, worker.machines, machine_api, str(worker.path)
     )

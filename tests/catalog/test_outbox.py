@@ -48,7 +48,7 @@ class Node:
         self.outbox.on_published = self.told.append
         self.outbox.on_due = self.due.append
         self.store = Store.open(path, self.host)
-        self.store.on_change = self.outbox.on_change
+        self.store.on_change[:] = [self.outbox.on_change]
 
     async def take(self, machine: str, nonce: str = "n", expires_at_ms: int = 0) -> None:
         def change(tx: Tx) -> None:
@@ -391,15 +391,15 @@ async def test_a_merged_row_of_another_node_is_kept_with_its_stamp(node: Node) -
 
 
 async def test_a_refresh_publishes_what_differs_and_nothing_else(node: Node) -> None:
-    node.store.on_change = None  # as it was before there was a catalog
+    node.store.on_change.clear()  # as it was before there was a catalog
     await node.take("m1")
     await node.take("m2")
-    node.store.on_change = node.outbox.on_change
+    node.store.on_change[:] = [node.outbox.on_change]
     await node.take("m3")
     await node.do(lambda tx: node.outbox.put_merged(tx, "names", "k", {}))
-    node.store.on_change = None
+    node.store.on_change.clear()
     await node.free("m3")
-    node.store.on_change = node.outbox.on_change
+    node.store.on_change[:] = [node.outbox.on_change]
     await node.do(node.outbox.refresh)
     node.now_ms += COALESCE_MS
     await node.do(node.outbox.flush)
@@ -417,10 +417,10 @@ async def test_a_start_compares_all_rows_unless_the_end_before_it_left_nothing_w
 
     async def compares(node: Node, projections_id: str) -> bool:
         """Whether a start finds a row that was written behind the outbox's back."""
-        node.store.on_change = None
+        node.store.on_change.clear()
         await node.count("behind", 1)
         node.outbox = Outbox(node.host, "me", {LeaseRow: lease, TallyRow: tally}, projections_id=projections_id)
-        node.store.on_change = node.outbox.on_change
+        node.store.on_change[:] = [node.outbox.on_change]
         await node.do(node.outbox.open)
         await node.do(node.outbox.catch_up)
         found = "global/tallies/behind" in node.outbox.waiting
@@ -458,7 +458,7 @@ async def test_a_row_that_nobody_waits_for_is_not_looked_at_before_its_time_has_
 
     node.outbox = Outbox(node.host, "me", {TallyRow: look}, projections_id="a", unhurried=(TallyRow,))
     node.outbox.on_published, node.outbox.on_due = node.told.append, node.due.append
-    node.store.on_change = node.outbox.on_change
+    node.store.on_change[:] = [node.outbox.on_change]
     for n in range(50):
         await node.count("web", n)
     assert (looked, node.told, node.due) == ([], [], [COALESCE_MS])
@@ -489,7 +489,7 @@ async def test_a_row_that_waits_since_a_start_waits_no_longer_for_being_changed_
     node.outbox = Outbox(node.host, "me", {TallyRow: tally}, unhurried=(TallyRow,))
     node.outbox.on_published, node.outbox.on_due = node.told.append, node.due.append
     await node.count("web", 1)
-    node.store.on_change = node.outbox.on_change
+    node.store.on_change[:] = [node.outbox.on_change]
     await node.do(node.outbox.refresh)
     node.now_ms += COALESCE_MS - 1
     await node.count("web", 2)
@@ -509,7 +509,7 @@ async def test_a_row_that_nobody_waits_for_and_that_shows_nothing_is_looked_at_o
 
     node.outbox = Outbox(node.host, "me", {TallyRow: shows_nothing}, unhurried=(TallyRow,))
     node.outbox.on_due = node.due.append
-    node.store.on_change = node.outbox.on_change
+    node.store.on_change[:] = [node.outbox.on_change]
     await node.count("web", 1)
     assert node.due == [COALESCE_MS]
     node.now_ms += COALESCE_MS
@@ -536,7 +536,7 @@ async def test_a_projection_that_fails_refuses_its_change_alone(tmp_path: Path) 
     node = Node(tmp_path / "worker.db")
     node.outbox = Outbox(node.host, "me", {LeaseRow: broken})
     node.outbox.on_published = node.told.append
-    node.store.on_change = node.outbox.on_change
+    node.store.on_change[:] = [node.outbox.on_change]
     await node.do(node.outbox.open)
     outcomes = await asyncio.gather(node.take("m1"), node.take("bad"), node.take("m2"), return_exceptions=True)
     assert [type(each) for each in outcomes] == [type(None), Conflict, type(None)]
@@ -549,7 +549,7 @@ async def test_a_projection_that_fails_refuses_its_change_alone(tmp_path: Path) 
 async def test_a_merged_row_that_the_store_does_not_publish_is_not_lost_in_silence(node: Node) -> None:
     problems: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context["exception"]))
-    node.store.on_change = None
+    node.store.on_change.clear()
     await node.do(lambda tx: node.outbox.put_merged(tx, "names", "k", {}))
     assert [type(each) for each in problems] == [AssertionError]
 

@@ -80,11 +80,11 @@ class Client:
         await self._once(
             key,
             "update",
-            lambda worker, *names: worker.machines.update(*names, config=config, skip_launch=skip_launch),
+            lambda worker, *names: worker.updates.update(*names, config=config, skip_launch=skip_launch),
         )
 
     async def resize(self, key: str, memory_mb: int) -> None:
-        await self._once(key, "resize", lambda worker, *names: worker.machines.resize(*names, memory_mb=memory_mb))
+        await self._once(key, "resize", lambda worker, *names: worker.updates.resize(*names, memory_mb=memory_mb))
 
     async def destroy(self, key: str, *, force: bool = False) -> None:
         await self._once(key, "destroy", lambda worker, *names: worker.machines.destroy(*names, force=force))

@@ -26,6 +26,7 @@ from hawker.sim.hosts.world import Program, World
 from hawker.store.db import Store
 from hawker.store.verify import verify
 from hawker.telemetry import Metrics
+from hawker.worker.admission import Admission
 from hawker.worker.daemon import STOP_GRACE_S, SWEEP_S, Worker
 from hawker.worker.drivers.several import Runtimes, Several
 from hawker.worker.flows.exits import Exits
@@ -38,6 +39,8 @@ from hawker.worker.market import Market
 from hawker.worker.request import Request
 from hawker.worker.settings import WorkerSettings
 from hawker.worker.superseding import Superseding
+from hawker.worker.updates import Updates
+from hawker.worker.validating import validate
 from hawker.worker.waking import Launches, Waking
 
 REGION = "ord"
@@ -99,6 +102,7 @@ class SimWorker:
 
     def open_store(self, on_commit: Callable[[str], None] | None = None) -> None:
         self.store = Store.open(self.path, self.host, on_commit=on_commit)
+        self.store.on_change.append(validate)
 
     async def start(self, *, sweeping: bool) -> None:
         """The rest of opening, once `store` is there."""
@@ -117,7 +121,9 @@ class SimWorker:
         await self.market.look()
         await exits.recover()
         self.resumed = runner.resume()
-        self.machines = Machines(store, host, driver, log, runner)
+        admission = Admission(store, log, runner)
+        self.machines = Machines(store, driver, log, runner, admission)
+        self.updates = Updates(store, host, driver, log, admission)
         self.waking = Waking(store, host, runner, self.machines, launches, machine_flows, log)
         superseding.watch(store, self.machines)
         if sweeping:

@@ -285,7 +285,7 @@ async def test_an_update_brings_its_own_checks(place: Place) -> None:
     named: dict[str, Any] = {
         "checks": {"up": {**HTTP, "port": PORT, "kind": "readiness"}, "nobody": {"type": "tcp", "port": 1}}
     }
-    await worker.machines.update(APP.name, machine, worker.request(), config=check_config(machine_config(**named)))
+    await worker.updates.update(APP.name, machine, worker.request(), config=check_config(machine_config(**named)))
     await worker.at_rest(machine)
     await asyncio.sleep(5)
     assert place.shown(machine) == [("up", "passing", "up"), ("nobody", "critical", "connect: connection refused")]
@@ -293,7 +293,7 @@ async def test_an_update_brings_its_own_checks(place: Place) -> None:
         ("nobody", "informational", "", "critical"),
         ("up", "readiness", "", "passing"),
     ]
-    await worker.machines.update(APP.name, machine, worker.request(), config=check_config(machine_config()))
+    await worker.updates.update(APP.name, machine, worker.request(), config=check_config(machine_config()))
     await worker.at_rest(machine)
     assert (place.shown(machine), place.rows(machine)) == ([], [])
 
@@ -306,7 +306,7 @@ async def test_a_result_that_comes_with_an_update_leaves_no_row_of_a_check_that_
     await place.becomes(machine, "passing", 1)
     before = worker.machine(machine)
     (check,) = check_config(before.config).checks
-    await worker.machines.update(APP.name, machine, worker.request(), config=check_config(machine_config()))
+    await worker.updates.update(APP.name, machine, worker.request(), config=check_config(machine_config()))
     assert worker.machine(machine).instance == before.instance, "the old program runs on for now"
     critical = Health(status="critical", output="503")
     await worker.store.submit(lambda tx: learned(tx, before, check, critical, "a look"))
@@ -393,7 +393,7 @@ async def test_while_an_update_gets_its_image_the_old_program_is_checked_and_tol
     (known,) = place.rows(machine)
     place.worker.world.delays["prepare"] = 120
     config = check_config(machine_config(image="app:2", **served({**HTTP, "path": "/other"})))
-    await place.worker.machines.update(APP.name, machine, place.worker.request(), config=config)
+    await place.worker.updates.update(APP.name, machine, place.worker.request(), config=config)
     asked = len(place.program.asked)
     await asyncio.sleep(60)
     assert place.worker.machine(machine).state is State.updating

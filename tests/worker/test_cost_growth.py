@@ -123,7 +123,9 @@ class Actions:
 
     async def list_machines(self) -> None:
         worker = self._worker
-        api = MachineApi(worker.store, worker.host, worker.drivers, worker.log, worker.machines, "ord-1")
+        api = MachineApi(
+            worker.store, worker.host, worker.drivers, worker.log, worker.machines, worker.updates, "ord-1"
+        )
         shown = await api.machines(a_call(app_name=APP.name))
         assert [machine.id for machine in shown] == [self._machine]
 
@@ -201,7 +203,7 @@ async def both(directory: Path) -> tuple[dict[str, Count], dict[str, Count]]:
             publishing = Publishing("ord-1", "ord", "127.0.0.1", 1, Resources(), "fake")
             outbox = Outbox(worker.host, "ord-1", publishing.projections())
             await worker.store.submit(outbox.open)
-            worker.store.on_change = outbox.on_change
+            worker.store.on_change[:] = [outbox.on_change]
             await measured(counts, worker, outbox, "warm")  # what is done once, such as the app's first row
             add_others(worker, range(FIRST, FIRST + FEW))
             few = await measured(counts, worker, outbox, "few")
@@ -233,14 +235,14 @@ STATEMENTS = {
     "list the machines of an app": 2,
     "list the runs that have not ended": 1,
     "stop": 48,
-    "start": 39,
+    "start": 38,
     "exit": 29,
     "recover": 4,
     "destroy": 50,
     "reserve what is released": 12,
     "release": 10,
     "reserve what lapses": 12,
-    "lapse": 11,
+    "lapse": 9,
     "publish what waited": 2,
 }
 """Of SQLite for each, its begin and commit among them. Whoever makes one of these larger says why."""

@@ -123,7 +123,7 @@ async def measured() -> dict[str, Cost]:
         await worker.start(sweeping=False)
         outbox = Outbox(worker.host, "ord-1", Publishing("ord-1", "ord", "::1", 1, Resources(), "fake").projections())
         await worker.store.submit(outbox.open)
-        worker.store.on_change = outbox.on_change
+        worker.store.on_change[:] = [outbox.on_change]
         meter = Meter(worker, disk)
         costs: dict[str, Cost] = {}
         for turn in ("first", "then"):  # what is done once, such as the app's row, is not counted

@@ -110,7 +110,7 @@ async def test_an_update_in_a_backoff_launches_the_new_program_at_once(program: 
         worker.world.programs["broken"] = Program(fails="not executable")
         config = check_config(machine_config(program, guest={"cpus": 2}))
         began = asyncio.get_running_loop().time()
-        row, _ = await worker.machines.update(APP.name, machine, worker.request(), config=config)
+        row, _ = await worker.updates.update(APP.name, machine, worker.request(), config=config)
         assert (row.desired, row.restarts, row.resources) == ("started", 0, config.guest.resources())
         await worker.at_rest(machine)
         assert asyncio.get_running_loop().time() - began < 0.01
@@ -125,7 +125,7 @@ async def test_an_update_in_a_backoff_launches_the_new_program_at_once(program: 
 async def test_an_update_in_a_backoff_that_is_not_to_launch_leaves_the_machine_stopped(tmp_path: Path) -> None:
     async with a_crash_loop(tmp_path) as (worker, machine):
         config = check_config(machine_config())
-        row, _ = await worker.machines.update(APP.name, machine, worker.request(), config=config, skip_launch=True)
+        row, _ = await worker.updates.update(APP.name, machine, worker.request(), config=config, skip_launch=True)
         assert (row.state, row.desired) == (State.stopped, "stopped")
         await asyncio.sleep(600)
         assert worker.machine(machine).state is State.stopped
@@ -144,7 +144,7 @@ async def test_what_is_refused_in_a_backoff_leaves_the_machine_to_its_restart(wr
         before = worker.machine(machine), worker.story(machine), worker.runs(machine)
         version = "not-this-one" if wrong == "version" else ""
         with pytest.raises(Conflict):
-            await worker.machines.update(APP.name, machine, worker.request(), config=config, current_version=version)
+            await worker.updates.update(APP.name, machine, worker.request(), config=config, current_version=version)
         assert (worker.machine(machine), worker.story(machine), worker.runs(machine)) == before
         await worker.until(lambda: worker.machine(machine).restarts == 7)
         assert worker.machine(machine).desired == "started"
@@ -201,7 +201,7 @@ async def test_a_larger_guest_that_does_not_fit_changes_nothing(tmp_path: Path) 
         before = worker.machine(machine), worker.story(machine)
         config = check_config(machine_config(guest={"cpu_kind": "performance", "cpus": 16}))
         with pytest.raises(Conflict, match="insufficient CPUs"):
-            await worker.machines.update(APP.name, machine, worker.request(), config=config)
+            await worker.updates.update(APP.name, machine, worker.request(), config=config)
         assert (worker.machine(machine), worker.story(machine)) == before
         assert worker.wrong() == []
 
@@ -237,7 +237,7 @@ async def test_a_machine_at_rest_does_not_become_one_that_its_worker_can_never_r
         await worker.at_rest()
         before = worker.machine(machine)
         with pytest.raises(HawkerError, match=why):
-            await worker.machines.update(APP.name, machine, worker.request(), config=check_config(config))
+            await worker.updates.update(APP.name, machine, worker.request(), config=check_config(config))
         assert worker.machine(machine) == before
 
 

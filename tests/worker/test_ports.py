@@ -30,7 +30,7 @@ def published(worker: SimWorker, machine: str) -> dict[int, int]:
 
 async def update(worker: SimWorker, machine: str, **fields: Any) -> None:
     config = check_config(machine_config(**fields))
-    await worker.machines.update(APP.name, machine, worker.request(), config=config)
+    await worker.updates.update(APP.name, machine, worker.request(), config=config)
     await worker.at_rest()
 
 

@@ -36,7 +36,7 @@ def ran(worker: SimWorker) -> list[str]:
 
 async def update(worker: SimWorker, machine: str, **fields: Any) -> None:
     config = check_config(machine_config(**fields))
-    await worker.machines.update(APP.name, machine, worker.request(), config=config)
+    await worker.updates.update(APP.name, machine, worker.request(), config=config)
     await worker.at_rest()
 
 
@@ -136,7 +136,7 @@ async def test_an_update_whose_image_is_not_here_in_time_leaves_the_program_runn
         before, program = worker.machine(machine), worker.world.running(machine)
         worker.world.delays["prepare"] = 3600
         config = check_config(machine_config(image="app:2"))
-        await worker.machines.update(APP.name, machine, worker.request(), config=config, image_timeout_s=20)
+        await worker.updates.update(APP.name, machine, worker.request(), config=config, image_timeout_s=20)
         await asyncio.sleep(21)
         await worker.at_rest()
         after = worker.machine(machine)
@@ -172,7 +172,7 @@ async def test_an_update_gets_its_image_while_the_old_program_runs(tmp_path: Pat
         machine = await worker.run_machine(image="app:1")
         worker.world.delays["prepare"] = 20
         config = check_config(machine_config(image="app:2"))
-        await worker.machines.update(APP.name, machine, worker.request(), config=config)
+        await worker.updates.update(APP.name, machine, worker.request(), config=config)
         await asyncio.sleep(10)
         assert [placed.spec.image.partition("@")[0] for placed in worker.world.running(machine)] == ["app:1"]
         await worker.at_rest()
@@ -231,7 +231,7 @@ async def test_an_update_whose_image_cannot_be_had_leaves_the_machine_as_it_was(
         else:
             worker.world.silent_images.add("app:2")
         config = check_config(machine_config(image="app:2", services=[{"internal_port": 81}]))
-        await worker.machines.update(APP.name, machine, worker.request(), config=config, cordoned=True)
+        await worker.updates.update(APP.name, machine, worker.request(), config=config, cordoned=True)
         assert worker.machine(machine).config["image"] == "app:2"
         if why == "given up":
             await asyncio.sleep(5)
@@ -254,7 +254,7 @@ async def test_an_update_that_gets_its_image_can_be_stopped_and_the_machine_stay
         before = worker.machine(machine)
         worker.world.silent_images.add("app:2")
         config = check_config(machine_config(image="app:2"))
-        await worker.machines.update(APP.name, machine, worker.request(), config=config)
+        await worker.updates.update(APP.name, machine, worker.request(), config=config)
         await worker.machines.stop(APP.name, machine, worker.request())
         await worker.at_rest()
         after = worker.machine(machine)
@@ -275,7 +275,7 @@ async def test_whoever_has_to_do_with_its_program_finds_a_machine_started_while_
         before = worker.machine(machine)
         worker.world.delays |= {"prepare": 20, "stop": 20}
         config = check_config(machine_config(image="app:2", services=[{"internal_port": 81}]))
-        await worker.machines.update(APP.name, machine, worker.request(), config=config)
+        await worker.updates.update(APP.name, machine, worker.request(), config=config)
         await asyncio.sleep(5)
         await worker.machines.cordon(APP.name, machine, worker.request(), cordoned=True)
         row = worker.machine(machine)
@@ -286,7 +286,9 @@ async def test_whoever_has_to_do_with_its_program_finds_a_machine_started_while_
             "cordoned",
         }
         assert seen.cordoned
-        api = MachineApi(worker.store, worker.host, worker.drivers, worker.log, worker.machines, "ord-1")
+        api = MachineApi(
+            worker.store, worker.host, worker.drivers, worker.log, worker.machines, worker.updates, "ord-1"
+        )
         command = SimpleNamespace(cmd="cat", stdin="hello", command=None, container=None, timeout=None)
         names = {"machine_id": machine, "app_name": APP.name}
         call = SimpleNamespace(
@@ -306,7 +308,7 @@ async def test_a_program_that_ends_while_an_update_waits_in_vain_is_treated_as_e
         machine = await worker.run_machine(image="app:1")
         worker.world.silent_images.add("app:2")
         config = check_config(machine_config(image="app:2"))
-        await worker.machines.update(APP.name, machine, worker.request(), config=config)
+        await worker.updates.update(APP.name, machine, worker.request(), config=config)
         await asyncio.sleep(5)
         worker.world.end(worker.machine(machine).instance, code=0)
         await worker.until(lambda: worker.machine(machine).state is State.stopped)
@@ -322,7 +324,7 @@ async def test_an_update_that_waits_in_vain_after_a_loss_of_power_has_nothing_to
     machine = await worker.run_machine(image="app:1")
     world.silent_images.add("app:2")
     config = check_config(machine_config(image="app:2"))
-    await worker.machines.update(APP.name, machine, worker.request(), config=config)
+    await worker.updates.update(APP.name, machine, worker.request(), config=config)
     await asyncio.sleep(5)
     await worker.die()
     world.lose_power()
@@ -439,7 +441,7 @@ async def test_an_update_takes_the_place_of_an_image_that_is_on_its_way(
         starts = len(ran(worker))
         began = asyncio.get_running_loop().time()
         config = check_config(machine_config(image="app:2"))
-        await worker.machines.update(APP.name, machine, worker.request(), config=config, skip_launch=skip_launch)
+        await worker.updates.update(APP.name, machine, worker.request(), config=config, skip_launch=skip_launch)
         await worker.at_rest()
         assert asyncio.get_running_loop().time() - began < 5
         assert worker.machine(machine).state is (State.stopped if skip_launch else State.started)
@@ -458,7 +460,7 @@ async def test_of_two_updates_the_second_counts_and_the_old_program_runs_until_i
         worker.world.silent_images |= {"app:2", "app:3"}
         for image in ("app:2", "app:3"):
             config = check_config(machine_config(image=image, guest={"memory_mb": 512}))
-            await worker.machines.update(APP.name, machine, worker.request(), config=config)
+            await worker.updates.update(APP.name, machine, worker.request(), config=config)
             await asyncio.sleep(5)
             assert worker.world.running(machine) == program
         if had:
@@ -482,7 +484,7 @@ async def test_what_is_set_while_an_update_fetches_its_image_stays_whether_that_
         machine = await worker.run_machine(image="app:1", metadata={"note": "first"})
         worker.world.silent_images.add("app:2")
         config = check_config(machine_config(image="app:2", metadata={"note": "second"}))
-        await worker.machines.update(APP.name, machine, worker.request(), config=config)
+        await worker.updates.update(APP.name, machine, worker.request(), config=config)
         await asyncio.sleep(5)
         edit: dict[str, str] = {"note": "third"}
         await worker.machines.set_metadata(APP.name, machine, worker.request(), lambda old: {**old, **edit})
@@ -518,11 +520,11 @@ async def test_what_needs_the_program_is_refused_at_once_while_an_image_is_on_it
         machine = await worker.run_machine(image="app:1")
         worker.world.silent_images.add("app:2")
         config = check_config(machine_config(image="app:2"))
-        await worker.machines.update(APP.name, machine, worker.request(), config=config)
+        await worker.updates.update(APP.name, machine, worker.request(), config=config)
         for call in (
             worker.machines.restart(APP.name, machine, worker.request()),
             worker.machines.suspend(APP.name, machine, worker.request()),
-            worker.machines.resize(APP.name, machine, worker.request(), memory_mb=512),
+            worker.updates.resize(APP.name, machine, worker.request(), memory_mb=512),
         ):
             began = asyncio.get_running_loop().time()
             with pytest.raises(Busy, match=r"machine\.update is at step prepare") as refused:

@@ -20,7 +20,7 @@ SMALL = Resources(cpus_shared=4, memory_mib=1024, disk_mib=1 << 20, machines=10)
 
 
 async def resize(worker: SimWorker, machine: str, memory_mb: int, cpus: int | None = None) -> None:
-    await worker.machines.resize(APP.name, machine, worker.request(), memory_mb=memory_mb, cpus=cpus)
+    await worker.updates.resize(APP.name, machine, worker.request(), memory_mb=memory_mb, cpus=cpus)
     await worker.at_rest()
 
 

@@ -183,7 +183,7 @@ async def test_what_cannot_be_done_without_its_driver_is_told_and_goes_on(tmp_pa
     with pytest.raises(DriverDown, match=r"container driver .* not available: the runtime is not inst"):
         await worker.machines.suspend(APP.name, row.id, worker.request())
     with pytest.raises(DriverDown, match="not available"):
-        await worker.machines.resize(APP.name, row.id, worker.request(), memory_mb=512)
+        await worker.updates.resize(APP.name, row.id, worker.request(), memory_mb=512)
     run = await worker.machines.destroy(APP.name, row.id, worker.request(), force=True)
     with pytest.raises(
         DeadlineExceeded, match=r"machine\.destroy of machine .* the container driver .* is not available"
@@ -266,7 +266,7 @@ async def test_a_machine_leaves_a_runtime_that_is_not_there_any_more(tmp_path: P
 
 async def to_a_process(worker: SimWorker, machine: str) -> None:
     config = check_config(machine_config(image="app:1", runtime="process"))
-    await worker.machines.update(APP.name, machine, worker.request(), config=config)
+    await worker.updates.update(APP.name, machine, worker.request(), config=config)
     await worker.at_rest()
 
 

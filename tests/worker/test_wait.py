@@ -82,7 +82,7 @@ async def test_a_version_that_is_replaced_ends_the_wait(tmp_path: Path) -> None:
         waiting = asyncio.ensure_future(wait(worker, machine, "stopped", version=old))
         await asyncio.sleep(1)
         config = check_config(machine_config(env={"A": "1"}))
-        row, _ = await worker.machines.update(APP.name, machine, worker.request(), config=config)
+        row, _ = await worker.updates.update(APP.name, machine, worker.request(), config=config)
         with pytest.raises(PreconditionFailed, match="currently replaced"):
             await waiting
         assert (await wait(worker, machine, "started", version=row.version)).row.version == row.version

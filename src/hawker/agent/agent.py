@@ -159,6 +159,7 @@ class Agent:
             history_s=role.history_s,
             history_records=role.history_records,
             image_timeout_s=settings.images.timeout_s,
+            validate=role.validate,
         )
         outfit = await self._make_outfit(settings, role, self._host)
         stack.push_async_callback(outfit.close)

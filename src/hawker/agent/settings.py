@@ -24,6 +24,7 @@ ports = "20000-29999"     # of the host, for what machines publish; workers of o
 reserve_mib = 8           # kept free on the directory's disk, for destroys when it is full; 0: nothing
 history_s = 86400         # so long what is over is kept: destroyed machines, ended runs, events, the log
 history_records = 20000   # and no more of the log than this, however young; 5.5 KB each (docs/operations.md)
+validate = false          # look at what every change leaves, and refuse one that breaks a rule: slower, to find defects
 # drivers = ["container", "microvm"]   # by default all that this host can run, but for "process", which runs commands
                           # of any user of the API on the host, without isolation: name it to have it
 
@@ -124,7 +125,7 @@ class WorkerRole(msgspec.Struct, forbid_unknown_fields=True):
     many times over the sixteen shared cpus of each core are sold, where `capacity` does not say. `drivers`: which to
     run, empty for all that this host can run but the process driver. `proxy_port`: where the worker's proxy takes
     requests of other proxies, if it is another process of this host (`proxy.worker` there). `history_s` and
-    `history_records` as in `WorkerSettings`. `settings` are the drivers' own, by driver."""
+    `history_records` and `validate` as in `WorkerSettings`. `settings` are the drivers' own, by driver."""
 
     listen: str
     capacity: dict[str, int] = {}
@@ -136,6 +137,7 @@ class WorkerRole(msgspec.Struct, forbid_unknown_fields=True):
     reserve_mib: int = 8
     history_s: float = 86_400.0
     history_records: int = 20_000
+    validate: bool = False
     drivers: list[str] = []
     network: Network = msgspec.field(default_factory=Network)
     settings: dict[str, dict[str, Any]] = {}

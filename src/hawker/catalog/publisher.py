@@ -50,7 +50,7 @@ class Publisher:
         self._fresh: list[Version] = []
         self._told_s = float("-inf")
         self._closed = False
-        store.on_change = outbox.on_change
+        store.on_change.append(outbox.on_change)
 
     @property
     def owner(self) -> str:

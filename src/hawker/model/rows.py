@@ -28,6 +28,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         raise TypeError("a row class names its key")
 
 
+Desired = Literal["started", "stopped", "suspended", "destroyed"]
+
+
 class Before(msgspec.Struct, frozen=True, kw_only=True):
     """What an update changes of a machine that runs: fields of its row, as they were."""
 
@@ -58,7 +61,7 @@ class MachineRow(Row, frozen=True, kw_only=True):
     name: str
     region: str
     state: State
-    desired: Literal["started", "stopped", "suspended", "destroyed"]
+    desired: Desired
     version: str
     config: dict[str, Any]
     resources: Resources

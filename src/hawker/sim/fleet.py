@@ -98,7 +98,7 @@ class Fleet:
         return node
 
     def _worker_role(self, name: str, room: Resources) -> WorkerRole:
-        role = WorkerRole(listen=f"0.0.0.0:{PORT}", capacity=asdict(room))
+        role = WorkerRole(listen=f"0.0.0.0:{PORT}", capacity=asdict(room), validate=True)
         if name == self.plan.forgetful:
             role.history_records = RECORDS_KEPT
         return role

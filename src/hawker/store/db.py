@@ -53,8 +53,8 @@ class _Pending:
 class Store:
     """Open with `Store.open`. `on_commit` is told "before" and "after" each commit: the crash tests cut there.
 
-    `on_change`, when set, is called at the end of each change, inside its transaction, with the rows that it wrote, and
-    may write more: that is how what a node publishes gets into the same commit.
+    `on_change` are called at the end of each change, inside its transaction, with the rows that it wrote, and may write
+    more: that is how what a node publishes gets into the same commit.
 
     `reserve`, when set, is given up by the first commit that finds no room; its changes are tried once more then.
 
@@ -82,7 +82,7 @@ class Store:
         self._thread: ThreadPoolExecutor | None = None
         self._slow_commits = 0  # in a row
         self._closed = False
-        self.on_change: Callable[[Tx, Known], None] | None = None
+        self.on_change: list[Callable[[Tx, Known], None]] = []
         self.read = Reads(reader)
         self.commits = 0
         self.reserve: Reserve | None = None
@@ -250,8 +250,8 @@ class Store:
         tx = Tx(db, self._host.now_ms(), self._host.steady_ms(), commit)
         try:
             pending.value = pending.change(tx)
-            if self.on_change is not None:
-                self.on_change(tx, tx.changed())
+            for called in self.on_change:
+                called(tx, tx.changed())
             if flush:
                 tx.flush()
             if db.get_autocommit():

@@ -36,6 +36,7 @@ from hawker.store.reserve import Reserve
 from hawker.store.tx import Tx
 from hawker.telemetry import METRICS_CONTENT_TYPE, Metrics, get_logger
 from hawker.worker import ledger
+from hawker.worker.admission import Admission
 from hawker.worker.adopting import Adopting
 from hawker.worker.api.inside import InsideApi
 from hawker.worker.api.leases import LeaseApi
@@ -45,10 +46,10 @@ from hawker.worker.api.metadata import MetadataApi
 from hawker.worker.api.runs import RunsApi
 from hawker.worker.drivers.base import Exit, Instance
 from hawker.worker.drivers.several import Runtimes
+from hawker.worker.flows.endings import hold_before
 from hawker.worker.flows.exits import Exits
 from hawker.worker.flows.machine import MachineFlows
 from hawker.worker.flows.runner import Runner
-from hawker.worker.flows.settling import hold_before
 from hawker.worker.history import over
 from hawker.worker.images.shelving import Shelving
 from hawker.worker.inside.checks import Checks
@@ -66,6 +67,8 @@ from hawker.worker.recovering import done as recovered
 from hawker.worker.settings import WorkerSettings
 from hawker.worker.shortening import shorten
 from hawker.worker.superseding import Superseding
+from hawker.worker.updates import Updates
+from hawker.worker.validating import validate
 from hawker.worker.waking import Launches, Waking
 
 SWEEP_S = 5.0
@@ -118,6 +121,8 @@ class Worker:
             self._reserve.open()  # first of all: on a full disk nothing else would come about
         self.store = Store.open(self._path, host, vfs=host.vfs)
         self.store.reserve = self._reserve
+        if settings.validate:
+            self.store.on_change.append(validate)
 
     async def close_store(self) -> None:
         """What `open_store` and `check` have begun."""
@@ -213,7 +218,9 @@ class Worker:
         self.shelving.all_held()
         driver.stand_by(name for (name,) in store.read.query(_RUNTIMES))
         resumed = runner.resume()
-        machines = Machines(store, host, driver, log, runner)
+        admission = Admission(store, log, runner)
+        machines = Machines(store, driver, log, runner, admission)
+        updates = Updates(store, host, driver, log, admission)
         self.waking = Waking(store, host, runner, machines, launches, flows, log)
         superseding.watch(store, machines)
         self.adopting = Adopting(settings.name, catalog, store) if catalog else None
@@ -222,10 +229,22 @@ class Worker:
         ways = ways_of(self._network)
         self.checks = checks = Checks(store, host, log, ways)
         checks.begin()
-        machine_api = MachineApi(store, host, driver, log, machines, settings.name, superseding.by, checks.shown)
+        machine_api = MachineApi(
+            *(store, host, driver, log, machines, updates, settings.name, superseding.by, checks.shown)
+        )
         self.sessions, self.connections = Sessions(host), Sessions(host, CONNECTIONS_MAX)
         inside_api = InsideApi(
-            *(store, driver, machines, self.sessions, self.connections, machine_api.row, machine_api.running, ways)
+            *(
+                store,
+                driver,
+                machines,
+                updates,
+                self.sessions,
+                self.connections,
+                machine_api.row,
+                machine_api.running,
+                ways,
+            )
         )
         forget = self.publisher.forget if catalog else None
         market_api = MarketApi(store, driver, log, market, machines, machine_api, str(self._path), catalog, forget)

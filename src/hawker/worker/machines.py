@@ -1,8 +1,8 @@
 """What clients may ask of a machine: the checks that must hold, then the run that does it.
 
 Each request is one change: lease, state and room are checked and the run is recorded in the same commit, so an
-answer of 200 means the work survives a crash. What a request does that finds its machine busy is in
-`hawker.worker.requests`, what changes a machine's configuration in `hawker.worker.updating`, the steps in
+answer of 200 means the work survives a crash. What may be asked when, and what it begins, is decided in
+`hawker.core.life.wishes`; what changes a machine's configuration is in `hawker.worker.updates`, the steps are in
 `hawker.worker.flows.machine`.
 """
 
@@ -14,80 +14,73 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
+from hawker.core.life import wishes
+from hawker.core.life.wishes import Wish
 from hawker.errors import Conflict, DeadlineExceeded, NotBuilt, PreconditionFailed
 from hawker.model.config import check_config
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow, RunRow
+from hawker.model.values import is_host_image
+from hawker.store.db import Store
 from hawker.store.tx import Tx
-from hawker.worker.flows.machine import launching
-from hawker.worker.flows.runner import active_run
-from hawker.worker.machine_log import get_machine
+from hawker.worker.admission import Admission, stop_args
+from hawker.worker.drivers.several import Runtimes, capabilities
+from hawker.worker.flows.runner import Busy, Runner, active_run
+from hawker.worker.machine_log import MachineLog, get_machine
 from hawker.worker.request import Request
-from hawker.worker.requests import IN_BACKOFF, only_waits, require, runs_on, stop_args
-from hawker.worker.updating import Updates
 
 RUN_WAIT_S = 75.0  # less than a broker waits for an answer
 
 
-class Machines(Updates):
-    """The operations on machines that exist. Creating one is the market's: `hawker.worker.market`."""
+class Machines:
+    """The operations on machines that exist. Creating one is the market's: `hawker.worker.market`.
+
+    Each raises `PreconditionFailed` in a wrong state, `Busy` when a run is in its way that it does not wait for, and
+    `ledger.Full` when the worker has no room for it now. Each returns the run that it has begun or joined, "" where
+    none was needed.
+    """
+
+    def __init__(self, store: Store, driver: Runtimes, log: MachineLog, runner: Runner, admission: Admission) -> None:
+        self._store = store
+        self._driver = driver
+        self._log = log
+        self._runner = runner
+        self._admission = admission
 
     async def start(self, app: str, machine_id: str, request: Request) -> tuple[State, str]:
-        """Start a machine at rest or in a backoff, or wake a suspended one. Returns its state before, and the run (""
-        if none was needed), which for one whose image is on its way is the run that will start it.
-
-        Raises `PreconditionFailed` in a wrong state, `ledger.Full` when the worker has no room for it now.
-        """
+        """Start a machine at rest or in a backoff, or resume a suspended one. Returns its state before, too."""
 
         def change(tx: Tx) -> tuple[State, str]:
-            row = self._leased(tx, app, machine_id, request)
-            if begun := self._on_its_way(tx, row):
-                return row.state, begun.id
-            row, _ = self._freed(tx, app, machine_id, request, of=lambda run: only_waits(run) and not runs_on(run))
-            return row.state, self._start(tx, row, request)
+            row, run = self._begin(tx, Wish.start, app, machine_id, request)
+            return row.state, run
 
-        return await self._when_free(change)
+        return await self._admission.submit(Wish.start, change)
 
     async def wake(self, app: str, machine_id: str, request: Request, run_id: str = "") -> str:
-        """`start` for a proxy: what holds the machine is neither waited for nor ended. Returns the run ("" if none was
-        needed), which is `run_id` where that is given. Raises `Busy`, too."""
-        return await self._store.submit(
-            lambda tx: self._start(tx, self._free(tx, app, machine_id, request), request, run_id),
-        )
+        """`start` for a proxy: raises `Busy` for every run in the way. The run is `run_id` where that is given."""
 
-    def _start(self, tx: Tx, row: MachineRow, request: Request, run_id: str = "") -> str:
-        if row.state is State.started:
-            return ""
-        require(row, "start", State.created, State.stopped, State.suspended, State.failed, IN_BACKOFF)
-        asleep = row.state is State.suspended
+        def change(tx: Tx) -> str:
+            if holder := active_run(tx, machine_id):
+                raise Busy(holder)
+            return self._begin(tx, Wish.wake, app, machine_id, request, run_id=run_id)[1]
 
-        def writes(tx: Tx, run: RunRow) -> None:
-            after = self._log.move(tx, row, State.starting, cause=run.cause, desired="started", restarts=0)
-            self._log.event(tx, after, "start", "starting", run)
-
-        steps = ["resume"] if asleep else launching(row.config)
-        return self._begin(tx, "machine.start", row, steps, request, writes, {"instance": row.instance}, run_id).id
+        return await self._store.submit(change)
 
     async def rest(
         self, app: str, machine_id: str, request: Request, *, suspend: bool = False, instance: str = ""
     ) -> State:
         """Begin to stop an idle machine for a proxy, or to suspend it where its driver can. Returns the state it is
-        on its way to, or in. What holds it is left alone, and so is another `instance`: raises `Busy`,
-        `PreconditionFailed`."""
+        on its way to, or in. Another `instance` is left alone."""
         if suspend:
-            suspend = (await self._can(get_machine(self._store.read, machine_id, app).driver)).suspend
+            suspend = (await capabilities(self._driver, get_machine(self._store.read, machine_id, app).driver)).suspend
+        wish = Wish.rest_suspended if suspend else Wish.rest
 
         def change(tx: Tx) -> State:
-            row = self._free(tx, app, machine_id, request)
-            if row.state in (State.stopped, State.suspended):
+            row, run = self._begin(tx, wish, app, machine_id, request)
+            if not run:
                 return row.state
-            require(row, "rest", State.started)
             if instance and row.instance != instance:
                 raise PreconditionFailed(f"failed_precondition: machine {machine_id} runs as {row.instance} by now")
-            if suspend:
-                self._suspend(tx, row, request)
-            else:
-                self._stop(tx, row, request)
             return State.suspended if suspend else State.stopped
 
         return await self._store.submit(change)
@@ -95,26 +88,8 @@ class Machines(Updates):
     async def stop(
         self, app: str, machine_id: str, request: Request, *, signal: int | None = None, timeout_s: float | None = None
     ) -> str:
-        """Stop a machine: signal, grace time, then kill. One at rest stays as it is. Returns the run ("" if none)."""
-
-        def change(tx: Tx) -> str:
-            row = self._free(tx, app, machine_id, request)
-            if row.state is State.stopped:
-                return ""
-            require(row, "stop", State.created, State.started, State.suspended, State.failed)
-            return self._stop(tx, row, request, signal, timeout_s)
-
-        return await self._when_free(change, ends_backoff=True)
-
-    def _stop(
-        self, tx: Tx, row: MachineRow, request: Request, signal: int | None = None, timeout_s: float | None = None
-    ) -> str:
-        def writes(tx: Tx, run: RunRow) -> None:
-            after = self._log.move(tx, row, State.stopping, cause=run.cause, desired="stopped")
-            self._log.event(tx, after, "stop", "stopping", run)
-
-        args = stop_args(row, signal, timeout_s)
-        return self._begin(tx, "machine.stop", row, ["stop", "clear"], request, writes, args).id
+        """Stop a machine: signal, grace time, then kill. One at rest stays as it is."""
+        return await self._submit(Wish.stop, app, machine_id, request, signal, timeout_s)
 
     async def restart(
         self,
@@ -128,84 +103,76 @@ class Machines(Updates):
     ) -> str:
         """Stop and start a running machine, keeping its room. With `force` it is killed without a grace time. One in a
         backoff starts now, one whose image is on its way when it is there."""
-
-        def change(tx: Tx) -> str:
-            row = self._leased(tx, app, machine_id, request)
-            if begun := self._on_its_way(tx, row):
-                return begun.id
-            row, _ = self._freed(tx, app, machine_id, request)
-            require(row, "restart", State.started, IN_BACKOFF)
-            waiting = row.state is IN_BACKOFF
-
-            def writes(tx: Tx, run: RunRow) -> None:
-                path = [] if waiting else [State.restarting]
-                after = self._log.move(tx, row, *path, cause=run.cause, desired="started", restarts=0)
-                self._log.event(tx, after, "restart", after.state, run)
-
-            steps = [*([] if waiting else ["stop", "clear"]), *launching(row.config)]
-            args = stop_args(row, signal, 0.0 if force else timeout_s)
-            return self._begin(tx, "machine.restart", row, steps, request, writes, args).id
-
-        return await self._when_free(change)
+        return await self._submit(Wish.restart, app, machine_id, request, signal, 0.0 if force else timeout_s)
 
     async def suspend(self, app: str, machine_id: str, request: Request) -> str:
         """Freeze a running machine, memory kept. Raises `NotBuilt` where the driver cannot."""
         runtime = get_machine(self._store.read, machine_id, app).driver
-        if not (await self._can(runtime)).suspend:
+        if not (await capabilities(self._driver, runtime)).suspend:
             raise NotBuilt("suspend", machine_id, f"the {runtime} driver cannot suspend on this host; use stop")
-
-        def change(tx: Tx) -> str:
-            row = self._free(tx, app, machine_id, request)
-            if row.state is State.suspended:
-                return ""
-            require(row, "suspend", State.started)
-            return self._suspend(tx, row, request)
-
-        return await self._when_free(change)
-
-    def _suspend(self, tx: Tx, row: MachineRow, request: Request) -> str:
-        def writes(tx: Tx, run: RunRow) -> None:
-            after = self._log.move(tx, row, State.suspending, cause=run.cause, desired="suspended")
-            self._log.event(tx, after, "suspend", "suspending", run)
-
-        args = {"instance": row.instance}
-        return self._begin(tx, "machine.suspend", row, ["suspend"], request, writes, args).id
+        return await self._submit(Wish.suspend, app, machine_id, request)
 
     async def destroy(self, app: str, machine_id: str, request: Request, *, force: bool = False) -> str:
-        """Remove a machine and everything it left. Returns the run ("" if none was needed), which may be one that was
-        begun before: repeating is harmless.
+        """Remove a machine and everything it left. One that is being destroyed goes on so: repeating is harmless.
 
         One that runs is refused unless `force`, which also ends whatever run holds the machine, a parked one included,
         and tries the step again at which an earlier destroy was parked.
         """
+        wish = Wish.force_destroy if force else Wish.destroy
 
         def change(tx: Tx) -> str:
-            row = self._leased(tx, app, machine_id, request)
+            row = self._admission.leased(tx, app, machine_id, request)
             if row.state in (State.destroyed, State.destroying):
                 return holder.id if (holder := active_run(tx, row.id)) else ""
-            row = self._free(tx, app, machine_id, request)
-            if not force:
-                resting = (State.created, State.stopped, State.suspended, State.failed)
-                require(row, "destroy", *resting, hint="stop it first, or destroy it with force=true")
+            return self._begin(tx, wish, app, machine_id, request, timeout_s=0.0)[1]
 
-            def writes(tx: Tx, run: RunRow) -> None:
-                after = self._log.move(tx, row, State.destroying, cause=run.cause, desired="destroyed")
-                self._log.event(tx, after, "destroy", "destroying", run)
-
-            args = stop_args(row, None, 0.0)
-            return self._begin(tx, "machine.destroy", row, ["stop", "purge"], request, writes, args).id
-
-        run_id = await self._when_free(change, force=force, ends_backoff=True)
+        run_id = await self._admission.submit(wish, change)
         if force and run_id and (run := self._store.read.get(RunRow, run_id)) and run.status == "parked":
             with suppress(Conflict):  # another request has unparked it a moment before
                 await self._runner.unpark(run_id, request.cause)
         return run_id
 
+    async def _submit(
+        self,
+        wish: Wish,
+        app: str,
+        machine_id: str,
+        request: Request,
+        signal: int | None = None,
+        timeout_s: float | None = None,
+    ) -> str:
+        return await self._admission.submit(
+            wish, lambda tx: self._begin(tx, wish, app, machine_id, request, signal=signal, timeout_s=timeout_s)[1]
+        )
+
+    def _begin(
+        self,
+        tx: Tx,
+        wish: Wish,
+        app: str,
+        machine_id: str,
+        request: Request,
+        *,
+        run_id: str = "",
+        signal: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[MachineRow, str]:
+        """The machine as a wish finds it, and the run that it begins or joins, "" for none."""
+        admitted = self._admission.admit(tx, wish, app, machine_id, request)
+        row = admitted.row
+        if admitted.joined:
+            return row, admitted.joined.id
+        plan = wishes.plan(wish, row.id, row.state, of_host=is_host_image(str(row.config["image"])))
+        if plan is None:
+            return row, ""
+        args = stop_args(row, signal, timeout_s) if plan.stops else {"instance": row.instance}
+        return row, self._admission.begin(tx, row, plan, request, args, run_id=run_id).id
+
     async def cordon(self, app: str, machine_id: str, request: Request, *, cordoned: bool) -> None:
         """Take a machine out of traffic, or put it back. Needs the lease only to cordon, as upstream."""
 
         def change(tx: Tx) -> None:
-            row = self._leased(tx, app, machine_id, request) if cordoned else get_machine(tx, machine_id, app)
+            row = self._admission.leased(tx, app, machine_id, request) if cordoned else get_machine(tx, machine_id, app)
             if row.cordoned != cordoned:
                 kind = "machine.cordoned" if cordoned else "machine.uncordoned"
                 tx.record(kind, row.id, cause=request.cause, trace=request.trace)

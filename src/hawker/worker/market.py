@@ -17,6 +17,8 @@ import msgspec
 from msgspec.structs import replace
 
 from hawker.core import capacity
+from hawker.core.life import wishes
+from hawker.core.life.wishes import Plan
 from hawker.errors import Conflict, DiskFull, Refused, Unreachable
 from hawker.host import Host
 from hawker.model.config import CONTAINER, PROCESS, known_config, usual_runtime
@@ -41,7 +43,6 @@ from hawker.store.db import Store
 from hawker.store.tx import Reads, Tx
 from hawker.worker import leases, ledger, ports
 from hawker.worker.drivers.base import Driver, Fingerprint
-from hawker.worker.flows.machine import launching
 from hawker.worker.flows.runner import Runner
 from hawker.worker.images.stock import NOTHING, Stock
 from hawker.worker.machine_log import MachineLog, get_machine
@@ -171,7 +172,8 @@ class Market:
                 )
             order = msgspec.convert(there.order, Order)
             request = Request(id=order.request, owner=order.owner, trace=order.trace)
-            row = self._machine(tx, there, order, app)
+            plan = wishes.create(of_host=is_host_image(order.config["image"]), skip_launch=order.skip_launch)
+            row = self._machine(tx, there, order, app, plan)
 
             def writes(tx: Tx, run: RunRow) -> None:
                 tx.delete(ReservationRow, key)
@@ -191,16 +193,13 @@ class Market:
                     given = ports.assign(tx, self._log.ports, row.id, config, holder=self._log.holder)
                     placed = replace(row, ports=given)
                 tx.put(placed)  # it takes over what the reservation held: the ledger stays as it is
-                self._log.event(tx, placed, "launch", "created", run)
+                self._log.event(tx, placed, plan.event, plan.status, run)
 
-            steps = launching(order.config)
-            if order.skip_launch:
-                steps.pop()  # the last one launches
             run = self._runner.begin(
                 tx,
-                "machine.create",
+                plan.flow,
                 row.id,
-                steps=steps,
+                steps=plan.steps,
                 cause=request.cause,
                 trace=order.trace,
                 args={"image_timeout_s": order.image_timeout_s} if order.image_timeout_s else {},
@@ -340,14 +339,14 @@ class Market:
             free=capacity.free(self._log.capacity, ledger.held(reads)),
         )
 
-    def _machine(self, tx: Tx, reservation: ReservationRow, order: Order, app: AppRow) -> MachineRow:
+    def _machine(self, tx: Tx, reservation: ReservationRow, order: Order, app: AppRow, plan: Plan) -> MachineRow:
         return MachineRow(
             id=reservation.machine,
             app=order.app,
             name=order.name,
             region=self._region,
             state=State.created,
-            desired="stopped" if order.skip_launch else "started",
+            desired=plan.desired or "started",
             version=self._host.ulid(),
             config=order.config,
             resources=order.resources,

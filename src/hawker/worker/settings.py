@@ -18,7 +18,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One worker: its name, region, what it may give out, where it keeps its state, where others reach it.
     `disk_scale` as in `limits_of`, `image_timeout_s` as in `ImageSettings.timeout_s`. What is over is kept for
     `history_s`, and no more than `history_records` of the log tell of. `recover`: how a
-    person decided about a database that has lost something (`worker.recovering`)."""
+    person decided about a database that has lost something (`worker.recovering`). `validate`: look at what every change
+    leaves (`worker.validating`)."""
 
     name: str
     region: str
@@ -34,3 +35,4 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     history_s: float = 86_400.0
     history_records: int = 20_000
     image_timeout_s: float = IMAGE_TIMEOUT_S
+    validate: bool = False

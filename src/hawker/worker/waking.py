@@ -12,6 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from hawker.core.life.phases import keeps_program, phase_of
+from hawker.core.life.wishes import MEETS, Way, Wish
 from hawker.errors import Conflict, DeadlineExceeded, NotFound
 from hawker.host import Host
 from hawker.http.app import Handler, clock_s
@@ -21,22 +23,22 @@ from hawker.model.checks import has_checks
 from hawker.model.config import check_config
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow, RunRow
+from hawker.model.values import is_host_image
 from hawker.store.db import Store
+from hawker.worker.admission import Parked
 from hawker.worker.api.machines import StartRefused
 from hawker.worker.drivers.several import Release
-from hawker.worker.flows.machine import MachineFlows, backoff_left_ms, launching
+from hawker.worker.flows.machine import MachineFlows, backoff_left_ms
 from hawker.worker.flows.runner import Busy, Runner, active_run, failing
 from hawker.worker.machine_log import MachineLog, get_machine
 from hawker.worker.machines import Machines
 from hawker.worker.request import Request
-from hawker.worker.requests import Parked, runs_on
 
 BACKOFF_MOST_MS = 1000
 """The rest of a backoff that a request may wait for."""
 FIRST_S = 0.003
 """So long the order of a program that was let go, and the commit of its start, let the request go before them that
 waits for it: a commit and what follows from it take a millisecond or two of this process's time."""
-_LAUNCHING = frozenset(("launch", "resume"))
 _AT_REST = frozenset((State.stopped, State.suspended))
 _RESTING = _AT_REST | {State.stopping, State.suspending}
 
@@ -189,7 +191,7 @@ class Waking:
             first, before = before is None, before or row.state
             # One at rest is most likely nobody's: if not, the start says so.
             holder = None if first and row.state in _AT_REST else active_run(self._store.read, row.id)
-            if row.instance and ((row.state is State.started and holder is None) or (holder and _leaves_it(holder))):
+            if row.instance and ((row.state is State.started and holder is None) or (holder and keeps_program(holder))):
                 return before, row.instance
             try:
                 run = await self._joined(row, holder, request)
@@ -213,13 +215,10 @@ class Waking:
             return await self._begun(row, request)
         if holder.status == "parked":
             raise Parked(holder)
-        ahead = holder.steps[holder.next :]
-        if "backoff" in ahead:
-            now_ms = self._host.now_ms()
-            left_ms = backoff_left_ms(holder, now_ms)
-            if left_ms > BACKOFF_MOST_MS:
-                raise InBackoff(row.id, now_ms + left_ms)
-        elif _LAUNCHING.isdisjoint(ahead):
+        now_ms = self._host.now_ms()
+        if (left_ms := backoff_left_ms(holder, now_ms)) > BACKOFF_MOST_MS:
+            raise InBackoff(row.id, now_ms + left_ms)
+        if MEETS[Wish.wake][phase_of(holder)] is not Way.join:
             try:
                 await self._runner.wait_ended(holder.id)
             except NotFound:  # the commit that began it is still on its way, or has failed
@@ -230,7 +229,7 @@ class Waking:
     async def _begun(self, row: MachineRow, request: Request) -> str | None:
         """A run of our own. What it will ask of its driver is known before the change that begins it is built."""
         run_id = self._host.ulid()
-        if row.state in _AT_REST - {State.suspended} and launching(row.config) == ["launch"]:
+        if row.state in _AT_REST - {State.suspended} and is_host_image(str(row.config["image"])):
             self._flows.foresee(row, run_id)
         try:
             run = await self._machines.wake(row.app, row.id, request, run_id)
@@ -244,8 +243,3 @@ class Waking:
 
 def _checked(row: MachineRow | None) -> bool:
     return row is not None and has_checks(row.config) and any(c.gates for c in check_config(row.config).checks)
-
-
-def _leaves_it(run: RunRow) -> bool:
-    """Whether the program goes on as it is for now."""
-    return run.flow == "machine.resize" or runs_on(run)

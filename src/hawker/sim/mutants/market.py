@@ -25,6 +25,7 @@ from hawker.store.tx import Reads, Tx
 from hawker.worker import leases, ledger
 from hawker.worker.drivers.base import Exit
 from hawker.worker.flows import exits
+from hawker.worker.flows.endings import Endings
 from hawker.worker.flows.exits import Exits
 from hawker.worker.flows.flow import Done, StepContext
 from hawker.worker.flows.machine import MachineFlows
@@ -90,8 +91,8 @@ def _takes_orders_while_cordoned(unfit: Callable[..., Refusal | None]) -> Callab
     return look
 
 
-async def _undoes_nothing(flows: MachineFlows, context: StepContext) -> Done:
-    return Done(flows._settle_destroyed if "purge" in context.run.steps else flows._settle)
+async def _undoes_nothing(endings: Endings, context: StepContext) -> Done:
+    return Done(endings.settle)
 
 
 async def _leaves_the_directory(flows: MachineFlows, context: StepContext) -> Done:
@@ -167,7 +168,7 @@ MUTANTS: dict[str, Mutant] = {
     "failed start not undone": Mutant(
         "what a failed launch left is not removed",
         ("S5", "the world has", "no machine", "left its directory"),
-        (Change(MachineFlows, "_undo", _undoes_nothing),),
+        (Change(Endings, "undo", _undoes_nothing),),
         ("failing driver", "slow driver"),
     ),
     "published before the commit": Mutant(

@@ -110,7 +110,7 @@ class Node:
         self.replica = self.kinds.replica.open("catalog.db", self.host, vfs=self.catalog_disk.name, tables=tables)
         self.outbox = self.kinds.outbox(self.host, self.name, {LeaseRow: lease, TallyRow: tally})
         self.outbox.newest_stamp = self.replica.newest_stamp
-        self.store.on_change = self.outbox.on_change
+        self.store.on_change.append(self.outbox.on_change)
         self.up = True
         above = {tier: self.replica.position(LogId(self.name, tier)).epoch for tier in TIERS}
 

@@ -16,6 +16,7 @@ from hawker.model.config import PROCESS, check_config
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow
 from hawker.store.db import Store
+from hawker.worker.admission import Parked
 from hawker.worker.drivers.base import NotSupported, StartFailed, Terminal, UnknownInstance
 from hawker.worker.drivers.several import Runtimes
 from hawker.worker.inside.connecting import connect
@@ -25,7 +26,7 @@ from hawker.worker.inside.sessions import Session, Sessions
 from hawker.worker.machine_log import get_machine
 from hawker.worker.machines import Machines
 from hawker.worker.request import request_of
-from hawker.worker.requests import Parked
+from hawker.worker.updates import Updates
 
 
 class CannotStart(Invalid):
@@ -50,6 +51,7 @@ class InsideApi:
         store: Store,
         driver: Runtimes,
         machines: Machines,
+        updates: Updates,
         sessions: Sessions,
         connections: Sessions,
         row: Callable[[Call], MachineRow],
@@ -59,6 +61,7 @@ class InsideApi:
         self._store = store
         self._driver = driver
         self._machines = machines
+        self._updates = updates
         self._sessions = sessions
         self._connections = connections
         self._row = row
@@ -84,7 +87,7 @@ class InsideApi:
         row = self._row(call)
         body = call.read(inside_api.SetMemory)
         request = request_of(call)
-        run_id = await self._machines.resize(row.app, row.id, request, memory_mb=body.limit_mb, cpus=body.cpus)
+        run_id = await self._updates.resize(row.app, row.id, request, memory_mb=body.limit_mb, cpus=body.cpus)
         run = await self._machines.wait_ended(run_id)
         if run and run.status == "parked":
             raise Parked(run)

@@ -25,13 +25,14 @@ from hawker.model.rows import DecisionRow, EventRow, MachineRow, VersionRow
 from hawker.model.values import is_host_image, parse_duration_s, rfc3339
 from hawker.store.db import Store
 from hawker.worker import leases
+from hawker.worker.admission import Parked
 from hawker.worker.drivers.base import StartFailed, UnknownInstance
 from hawker.worker.drivers.several import Runtimes
 from hawker.worker.following import until_destroyed
 from hawker.worker.machine_log import MachineLog, get_machine
 from hawker.worker.machines import Machines
 from hawker.worker.request import request_of
-from hawker.worker.requests import Parked
+from hawker.worker.updates import Updates
 from hawker.worker.wait import wait_state, wanted_states
 
 EVENTS_SHOWN = 20
@@ -50,6 +51,7 @@ class MachineApi:
         driver: Runtimes,
         log: MachineLog,
         machines: Machines,
+        updates: Updates,
         name: str,
         superseded: Callable[[MachineRow], str] = lambda machine: "",
         checks: Callable[[MachineRow], list[api.Check]] = lambda machine: [],
@@ -60,6 +62,7 @@ class MachineApi:
         self._driver = driver
         self._log = log
         self._machines = machines
+        self._updates = updates
         self._name = name
         self._superseded = superseded
 
@@ -224,7 +227,7 @@ class MachineApi:
         row = self.row(call)
         body = call.read(api.UpdateMachine)
         refuse_secrets(body.min_secrets_version)
-        after, lease = await self._machines.update(
+        after, lease = await self._updates.update(
             row.app,
             row.id,
             request_of(call),

@@ -75,6 +75,11 @@ class Runtimes(Driver, Protocol):
         do so."""
 
 
+async def capabilities(drivers: Runtimes, runtime: str) -> Capabilities:
+    """Raises `DriverDown`: what a driver can do that is not there, nobody knows."""
+    return (await drivers.of(runtime).fingerprint()).capabilities
+
+
 class Foresees(Protocol):
     """What a driver may do beside what all do: get ready what is about to be asked of it."""
 

@@ -12,6 +12,8 @@ from contextlib import suppress
 from functools import partial
 
 from hawker.core import restart
+from hawker.core.life import endings
+from hawker.core.life.endings import Correction
 from hawker.errors import StoreError
 from hawker.host import Host
 from hawker.model.config import Restart, known_config
@@ -22,7 +24,6 @@ from hawker.store.tx import Reads, Tx
 from hawker.telemetry import get_logger
 from hawker.worker.drivers.base import Exit, Instance, UnknownInstance
 from hawker.worker.drivers.several import Runtimes
-from hawker.worker.flows.machine import launching
 from hawker.worker.flows.runner import STORE_RETRY_S, Busy, Runner, active_run
 from hawker.worker.machine_log import MachineLog
 from hawker.worker.recovering import unknown
@@ -103,15 +104,14 @@ class Exits:
         there = {instance.key: instance for instance in instances}
         for row in self._store.read.select(MachineRow, "instance > ''"):
             instance = there.get(row.instance)
-            if row.state not in (State.started, State.suspended, State.suspending) or row.driver not in drivers:
+            if row.driver not in drivers or (instance and instance.exit):
                 continue
-            if instance is None:
-                self.on_exit(Exit(key=row.instance, machine=row.id, error=LOST, at_ms=self._host.now_ms()))
-            elif row.state is State.suspending:
-                pass  # its run goes on
-            elif instance.exit is None and instance.suspended != (row.state is State.suspended):
-                _logger.warning("instance.corrected", resource=row.id, frozen=instance.suspended, cause=ROWS_DECIDE)
-                await self._or_later(partial(self._freeze, row), row.instance, ROWS_DECIDE)
+            match endings.found(row.state, there=bool(instance), frozen=bool(instance and instance.suspended)):
+                case Correction.ended:
+                    self.on_exit(Exit(key=row.instance, machine=row.id, error=LOST, at_ms=self._host.now_ms()))
+                case Correction.freeze | Correction.thaw as wanted:
+                    _logger.warning("instance.corrected", resource=row.id, why=wanted.value, cause=ROWS_DECIDE)
+                    await self._or_later(partial(self._freeze, row), row.instance, ROWS_DECIDE)
 
     async def _freeze(self, row: MachineRow) -> None:
         """Or not, as its machine's row says, unless that is another one by now."""
@@ -177,21 +177,18 @@ class Exits:
             return
         config = known_config(row.config)
         verdict = self._verdict(tx, row, ended, config.restart)
-        steps, path, desired = ["clear"], State.stopped, "stopped"
-        if verdict.again:
-            steps, path, desired = ["clear", "backoff", *launching(row.config)], State.starting, "started"
-        elif config.auto_destroy:
-            steps, path, desired = ["purge"], State.destroying, "destroyed"
+        plan = endings.ended(again=verdict.again, auto_destroy=config.auto_destroy, of_host=config.of_host)
 
         def writes(tx: Tx, run: RunRow) -> None:
             after = self._log.exited(tx, row, run, ended, requested=False, restarting=verdict.again)
-            self._log.move(tx, after, path, cause=run.cause, instance="", desired=desired, restarts=verdict.restarts)
+            changes = {"instance": "", "desired": plan.desired, "restarts": verdict.restarts}
+            self._log.move(tx, after, *plan.path, cause=run.cause, **changes)
 
         self._runner.begin(
             tx,
-            "machine.exit",
+            plan.flow,
             row.id,
-            steps=steps,
+            steps=plan.steps,
             cause=verdict.rule,
             source="flyd",
             args={"instance": ended.key, "resume_at_ms": tx.now_ms + int(verdict.delay_s * 1000)},
@@ -220,7 +217,7 @@ class Exits:
 def _concerned(reads: Reads, ended: Exit) -> MachineRow | None:
     """The machine that this is the end of. None where it is known already, or another program runs by now."""
     row = reads.get(MachineRow, ended.machine)
-    alive = row and row.instance == ended.key and row.state in (State.started, State.suspended)
+    alive = row and row.instance == ended.key and row.state in endings.RAN
     return row if alive else None
 
 

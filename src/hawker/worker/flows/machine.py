@@ -1,22 +1,11 @@
 """The flows of a machine, step by step: what each does outside, and what it writes.
 
-| flow            | steps before `settle`                                | begun by                       |
-|-----------------|------------------------------------------------------|--------------------------------|
-| machine.create  | prepare, launch (none with skip_launch)              | a confirmed reservation        |
-| machine.start   | prepare, launch; resume when suspended               | a request                      |
-| machine.stop    | stop, clear                                          | a request                      |
-| machine.restart | stop, clear, prepare, launch                         | a request                      |
-| machine.update  | prepare; stop, clear, launch when it runs;           | a request                      |
-|                 | vacate, to another runtime                           |                                |
-| machine.suspend | suspend                                              | a request                      |
-| machine.resize  | resize                                               | a request                      |
-| machine.destroy | stop, purge                                          | a request                      |
-| machine.exit    | clear; backoff, prepare, launch to start again;      | the program's end, a lost host |
-|                 | or purge                                             |                                |
+Which steps a run has, and what is undone when it ends early, is decided in `hawker.core.life`; `docs/machine-states.md`
+shows it whole.
 
 The outside effects are calls of the driver, keyed `run/step`; every one may be repeated. `prepare`, of machines that
 have an image, makes it ready and keeps what its reference meant: an update prepares before it stops anything, and one
-whose image cannot be had leaves the machine as it was. `settle` is the final step (`hawker.worker.flows.settling`): it
+whose image cannot be had leaves the machine as it was. `settle` is the final step (`hawker.worker.flows.endings`): it
 writes the resting state, and after a failure or a cancel first removes what a launch may have left. Which runs begin
 when is decided in `hawker.worker.machines` and `hawker.worker.flows.exits`.
 """
@@ -24,7 +13,7 @@ when is decided in `hawker.worker.machines` and `hawker.worker.flows.exits`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -33,21 +22,20 @@ from msgspec.structs import replace
 
 from hawker.core import deadlines
 from hawker.core.journal import effect_key
+from hawker.core.life import endings
 from hawker.errors import Abort, DiskFull, HawkerError, ImageError, Retry, Unreachable
 from hawker.host import Host
 from hawker.images.base import ImageSource
 from hawker.model.guest import Guest
 from hawker.model.image import IMAGE_TIMEOUT_S, NOT_IN_TIME
-from hawker.model.machine import State
 from hawker.model.rows import MachineRow, RunRow
-from hawker.model.values import is_host_image
 from hawker.network.base import NetworkError
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.worker.drivers.base import Exit, InstanceSpec, NotSupported, Refused, StartFailed, UnknownInstance
 from hawker.worker.drivers.several import Release, Runtimes
+from hawker.worker.flows.endings import Endings, hold_before, resized
 from hawker.worker.flows.flow import Act, Done, Flow, Step, StepContext
-from hawker.worker.flows.settling import Settling, hold_before, resized
 from hawker.worker.instance_spec import instance_spec, limits_of, reference_of
 from hawker.worker.machine_log import MachineLog, get_machine
 
@@ -58,11 +46,6 @@ minute and a half, and as long as each try takes. Then the machine has failed.""
 FORESEEN_MOST = 1024
 _ON_ITS_WAY = ("state", "desired", "cause", "restarts", "updated_at_ms", "instance", "started_at_ms")
 """Fields of a machine's row that no instance is told of."""
-
-
-def launching(config: Mapping[str, Any]) -> list[str]:
-    """The steps that start a machine of this configuration, which was checked before."""
-    return ["launch"] if is_host_image(str(config["image"])) else ["prepare", "launch"]
 
 
 class Waiters(Protocol):
@@ -93,7 +76,7 @@ class _Foreseen:
         self.release: Release = "no"
 
 
-class MachineFlows(Settling):
+class MachineFlows:
     """The flows over one driver. `all()` gives them to the runner."""
 
     def __init__(
@@ -111,7 +94,12 @@ class MachineFlows(Settling):
     ) -> None:
         """`superseded` says why a machine must not be started here any more, or "". `disk_scale` as in `limits_of`.
         `waiters` are told of a run and its instance before that is committed."""
-        super().__init__(store, driver, log, images, disk_scale)
+        self._store = store
+        self._driver = driver
+        self._log = log
+        self._images = images
+        self._disk_scale = disk_scale
+        self._endings = Endings(store, driver, log, images, disk_scale)
         self._host = host
         self._image_timeout_s = image_timeout_s
         self._superseded = superseded
@@ -125,8 +113,7 @@ class MachineFlows(Settling):
         stop = Step("stop", act=patient(self._stop))
         clear = Step("clear", act=patient(self._clear))
         purge = Step("purge", act=patient(self._purge))
-        resting = Step("settle", act=patient(self._undo), commit=self._settle)
-        gone = Step("settle", act=patient(self._undo), commit=self._settle_destroyed)
+        resting = Step("settle", act=patient(self._endings.undo), commit=self._endings.settle)
         backoff = Step("backoff", act=self._backoff)
         return [
             Flow("machine.create", 1, resting, [prepare, launch]),
@@ -136,7 +123,7 @@ class MachineFlows(Settling):
             Flow("machine.update", 1, resting, [prepare, stop, clear, launch, Step("vacate", act=self._vacate)]),
             Flow("machine.suspend", 1, resting, [Step("suspend", act=patient(self._suspend))]),
             Flow("machine.resize", 1, resting, [Step("resize", act=patient(self._resize))]),
-            Flow("machine.destroy", 1, gone, [stop, purge]),
+            Flow("machine.destroy", 1, resting, [stop, purge]),
             Flow("machine.exit", 1, resting, [clear, backoff, prepare, launch, purge]),
         ]
 
@@ -252,13 +239,14 @@ class MachineFlows(Settling):
 
         def commit(tx: Tx, run: RunRow) -> None:
             row = get_machine(tx, run.resource)
-            if row.state is not State.starting:
-                row = self._log.move(tx, row, State.starting, cause=run.cause)
-                row = self._log.event(tx, row, "start", "starting", run)
+            *before, started = endings.stepped("launch", row.state)
+            for state in before:
+                row = self._log.move(tx, row, state, cause=run.cause)
+                row = self._log.event(tx, row, "start", state, run)
             row = self._log.move(
                 tx,
                 row,
-                State.started,
+                started,
                 cause=run.cause,
                 instance=instance.key,
                 started_at_ms=instance.started_at_ms,
@@ -273,7 +261,7 @@ class MachineFlows(Settling):
         if not key:
             return Done()
         try:
-            ended = await self._had(context.run).stop(key, signal=args["signal"], grace_s=args["grace_s"])
+            ended = await self._endings.had(context.run).stop(key, signal=args["signal"], grace_s=args["grace_s"])
         except UnknownInstance:
             ended = Exit(
                 key=key,
@@ -293,45 +281,47 @@ class MachineFlows(Settling):
 
     async def _clear(self, context: StepContext) -> Done:
         if key := context.run.args["instance"]:
-            await self._had(context.run).destroy(key, force=True)
+            await self._endings.had(context.run).destroy(key, force=True)
         return Done()
 
     async def _vacate(self, context: StepContext) -> Done:
         """Remove what the machine left with the driver that had it before: nothing would show it any more. A driver
         that is not there keeps it until the machine is destroyed."""
         with suppress(Unreachable):
-            await self._had(context.run).purge(context.run.resource)
+            await self._endings.had(context.run).purge(context.run.resource)
         return Done()
 
     async def _purge(self, context: StepContext) -> Done:
         await self._clear(context)
-        await self._purged(context.run.resource)
+        await self._endings.purged(context.run.resource)
         return Done()
 
     async def _suspend(self, context: StepContext) -> Done:
         key: str = context.run.args["instance"]
         try:
-            await self._had(context.run).suspend(key)
+            await self._endings.had(context.run).suspend(key)
         except UnknownInstance as error:
             raise Abort("the program ended before it could be suspended") from error
 
         def commit(tx: Tx, run: RunRow) -> None:
-            row = self._log.move(tx, get_machine(tx, run.resource), State.suspended, cause=run.cause)
-            self._log.event(tx, row, "suspend", "suspended", run)
+            row = get_machine(tx, run.resource)
+            row = self._log.move(tx, row, *endings.stepped("suspend", row.state), cause=run.cause)
+            self._log.event(tx, row, "suspend", row.state, run)
 
         return Done(commit)
 
     async def _resume(self, context: StepContext) -> Done:
         key: str = context.run.args["instance"]
         try:
-            await self._had(context.run).resume(key)
+            await self._endings.had(context.run).resume(key)
         except UnknownInstance as error:
             raise Abort("the suspended program is gone") from error
         await self._waiters.launched(context.run.id, key)
 
         def commit(tx: Tx, run: RunRow) -> None:
-            row = self._log.move(tx, get_machine(tx, run.resource), State.started, cause=run.cause)
-            self._log.event(tx, row, "start", "started", run)
+            row = get_machine(tx, run.resource)
+            row = self._log.move(tx, row, *endings.stepped("resume", row.state), cause=run.cause)
+            self._log.event(tx, row, "start", row.state, run)
 
         return Done(commit)
 
@@ -339,7 +329,7 @@ class MachineFlows(Settling):
         guest = msgspec.convert(context.run.args["guest"], Guest)
         limits = limits_of(guest, self._disk_scale)
         try:
-            await self._had(context.run).resize(context.run.args["instance"], limits)
+            await self._endings.had(context.run).resize(context.run.args["instance"], limits)
         except UnknownInstance as error:
             raise Abort("the program ended before it could be resized") from error
         except (Refused, NotSupported) as error:
