@@ -17,6 +17,8 @@ from pathlib import Path
 
 CLUSTER, USER = "bench-cluster-token", "bench-user-token"
 PROCESS = "[worker.process]\n" if find_spec("hawker.agent") else ""
+if find_spec("hawker.supervisor.users"):
+    PROCESS += "own_users = false\n"  # as in versions before, and for a Python that only its owner can run
 """A worker runs programs of its host if it is told to. The packages of 2026-11-21, which `bench.compare` measures, too,
 did without, and refuse the word."""
 

@@ -71,7 +71,10 @@ async def test_an_agent_without_its_database_ends_nothing_and_takes_over_when_it
         path.unlink()
     told = hawker("agent", "--config", config)
     assert told.status == 1
-    assert "worker ord-1 has 1 program that runs, 1 directory of a machine, 1 machine in the catalog" in told.err
+    assert (
+        "of worker ord-1, is empty beside 1 program that runs, 1 directory of a machine, 1 machine in the catalog"
+        in told.err
+    )
     assert f"hawker worker recover {directory}" in told.err
     assert all(map(alive, before))
     assert hawker("worker", "recover", directory).status == 0

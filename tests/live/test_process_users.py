@@ -27,6 +27,7 @@ from tests.live.test_process_driver import FromAnImage, with_cgroups, without_cg
 
 from hawker.client.wire import PeerUnreachable
 from hawker.worker.drivers.base import InstanceSpec, StartFailed
+from hawker.worker.drivers.process import ProcessDriver
 
 pytestmark = pytest.mark.root
 
@@ -87,6 +88,19 @@ async def words(driver: Opened, one: InstanceSpec, *command: str) -> list[str]:
 
 async def user_of(driver: Opened, one: InstanceSpec) -> str:
     return (await words(driver, one, "id", "-u"))[0]
+
+
+@pytest.mark.parametrize("tty", [False, True], ids=["pipes", "terminal"])
+async def test_without_users_of_their_own_machines_and_their_commands_are_the_workers_user(
+    tmp_path: Path, tty: bool
+) -> None:
+    async with opened(ProcessDriver(tmp_path, own_users=False)) as driver:
+        one = replace(shell("id -u; echo so; exec sleep 60"), tty=tty)
+        await driver.driver.start(one)
+        await driver.says(one.machine, "so")
+        assert (await driver.lines(one.machine))[0].text == str(os.getuid())
+        assert await user_of(driver, one) == str(os.getuid())
+        assert (await driver.driver.fingerprint()).attributes["user"] == "the agent's own"
 
 
 @pytest.mark.parametrize("tty", [False, True], ids=["pipes", "terminal"])

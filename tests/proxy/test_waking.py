@@ -157,7 +157,7 @@ async def test_a_request_waits_for_the_next_start_when_its_machine_is_stopped_wh
             stop_config={"timeout": "400ms"},
         )
         getting = asyncio.ensure_future(it.get("web"))
-        await until(lambda: it.row(machine).state == "started" and any(tmp_path.glob(f"**/work/{machine}/up")))
+        await until(lambda: it.row(machine).state == "started" and any(tmp_path.glob(f"**/{machine}/up")))
         await it.worker.waking.rest(words.Rest(app="web", machine=machine, how="stop", why="a user"))
         assert await getting == (200, b"ok")
         assert it.story(machine).count("start started") == 2

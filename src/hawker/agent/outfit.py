@@ -241,9 +241,8 @@ def _others_installed() -> bool:
 def process(site: Site) -> Driver:
     from hawker.worker.drivers.process import ProcessDriver
 
-    return ProcessDriver(
-        site.directory, cgroups=site.cgroups, images=site.images, programs=site.programs, users=site.users
-    )
+    options = {"images": site.images, "programs": site.programs, "users": site.users, **site.settings}
+    return ProcessDriver(site.directory, cgroups=site.cgroups, **options)
 
 
 def container(site: Site) -> Driver:

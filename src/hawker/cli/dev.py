@@ -187,7 +187,7 @@ class Dev:
                 "ports": _ports(names.index(name), len(names)),
                 "cgroups": not self._options["no_cgroups"],
                 "capacity": capacity,
-                "process": {},  # with it programs of this host run, as whoever started the market
+                "process": {"own_users": False},  # programs of this host run as whoever started the market
             }
             proxy = self._proxy(region, backhaul=f"127.0.0.1:{backhaul}")
             roles = {"worker": role, "proxy": proxy, "catalog": {"join": joining}}

@@ -68,10 +68,13 @@ class ProcessDriver(SupervisedDriver):
         images: ImageSource | None = None,
         programs: Path | None = None,
         users: Users | None = None,
+        own_users: bool = True,
     ) -> None:
+        """`own_users` False: programs of the host run as the worker's own user, be it root."""
         root = os.geteuid() == 0
+        self._own_users = root and own_users
         self._mounts = images is not None and root
-        options = ["--mounts"] * self._mounts + ["--user-each"] * root + ["--no-cgroups"] * (not cgroups)
+        options = ["--mounts"] * self._mounts + ["--user-each"] * self._own_users + ["--no-cgroups"] * (not cgroups)
         super().__init__(Supervisor(directory, *options))
         self._users = (users or Users(directory / "users")) if root else None
         if self._users:
@@ -108,7 +111,7 @@ class ProcessDriver(SupervisedDriver):
             ),
             attributes={
                 "cgroups": self._kind or "none: limits of cpu and memory are counted, not enforced",
-                "user": "one for each machine" if self._users else "the agent's own",
+                "user": "one for each machine" if self._own_users else "the agent's own",
             },
         )
 
@@ -167,7 +170,7 @@ class ProcessDriver(SupervisedDriver):
             "argv": argv,
             "env": env,
             "limits": msgspec.to_builtins(spec.limits),
-            "users": self._first_user(OF_THE_HOST),
+            "users": self._first_user(OF_THE_HOST) if self._own_users else None,
             "status": spec.tty,
             "note": dict(spec.note),
         }
@@ -198,7 +201,7 @@ class ProcessDriver(SupervisedDriver):
             which(spec.argv[0], spec.env.get("PATH", os.defpath))  # else it would be started, and end at once
         except (NoCompiler, CannotStart) as error:
             raise StartFailed(str(error)) from error
-        options = ["--status-fd", "{status}", *(["--user", "{user}:{user}"] if self._users else [])]
+        options = ["--status-fd", "{status}", *(["--user", "{user}:{user}"] if self._own_users else [])]
         options += terminal_options(spec)
         return [str(init), *options, "--", *spec.argv], {"TERM": "xterm", **spec.env}
 
