@@ -75,6 +75,12 @@ def status(pid: int | None) -> dict[str, list[str]]:
     return {name: rest.split() for name, _, rest in (line.partition(":") for line in lines)}
 
 
+def mapped(pid: int | None, part: str) -> set[Path]:
+    """The files with this in their path that a process has in its memory."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {Path(line.split()[-1]) for line in lines if part in line}
+
+
 def user_of(pid: int | None) -> int:
     """Of a hypervisor that has no rights whatever."""
     found = status(pid)
@@ -112,8 +118,7 @@ async def test_a_hypervisor_is_a_user_of_its_own_without_rights_that_sees_its_ow
     disk, image, theirs = record["vm"]["disk"], record["vm"]["image"], directory(driver, other) / "disk"
     memory = tmp_path / "memory"
     if template:  # of several the one that the machine was made of
-        maps = Path(f"/proc/{first.pid}/maps").read_text().splitlines()
-        (memory,) = {Path(line.split()[-1]) for line in maps if "/templates/" in line}
+        (memory,) = mapped(first.pid, "/templates/")
     said, complaint = await running(TRYING, first.pid, user, disk, image, memory, theirs, "/etc/passwd", "/dev/zero")
     assert said.splitlines() == [
         "opens opens ",
