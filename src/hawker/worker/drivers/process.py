@@ -74,7 +74,7 @@ class ProcessDriver(SupervisedDriver):
         root = os.geteuid() == 0
         self._own_users = root and own_users
         self._mounts = images is not None and root
-        options = ["--mounts"] * self._mounts + ["--user-each"] * self._own_users + ["--no-cgroups"] * (not cgroups)
+        options = ["--mounts"] * self._mounts + ["--user-each"] * root + ["--no-cgroups"] * (not cgroups)
         super().__init__(Supervisor(directory, *options))
         self._users = (users or Users(directory / "users")) if root else None
         if self._users:
