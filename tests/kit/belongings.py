@@ -17,6 +17,7 @@ from tests.kit.cgroups import parents
 from tests.kit.filters import filters
 
 from hawker.network import addresses, ruleset
+from hawker.supervisor.files import SHOWN
 from hawker.supervisor.gates import BLANK
 from hawker.supervisor.proc import MARKER, marker
 
@@ -30,7 +31,8 @@ EMPTY = (
 )
 """Directories of a worker in which nothing stays that belonged to a machine or an image. Everything else is to stay:
 databases, locks, sockets and logs of its own, the init it compiled, the kernel and the templates of microVMs, the model
-of an empty disk, the pipes of what waits to become any machine's program, the disk of an image that was removed after
+of an empty disk, the pipes of what waits to become any machine's program and the place where that sees its working
+directory, the disk of an image that was removed after
 its last machine until the driver looks again, and for a day the blobs and trees of images whose making was cut off, so
 that it can go on, and for an hour the ends of the logs of machines that are destroyed: of the trees and of these logs
 `left` tells all the same."""
@@ -163,8 +165,10 @@ def _mounts(worker: Path) -> list[str]:
     for pid in [os.getpid(), *(pid for pid in processes(worker) if is_own(pid))]:
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines():
-                if f"{worker}/" in line or any(f"{path}/" in line for path in _in_memory(worker)):
-                    found.add(f"mount: {line.split(' ')[4]} seen by {command(pid)[-60:]}")
+                place = line.split(" ")[4]
+                its = f"{worker}/" in line or any(f"{path}/" in line for path in _in_memory(worker))
+                if its and Path(place).name != SHOWN:
+                    found.add(f"mount: {place} seen by {command(pid)[-60:]}")
     return sorted(found)
 
 
@@ -187,7 +191,7 @@ def _files(worker: Path) -> list[str]:
     found = []
     for name in EMPTY:
         place = (worker / name).resolve()
-        there = [path for path in place.rglob("*") if not path.name.startswith(f"{BLANK}.")]
+        there = [path for path in place.rglob("*") if path.name != SHOWN and not path.name.startswith(f"{BLANK}.")]
         found += [f"file: {worker.name}/{name}/{path.relative_to(place)}" for path in there]
     found += [f"file: {path}" for path in worker.glob("microvm/*/.making-*")]
     found += [f"file: {path}" for path in worker.rglob("*.new")]

@@ -207,8 +207,12 @@ async def test_a_machine_that_was_halted_by_somebody_who_was_killed_then_goes_on
         os.close(file)
         await qmp.run("migrate", uri="fd:state")
         assert (await qmp.run("query-migrate"))["status"] in ("setup", "active")
-    status = (await qmp.run("query-status"))["status"]
-    assert status == ("postmigrate" if moment == "saved" else "paused")
+    expected = "postmigrate" if moment == "saved" else "paused"
+
+    async def halted() -> bool:
+        return bool((await qmp.run("query-status"))["status"] == expected)
+
+    await eventually(halted, f"its hypervisor is {expected}")
     await qmp.close()
     await driver.driver.open(driver.on_exit)
     await ticks_on(driver, one.machine)
