@@ -229,7 +229,7 @@ def test_orphans_are_reaped_and_what_is_left_ends_with_the_program(run: Any) -> 
     script = """
         for i in 1 2 3 4 5; do (sleep 0 & exec true) & done; wait
         (setsid sleep 600 &)
-        until ps -o comm= --ppid 1 | grep -qx sleep; do :; done
+        until ps -o args= --ppid 1 | grep -qx 'sleep 600'; do :; done
         until [ "$(ps -o stat= --ppid 1 | grep -c Z)" = 0 ]; do :; done
         ps -o comm= --ppid 1
     """

@@ -130,8 +130,7 @@ class Admission:
         phase = phase_of(run)
         if phase in FETCHES:
             await self._ended_within(run.id, FETCH_S)
-            phase = self._phase(run.id)
-            if phase not in FETCHES:
+            if self._phase(run.id) is not phase:
                 return
         match MEETS[wish][phase]:
             case Way.refuse:
@@ -140,7 +139,7 @@ class Admission:
             case Way.cancel:
                 await self._runner.cancel(run.id, "a later request took its place")
                 await self._runner.wait_ended(run.id)
-            case _:
+            case Way.wait:
                 while self._phase(run.id) is phase:
                     await self._ended_within(run.id, LOOK_S)
 
