@@ -13,7 +13,7 @@ from hawker.sim.running import simulate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # on virtual time: a slow host changes nothing else
 
-SEEDS_MOST = 5
+SEEDS_MOST = 15
 SECONDS = 20.0
 SMALL = (("ord", 3), ("fra", 1))
 MEMORY_MIB = 3584  # a fleet that is soon full
