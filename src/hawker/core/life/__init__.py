@@ -1,4 +1,4 @@
-"""The life of a machine: what may happen to it next, and what is done then. `docs/machine-life.md` is drawn from it.
+"""The life of a machine: what may happen to it next, and what is done then. `docs/machine-states.md` is drawn from it.
 
 Three questions are all there are, and each has a table:
 
@@ -7,5 +7,5 @@ Three questions are all there are, and each has a table:
   rest?
 - The worker comes back and compares its rows with what runs (`endings.found`): what is put right?
 
-`hawker.worker` carries out what these say. Nothing else in the program compares the names of flows and steps.
+`hawker.worker` carries out what these say.
 """

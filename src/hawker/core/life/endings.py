@@ -158,17 +158,17 @@ def _early(run: RunRow, state: State, kept: bool) -> Rest:
 
 # --- a program that ended by itself -----------------------------------------------------------------------------------
 
-RAN = frozenset({State.started, State.suspended})
-"""States in which the end of a machine's program is news. In others the run in the way expects it."""
+HAS_PROGRAM = frozenset({State.started, State.suspended})
+"""Where a machine rests that has a program. Its end is news there; in other states the run in the way expects it."""
 
-_EXIT = Plan("machine.exit", ("clear",), (State.stopped,), "stopped", "exit", "stopped")
+STOPPED = Plan("machine.exit", ("clear",), (State.stopped,), "stopped", "exit", "stopped")
 RESTARTED = Plan("machine.exit", ("clear", "backoff", *LAUNCHING), (State.starting,), "started", "exit", "stopped")
 DESTROYED = Plan("machine.exit", ("purge",), (State.destroying,), "destroyed", "exit", "stopped")
 
 
 def ended(*, again: bool, auto_destroy: bool, of_host: bool) -> Plan:
     """What is begun when a program ended that nobody stopped. `again`: the restart policy says so (`core.restart`)."""
-    found = RESTARTED if again else DESTROYED if auto_destroy else _EXIT
+    found = RESTARTED if again else DESTROYED if auto_destroy else STOPPED
     return found.of_host() if of_host else found
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from hawker.core.life.endings import HAS_PROGRAM
 from hawker.core.life.phases import Phase
 from hawker.model.machine import RESTING, State
 from hawker.model.rows import MachineRow
-
-HAS_PROGRAM = frozenset({State.started, State.suspended})
-"""Where a machine rests that has a program."""
 
 
 def broken(row: MachineRow, phase: Phase) -> list[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hawker.core.life.endings import CANCELLED, DESTROYED, DONE, FAILED, RESTARTED, UNDOES
+from hawker.core.life.endings import CANCELLED, DESTROYED, DONE, FAILED, RESTARTED, STOPPED, UNDOES
 from hawker.core.life.phases import Phase
 from hawker.core.life.wishes import BEGINS, MEETS, UPDATES, Plan, Wish
 from hawker.model.machine import State
 
 _RUNS = [phase for phase in Phase if phase is not Phase.free]
-_ENDED = {"started again": RESTARTED, "destroyed": DESTROYED}
+_ENDED = {"started again": RESTARTED, "stopped": STOPPED, "destroyed": DESTROYED}
 
 
 def page() -> str:

@@ -217,7 +217,7 @@ class Exits:
 def _concerned(reads: Reads, ended: Exit) -> MachineRow | None:
     """The machine that this is the end of. None where it is known already, or another program runs by now."""
     row = reads.get(MachineRow, ended.machine)
-    alive = row and row.instance == ended.key and row.state in endings.RAN
+    alive = row and row.instance == ended.key and row.state in endings.HAS_PROGRAM
     return row if alive else None
 
 
