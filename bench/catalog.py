@@ -21,8 +21,8 @@ from time import perf_counter, process_time
 import msgspec
 
 from bench.command import Table, options, told
-from hawker.catalog.outbox import Outbox
-from hawker.catalog.replica import Replica
+from hawker.catalog.gossip.replica import Replica
+from hawker.catalog.publish.outbox import Outbox
 from hawker.host import live
 from hawker.model.catalog import NOTHING, Change, LogId, Numbered, Origin, Range, Values, Version
 from hawker.model.rows import LeaseRow

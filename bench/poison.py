@@ -23,9 +23,9 @@ import msgspec
 
 from bench.command import Table as Rows
 from bench.command import options, told
-from hawker.catalog.layout import Layout
-from hawker.catalog.replica import Replica
-from hawker.catalog.schema import TABLES, Table
+from hawker.catalog.gossip.replica import Replica
+from hawker.catalog.tables.layout import Layout
+from hawker.catalog.tables.schema import TABLES, Table
 from hawker.core import hlc, ownerlog
 from hawker.host import Host
 from hawker.model.catalog import Change, LogId, Numbered, Origin, Range, Tier, Values, Version

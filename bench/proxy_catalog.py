@@ -26,8 +26,8 @@ import msgspec
 
 from bench.catalog import EPOCH, machine, machine_ids, resident_mib
 from bench.command import Table, options, told
-from hawker.catalog.replica import Replica
-from hawker.catalog.replication import TAKE_S
+from hawker.catalog.gossip.replica import Replica
+from hawker.catalog.gossip.replication import TAKE_S
 from hawker.host import live
 from hawker.model.catalog import Change, LogId, Numbered, Origin, Range, Tier, Values, Version
 from hawker.model.services import Concurrency, PublicPort, concurrency_json, ports_json

@@ -19,9 +19,9 @@ from time import perf_counter
 from typing import Any
 
 from bench.command import Table, options, told
-from hawker.catalog.node import Node, NodeSettings
-from hawker.catalog.outbox import Outbox
-from hawker.catalog.publisher import Publisher
+from hawker.catalog.gossip.node import Node, NodeSettings
+from hawker.catalog.gossip.publisher import Publisher
+from hawker.catalog.publish.outbox import Outbox
 from hawker.core.ownerlog import Budget
 from hawker.core.swim.members import Status, View
 from hawker.host import Host

@@ -15,7 +15,7 @@ from hawker.broker.fleet import Fleet, PeerError, WorkerLink
 from hawker.broker.orders import Wanted, no_capacity
 from hawker.broker.passing import Located, Passing
 from hawker.broker.replacing import Replacing, Seen
-from hawker.catalog.replica import Replica
+from hawker.catalog.gossip.replica import Replica
 from hawker.client.connection import PeerUnreachable, Response
 from hawker.core.ranking import SpreadPolicy
 from hawker.errors import Conflict, DiskFull, HawkerError, Invalid, Unreachable

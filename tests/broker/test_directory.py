@@ -12,7 +12,7 @@ from tests.catalog.owners import Owner, machine
 
 from hawker.broker.directory import Directory
 from hawker.broker.fleet import Fleet
-from hawker.catalog.replica import Replica
+from hawker.catalog.gossip.replica import Replica
 from hawker.host import live
 
 MINUTE_MS = 60_000

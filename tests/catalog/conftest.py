@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.catalog.versions import Clock
 
-from hawker.catalog.replica import Replica
+from hawker.catalog.gossip.replica import Replica
 from hawker.host import Host
 
 

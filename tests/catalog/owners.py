@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hawker.catalog.replica import Replica
+from hawker.catalog.gossip.replica import Replica
 from hawker.model.catalog import Numbered, Origin, Range, Tier, Values
 
 

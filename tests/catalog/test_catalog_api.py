@@ -19,7 +19,7 @@ from tests.kit.waiting import eventually, until
 
 from hawker.agent.agent import Agent
 from hawker.agent.settings import AgentSettings, BrokerRole, CatalogSettings, TokenSettings
-from hawker.catalog.replica import Replica
+from hawker.catalog.gossip.replica import Replica
 from hawker.client.connection import Peer
 from hawker.client.in_time import in_time
 from hawker.host import live

@@ -9,7 +9,7 @@ import apsw
 import pytest
 from tests.kit.waiting import wait_until
 
-from hawker.catalog.checkpoints import Checkpoints
+from hawker.catalog.tables.checkpoints import Checkpoints
 from hawker.store.connection import BUSY_MS
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.kit.virtual_time import virtual_time
 
 from hawker.agent.settings import AgentSettings, BrokerRole, CatalogSettings, TokenSettings
-from hawker.catalog.joining import HINT_S, Joining
+from hawker.catalog.gossip.joining import HINT_S, Joining
 from hawker.client.wire import PeerUnreachable
 from hawker.core.swim.members import Member, Status, View
 from hawker.sim.hosts.node import DIRECTORY, Node, the_agent

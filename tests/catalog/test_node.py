@@ -13,9 +13,9 @@ import pytest
 from tests.kit.markets import free_port
 from tests.kit.waiting import until
 
-from hawker.catalog.exchange import Answering
-from hawker.catalog.node import Node, NodeSettings
-from hawker.catalog.packets import Sealer
+from hawker.catalog.gossip.exchange import Answering
+from hawker.catalog.gossip.node import Node, NodeSettings
+from hawker.catalog.gossip.packets import Sealer
 from hawker.errors import HawkerError, Unreachable
 from hawker.host import live
 from hawker.http.call import Call

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from hawker.catalog import outbox
-from hawker.catalog.outbox import Outbox, Projected, published
-from hawker.catalog.replica import Replica
+from hawker.catalog.gossip.replica import Replica
+from hawker.catalog.publish import outbox
+from hawker.catalog.publish.outbox import Outbox, Projected, published
 from hawker.core import hlc
 from hawker.core.ownerlog import COALESCE_MS, Budget
 from hawker.errors import Conflict

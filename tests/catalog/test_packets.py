@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawker.catalog.packets import PACKET_MAX, PAYLOAD_MAX, SEAL_BYTES, NotOurs, Sealer
+from hawker.catalog.gossip.packets import PACKET_MAX, PAYLOAD_MAX, SEAL_BYTES, NotOurs, Sealer
 
 
 def sealer(*secrets: str, cluster: str = "fleet", seed: int = 1) -> Sealer:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.catalog.versions import Clock
 from tests.kit.tiers import costly
 
-from hawker.catalog.replica import Replica
+from hawker.catalog.gossip.replica import Replica
 from hawker.core.ownerlog import HELD_MS
 from hawker.model.catalog import Change, LogId, Origin, Range, Version
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from tests.kit.virtual_time import virtual_host, virtual_time
 
-from hawker.catalog.outbox import Outbox
-from hawker.catalog.publisher import GATHER_S, Publisher
-from hawker.catalog.replica import Replica
+from hawker.catalog.gossip.publisher import GATHER_S, Publisher
+from hawker.catalog.gossip.replica import Replica
+from hawker.catalog.publish.outbox import Outbox
 from hawker.model.catalog import LogId, Position, Version
 from hawker.model.guest import Resources
 from hawker.model.rows import LedgerRow, LogHeadRow, TallyRow

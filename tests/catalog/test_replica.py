@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 from tests.catalog.versions import A, Clock, begun, machines, origin, version
 
-from hawker.catalog.replica import Outcome, Replica
+from hawker.catalog.gossip.replica import Outcome, Replica
 from hawker.core.ownerlog import REORDER_MOST
 from hawker.host import Host
 from hawker.model.catalog import (

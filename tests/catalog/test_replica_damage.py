@@ -8,7 +8,7 @@ import apsw
 import pytest
 from tests.catalog.versions import A, begun, machines, origin, version
 
-from hawker.catalog.replica import Replica
+from hawker.catalog.gossip.replica import Replica
 from hawker.errors import DiskFull, StoreError
 from hawker.host import Host
 from hawker.model.catalog import (

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.catalog.versions import NOW_MS, A, Clock, begun, origin, version
 from tests.kit.tiers import costly
 
-from hawker.catalog.ingest import BULK_LEAST
-from hawker.catalog.replica import Replica
-from hawker.catalog.schema import TABLES
+from hawker.catalog.gossip.replica import Replica
+from hawker.catalog.tables.ingest import BULK_LEAST
+from hawker.catalog.tables.schema import TABLES
 from hawker.catalog.view import Changed
 from hawker.core import hlc
 from hawker.host import Host

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from tests.catalog.versions import A, begun, machines, origin, version
 
-from hawker.catalog.replica import Outcome, Replica
-from hawker.catalog.schema import Columns, Count, Table, Text
+from hawker.catalog.gossip.replica import Outcome, Replica
+from hawker.catalog.tables.schema import Columns, Count, Table, Text
 from hawker.host import Host
 from hawker.model.catalog import (
     Numbered,

@@ -11,10 +11,10 @@ import pytest
 from tests.catalog.owners import Owner
 from tests.kit.virtual_time import virtual_host, virtual_time
 
-from hawker.catalog.exchange import Address, Exchange
-from hawker.catalog.packets import Sealer
-from hawker.catalog.replica import Replica
-from hawker.catalog.replication import HOLE_S, SOON_S, TAKE_S, FetchAnswer, Replication
+from hawker.catalog.gossip.exchange import Address, Exchange
+from hawker.catalog.gossip.packets import Sealer
+from hawker.catalog.gossip.replica import Replica
+from hawker.catalog.gossip.replication import HOLE_S, SOON_S, TAKE_S, FetchAnswer, Replication
 from hawker.client.wire import PeerUnreachable
 from hawker.model.catalog import Change, Position, Version
 from hawker.sim.platform.disk import CrashDisk

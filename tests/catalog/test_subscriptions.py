@@ -17,10 +17,10 @@ from tests.catalog.owners import Owner, machine
 from tests.kit.tiers import costly
 from tests.kit.virtual_time import run_in_virtual_time, virtual_host
 
-from hawker.catalog import subscriptions as limits
-from hawker.catalog.queries import Queries
-from hawker.catalog.replica import Replica
-from hawker.catalog.subscriptions import Subscription, Subscriptions
+from hawker.catalog.gossip.replica import Replica
+from hawker.catalog.read import subscriptions as limits
+from hawker.catalog.read.queries import Queries
+from hawker.catalog.read.subscriptions import Subscription, Subscriptions
 from hawker.core.results import RowChange
 from hawker.errors import Invalid, TooManyRequests, Unreachable
 from hawker.http.events import KEEP_ALIVE

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.kit.virtual_time import virtual_time
 
-from hawker.catalog.watch import Watch
+from hawker.catalog.read.watch import Watch
 from hawker.errors import StoreError
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hawker.catalog.replica import Replica
+from hawker.catalog.gossip.replica import Replica
 from hawker.model.catalog import (
     Change,
     LogId,

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tests.kit.shelves import an_image
 
-from hawker.catalog.schema import TEXT_MOST
+from hawker.catalog.tables.schema import TEXT_MOST
 from hawker.core.sketch import LAYERS_MOST, NAMES_MOST, short, sketch
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.catalog.owners import Owner
 
-from hawker.catalog.replica import Replica
+from hawker.catalog.gossip.replica import Replica
 from hawker.host import Host
 from hawker.model.catalog import Values
 from hawker.model.services import Concurrency, PublicPort, concurrency_json, ports_json

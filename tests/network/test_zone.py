@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.catalog.owners import Owner, machine
 
-from hawker.catalog.replica import Replica
+from hawker.catalog.gossip.replica import Replica
 from hawker.host import live
 from hawker.network.zone import Zone
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.kit.doors import PORT, TOKEN, House, free_port, house
 from tests.kit.waiting import until
 
-from hawker.catalog.node import Node, NodeSettings
+from hawker.catalog.gossip.node import Node, NodeSettings
 from hawker.host import live
 from hawker.proxy.service import Proxy
 from hawker.proxy.settings import ProxySettings
@@ -41,7 +41,7 @@ async def edge(catalog: Path, join: House) -> AsyncIterator[tuple[Node, Proxy]]:
         live(),
         region="ord",
         token=TOKEN,
-        complete=node.caught_up,
+        complete=node.readiness,
     )
     try:
         yield node, proxy
@@ -66,10 +66,10 @@ async def test_what_is_unknown_to_an_edge_without_a_catalog_is_held_until_it_has
         await it.machine("web")
         asking = [asyncio.ensure_future(asked(proxy, app)) for app in ("web", "nobody")]
         await until(lambda: proxy.router.held == 2)
-        assert not node.caught_up()
+        assert not node.readiness()
         await node.open()
         web, nobody = await asyncio.gather(*asking)
         assert web.startswith(b"HTTP/1.1 200 ")
         assert nobody.startswith(b"HTTP/1.1 404 ")
-        assert node.caught_up()
+        assert node.readiness()
         assert proxy.router.held == 0

@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 from tests.kit.tiers import full
 
-from hawker.catalog.ingest import Batch
-from hawker.catalog.layout import Layout
-from hawker.catalog.outbox import Outbox, Projected, Source
-from hawker.catalog.replica import Replica
+from hawker.catalog.gossip.replica import Replica
+from hawker.catalog.publish.outbox import Outbox, Projected, Source
+from hawker.catalog.tables.ingest import Batch
+from hawker.catalog.tables.layout import Layout
 from hawker.core import ownerlog
 from hawker.core.ownerlog import Fit, Verdict
 from hawker.model.catalog import Change, LogId, Origin, Position, Tier, Values, Version

@@ -14,7 +14,7 @@ import apsw
 import pytest
 from tests.store.leases import HOST, taking
 
-from hawker.catalog.replica import Replica
+from hawker.catalog.gossip.replica import Replica
 from hawker.store.connection import make_private
 from hawker.store.db import Store
 

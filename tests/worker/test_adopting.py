@@ -11,7 +11,7 @@ from typing import Any
 from tests.catalog.owners import Owner
 from tests.kit.virtual_time import virtual_host, virtual_time
 
-from hawker.catalog.replica import Replica
+from hawker.catalog.gossip.replica import Replica
 from hawker.core.rendezvous import ranked
 from hawker.model.rows import AppRow
 from hawker.store.db import Store

@@ -20,7 +20,7 @@ from tests.kit.counting import MARK, Count, Counts, counting, fill
 from tests.kit.sim_worker import APP, SimWorker, a_worker, machine_config, order
 from tests.kit.virtual_time import run_in_virtual_time
 
-from hawker.catalog.outbox import Outbox
+from hawker.catalog.publish.outbox import Outbox
 from hawker.http.call import Call
 from hawker.model.guest import Resources
 from hawker.model.machine import State

@@ -10,8 +10,8 @@ import pytest
 from tests.kit.sim_worker import APP, SimWorker, a_worker, order
 from tests.kit.virtual_time import virtual_time
 
-from hawker.catalog.publisher import PURGE_S, Publisher
-from hawker.catalog.replica import Replica
+from hawker.catalog.gossip.publisher import PURGE_S, Publisher
+from hawker.catalog.gossip.replica import Replica
 from hawker.model.catalog import LogId
 from hawker.model.guest import Resources
 from hawker.model.machine import State

@@ -17,7 +17,7 @@ import pytest
 from tests.kit.sim_worker import APP, SimWorker, a_world, order
 from tests.kit.virtual_time import run_in_virtual_time
 
-from hawker.catalog.outbox import Outbox
+from hawker.catalog.publish.outbox import Outbox
 from hawker.model import door
 from hawker.model.guest import Resources
 from hawker.model.machine import State

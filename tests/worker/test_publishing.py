@@ -11,8 +11,8 @@ from typing import Any
 
 from tests.kit.virtual_time import virtual_host, virtual_time
 
-from hawker.catalog.publisher import Publisher
-from hawker.catalog.replica import Replica
+from hawker.catalog.gossip.publisher import Publisher
+from hawker.catalog.gossip.replica import Replica
 from hawker.model.guest import Resources
 from hawker.model.machine import State
 from hawker.model.rows import Before, CheckRow, MachineRow, Row, SketchRow, WorkerRow

@@ -14,7 +14,7 @@ from tests.kit.counting import Count, counting
 from tests.kit.sim_worker import APP, SimWorker, a_world
 from tests.kit.virtual_time import virtual_time
 
-from hawker.catalog.replica import Replica
+from hawker.catalog.gossip.replica import Replica
 from hawker.model.machine import State
 
 MINE, OTHER = "ord-1", "ord-2"

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from hawker.broker.api import Broker
-    from hawker.catalog.api import CatalogApi
-    from hawker.catalog.node import Node
-    from hawker.catalog.publisher import Publisher
+    from hawker.catalog.gossip.node import Node
+    from hawker.catalog.gossip.publisher import Publisher
+    from hawker.catalog.read.api import CatalogApi
     from hawker.http.call import Call
     from hawker.network.base import HostNetwork
     from hawker.proxy.service import Proxy
@@ -171,8 +171,8 @@ class Agent:
 
     async def _open_node(self, stack: AsyncExitStack, front: Front) -> Node:
         """Become a member of the catalog. With nobody to ask, or nobody who answers, the worker starts all the same."""
-        from hawker.catalog.api import CatalogApi
-        from hawker.catalog.node import Node, NodeSettings
+        from hawker.catalog.gossip.node import Node, NodeSettings
+        from hawker.catalog.read.api import CatalogApi
 
         settings = self.settings
         host, port = settings.advertised()
@@ -265,7 +265,7 @@ class Agent:
             name=settings.name,
             own=own.waking if own else None,
             unfit=self.reading.unfit if self.reading else _fit,
-            complete=node.caught_up,
+            complete=node.readiness,
             directory=settings.directory,
         )
         stack.push_async_callback(self.proxy.close)
@@ -312,7 +312,7 @@ def reader_app(
     """What an agent serves that has neither worker nor broker: the catalog, its health, its metrics."""
     from starlette.responses import Response
 
-    from hawker.catalog.api import health
+    from hawker.catalog.read.api import health
     from hawker.model.endpoints import ENDPOINTS
 
     async def tell_health(call: Call) -> Response:

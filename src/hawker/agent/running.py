@@ -207,7 +207,7 @@ class _Life:
 
 
 ROLES = {
-    "catalog": ("hawker.catalog.api", "hawker.catalog.node", "cryptography.hazmat.primitives.ciphers.aead"),
+    "catalog": ("hawker.catalog.read.api", "hawker.catalog.gossip.node", "cryptography.hazmat.primitives.ciphers.aead"),
     "worker": ("hawker.worker.daemon", "hawker.worker.drivers.several", "hawker.worker.lock"),
     "broker": ("hawker.broker.api", "hawker.broker.directory"),
     "proxy": ("hawker.proxy.service",),

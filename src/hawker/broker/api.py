@@ -23,7 +23,7 @@ from hawker.broker.names import machine_name
 from hawker.broker.orders import Orders, Wanted
 from hawker.broker.passing import Located, Passing, query_of, target_of
 from hawker.broker.replacing import Replacing
-from hawker.catalog.api import CatalogApi, check_sql, health, no_catalog
+from hawker.catalog.read.api import CatalogApi, check_sql, health, no_catalog
 from hawker.core.ranking import Policy
 from hawker.errors import Conflict, Invalid, NameTaken, NotBuilt, NotFound, Refused, Unreachable
 from hawker.host import Host

@@ -2,7 +2,7 @@
 
 One owner's versions are applied strictly in order, so a replica always shows exactly what that owner had committed at
 some number. What comes too early waits in a small buffer while the hole before it is asked for; what comes twice is
-dropped. `catalog.replica` and `catalog.outbox` do what is decided here.
+dropped. `catalog.gossip.replica` and `catalog.publish.outbox` do what is decided here.
 """
 
 from __future__ import annotations

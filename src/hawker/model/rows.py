@@ -379,7 +379,7 @@ class RunRow(Row, frozen=True, kw_only=True):
 
 class PublishedRow(Row, frozen=True, kw_only=True):
     """A row of the catalog as this node published it last, in version `number` of its log; `values` None is a
-    tombstone. `merged`: of a table that many nodes write. See `catalog.outbox`."""
+    tombstone. `merged`: of a table that many nodes write. See `catalog.publish.outbox`."""
 
     table: ClassVar[str] = "published"
 

@@ -130,8 +130,8 @@ class Proxy:
         """`worker` is whose machines' door this is, "" for none; `own` are its calls where it is in this process.
         `name` and `directory` are the agent's; below the latter are certificates by ACME, and HAProxy's files if
         `settings` say nothing of that. `unfit` says why this node should get no traffic, "" when it may
-        (`hawker.catalog.api`), `complete` whether what the catalog does not show is not there
-        (`hawker.catalog.caught_up`).
+        (`hawker.catalog.read.api`), `complete` whether what the catalog does not show is not there
+        (`hawker.catalog.gossip.readiness`).
         Raises `HawkerError` when an address is taken, `Invalid` where there is no HAProxy, `StoreError` when the
         catalog cannot be read."""
         proxy = cls(settings, unfit)

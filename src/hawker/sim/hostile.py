@@ -15,14 +15,14 @@ from typing import Any
 
 import msgspec
 
-from hawker.catalog import spreading
-from hawker.catalog.joining import JOIN, JoinAsk
-from hawker.catalog.membership import KIND as SWIM
-from hawker.catalog.membership import MEMBERS
-from hawker.catalog.node import Node, NodeSettings
-from hawker.catalog.packets import UNREADABLE, Sealer
-from hawker.catalog.replication import DIGEST, FETCH, DigestAsk, FetchAsk
-from hawker.catalog.spreading import KIND
+from hawker.catalog.gossip import rumours
+from hawker.catalog.gossip.joining import JOIN, JoinAsk
+from hawker.catalog.gossip.membership import KIND as SWIM
+from hawker.catalog.gossip.membership import MEMBERS
+from hawker.catalog.gossip.node import Node, NodeSettings
+from hawker.catalog.gossip.packets import UNREADABLE, Sealer
+from hawker.catalog.gossip.replication import DIGEST, FETCH, DigestAsk, FetchAsk
+from hawker.catalog.gossip.rumours import KIND
 from hawker.client.wire import PeerUnreachable
 from hawker.core.swim.members import Member, Status
 from hawker.core.swim.settings import LAN
@@ -258,7 +258,7 @@ def _check_rows(node: Node) -> list[str]:
 
 def _reads(payload: bytes) -> bool:
     try:
-        spreading.read(payload)
+        rumours.read(payload)
     except UNREADABLE:
         return False
     return True

@@ -7,8 +7,8 @@ An app is written by one worker and may have machines nowhere. Of every app the 
 from __future__ import annotations
 
 from hawker.catalog import apps
+from hawker.catalog.read.watch import Watch
 from hawker.catalog.view import View
-from hawker.catalog.watch import Watch
 from hawker.core.rendezvous import ranked
 from hawker.errors import StoreError
 from hawker.model.rows import AppRow

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from hawker.catalog.api import CatalogApi, health
-from hawker.catalog.publisher import Publisher
+from hawker.catalog.gossip.publisher import Publisher
+from hawker.catalog.read.api import CatalogApi, health
 from hawker.catalog.view import RowView
 from hawker.core import capacity as ledger_rules
 from hawker.core.beats import until_beat

@@ -1,9 +1,9 @@
 """What a worker tells the catalog: for each kind of its rows, the rows that the fleet sees of it.
 
-A projection is called with every changed row, inside the change that wrote it (`hawker.catalog.outbox`). Within the
-region go machines, coarse free capacity and a sketch of the images; to every region the worker itself, the apps it has,
-and what it knows of them. State that somebody waits for is urgent: it is published in the very commit. The rest may
-wait for others.
+The outbox calls a projection with every changed row, inside the change that wrote it
+(`hawker.catalog.publish.outbox`). The region sees machines, coarse free capacity and a sketch of the images; every
+region sees the worker itself, the apps it has, and what it knows of them. State that somebody waits for is urgent: it
+is published in the very commit. The rest may wait for others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 import hawker
 from hawker import __version__
 from hawker.catalog import apps
-from hawker.catalog.outbox import Outbox, Projected, Projection, published
+from hawker.catalog.publish.outbox import Outbox, Projected, Projection, published
 from hawker.errors import Invalid
 from hawker.host import Host
 from hawker.model.catalog import Change

@@ -10,8 +10,8 @@ back. A worker that reaches nobody goes by what it knew last.
 
 from __future__ import annotations
 
+from hawker.catalog.read.watch import Watch
 from hawker.catalog.view import Changed, RowView
-from hawker.catalog.watch import Watch
 from hawker.errors import HawkerError, StoreError
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow

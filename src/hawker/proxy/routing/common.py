@@ -35,7 +35,7 @@ class Common:
         random: Callable[[], float],
         complete: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`complete`: whether what the catalog does not show is not there (`hawker.catalog.caught_up`)."""
+        """`complete`: whether what the catalog does not show is not there (`hawker.catalog.gossip.readiness`)."""
         self.sites = sites
         self._complete = complete
         self.settings = settings

@@ -8,7 +8,7 @@ member's neighbours with those that live (L5).
 
 from __future__ import annotations
 
-from hawker.catalog.node import Node as Member
+from hawker.catalog.gossip.node import Node as Member
 from hawker.core.swim.members import Status
 from hawker.model.catalog import NOTHING, TIERS, LogId, Position, Tier
 from hawker.model.guest import RESOURCES, Resources

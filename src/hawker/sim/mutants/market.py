@@ -9,7 +9,7 @@ import apsw
 from msgspec.structs import replace
 
 from hawker.broker.orders import Orders
-from hawker.catalog.outbox import Outbox
+from hawker.catalog.publish.outbox import Outbox
 from hawker.core import capacity
 from hawker.model.catalog import Change as CatalogChange
 from hawker.model.catalog import Version

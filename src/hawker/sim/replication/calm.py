@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hawker.catalog.outbox import TOMBSTONES_KEPT
+from hawker.catalog.publish.outbox import TOMBSTONES_KEPT
 from hawker.core import hlc
 from hawker.core.ownerlog import HELD_MS
 from hawker.model.catalog import TIERS, LogId, Tier

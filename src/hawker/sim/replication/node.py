@@ -10,9 +10,9 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from hawker.catalog.outbox import Outbox, Projected
-from hawker.catalog.replica import Replica
-from hawker.catalog.schema import Columns, Count, Flag, Table, Text
+from hawker.catalog.gossip.replica import Replica
+from hawker.catalog.publish.outbox import Outbox, Projected
+from hawker.catalog.tables.schema import Columns, Count, Flag, Table, Text
 from hawker.host import Host
 from hawker.model.catalog import TIERS, Change, LogId, Origin, Tier, Version
 from hawker.model.rows import LeaseRow, PublishedRow, TallyRow

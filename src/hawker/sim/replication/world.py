@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import Any
 
-from hawker.catalog.replica import Outcome
+from hawker.catalog.gossip.replica import Outcome
 from hawker.core import hlc, ownerlog
 from hawker.model.catalog import NOTHING, TIERS, LogId, Origin, Position, Range, Tier, Version
 from hawker.model.rows import LeaseRow, TallyRow

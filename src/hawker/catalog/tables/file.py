@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import apsw
 import msgspec
 
-from hawker.catalog.checkpoints import PAGES
-from hawker.catalog.layout import Described, Layout
+from hawker.catalog.tables.checkpoints import PAGES
+from hawker.catalog.tables.layout import Described, Layout
 from hawker.errors import StoreError
 from hawker.model.catalog import Tier, Values
 from hawker.store.connection import BUSY_MS, make_private, rows

@@ -11,8 +11,8 @@ import pytest
 from tests.catalog.owners import Owner
 from tests.kit.virtual_time import virtual_host, virtual_time
 
-from hawker.catalog.caught_up import LOOK_S, WAIT_S, CaughtUp
-from hawker.catalog.replica import Replica
+from hawker.catalog.gossip.readiness import LOOK_S, WAIT_S, Readiness
+from hawker.catalog.gossip.replica import Replica
 from hawker.core.freshness import Freshness
 from hawker.core.swim.members import Member
 from hawker.errors import StoreError
@@ -29,7 +29,7 @@ class Around:
         self.seeds = True
         self.live: list[Member] = []
         self.owners: dict[tuple[str, Tier], Owner] = {}
-        self.caught_up = CaughtUp("edge", "ord", self.replica, self.freshness, lambda: self.seeds, lambda: self.live)
+        self.readiness = Readiness("edge", "ord", self.replica, self.freshness, lambda: self.seeds, lambda: self.live)
 
     def member(self, name: str, *roles: str) -> None:
         self.live.append(Member(name, 1, "127.0.0.1", 4281, "ord", roles))
@@ -49,11 +49,11 @@ class Around:
 
     def compared(self, *, complete: bool) -> None:
         for tier in TIERS:
-            self.caught_up.compared(tier, complete)
+            self.readiness.compared(tier, complete)
 
     async def soon(self) -> bool:
         await asyncio.sleep(LOOK_S)
-        return self.caught_up()
+        return self.readiness()
 
 
 def damage(path: Path) -> None:
@@ -86,7 +86,7 @@ async def test_who_reaches_nobody_has_not_caught_up_however_long_it_tries(path: 
     with around_a_member(path) as around:
         assert not await around.soon()
         await asyncio.sleep(100 * WAIT_S)
-        assert not around.caught_up()
+        assert not around.readiness()
 
 
 @virtual_time
@@ -94,10 +94,10 @@ async def test_a_comparison_with_one_that_has_caught_up_is_enough_if_it_was_of_b
     with around_a_member(path) as around:
         around.rows("ord-1")
         around.member("ord-1", "worker")
-        around.caught_up.compared("region", True)
+        around.readiness.compared("region", True)
         assert not await around.soon()
-        around.caught_up.compared("global", True)
-        assert around.caught_up()
+        around.readiness.compared("global", True)
+        assert around.readiness()
 
 
 @virtual_time
@@ -105,15 +105,15 @@ async def test_who_may_know_of_others_of_its_region_has_met_none_until_it_has_co
     path: Path,
 ) -> None:
     with around_a_member(path) as around:
-        await around.caught_up.until_met()  # it knows of none
+        await around.readiness.until_met()  # it knows of none
         around.rows("ord-1")
-        meeting = asyncio.ensure_future(around.caught_up.until_met())
+        meeting = asyncio.ensure_future(around.readiness.until_met())
         for tier in TIERS:
             await asyncio.sleep(1)
             assert not meeting.done()
-            around.caught_up.compared(tier, False)
+            around.readiness.compared(tier, False)
         await meeting
-        assert not around.caught_up()
+        assert not around.readiness()
 
 
 @virtual_time
@@ -145,7 +145,7 @@ async def test_a_worker_that_is_not_there_is_waited_for_a_while_and_one_that_liv
         around.says("ord-1")
         assert not await around.soon()
         await asyncio.sleep(WAIT_S * 0.1)
-        assert around.caught_up()
+        assert around.readiness()
 
 
 @virtual_time
@@ -155,7 +155,7 @@ async def test_who_lives_and_has_not_spoken_is_waited_for_longer(path: Path) -> 
         around.member("ord-1", "worker")
         around.compared(complete=False)
         await asyncio.sleep(2 * WAIT_S)
-        assert not around.caught_up()
+        assert not around.readiness()
         around.says("ord-1")
         assert await around.soon()
 
@@ -168,11 +168,11 @@ async def test_a_file_that_was_begun_anew_has_to_catch_up_anew(path: Path) -> No
     damage(path)
     with around_a_member(path) as around:
         around.compared(complete=True)
-        assert around.caught_up()
+        assert around.readiness()
         assert around.replica.resets == 0
         with suppress(StoreError):
             around.replica.rows("select * from members")
         assert around.replica.resets == 1, "its file was damaged"
-        assert not around.caught_up()
+        assert not around.readiness()
         around.compared(complete=True)
-        assert around.caught_up()
+        assert around.readiness()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from hawker.catalog.replica import Replica
+from hawker.catalog.gossip.replica import Replica
 from hawker.core.freshness import Freshness
 from hawker.core.swim.members import Member
 from hawker.model.catalog import TIERS, LogId, Tier
@@ -27,7 +27,7 @@ LOOK_S = 0.02
 _WORKERS = "select name from workers where region = ? order by name"
 
 
-class CaughtUp:
+class Readiness:
     """Of one node. `anyone` says whether anybody should be there to ask, `live` gives the members taken for living."""
 
     def __init__(

@@ -8,9 +8,9 @@ from random import Random
 import pytest
 from tests.kit.virtual_time import virtual_time
 
-from hawker.catalog import spreading
-from hawker.catalog.publisher import GATHER_S
-from hawker.catalog.spreading import Spreading
+from hawker.catalog.gossip import rumours
+from hawker.catalog.gossip.publisher import GATHER_S
+from hawker.catalog.gossip.rumours import RumourSender
 from hawker.core.swim.settings import LAN
 from hawker.model.catalog import Change, Version
 
@@ -22,12 +22,12 @@ VERSION = Version("ord-1", "region", 1, 1, (Change("machines", "m", {"state": "s
 async def test_a_small_region_hears_of_an_owners_news_at_once(neighbours: int) -> None:
     """Once a version was told twice in all where three were to hear it; the third found out a second later."""
     others = [(f"10.0.0.{n}", 1) for n in range(neighbours)]
-    sent: list[tuple[spreading.Address, bytes]] = []
-    own = Spreading(LAN, Random(1), lambda: others, lambda to, payload: sent.append((to, payload)))
+    sent: list[tuple[rumours.Address, bytes]] = []
+    own = RumourSender(LAN, Random(1), lambda: others, lambda to, payload: sent.append((to, payload)))
     own.tell(VERSION, ours=True)
     await asyncio.sleep(GATHER_S)
     assert sorted(to for to, _ in sent) == others
-    assert [spreading.read(payload[1:]) for _, payload in sent] == [[VERSION]] * neighbours
+    assert [rumours.read(payload[1:]) for _, payload in sent] == [[VERSION]] * neighbours
     own.close()
 
 
@@ -44,11 +44,11 @@ async def test_more_than_the_next_packets_carry_is_told_by_its_position_at_once_
     """Once it waited for its turn: for seconds, where an owner changed a hundred rows at a time. Then it was told whole
     to whoever fetched it, again and again."""
     sent: list[bytes] = []
-    own = Spreading(LAN, Random(1), lambda: [("10.0.0.1", 1)], lambda to, payload: sent.append(payload))
+    own = RumourSender(LAN, Random(1), lambda: [("10.0.0.1", 1)], lambda to, payload: sent.append(payload))
     for version in many(1, 100):
         own.tell(version, ours=True)
     await asyncio.sleep(GATHER_S)
-    told = [version for payload in sent for version in spreading.read(payload[1:])]
+    told = [version for payload in sent for version in rumours.read(payload[1:])]
     before = [version.number for version in told if not version.changes]
     assert len(before) == 1
     assert [version.number for version in told if version.changes] == [*range(before[0] + 1, 101)]
@@ -63,10 +63,10 @@ async def test_every_neighbour_hears_the_newest_first_however_much_is_told_again
     others = [(f"10.0.0.{n}", 1) for n in range(neighbours)]
     newest = dict.fromkeys(others, 0)
 
-    def hear(to: spreading.Address, payload: bytes) -> None:
-        newest[to] = max(newest[to], *(version.number for version in spreading.read(payload[1:])))
+    def hear(to: rumours.Address, payload: bytes) -> None:
+        newest[to] = max(newest[to], *(version.number for version in rumours.read(payload[1:])))
 
-    own = Spreading(LAN, Random(1), lambda: others, hear)
+    own = RumourSender(LAN, Random(1), lambda: others, hear)
     for last in range(10, 201, 10):
         for version in many(last - 9, last):
             own.tell(version, ours=True)
@@ -78,9 +78,9 @@ async def test_every_neighbour_hears_the_newest_first_however_much_is_told_again
 @virtual_time
 async def test_what_is_new_in_the_last_moment_is_told_before_the_end() -> None:
     sent: list[bytes] = []
-    own = Spreading(LAN, Random(1), lambda: [("10.0.0.1", 1)], lambda to, payload: sent.append(payload))
+    own = RumourSender(LAN, Random(1), lambda: [("10.0.0.1", 1)], lambda to, payload: sent.append(payload))
     own.tell(VERSION, ours=True)
     own.close()
-    assert [spreading.read(payload[1:]) for payload in sent] == [[VERSION]]
+    assert [rumours.read(payload[1:]) for payload in sent] == [[VERSION]]
     await asyncio.sleep(1)
     assert len(sent) == 1

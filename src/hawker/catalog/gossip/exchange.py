@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.responses import Response
 
-from hawker.catalog.packets import UNREADABLE, NotOurs, Sealer
+from hawker.catalog.gossip.packets import UNREADABLE, NotOurs, Sealer
 from hawker.client.connection import Peer
 from hawker.client.wire import PeerUnreachable
 from hawker.errors import Invalid, Refused, Unreachable

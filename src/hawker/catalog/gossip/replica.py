@@ -3,10 +3,10 @@
 `receive` takes versions as they are spread, `merge` takes ranges that were asked for; each call is one commit. One
 owner's versions are applied in their order only (`core.ownerlog`), so the rows of an owner are always exactly what it
 had committed at the position that `position` tells. `answer` serves other replicas from the same rows, whoever owns
-them. Readers use SQL on the views (`catalog.schema`), also from another process.
+them. Readers use SQL on the views (`catalog.tables.schema`), also from another process.
 
 The file is written without waiting for the disk: a power cut may take the last commits back, each of them whole, and
-what is missing then is fetched again. Damage is answered by starting empty (`catalog.tables`).
+what is missing then is fetched again. Damage is answered by starting empty (`catalog.tables.tables`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from contextlib import nullcontext
 import msgspec
 from msgspec.structs import replace
 
-from hawker.catalog.ingest import BULK_LEAST, Batch
-from hawker.catalog.schema import Table
-from hawker.catalog.tables import Tables
+from hawker.catalog.tables.ingest import BULK_LEAST, Batch
+from hawker.catalog.tables.schema import Table
+from hawker.catalog.tables.tables import Tables
 from hawker.core import ownerlog
 from hawker.host import Host
 from hawker.model.catalog import NOTHING, LogId, Origin, Position, Range, Tier, Version

@@ -14,7 +14,7 @@ from random import Random
 import msgspec
 from msgspec.structs import replace
 
-from hawker.catalog.packets import PAYLOAD_MAX
+from hawker.catalog.gossip.packets import PAYLOAD_MAX
 from hawker.core.swim.rumours import Rumours
 from hawker.core.swim.settings import Settings
 from hawker.model.catalog import Version
@@ -34,7 +34,7 @@ TICK_S = 0.05
 Address = tuple[str, int]
 
 
-class Spreading:
+class RumourSender:
     """`neighbours` gives the addresses of live neighbours, in a fixed order."""
 
     def __init__(

@@ -14,7 +14,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from hawker.catalog.layout import Bad, Layout
+from hawker.catalog.tables.layout import Bad, Layout
 from hawker.core import hlc
 from hawker.model.catalog import RAISED_FLOOR, LogId, Numbered, Tier, Values
 from hawker.store.connection import rows

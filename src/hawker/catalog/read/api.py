@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from hawker.catalog.queries import Queries
-from hawker.catalog.subscriptions import Subscriptions
+from hawker.catalog.read.queries import Queries
+from hawker.catalog.read.subscriptions import Subscriptions
 from hawker.core.freshness import unfit
 from hawker.core.metrics import Level
 from hawker.core.swim.members import Status, View
@@ -30,7 +30,7 @@ from hawker.model.catalog import TIERS, LogId, Tier
 from hawker.model.values import rfc3339
 
 if TYPE_CHECKING:
-    from hawker.catalog.node import Node
+    from hawker.catalog.gossip.node import Node
 
 STREAM_S_MAX = 86_400
 REMOTE, MISSING = "remote", "missing"
@@ -159,7 +159,7 @@ class CatalogApi:
             others |= {f"{host}:{port}" for host, port in node.settings.join if (host, port) != here}
             others |= {name for (name,) in node.replica.rows(_REMEMBERED, (me,))}
         silent_s = node.freshness.silent_s(now)
-        caught_up = node.caught_up()
+        caught_up = node.readiness()
         return unfit(behind_s=self._behind_s(now), others=len(others), silent_s=silent_s, caught_up=caught_up)
 
     def _behind_s(self, now: float) -> float:

@@ -12,10 +12,10 @@ import asyncio
 from collections.abc import Callable
 from random import Random
 
-from hawker.catalog.exchange import Address
-from hawker.catalog.replica import Replica
-from hawker.catalog.replication import Replication
-from hawker.catalog.schema import TABLES
+from hawker.catalog.gossip.exchange import Address
+from hawker.catalog.gossip.replica import Replica
+from hawker.catalog.gossip.replication import Replication
+from hawker.catalog.tables.schema import TABLES
 from hawker.client.wire import PeerUnreachable
 from hawker.core.freshness import Freshness
 from hawker.errors import StoreError

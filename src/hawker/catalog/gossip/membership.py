@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from hawker.catalog.exchange import Address, Exchange
-from hawker.catalog.packets import PAYLOAD_MAX
-from hawker.catalog.replica import Replica
+from hawker.catalog.gossip.exchange import Address, Exchange
+from hawker.catalog.gossip.packets import PAYLOAD_MAX
+from hawker.catalog.gossip.replica import Replica
 from hawker.client.wire import PeerUnreachable
 from hawker.core.swim import actions
 from hawker.core.swim.members import Member, Status, View

@@ -22,18 +22,18 @@ from typing import Any, cast
 
 import msgspec
 
-from hawker.catalog import membership, spreading
-from hawker.catalog.bridging import Bridging
-from hawker.catalog.caught_up import CaughtUp
-from hawker.catalog.exchange import Address, Answering, Exchange
-from hawker.catalog.joining import JOIN, Joining
-from hawker.catalog.membership import MEMBERS, PROBE, Membership
-from hawker.catalog.notes import Notes
-from hawker.catalog.packets import UNREADABLE, NotOurs, Sealer
-from hawker.catalog.publisher import Publisher
-from hawker.catalog.replica import Replica
-from hawker.catalog.replication import DIGEST, FETCH, Replication
-from hawker.catalog.spreading import Spreading
+from hawker.catalog.gossip import membership, rumours
+from hawker.catalog.gossip.bridging import Bridging
+from hawker.catalog.gossip.exchange import Address, Answering, Exchange
+from hawker.catalog.gossip.joining import JOIN, Joining
+from hawker.catalog.gossip.membership import MEMBERS, PROBE, Membership
+from hawker.catalog.gossip.notes import Notes
+from hawker.catalog.gossip.packets import UNREADABLE, NotOurs, Sealer
+from hawker.catalog.gossip.publisher import Publisher
+from hawker.catalog.gossip.readiness import Readiness
+from hawker.catalog.gossip.replica import Replica
+from hawker.catalog.gossip.replication import DIGEST, FETCH, Replication
+from hawker.catalog.gossip.rumours import RumourSender
 from hawker.client.wire import PeerUnreachable
 from hawker.core.beats import until_beat
 from hawker.core.freshness import Freshness
@@ -89,7 +89,7 @@ class Node:
             me, settings.join, self.replica, self._exchange, self.membership, self.replication, host.rng
         )
         self.freshness = Freshness()
-        self.caught_up = self.replication.caught_up = CaughtUp(
+        self.readiness = self.replication.readiness = Readiness(
             settings.name, settings.region, self.replica, self.freshness, self._joining.expected, self.membership.live
         )
         self._bridging = Bridging(
@@ -103,7 +103,7 @@ class Node:
         self._notes = Notes(settings.name, self.replica, host.rng, self.swim.set_note, self._heard, self._differs)
         self.replica.on_applied.append(self._applied)
         self._publisher: Publisher | None = None
-        self._spreading = Spreading(settings.swim, host.rng, self._neighbours, self.send)
+        self._rumours = RumourSender(settings.swim, host.rng, self._neighbours, self.send)
         self._transport: asyncio.DatagramTransport | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._closed = False
@@ -114,7 +114,7 @@ class Node:
     async def open(self, publisher: Publisher | None = None) -> None:
         """Raises `HawkerError` when the port is taken."""
         await self._listen()
-        self.caught_up()  # whom it meets later meets one that was all there is
+        self.readiness()  # whom it meets later meets one that was all there is
         if publisher:
             await publisher.open(self.replica, self._tell)
             self._publisher = publisher
@@ -152,7 +152,7 @@ class Node:
             self._publisher.tell()
         with self._unless_disk_fails():
             self.membership.close()
-        self._spreading.close()
+        self._rumours.close()
         self._notes.close()
         tasks = list(self._tasks)
         for task in tasks:
@@ -180,7 +180,7 @@ class Node:
     @property
     def waiting(self) -> int:
         """How much waits to be told to neighbours."""
-        return len(self._spreading)
+        return len(self._rumours)
 
     @property
     def exchange(self) -> Exchange:
@@ -193,7 +193,7 @@ class Node:
             if self._joining.anyone():
                 async with asyncio.timeout(within_s):
                     await self._joining.joined.wait()
-                    await self.caught_up.until_met()
+                    await self.readiness.until_met()
         if holder := self._joining.holder:
             raise HawkerError(
                 f"the name {self.settings.name} is taken: the agent at {holder} has it, and answers",
@@ -217,7 +217,7 @@ class Node:
         with self._unless_disk_fails():
             if kind == membership.KIND:
                 self.membership.received(source, payload)
-            elif kind == spreading.KIND:
+            elif kind == rumours.KIND:
                 self._read_news(source, payload)
 
     def reached(self) -> None:
@@ -253,11 +253,11 @@ class Node:
 
     def _tell(self, version: Version) -> None:
         """Something is new here."""
-        self._spreading.tell(version, ours=version.owner == self.settings.name)
+        self._rumours.tell(version, ours=version.owner == self.settings.name)
 
     def _read_news(self, source: Address, payload: bytes) -> None:
         try:
-            versions = spreading.read(payload)
+            versions = rumours.read(payload)
         except UNREADABLE:
             self._stranger("unreadable")
             return
@@ -307,7 +307,7 @@ class Node:
             await asyncio.sleep(until_beat(asyncio.get_running_loop().time(), RECHECK_S))
             with self._unless_disk_fails():
                 self.replica.recheck()
-                if not self.caught_up():
+                if not self.readiness():
                     self._notes.write()  # a file that was begun anew: the next packet of anybody tells what is lacking
 
     # --- the rest ----------------------------------------------------------------------------------------------------

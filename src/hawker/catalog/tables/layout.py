@@ -14,7 +14,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from hawker.catalog.schema import TEXT_MOST, Table
+from hawker.catalog.tables.schema import TEXT_MOST, Table
 from hawker.model.catalog import Tier, Values
 
 KEY_MOST = 256

@@ -14,10 +14,10 @@ from random import Random
 
 import msgspec
 
-from hawker.catalog.exchange import Address, Exchange
-from hawker.catalog.membership import Membership
-from hawker.catalog.replica import Replica
-from hawker.catalog.replication import Replication
+from hawker.catalog.gossip.exchange import Address, Exchange
+from hawker.catalog.gossip.membership import Membership
+from hawker.catalog.gossip.replica import Replica
+from hawker.catalog.gossip.replication import Replication
 from hawker.client.wire import PeerUnreachable
 from hawker.core.swim.members import Member, Status, View
 from hawker.errors import StoreError

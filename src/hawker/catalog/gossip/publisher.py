@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from hawker.catalog.outbox import TOMBSTONES_KEPT, Outbox
-from hawker.catalog.replica import Replica
+from hawker.catalog.gossip.replica import Replica
+from hawker.catalog.publish.outbox import TOMBSTONES_KEPT, Outbox
 from hawker.errors import NotFound, StoreError
 from hawker.model.catalog import TIERS, LogId, Tier, Version
 from hawker.store.db import Store

@@ -14,8 +14,8 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Iterable, Iterator
 
-from hawker.catalog.queries import Queries, check, tables_told_of
-from hawker.catalog.replica import Replica
+from hawker.catalog.gossip.replica import Replica
+from hawker.catalog.read.queries import Queries, check, tables_told_of
 from hawker.core import results
 from hawker.core.results import Row, RowChange
 from hawker.errors import HawkerError, Invalid, TooManyRequests, Unreachable

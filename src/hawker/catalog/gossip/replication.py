@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from hawker.catalog.caught_up import CaughtUp
-from hawker.catalog.exchange import FETCH_S, Address, Exchange
-from hawker.catalog.replica import Replica
+from hawker.catalog.gossip.exchange import FETCH_S, Address, Exchange
+from hawker.catalog.gossip.readiness import Readiness
+from hawker.catalog.gossip.replica import Replica
 from hawker.client.wire import PeerUnreachable
 from hawker.core import ownerlog
 from hawker.errors import StoreError
@@ -86,7 +86,7 @@ class Replication:
         self._exchange = exchange
         self._news = news
         self._ahead = ahead
-        self.caught_up: CaughtUp | None = None
+        self.readiness: Readiness | None = None
         self._count = metrics.catalog_versions
         self._wanted: dict[Address, dict[LogId, None]] = {}  # to be asked for, by whom to ask
         self._timers: dict[Address, asyncio.TimerHandle] = {}
@@ -255,8 +255,8 @@ class Replication:
                 self._note(log, theirs)
                 lacking[log] = theirs
         moved = await self.fetch(with_, lacking)
-        if home and self.caught_up and not any(self._behind(log, theirs) for log, theirs in lacking.items()):
-            self.caught_up.compared(tier, answer.complete)
+        if home and self.readiness and not any(self._behind(log, theirs) for log, theirs in lacking.items()):
+            self.readiness.compared(tier, answer.complete)
         return moved
 
     async def fetch(self, source: Address, logs: Iterable[LogId]) -> list[LogId]:
@@ -302,7 +302,7 @@ class Replication:
         found = tuple((owner, mine[owner]) for owner in ownerlog.in_buckets(mine, differing))
         if differing and ask.back:
             self._start(self._compare_back(ask.back, ask.tier), "compare back")
-        return _encode(DigestAnswer(found, self.caught_up is None or self.caught_up()))
+        return _encode(DigestAnswer(found, self.readiness is None or self.readiness()))
 
     async def answer_fetch(self, question: bytes) -> bytes:
         ask = _decode_fetch(question)

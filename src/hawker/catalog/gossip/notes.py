@@ -14,8 +14,8 @@ from random import Random
 
 import msgspec
 
-from hawker.catalog.packets import UNREADABLE
-from hawker.catalog.replica import Replica
+from hawker.catalog.gossip.packets import UNREADABLE
+from hawker.catalog.gossip.replica import Replica
 from hawker.model.catalog import TIERS, LogId, Position
 
 HASH_BYTES = 4

@@ -1,6 +1,6 @@
 """The replica's tables as one thing: opened, read, written in transactions, and begun anew when they are damaged.
 
-What belongs into them is decided in `catalog.replica`.
+What belongs into them is decided in `catalog.gossip.replica`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, Self
 import apsw
 import msgspec
 
-from hawker.catalog import file
-from hawker.catalog.checkpoints import Checkpoints
-from hawker.catalog.ingest import AsideOf, Batch
-from hawker.catalog.layout import Layout
-from hawker.catalog.schema import TABLES, Table
+from hawker.catalog.tables import file
+from hawker.catalog.tables.checkpoints import Checkpoints
+from hawker.catalog.tables.ingest import AsideOf, Batch
+from hawker.catalog.tables.layout import Layout
+from hawker.catalog.tables.schema import TABLES, Table
 from hawker.catalog.view import Changed
 from hawker.host import Host
 from hawker.model.catalog import LogId, Numbered, Origin, Position

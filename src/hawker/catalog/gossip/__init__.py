@@ -1,0 +1,1 @@
+"""The built-in engine of the catalog: membership by SWIM, and owner logs that neighbours tell each other."""
