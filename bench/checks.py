@@ -28,8 +28,8 @@ from hawker.model.rows import MachineRow
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.telemetry import set_up_logs
-from hawker.worker.inside.checks import Checks
-from hawker.worker.machine_log import MachineLog
+from hawker.worker.machine.inside.checks import Checks
+from hawker.worker.machine.writer import MachineWriter
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nup"
 WARM_S = 3.0
@@ -80,7 +80,7 @@ async def measure(given: argparse.Namespace, port: int, asked: Any, directory: P
             tx.put(machine(f"{n:014x}", config, tx.now_ms))
 
     await store.submit(make)
-    checks = Checks(store, host, MachineLog(host, Resources()), lambda row, port: [("127.0.0.1", port)])
+    checks = Checks(store, host, MachineWriter(host, Resources()), lambda row, port: [("127.0.0.1", port)])
     began = time.perf_counter()
     checks.begin()
     begun_ms = (time.perf_counter() - began) * 1000

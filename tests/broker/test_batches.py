@@ -28,8 +28,8 @@ from hawker.model.guest import Resources
 from hawker.model.market import Ask, Order, Reason, Refusal, Reservation
 from hawker.store.tx import Tx
 from hawker.telemetry import Metrics
-from hawker.worker.api.machines import MachineApi
 from hawker.worker.api.market import MarketApi
+from hawker.worker.machine.api.machines import MachineApi
 
 ASKED_MOST = 20
 TOKEN = "token-of-the-agents"

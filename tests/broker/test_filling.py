@@ -25,7 +25,7 @@ from hawker.store.tx import Tx
 from hawker.telemetry import Metrics
 from hawker.worker import ledger
 from hawker.worker.claims import claim
-from hawker.worker.machine_log import get_machine
+from hawker.worker.machine.writer import get_machine
 
 
 class Link:

@@ -38,7 +38,7 @@ from hawker.model.guest import Resources
 from hawker.sim.hosts.world import Program
 from hawker.store.db import Store
 from hawker.worker.flows.flow import Act, Done, Flow, Step, StepContext
-from hawker.worker.flows.machine import MachineFlows
+from hawker.worker.machine.flows import MachineFlows
 
 T = TypeVar("T")
 

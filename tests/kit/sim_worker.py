@@ -26,22 +26,22 @@ from hawker.sim.hosts.world import Program, World
 from hawker.store.db import Store
 from hawker.store.verify import verify
 from hawker.telemetry import Metrics
-from hawker.worker.admission import Admission
 from hawker.worker.daemon import STOP_GRACE_S, SWEEP_S, Worker
 from hawker.worker.drivers.several import Runtimes, Several
-from hawker.worker.flows.exits import Exits
 from hawker.worker.flows.flow import Flow
-from hawker.worker.flows.machine import MachineFlows
 from hawker.worker.flows.runner import Runner
-from hawker.worker.machine_log import MachineLog, get_machine
-from hawker.worker.machines import Machines
+from hawker.worker.invariants import validate
+from hawker.worker.machine.admission import Admission
+from hawker.worker.machine.exits import Exits
+from hawker.worker.machine.flows import MachineFlows
+from hawker.worker.machine.generations import Generations
+from hawker.worker.machine.operations import Machines
+from hawker.worker.machine.updates import Updates
+from hawker.worker.machine.waking import Launches, Waking
+from hawker.worker.machine.writer import MachineWriter, get_machine
 from hawker.worker.market import Market
 from hawker.worker.request import Request
 from hawker.worker.settings import WorkerSettings
-from hawker.worker.superseding import Superseding
-from hawker.worker.updates import Updates
-from hawker.worker.validating import validate
-from hawker.worker.waking import Launches, Waking
 
 REGION = "ord"
 APP = AppRow(name="web", id="app1", org="personal", network="default", number=1, created_at_ms=0, stamp_ms=1)
@@ -108,8 +108,8 @@ class SimWorker:
         """The rest of opening, once `store` is there."""
         store, host, driver = self.store, self.host, self.drivers
         me = await store.submit(self._daemon._identify)
-        self.log = log = MachineLog(host, self.capacity)
-        self.superseding = superseding = Superseding("ord-1", self._catalog)
+        self.log = log = MachineWriter(host, self.capacity)
+        self.superseding = superseding = Generations("ord-1", self._catalog)
         launches = Launches()
         machine_flows = MachineFlows(store, host, driver, log, superseding.by, self.driver.images, waiters=launches)
         self.runner = runner = Runner(store, host, self._flows(machine_flows), self.metrics)

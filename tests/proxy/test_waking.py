@@ -15,8 +15,8 @@ from hawker.host import live
 from hawker.model import door as words
 from hawker.proxy.base import Address
 from hawker.proxy.settings import RouterSettings
-from hawker.worker.leases import acquire
-from hawker.worker.machine_log import get_machine
+from hawker.worker.machine.leases import acquire
+from hawker.worker.machine.writer import get_machine
 from hawker.worker.request import Request
 
 

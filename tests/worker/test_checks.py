@@ -23,8 +23,8 @@ from hawker.sim.platform.loop import SimLoop
 from hawker.sim.platform.net import Net
 from hawker.sim.platform.processes import PROCESS, Process, Station
 from hawker.sim.platform.record import Record
-from hawker.worker.check_rows import learned
-from hawker.worker.inside.checks import A_TURN, AT_ONCE, HELD_S, TURN_S, Checks
+from hawker.worker.machine.check_rows import learned
+from hawker.worker.machine.inside.checks import A_TURN, AT_ONCE, HELD_S, TURN_S, Checks
 
 PORT = 8080
 HTTP = {"type": "http", "path": "/up", "interval": "15s", "timeout": "2s", "grace_period": "10s"}

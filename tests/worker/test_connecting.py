@@ -12,7 +12,7 @@ import pytest
 from tests.kit.ports import free_port
 from tests.kit.waiting import at_rest, until
 
-from hawker.worker.inside.connecting import LOST, PIECE_BYTES, SILENT_S, Connection, connect
+from hawker.worker.machine.inside.connecting import LOST, PIECE_BYTES, SILENT_S, Connection, connect
 
 
 class Machine:

@@ -43,8 +43,8 @@ from hawker.model.rows import (
     VersionRow,
 )
 from hawker.sim.hosts.world import Program
-from hawker.worker.api.machines import MachineApi
 from hawker.worker.api.runs import RunsApi
+from hawker.worker.machine.api.machines import MachineApi
 from hawker.worker.publishing import Publishing
 
 FEW, MANY = 10, 10_000

@@ -19,7 +19,7 @@ from hawker.model.machine import State
 from hawker.sim.hosts.world import Program, World
 from hawker.store.tx import Tx
 from hawker.worker.drivers.base import Exit, InstanceSpec, Limits
-from hawker.worker.machine_log import get_machine
+from hawker.worker.machine.writer import get_machine
 
 PROGRAMS = {
     "ok": Program(runs_s=1),

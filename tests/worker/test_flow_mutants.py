@@ -16,7 +16,7 @@ from hawker.model.rows import MachineRow, RunRow
 from hawker.store.tx import Tx
 from hawker.worker.drivers.base import UnknownInstance
 from hawker.worker.flows.flow import Act, Done, Flow, Step, StepContext
-from hawker.worker.flows.machine import MachineFlows
+from hawker.worker.machine.flows import MachineFlows
 
 Change = Callable[[MachineFlows, Step], Step]
 

@@ -15,8 +15,8 @@ from hawker.http.call import Call
 from hawker.model.machine import State
 from hawker.model.rows import LeaseRow
 from hawker.store.tx import Tx
-from hawker.worker import leases
-from hawker.worker.api.leases import LeaseApi
+from hawker.worker.machine import leases
+from hawker.worker.machine.api.leases import LeaseApi
 
 
 async def acquire(worker: SimWorker, machine: str, *, ttl_s: int = 60, nonce: str = "", owner: str = "ann") -> LeaseRow:

@@ -16,9 +16,9 @@ from hawker.model.config import check_config
 from hawker.model.image import IMAGE_TIMEOUT_S
 from hawker.model.machine import State
 from hawker.model.rows import PortRow
-from hawker.worker.api.machines import MachineApi, with_runtime
-from hawker.worker.flows.machine import STARTS_TRIED
 from hawker.worker.flows.runner import Busy
+from hawker.worker.machine.api.machines import MachineApi, with_runtime
+from hawker.worker.machine.flows import STARTS_TRIED
 
 FIRST, SECOND = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
 

@@ -17,7 +17,7 @@ from tests.kit.registry import write_tls
 
 from hawker.core.checking import Outcome
 from hawker.model.checks import Check
-from hawker.worker.inside.probing import (
+from hawker.worker.machine.inside.probing import (
     NOWHERE,
     OUTPUT_MOST,
     RECEIVED_MOST,

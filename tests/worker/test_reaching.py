@@ -17,7 +17,7 @@ from hawker.network.base import Attachment, NetworkError, Wanted
 from hawker.network.manager import Manager
 from hawker.supervisor import proc
 from hawker.worker.drivers.base import Process
-from hawker.worker.inside.reaching import own_ways, ways_of
+from hawker.worker.machine.inside.reaching import own_ways, ways_of
 
 ADDRESS = "fdaa:0:1:a7b:7d:f066:b83b:2"
 

@@ -15,8 +15,8 @@ from hawker.errors import Abort, Broken, Conflict, NotFound, Retry
 from hawker.host import Host
 from hawker.store.tx import Tx
 from hawker.worker.flows.flow import Done, Flow, Step, StepContext
-from hawker.worker.flows.machine import MachineFlows
 from hawker.worker.flows.runner import Busy
+from hawker.worker.machine.flows import MachineFlows
 
 
 class Script:

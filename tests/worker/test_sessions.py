@@ -23,7 +23,7 @@ from hawker.model.inside_api import (
     frames,
 )
 from hawker.worker.drivers.base import StartFailed
-from hawker.worker.inside.sessions import INPUT_BYTES_MAX, INPUT_S, SESSIONS_MAX, Sessions
+from hawker.worker.machine.inside.sessions import INPUT_BYTES_MAX, INPUT_S, SESSIONS_MAX, Sessions
 
 
 class Command:

@@ -14,7 +14,7 @@ from hawker.errors import DeadlineExceeded, Invalid, NotFound, PreconditionFaile
 from hawker.model.config import check_config
 from hawker.model.machine import State
 from hawker.sim.hosts.world import Program
-from hawker.worker.wait import Reached, wait_state, wanted_states
+from hawker.worker.machine.wait import Reached, wait_state, wanted_states
 
 
 async def wait(worker: SimWorker, machine: str, *states: str, timeout_s: float = 60, **options: Any) -> Reached:

@@ -14,13 +14,13 @@ from hawker.model import door
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow
 from hawker.sim.hosts.world import Program
-from hawker.worker import leases
-from hawker.worker.api.machines import StartRefused
 from hawker.worker.drivers.several import Release
 from hawker.worker.flows.runner import Busy
-from hawker.worker.machine_log import get_machine
+from hawker.worker.machine import leases
+from hawker.worker.machine.api.machines import StartRefused
+from hawker.worker.machine.waking import InBackoff
+from hawker.worker.machine.writer import get_machine
 from hawker.worker.request import Request
-from hawker.worker.waking import InBackoff
 
 
 def wake(worker: SimWorker, machine: str, request: str = "") -> asyncio.Future[door.Awake]:

@@ -139,7 +139,7 @@ class Agent:
 
     async def _open_store(self, stack: AsyncExitStack, role: WorkerRole) -> None:
         from hawker.worker.daemon import Worker
-        from hawker.worker.recovering import asked
+        from hawker.worker.lost_database import asked
         from hawker.worker.settings import WorkerSettings
 
         settings = self.settings

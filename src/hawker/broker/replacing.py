@@ -3,7 +3,7 @@
 Nothing does this by itself: a client asks for it with `replaces`. Every worker of the machine's region knows from the
 catalog who has it; whoever has it must not answer. One order for each generation may be filled: it claims that
 generation as a client's key is claimed (`broker.claims`). The first worker, once it is back, gives the machine up
-(`worker.superseding`).
+(`worker.machine.generations`).
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def recover(path: Path, discard: bool) -> None:
     Its next start takes over the programs that run, and says in its log what it could not recover.
     """
     from hawker.worker.lock import sole_holder
-    from hawker.worker.recovering import ask
+    from hawker.worker.lost_database import ask
 
     with sole_holder(path):
         ask(path, "discard" if discard else "adopt")

@@ -24,7 +24,7 @@ from typing import Any
 from hawker.supervisor import proc
 from hawker.supervisor.cgroups import CannotResize, Groups, Limits
 from hawker.supervisor.files import Files, RecordFile
-from hawker.supervisor.output import MachineLog, Pipe
+from hawker.supervisor.output import MachineWriter, Pipe
 from hawker.supervisor.programs import CannotStart, Invocation, open_terminal, take_terminal, which
 from hawker.supervisor.users import become, give, refusal
 from hawker.supervisor.words import STATUS, last_words
@@ -63,7 +63,7 @@ class Instance:
         self.record = record
         self.work = files.work(record.machine)
         self.place = self.work  # the same, as its programs see it
-        self.log = MachineLog(files.log(record.machine))
+        self.log = MachineWriter(files.log(record.machine))
         self.mark = mark
         self.outside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self.suspended = False

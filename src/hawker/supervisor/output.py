@@ -18,7 +18,7 @@ FILES = 3
 _READ_BYTES = 64 * 1024
 
 
-class MachineLog:
+class MachineWriter:
     """The log files of one machine: `path`, and from before `path.1`, `path.2`."""
 
     def __init__(self, path: str, *, file_bytes_max: int = FILE_BYTES_MAX) -> None:

@@ -36,40 +36,40 @@ from hawker.store.reserve import Reserve
 from hawker.store.tx import Tx
 from hawker.telemetry import METRICS_CONTENT_TYPE, Metrics, get_logger
 from hawker.worker import ledger
-from hawker.worker.admission import Admission
-from hawker.worker.adopting import Adopting
-from hawker.worker.api.inside import InsideApi
-from hawker.worker.api.leases import LeaseApi
-from hawker.worker.api.machines import MachineApi
 from hawker.worker.api.market import MarketApi
-from hawker.worker.api.metadata import MetadataApi
 from hawker.worker.api.runs import RunsApi
+from hawker.worker.app_copies import AppCopies
 from hawker.worker.drivers.base import Exit, Instance
 from hawker.worker.drivers.several import Runtimes
-from hawker.worker.flows.endings import hold_before
-from hawker.worker.flows.exits import Exits
-from hawker.worker.flows.machine import MachineFlows
+from hawker.worker.expiries import shorten
 from hawker.worker.flows.runner import Runner
 from hawker.worker.history import over
 from hawker.worker.images.shelving import Shelving
-from hawker.worker.inside.checks import Checks
-from hawker.worker.inside.reaching import ways_of
-from hawker.worker.inside.sessions import CONNECTIONS_MAX, Sessions
-from hawker.worker.instance_spec import instance_spec
-from hawker.worker.machine_log import MachineLog
-from hawker.worker.machines import Machines
+from hawker.worker.invariants import validate
+from hawker.worker.lost_database import CAUSE, Own, adopt, look
+from hawker.worker.lost_database import check as check_nothing_lost
+from hawker.worker.lost_database import done as recovered
+from hawker.worker.machine.admission import Admission
+from hawker.worker.machine.api.inside import InsideApi
+from hawker.worker.machine.api.leases import LeaseApi
+from hawker.worker.machine.api.machines import MachineApi
+from hawker.worker.machine.api.metadata import MetadataApi
+from hawker.worker.machine.endings import hold_before
+from hawker.worker.machine.exits import Exits
+from hawker.worker.machine.flows import MachineFlows
+from hawker.worker.machine.generations import Generations
+from hawker.worker.machine.inside.checks import Checks
+from hawker.worker.machine.inside.reaching import ways_of
+from hawker.worker.machine.inside.sessions import CONNECTIONS_MAX, Sessions
+from hawker.worker.machine.instance_spec import instance_spec
+from hawker.worker.machine.operations import Machines
+from hawker.worker.machine.updates import Updates
+from hawker.worker.machine.waking import Launches, Waking
+from hawker.worker.machine.writer import MachineWriter
 from hawker.worker.market import Market
 from hawker.worker.ports import nobody
 from hawker.worker.publishing import Publishing
-from hawker.worker.recovering import CAUSE, Own, adopt, look
-from hawker.worker.recovering import check as check_nothing_lost
-from hawker.worker.recovering import done as recovered
 from hawker.worker.settings import WorkerSettings
-from hawker.worker.shortening import shorten
-from hawker.worker.superseding import Superseding
-from hawker.worker.updates import Updates
-from hawker.worker.validating import validate
-from hawker.worker.waking import Launches, Waking
 
 SWEEP_S = 5.0
 CHECKPOINT_SWEEPS = 12
@@ -192,8 +192,8 @@ class Worker:
         beside the worker's own, to agents; `reading` is the catalog for everybody; `token` is what agents know each
         other by."""
         settings, host, driver, store, me = self.settings, self._host, self._driver, self.store, self.me
-        log = MachineLog(host, settings.capacity, settings.ports, self._network.holder if self._network else nobody)
-        self.superseding = superseding = Superseding(settings.name, catalog)
+        log = MachineWriter(host, settings.capacity, settings.ports, self._network.holder if self._network else nobody)
+        self.superseding = superseding = Generations(settings.name, catalog)
         launches = Launches()
         scale = settings.disk_scale
         flows = MachineFlows(
@@ -223,7 +223,7 @@ class Worker:
         updates = Updates(store, host, driver, log, admission)
         self.waking = Waking(store, host, runner, machines, launches, flows, log)
         superseding.watch(store, machines)
-        self.adopting = Adopting(settings.name, catalog, store) if catalog else None
+        self.adopting = AppCopies(settings.name, catalog, store) if catalog else None
         if self.adopting:
             self.adopting.watch()
         ways = ways_of(self._network)

@@ -41,11 +41,12 @@ from hawker.model.values import is_host_image
 from hawker.network.addresses import machine_address
 from hawker.store.db import Store
 from hawker.store.tx import Reads, Tx
-from hawker.worker import leases, ledger, ports
+from hawker.worker import ledger, ports
 from hawker.worker.drivers.base import Driver, Fingerprint
 from hawker.worker.flows.runner import Runner
 from hawker.worker.images.stock import NOTHING, Stock
-from hawker.worker.machine_log import MachineLog, get_machine
+from hawker.worker.machine import leases
+from hawker.worker.machine.writer import MachineWriter, get_machine
 from hawker.worker.request import Request
 
 LOOK_S = 15.0
@@ -63,7 +64,7 @@ class Market:
     `stock` is the worker's images; without one it runs none."""
 
     def __init__(
-        self, store: Store, host: Host, driver: Driver, log: MachineLog, runner: Runner, me: WorkerRow
+        self, store: Store, host: Host, driver: Driver, log: MachineWriter, runner: Runner, me: WorkerRow
     ) -> None:
         self._store = store
         self._host = host

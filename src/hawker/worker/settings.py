@@ -16,10 +16,11 @@ Way = Literal["", "adopt", "discard"]
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One worker: its name, region, what it may give out, where it keeps its state, where others reach it.
-    `disk_scale` as in `limits_of`, `image_timeout_s` as in `ImageSettings.timeout_s`. What is over is kept for
-    `history_s`, and no more than `history_records` of the log tell of. `recover`: how a
-    person decided about a database that has lost something (`worker.recovering`). `validate`: look at what every change
-    leaves (`worker.validating`)."""
+
+    `disk_scale` as in `limits_of`, `image_timeout_s` as in `ImageSettings.timeout_s`. The worker keeps what is over for
+    `history_s`, and at most `history_records` records of the log. `recover` says how a person decided about a database
+    that has lost something (`worker.lost_database`). With `validate` the worker checks what every change leaves
+    (`worker.invariants`)."""
 
     name: str
     region: str

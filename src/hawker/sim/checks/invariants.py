@@ -41,7 +41,7 @@ from hawker.sim.hosts.world import World
 from hawker.store.log import read_images
 from hawker.store.tx import Reads
 from hawker.worker import ledger
-from hawker.worker.instance_spec import limits_of
+from hawker.worker.machine.instance_spec import limits_of
 
 MOVES_IN_A_RECORD = 2
 """A record keeps a row once, as it was left: at rest -> updating -> at rest shows as one move."""

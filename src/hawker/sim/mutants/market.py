@@ -22,16 +22,16 @@ from hawker.sim.platform.replacing import Change
 from hawker.store import db
 from hawker.store.connection import prepare
 from hawker.store.tx import Reads, Tx
-from hawker.worker import leases, ledger
+from hawker.worker import ledger
 from hawker.worker.drivers.base import Exit
-from hawker.worker.flows import exits
-from hawker.worker.flows.endings import Endings
-from hawker.worker.flows.exits import Exits
 from hawker.worker.flows.flow import Done, StepContext
-from hawker.worker.flows.machine import MachineFlows
 from hawker.worker.flows.runner import Runner
+from hawker.worker.machine import exits, leases
+from hawker.worker.machine.endings import Endings
+from hawker.worker.machine.exits import Exits
+from hawker.worker.machine.flows import MachineFlows
+from hawker.worker.machine.generations import Generations
 from hawker.worker.market import Market
-from hawker.worker.superseding import Superseding
 
 # --- what they do instead --------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ def _publishes_at_once(outbox: Outbox, tx: Tx, head: LogHeadRow, changes: tuple[
         outbox.on_published(Version(outbox.owner, head.tier, head.epoch, head.head + 1, changes, head.floor))
 
 
-def _nobody_supersedes(superseding: Superseding, machine: MachineRow) -> str:
+def _nobody_supersedes(superseding: Generations, machine: MachineRow) -> str:
     return ""
 
 
@@ -180,7 +180,7 @@ MUTANTS: dict[str, Mutant] = {
     "generation ignored": Mutant(
         "a returning worker keeps machines that were ordered anew elsewhere",
         ("S5", "S4"),
-        (Change(Superseding, "by", _nobody_supersedes),),
+        (Change(Generations, "by", _nobody_supersedes),),
         ("long power cut",),
     ),
     "directory left": Mutant(

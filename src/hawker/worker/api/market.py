@@ -26,11 +26,11 @@ from hawker.store.sql import run_query
 from hawker.store.tx import Tx
 from hawker.telemetry import get_logger
 from hawker.worker import ledger
-from hawker.worker.api.machines import MachineApi
 from hawker.worker.claims import claim
 from hawker.worker.drivers.base import Driver
-from hawker.worker.machine_log import MachineLog
-from hawker.worker.machines import Machines
+from hawker.worker.machine.api.machines import MachineApi
+from hawker.worker.machine.operations import Machines
+from hawker.worker.machine.writer import MachineWriter
 from hawker.worker.market import Market
 from hawker.worker.request import Request, request_of
 
@@ -102,7 +102,7 @@ class MarketApi:
         self,
         store: Store,
         driver: Driver,
-        log: MachineLog,
+        log: MachineWriter,
         market: Market,
         machines: Machines,
         machine_api: MachineApi,

@@ -1,6 +1,6 @@
 """What clients may ask of a machine's configuration: another version of it, or another size.
 
-Like all requests (`hawker.worker.machines`) each is one change, and a run that does it.
+Like all requests (`hawker.worker.machine.operations`) each is one change, and a run that does it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from hawker.model.guest import Guest, Resources, check_guest, larger
 from hawker.model.rows import Before, LeaseRow, MachineRow, RunRow, VersionRow
 from hawker.store.db import Store
 from hawker.store.tx import Tx
-from hawker.worker import leases, ledger, ports
-from hawker.worker.admission import Admission, stop_args
+from hawker.worker import ledger, ports
 from hawker.worker.drivers.several import Runtimes, capabilities
-from hawker.worker.flows.endings import resized
-from hawker.worker.machine_log import MachineLog, get_machine
+from hawker.worker.machine import leases
+from hawker.worker.machine.admission import Admission, stop_args
+from hawker.worker.machine.endings import resized
+from hawker.worker.machine.writer import MachineWriter, get_machine
 from hawker.worker.request import Request
 
 
 class Updates:
     """Changes of what a machine is."""
 
-    def __init__(self, store: Store, host: Host, driver: Runtimes, log: MachineLog, admission: Admission) -> None:
+    def __init__(self, store: Store, host: Host, driver: Runtimes, log: MachineWriter, admission: Admission) -> None:
         self._store = store
         self._host = host
         self._driver = driver

@@ -17,7 +17,7 @@ from hawker.model.machine import State
 from hawker.model.rows import MachineRow
 from hawker.store.db import Store
 from hawker.telemetry import get_logger
-from hawker.worker.machines import Machines
+from hawker.worker.machine.operations import Machines
 from hawker.worker.request import Request
 
 LOOK_S = 0.2
@@ -26,7 +26,7 @@ AT_ONCE = 500
 """Machines that are looked for in one query."""
 
 
-class Superseding:
+class Generations:
     """One worker's look at who else has its machines."""
 
     def __init__(self, name: str, view: RowView | None) -> None:

@@ -16,17 +16,17 @@ from hawker.model.config import PROCESS, check_config
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow
 from hawker.store.db import Store
-from hawker.worker.admission import Parked
 from hawker.worker.drivers.base import NotSupported, StartFailed, Terminal, UnknownInstance
 from hawker.worker.drivers.several import Runtimes
-from hawker.worker.inside.connecting import connect
-from hawker.worker.inside.probing import Address
-from hawker.worker.inside.reaching import own_ways
-from hawker.worker.inside.sessions import Session, Sessions
-from hawker.worker.machine_log import get_machine
-from hawker.worker.machines import Machines
+from hawker.worker.machine.admission import Parked
+from hawker.worker.machine.inside.connecting import connect
+from hawker.worker.machine.inside.probing import Address
+from hawker.worker.machine.inside.reaching import own_ways
+from hawker.worker.machine.inside.sessions import Session, Sessions
+from hawker.worker.machine.operations import Machines
+from hawker.worker.machine.updates import Updates
+from hawker.worker.machine.writer import get_machine
 from hawker.worker.request import request_of
-from hawker.worker.updates import Updates
 
 
 class CannotStart(Invalid):

@@ -24,16 +24,16 @@ from hawker.model.machine import State
 from hawker.model.rows import DecisionRow, EventRow, MachineRow, VersionRow
 from hawker.model.values import is_host_image, parse_duration_s, rfc3339
 from hawker.store.db import Store
-from hawker.worker import leases
-from hawker.worker.admission import Parked
 from hawker.worker.drivers.base import StartFailed, UnknownInstance
 from hawker.worker.drivers.several import Runtimes
-from hawker.worker.following import until_destroyed
-from hawker.worker.machine_log import MachineLog, get_machine
-from hawker.worker.machines import Machines
+from hawker.worker.machine import leases
+from hawker.worker.machine.admission import Parked
+from hawker.worker.machine.log_following import until_destroyed
+from hawker.worker.machine.operations import Machines
+from hawker.worker.machine.updates import Updates
+from hawker.worker.machine.wait import wait_state, wanted_states
+from hawker.worker.machine.writer import MachineWriter, get_machine
 from hawker.worker.request import request_of
-from hawker.worker.updates import Updates
-from hawker.worker.wait import wait_state, wanted_states
 
 EVENTS_SHOWN = 20
 EXEC_S_DEFAULT = 60
@@ -49,7 +49,7 @@ class MachineApi:
         store: Store,
         host: Host,
         driver: Runtimes,
-        log: MachineLog,
+        log: MachineWriter,
         machines: Machines,
         updates: Updates,
         name: str,

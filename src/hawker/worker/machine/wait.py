@@ -14,7 +14,7 @@ from hawker.model.machine import SETTLED, State
 from hawker.model.rows import EventRow, MachineRow, VersionRow
 from hawker.store.db import Store
 from hawker.worker.flows.runner import failing
-from hawker.worker.machine_log import MachineLog, get_machine
+from hawker.worker.machine.writer import MachineWriter, get_machine
 
 WAITED_FOR = ("started", "stopped", "suspended", "destroyed", "failed", "settled")
 
@@ -38,7 +38,7 @@ def wanted_states(names: list[str]) -> frozenset[State]:
 
 async def wait_state(
     store: Store,
-    log: MachineLog,
+    log: MachineWriter,
     app: str,
     machine_id: str,
     states: frozenset[State],

@@ -25,13 +25,13 @@ from hawker.model.machine import State
 from hawker.model.rows import MachineRow, RunRow
 from hawker.model.values import is_host_image
 from hawker.store.db import Store
-from hawker.worker.admission import Parked
-from hawker.worker.api.machines import StartRefused
 from hawker.worker.drivers.several import Release
-from hawker.worker.flows.machine import MachineFlows, backoff_left_ms
 from hawker.worker.flows.runner import Busy, Runner, active_run, failing
-from hawker.worker.machine_log import MachineLog, get_machine
-from hawker.worker.machines import Machines
+from hawker.worker.machine.admission import Parked
+from hawker.worker.machine.api.machines import StartRefused
+from hawker.worker.machine.flows import MachineFlows, backoff_left_ms
+from hawker.worker.machine.operations import Machines
+from hawker.worker.machine.writer import MachineWriter, get_machine
 from hawker.worker.request import Request
 
 BACKOFF_MOST_MS = 1000
@@ -56,7 +56,7 @@ class InBackoff(Conflict):
 
 
 class Launches:
-    """Tells whoever waits that a run has its program (`hawker.worker.flows.machine.Waiters`)."""
+    """Tells whoever waits that a run has its program (`hawker.worker.machine.flows.Waiters`)."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[tuple[asyncio.Future[RunRow | str], Callable[[str], None]]]] = {}
@@ -120,7 +120,7 @@ class Waking:
         machines: Machines,
         launches: Launches,
         flows: MachineFlows,
-        log: MachineLog,
+        log: MachineWriter,
     ) -> None:
         self.on_rest: list[Callable[[str, str], None]] = []
         """Told of machines that are stopped or suspended, or about to be: id and state, in the commit that says so. The

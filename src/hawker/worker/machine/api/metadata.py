@@ -11,7 +11,7 @@ from hawker.http.call import Call
 from hawker.model import api
 from hawker.model.config import check_config, check_size
 from hawker.model.rows import MachineRow
-from hawker.worker.machines import Machines
+from hawker.worker.machine.operations import Machines
 from hawker.worker.request import request_of
 
 

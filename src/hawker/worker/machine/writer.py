@@ -1,6 +1,6 @@
 """Writing a machine's changes: its row, the ledger, the event the API shows, and who waits for it.
 
-Every change of a machine goes through `MachineLog`, inside a change of the store: a move is checked against the
+Every change of a machine goes through `MachineWriter`, inside a change of the store: a move is checked against the
 table of legal moves, the ledger follows the state, the event carries run, step and cause, and waiters are told
 after the commit.
 """
@@ -19,14 +19,15 @@ from hawker.model.machine import ENDS_ASLEEP, State, check_move
 from hawker.model.rows import EventRow, MachineRow, RunRow
 from hawker.model.values import rfc3339
 from hawker.store.tx import Reads, Tx
-from hawker.worker import check_rows, ledger
+from hawker.worker import ledger
 from hawker.worker.drivers.base import Exit
+from hawker.worker.machine import check_rows
 from hawker.worker.ports import PORTS, Holder, nobody
 
 Listener = Callable[[MachineRow, EventRow | None], None]
 
 
-class MachineLog:
+class MachineWriter:
     """The one writer of machine rows and events. `capacity` is the worker's, for the ledger; `ports` are those of the
     host that it gives to machines, but for those that somebody else is the `holder` of."""
 

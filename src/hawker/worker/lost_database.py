@@ -12,25 +12,22 @@ anew. A machine that had no program then has left nothing but its row in the cat
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
-from msgspec.structs import replace
 
 from hawker.catalog import apps
 from hawker.errors import HawkerError, Invalid
 from hawker.model.catalog import TIERS, LogId, Position
 from hawker.model.config import CONTAINER, MICROVM, PROCESS
 from hawker.model.guest import Resources
-from hawker.model.machine import State
-from hawker.model.rows import UNENDED, AppRow, LogHeadRow, MachineRow, PortRow, RunRow, VersionRow, WorkerRow
+from hawker.model.rows import AppRow, LogHeadRow, MachineRow, WorkerRow
 from hawker.store.tx import Reads, Tx
-from hawker.telemetry import get_logger
-from hawker.worker import check_rows, ledger
 from hawker.worker.drivers.base import Instance
+from hawker.worker.machine.unknown import take_over, unknown
 from hawker.worker.settings import Way
 
 ASKED = "recover"
@@ -80,16 +77,6 @@ def look(reads: Reads, name: str, instances: Collection[Instance], directory: Pa
         directories=_directories(directory) if directory else (),
         machines=tuple(machine for (machine,) in told),
     )
-
-
-def unknown(reads: Reads, instances: Collection[Instance]) -> list[Instance]:
-    """Instances that no machine and no run knows, by their keys."""
-    rows = reads.select(MachineRow, "instance > ''")
-    active = reads.select(RunRow, UNENDED)
-    known = {row.instance for row in rows} | {run.args.get("instance", "") for run in active}
-    begun = {run.id for run in active}
-    found = [each for each in instances if each.key not in known and each.key.partition("/")[0] not in begun]
-    return sorted(found, key=lambda each: each.key)
 
 
 def _behind(reads: Reads, name: str, own: Own) -> bool:
@@ -168,7 +155,7 @@ def adopt(tx: Tx, lost: Lost, name: str, capacity: Resources, own: Own | None) -
     tx.record("worker.recovered", name, cause=CAUSE)
     left: list[str] = []
     for program in lost.programs:
-        if why := _adopt(tx, program, capacity):
+        if why := take_over(tx, program, capacity, CAUSE):
             left.append(f"program {program.key} of machine {program.machine} runs on and is not known: {why}")
     if own is not None:
         for row in own.rows(f"select {apps.COLUMNS} from apps_rows where worker = ? order by id", (name,)):
@@ -182,47 +169,3 @@ def adopt(tx: Tx, lost: Lost, name: str, capacity: Resources, own: Own | None) -
             if tx.get(MachineRow, machine) is None
         ]
     return left
-
-
-def _adopt(tx: Tx, program: Instance, capacity: Resources) -> str:
-    """Why it could not be, or ""."""
-    row = _row(program.note, program, tx.now_ms)
-    if row is None:
-        return "its driver kept no note of the machine"
-    before = tx.get(MachineRow, row.id)
-    try:
-        ledger.adjust(tx, capacity, before.held() if before else Resources(), row.held())
-    except ledger.Full as full:
-        return full.message
-    if before is None or before.state is State.destroyed:
-        ledger.count(tx, row.app, 1)
-    if tx.get(VersionRow, row.version) is None:
-        tx.put(VersionRow(id=row.version, machine=row.id, config=row.config, created_at_ms=tx.now_ms))
-    for port in row.ports:
-        tx.put(PortRow(number=port.host_port, machine=row.id))
-    tx.put(row)
-    check_rows.follow(tx, before or replace(row, instance=""), row)
-    _logger.warning("machine.recovered", resource=row.id, instance=row.instance, cause=CAUSE)
-    return ""
-
-
-def _row(note: Mapping[str, Any], program: Instance, now_ms: int) -> MachineRow | None:
-    try:
-        return msgspec.convert(
-            {
-                **note,
-                "id": program.machine,
-                "state": "suspended" if program.suspended else "started",
-                "desired": "suspended" if program.suspended else "started",
-                "instance": program.key,
-                "started_at_ms": program.started_at_ms,
-                "updated_at_ms": now_ms,
-                "cause": CAUSE,
-            },
-            MachineRow,
-        )
-    except msgspec.ValidationError:
-        return None
-
-
-_logger = get_logger()

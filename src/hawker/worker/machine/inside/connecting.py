@@ -13,7 +13,7 @@ import struct
 from collections.abc import Sequence
 from typing import Literal
 
-from hawker.worker.inside.probing import Address
+from hawker.worker.machine.inside.probing import Address
 
 CONNECT_S = 5.0
 """At each address."""

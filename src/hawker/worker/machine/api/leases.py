@@ -13,8 +13,8 @@ from hawker.model import api, views
 from hawker.model.rows import LeaseRow, MachineRow
 from hawker.store.db import Store
 from hawker.store.tx import Tx
-from hawker.worker import leases
-from hawker.worker.machine_log import get_machine
+from hawker.worker.machine import leases
+from hawker.worker.machine.writer import get_machine
 from hawker.worker.request import request_of
 
 

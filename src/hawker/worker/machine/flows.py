@@ -5,9 +5,9 @@ shows it whole.
 
 The outside effects are calls of the driver, keyed `run/step`; every one may be repeated. `prepare`, of machines that
 have an image, makes it ready and keeps what its reference meant: an update prepares before it stops anything, and one
-whose image cannot be had leaves the machine as it was. `settle` is the final step (`hawker.worker.flows.endings`): it
+whose image cannot be had leaves the machine as it was. `settle` is the final step (`hawker.worker.machine.endings`): it
 writes the resting state, and after a failure or a cancel first removes what a launch may have left. Which runs begin
-when is decided in `hawker.worker.machines` and `hawker.worker.flows.exits`.
+when is decided in `hawker.worker.machine.operations` and `hawker.worker.machine.exits`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.worker.drivers.base import Exit, InstanceSpec, NotSupported, Refused, StartFailed, UnknownInstance
 from hawker.worker.drivers.several import Release, Runtimes
-from hawker.worker.flows.endings import Endings, hold_before, resized
 from hawker.worker.flows.flow import Act, Done, Flow, Step, StepContext
-from hawker.worker.instance_spec import instance_spec, limits_of, reference_of
-from hawker.worker.machine_log import MachineLog, get_machine
+from hawker.worker.machine.endings import Endings, hold_before, resized
+from hawker.worker.machine.instance_spec import instance_spec, limits_of, reference_of
+from hawker.worker.machine.writer import MachineWriter, get_machine
 
 STARTS_TRIED = 24
 """How often a driver that may be had later is asked for, or an image by a run that does something else before: for a
@@ -84,7 +84,7 @@ class MachineFlows:
         store: Store,
         host: Host,
         driver: Runtimes,
-        log: MachineLog,
+        log: MachineWriter,
         superseded: Callable[[MachineRow], str] = lambda machine: "",
         images: ImageSource | None = None,
         disk_scale: float = 1.0,

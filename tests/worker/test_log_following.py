@@ -11,10 +11,10 @@ import pytest
 from tests.kit.sim_worker import APP, a_worker
 from tests.kit.virtual_time import virtual_time
 
-from hawker.supervisor.output import MachineLog
+from hawker.supervisor.output import MachineWriter
 from hawker.worker.drivers.base import LogLine
 from hawker.worker.drivers.logs import follow_lines, tail_lines
-from hawker.worker.following import until_destroyed
+from hawker.worker.machine.log_following import until_destroyed
 
 
 def line(text: str) -> LogLine:
@@ -55,7 +55,7 @@ class Following:
 @virtual_time
 async def test_lines_are_followed_over_a_rotation_and_a_removal(tmp_path: Path) -> None:
     path = tmp_path / "m1"
-    log = MachineLog(str(path), file_bytes_max=40)
+    log = MachineWriter(str(path), file_bytes_max=40)
     following = Following(path)  # before there is a log
     assert await following.look() == []
     log.write(written("one"))
@@ -73,7 +73,7 @@ async def test_lines_are_followed_over_a_rotation_and_a_removal(tmp_path: Path) 
 @virtual_time
 async def test_who_begins_to_follow_after_a_rotation_misses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "m1"
-    log = MachineLog(str(path), file_bytes_max=20)
+    log = MachineWriter(str(path), file_bytes_max=20)
     log.write(written("one"))
     following = Following(path)
     log.write(written("two is too long"))
@@ -97,7 +97,7 @@ async def test_who_begins_to_follow_after_a_rotation_misses_nothing(tmp_path: Pa
 @virtual_time
 async def test_a_torn_line_keeps_nobody_from_those_around_it(tmp_path: Path, torn: bytes) -> None:
     path = tmp_path / "m1"
-    log = MachineLog(str(path))
+    log = MachineWriter(str(path))
     following = Following(path)
     log.write(written("before"))
     with path.open("ab") as file:
@@ -112,7 +112,7 @@ async def test_a_torn_line_keeps_nobody_from_those_around_it(tmp_path: Path, tor
 
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "m1"
-    log = MachineLog(str(path))
+    log = MachineWriter(str(path))
     log.write(written("one"))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     room = path.stat().st_size + len(written("two")) + len("1 o ke")

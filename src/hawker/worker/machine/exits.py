@@ -25,8 +25,8 @@ from hawker.telemetry import get_logger
 from hawker.worker.drivers.base import Exit, Instance, UnknownInstance
 from hawker.worker.drivers.several import Runtimes
 from hawker.worker.flows.runner import STORE_RETRY_S, Busy, Runner, active_run
-from hawker.worker.machine_log import MachineLog
-from hawker.worker.recovering import unknown
+from hawker.worker.machine.unknown import unknown
+from hawker.worker.machine.writer import MachineWriter
 
 AGAIN_S = 1.0
 AGAIN_MOST_S = 60.0
@@ -39,7 +39,7 @@ class Exits:
     itself.
     """
 
-    def __init__(self, store: Store, host: Host, driver: Runtimes, log: MachineLog, runner: Runner) -> None:
+    def __init__(self, store: Store, host: Host, driver: Runtimes, log: MachineWriter, runner: Runner) -> None:
         self._store = store
         self._host = host
         self._driver = driver
@@ -73,7 +73,7 @@ class Exits:
 
         An instance that no machine knows is removed first: after a restore from an older backup the machine's program
         would otherwise be started beside a later one. One that still runs is there only where a person has decided that
-        it may go (`worker.recovering`). Then a machine that should run and has no instance begins again,
+        it may go (`worker.lost_database`). Then a machine that should run and has no instance begins again,
         and a program is frozen, or not, as its machine says.
         """
         # Nothing goes on meanwhile: exits that the driver tells of wait.

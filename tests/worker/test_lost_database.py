@@ -22,7 +22,7 @@ from hawker.store.tx import Tx
 from hawker.store.verify import verify
 from hawker.telemetry import Metrics
 from hawker.worker.daemon import Worker
-from hawker.worker.recovering import DatabaseLost, ask, asked
+from hawker.worker.lost_database import DatabaseLost, ask, asked
 from hawker.worker.settings import Way, WorkerSettings
 
 MACHINES = 3

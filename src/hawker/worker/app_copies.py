@@ -21,7 +21,7 @@ LOOK_S = 1.0
 AT_ONCE = 200
 
 
-class Adopting:
+class AppCopies:
     """One worker's copies. `watch` begins, `close` ends."""
 
     def __init__(self, name: str, view: View, store: Store) -> None:

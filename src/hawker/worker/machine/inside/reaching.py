@@ -18,7 +18,7 @@ from hawker.model.rows import MachineRow
 from hawker.network.addresses import number
 from hawker.network.base import HostNetwork, NetworkError, Wanted
 from hawker.worker.drivers.base import Process
-from hawker.worker.inside.probing import Address
+from hawker.worker.machine.inside.probing import Address
 
 LOOPBACK, LOOPBACK6 = "127.0.0.1", "::1"
 

@@ -15,7 +15,7 @@ from hawker.catalog.gossip.replica import Replica
 from hawker.core.rendezvous import ranked
 from hawker.model.rows import AppRow
 from hawker.store.db import Store
-from hawker.worker.adopting import COPIES, LOOK_S, Adopting
+from hawker.worker.app_copies import COPIES, LOOK_S, AppCopies
 
 WORKERS = [f"ord-{n}" for n in range(1, 6)]
 KEEPERS = ranked("app/web", WORKERS)[:COPIES]
@@ -35,7 +35,7 @@ async def worker(directory: Path, name: str) -> AsyncIterator[tuple[Store, Repli
     for other in WORKERS:
         row = {"region": "ord", "host": "127.0.0.1", "port": 1, "state": "active", "since_ms": 0}
         Owner(replica, other, "global").put("workers", **{other: row})
-    adopting = Adopting(name, replica, store)
+    adopting = AppCopies(name, replica, store)
     adopting.watch()
     try:
         yield store, replica

@@ -2,8 +2,8 @@
 
 Each request is one change: lease, state and room are checked and the run is recorded in the same commit, so an
 answer of 200 means the work survives a crash. What may be asked when, and what it begins, is decided in
-`hawker.core.life.wishes`; what changes a machine's configuration is in `hawker.worker.updates`, the steps are in
-`hawker.worker.flows.machine`.
+`hawker.core.life.wishes`; `hawker.worker.machine.updates` changes a machine's configuration; the steps are in
+`hawker.worker.machine.flows`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from hawker.model.rows import MachineRow, RunRow
 from hawker.model.values import is_host_image
 from hawker.store.db import Store
 from hawker.store.tx import Tx
-from hawker.worker.admission import Admission, stop_args
 from hawker.worker.drivers.several import Runtimes, capabilities
 from hawker.worker.flows.runner import Busy, Runner, active_run
-from hawker.worker.machine_log import MachineLog, get_machine
+from hawker.worker.machine.admission import Admission, stop_args
+from hawker.worker.machine.writer import MachineWriter, get_machine
 from hawker.worker.request import Request
 
 RUN_WAIT_S = 75.0  # less than a broker waits for an answer
@@ -40,7 +40,9 @@ class Machines:
     none was needed.
     """
 
-    def __init__(self, store: Store, driver: Runtimes, log: MachineLog, runner: Runner, admission: Admission) -> None:
+    def __init__(
+        self, store: Store, driver: Runtimes, log: MachineWriter, runner: Runner, admission: Admission
+    ) -> None:
         self._store = store
         self._driver = driver
         self._log = log

@@ -21,9 +21,9 @@ from hawker.model.config import known_config
 from hawker.model.rows import MachineRow, RunRow
 from hawker.store.db import Store
 from hawker.store.tx import Tx
-from hawker.worker import leases
 from hawker.worker.flows.runner import Busy, Runner, active_run
-from hawker.worker.machine_log import MachineLog, get_machine
+from hawker.worker.machine import leases
+from hawker.worker.machine.writer import MachineWriter, get_machine
 from hawker.worker.request import Request
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class Admitted:
 class Admission:
     """What all operations on machines begin with."""
 
-    def __init__(self, store: Store, log: MachineLog, runner: Runner) -> None:
+    def __init__(self, store: Store, log: MachineWriter, runner: Runner) -> None:
         self._store = store
         self._log = log
         self._runner = runner

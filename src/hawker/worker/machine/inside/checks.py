@@ -27,9 +27,9 @@ from hawker.model.values import rfc3339
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.telemetry import get_logger
-from hawker.worker.check_rows import key_of, learned
-from hawker.worker.inside.probing import Address, probe
-from hawker.worker.machine_log import MachineLog
+from hawker.worker.machine.check_rows import key_of, learned
+from hawker.worker.machine.inside.probing import Address, probe
+from hawker.worker.machine.writer import MachineWriter
 
 AT_ONCE = 256
 """Looks at a time. A thousand machines that all take their whole timeout of 2 s every 15 s need 140."""
@@ -68,7 +68,7 @@ class _Watch:
 class Checks:
     """`begin` once the worker knows what runs, `close` before the store."""
 
-    def __init__(self, store: Store, host: Host, log: MachineLog, ways: Ways) -> None:
+    def __init__(self, store: Store, host: Host, log: MachineWriter, ways: Ways) -> None:
         self._store = store
         self._host = host
         self._log = log

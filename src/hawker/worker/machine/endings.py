@@ -21,15 +21,15 @@ from hawker.worker import ports
 from hawker.worker.drivers.base import Driver, Exit, NotSupported, Refused, UnknownInstance
 from hawker.worker.drivers.several import Runtimes
 from hawker.worker.flows.flow import Done, StepContext
-from hawker.worker.instance_spec import limits_of
-from hawker.worker.machine_log import MachineLog, exit_request, get_machine
+from hawker.worker.machine.instance_spec import limits_of
+from hawker.worker.machine.writer import MachineWriter, exit_request, get_machine
 
 
 class Endings:
-    """The final step of every flow of `hawker.worker.flows.machine`."""
+    """The final step of every flow of `hawker.worker.machine.flows`."""
 
     def __init__(
-        self, store: Store, driver: Runtimes, log: MachineLog, images: ImageSource | None, disk_scale: float
+        self, store: Store, driver: Runtimes, log: MachineWriter, images: ImageSource | None, disk_scale: float
     ) -> None:
         self._store = store
         self._driver = driver

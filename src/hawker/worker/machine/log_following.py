@@ -9,7 +9,7 @@ from hawker.model.machine import State
 from hawker.model.rows import EventRow, MachineRow
 from hawker.store.db import Store
 from hawker.worker.drivers.base import LogLine
-from hawker.worker.machine_log import MachineLog
+from hawker.worker.machine.writer import MachineWriter
 
 LAST_LINES_S = 0.1
 """How long the log of a machine that is gone must be silent to have ended. A driver tells of the last line before it
@@ -17,7 +17,7 @@ has purged the machine, so this waits for nothing but its turn to read."""
 
 
 async def until_destroyed(
-    lines: AsyncIterator[LogLine], store: Store, log: MachineLog, machine: str
+    lines: AsyncIterator[LogLine], store: Store, log: MachineWriter, machine: str
 ) -> AsyncIterator[LogLine]:
     """The lines of a log that is followed, to the last one once the machine is destroyed."""
     gone = False

@@ -1,0 +1,1 @@
+"""The kind *machine*: containers, microVMs and processes of the host."""

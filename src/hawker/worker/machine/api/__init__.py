@@ -1,0 +1,1 @@
+"""The calls that a worker answers about its machines."""
