@@ -7,7 +7,7 @@ Every request needs a bearer token but those for health and the OpenAPI document
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -18,14 +18,15 @@ from starlette.types import ASGIApp
 
 from hawker.errors import HawkerError, Invalid, Misdirected, NotBuilt, NotFound, Refused, Unauthorized
 from hawker.host import Host
-from hawker.http.call import BATCH_BYTES_MAX, BODY_BYTES_MAX, Call, TooLarge, check_levels
+from hawker.http.call import BATCH_BYTES_MAX, BODY_BYTES_MAX, Call, TooLarge
+from hawker.http.handlers import Handler as Handler
+from hawker.http.handlers import Route
 from hawker.http.routes import Routes, Serve
 from hawker.model.endpoints import Endpoint
+from hawker.model.json_reading import check_levels
 from hawker.model.owners import AGENT as AGENT
 from hawker.model.owners import SCRAPER
 from hawker.telemetry import Metrics, get_logger
-
-Handler = Callable[[Call], Awaitable[Any]]
 
 REQUEST_ID = "fly-request-id"
 OWNER = "hawker-owner"
@@ -82,9 +83,15 @@ class Serving:
         handlers: Mapping[str, Handler],
         *,
         agent_routes: Mapping[tuple[str, str], Handler] | None = None,
+        declared: Iterable[Route] = (),
     ) -> ASGIApp:
-        """`agent_routes`, by (method, path), are for agents only: others get 404."""
+        """`agent_routes`, by (method, path), are for agents only, as are `declared` ones that say so: others get
+        404."""
         routes = Routes(self._missing)
+        for kind, handler in declared:
+            op, agents = kind.op, kind.op.callers == "agents"
+            serve = self._endpoint(op.name, handler, success=op.success, agents_only=agents, raw=bool(op.raw))
+            routes.add(op.method, op.path, serve)
         for (method, path), handler in (agent_routes or {}).items():
             routes.add(method, path, self._endpoint(f"{method} {path}", handler, agents_only=True))
         for e in endpoints:
