@@ -12,9 +12,10 @@ from hawker.broker.api import Broker
 from hawker.broker.apps import Apps, KnownApp
 from hawker.broker.directory import Directory
 from hawker.broker.fleet import Fleet, PeerError, WorkerLink
-from hawker.broker.orders import Wanted, no_capacity
+from hawker.broker.orders import Wanted
 from hawker.broker.passing import Located, Passing
 from hawker.broker.replacing import Replacing, Seen
+from hawker.broker.unfilled import no_capacity
 from hawker.catalog.gossip.replica import Replica
 from hawker.client.connection import PeerUnreachable, Response
 from hawker.core.ranking import SpreadPolicy
@@ -184,5 +185,5 @@ def a_get() -> Call:
 )
 def test_a_refused_order_is_told_what_to_change_and_where(refusal: Refusal, remedy: str) -> None:
     full = Refusal(worker="a", region="ord", reason=Reason.disk_full)
-    told = no_capacity(wanting(), ["ord"], [full, refusal]).hint
+    told = no_capacity("ord", wanting().config.guest, ["ord"], [full, refusal]).hint
     assert told == f"hawker workers shows what is free; try a smaller guest or another region{remedy}"

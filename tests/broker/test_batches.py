@@ -211,4 +211,4 @@ async def test_who_ordered_what_no_worker_takes_is_told_field_value_and_remedy(t
         assert (refused.status, refused.code) == (400, "invalid_argument")
         assert refused.message.startswith('ord-1: config.stop_config.signal: "SIGTWIRL" is not valid: ')
         assert {"field", "value", "remedy", "refusals"} <= set(refused.details)
-        await orders.close()
+        await orders.releases.close()

@@ -151,7 +151,7 @@ async def test_a_keyed_order_that_was_filled_in_doubt_is_found_by_its_key_and_st
         await worker.at_rest()
         again = (await orders.place(wanted("k"))).machine
         assert msgspec.json.decode(again) == {"id": machine.id, "state": "destroyed"}, "a key names one order for ever"
-        await orders.close()
+        await orders.releases.close()
 
 
 @pytest.mark.parametrize(("fault", "told"), FAULTS)
@@ -169,7 +169,7 @@ async def test_an_order_without_a_key_that_was_filled_in_doubt_is_undone(
         await asyncio.sleep(10)
         assert link.releases == [True]
         assert [m.state for m in machines(worker)] == [State.destroyed]
-        await orders.close()
+        await orders.releases.close()
 
 
 @pytest.mark.parametrize("key", ["k", ""])
@@ -189,7 +189,7 @@ async def test_a_reservation_that_was_not_confirmed_is_given_back_at_once_and_th
         assert worker.store.read.query("select count(*) from reservation") == [(0,)]
         await orders.place(wanted(key))
         assert len(machines(worker)) == 1
-        await orders.close()
+        await orders.releases.close()
 
 
 @pytest.mark.parametrize(("key", "hint"), [("k", "ask again with the same key"), ("", "order again")])
@@ -210,7 +210,7 @@ async def test_a_reservation_that_lapsed_needs_no_release(key: str, hint: str, t
         assert lost.value.hint == hint
         await asyncio.sleep(10)
         assert link.releases == []
-        await orders.close()
+        await orders.releases.close()
 
 
 class Unreadable(Link):
@@ -230,7 +230,7 @@ async def test_a_reservation_whose_answer_was_an_error_is_given_back_at_once(tmp
             await orders.place(wanted(""))
         await worker.until(lambda: link.releases == [True])
         assert ledger.held(worker.store.read) == Resources()
-        await orders.close()
+        await orders.releases.close()
 
 
 @virtual_time
@@ -244,4 +244,25 @@ async def test_an_order_in_doubt_is_undone_where_its_worker_is_by_then(tmp_path:
         moved = Link(worker, None, after=False, told=True)
         orders._fleet.links = {"ord-1": cast(WorkerLink, moved)}
         await worker.until(lambda: moved.releases == [True])
-        await orders.close()
+        await orders.releases.close()
+
+
+@virtual_time
+async def test_an_order_that_is_abandoned_while_it_reserves_gives_the_room_back_at_once(tmp_path: Path) -> None:
+    """Without a release the worker would hold the room until the reservation lapses."""
+
+    class Slow(Link):
+        async def reserve(self, order: Order) -> Reservation | Refusal:
+            await super().reserve(order)
+            await asyncio.sleep(60)
+            raise AssertionError("nobody waits so long")
+
+    async with a_worker(tmp_path) as worker:
+        link = Slow(worker, None, after=False, told=True)
+        orders = await orders_over(worker, link)
+        placing = asyncio.create_task(orders.place(wanted("")))
+        await worker.until(lambda: ledger.held(worker.store.read) != Resources())
+        placing.cancel()
+        await worker.until(lambda: link.releases == [True])
+        assert ledger.held(worker.store.read) == Resources()
+        await orders.releases.close()

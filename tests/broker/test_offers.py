@@ -10,7 +10,7 @@ import pytest
 from tests.client.servers import Call, serving
 
 from hawker.broker.fleet import OFFERS_S, WorkerLink
-from hawker.broker.orders import book
+from hawker.broker.offers import book
 from hawker.client.connection import Peer
 from hawker.model.guest import Resources
 from hawker.model.market import Ask, Reason, Refusal

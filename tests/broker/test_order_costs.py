@@ -55,7 +55,7 @@ async def cost_of_an_order(directory: Path, *, skip_launch: bool) -> Cost:
                 await orders.place(wanted("one", skip_launch=skip_launch))
                 await worker.at_rest()
             finally:
-                await orders.close()
+                await orders.releases.close()
             return Cost(app.paths, worker.store.commits - commits_before, syncs.count - syncs_before)
 
 

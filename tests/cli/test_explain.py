@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from hawker.cli.explain import differences, term_rows, value_text, verdicts
-from hawker.core.auction import Auction
+from hawker.core.auction import Auction, Reserve
 from hawker.core.ranking import CurvePolicy
 from hawker.model.guest import Resources
 from hawker.model.market import Decision, Offer, Reason, Refusal, Scored, Term
@@ -27,17 +27,27 @@ def decided(
     *answers: Offer | Refusal, silent: tuple[str, ...] = (), at_reserve: dict[str, Refusal | None] | None = None
 ) -> Decision:
     """An order's way through an auction. `at_reserve`: who refuses the reservation; None leaves it in doubt."""
-    rng = Random(7)
-    auction = Auction("order", "web", "ord", WANTED, CurvePolicy(), 7)
-    auction.answered([*(a.worker for a in answers), *silent], answers, rng, 1.0)
-    while name := auction.next_worker():
-        if name not in (at_reserve or {}):
-            auction.filled(name, 1.0)
-        elif (no := (at_reserve or {})[name]) is not None:
-            auction.refused(no, 1.0)
+    auction = Auction(
+        "web",
+        "ord",
+        WANTED,
+        CurvePolicy(),
+        seed=7,
+        rng=Random(7),
+        new_order=lambda: "order",
+        keyed=False,
+        began_s=0.0,
+    )
+    auction.ask([*(a.worker for a in answers), *silent], (), 0.0)
+    *_, step = auction.answered(answers, 0.001)
+    while isinstance(step, Reserve):
+        if step.worker not in (at_reserve or {}):
+            (step,) = auction.reserved(step, 0.002)
+        elif (no := (at_reserve or {})[step.worker]) is not None:
+            *_, step = auction.refused(step, no, 0.002)
         else:
-            auction.doubted(name, 1.0)
-    return auction.decision(2.0)
+            *_, step = auction.unanswered(step, 0.002, sent=True)
+    return auction.decision(0.002)
 
 
 def test_the_winner_is_told_with_the_terms_that_made_the_difference() -> None:

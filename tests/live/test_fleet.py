@@ -17,7 +17,7 @@ from tests.kit.virtual_time import virtual_time
 from tests.kit.waiting import eventually, until
 
 from hawker.broker.fleet import CALL_S, OFFERS_S, Confirmation, Fleet, WorkerAddress, WorkerLink
-from hawker.broker.orders import GRACE_S, book
+from hawker.broker.offers import GRACE_S, book
 from hawker.client.connection import Peer, Response
 from hawker.client.wire import NO_HEADERS, PeerUnreachable
 from hawker.core.silence import PATIENCE_S

@@ -105,8 +105,13 @@ class Broker:
         serving = Serving(self._host, tokens, self._metrics, self._region)
         return serving.app(ENDPOINTS, handlers, agent_routes={**(routes or {}), ("GET", "/metrics"): self.metrics})
 
+    @property
+    def releasing(self) -> int:
+        """How many orders are being given up on a worker that has not acknowledged it yet."""
+        return len(self._orders.releases)
+
     async def close(self) -> None:
-        await self._orders.close()
+        await self._orders.releases.close()
         await self._fleet.close()
 
     # --- machines ----------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import msgspec
 from starlette.responses import Response
 
 from hawker.broker.fleet import Fleet, PeerError, WorkerLink, check_meant, gather_named, unreachable
-from hawker.broker.orders import book
+from hawker.broker.offers import book
 from hawker.broker.passing import Passing, query_of
 from hawker.client.connection import Response as PeerResponse
 from hawker.core.ranking import Policy

@@ -172,7 +172,7 @@ class Cluster(Fleet):
         for node in self.nodes.values():
             if not node.serving:
                 found.append(f"{node.name} does not serve")
-            elif node.agent and node.agent.broker and (left := len(node.agent.broker._orders._releases)):
+            elif node.agent and node.agent.broker and (left := node.agent.broker.releasing):
                 found.append(f"{node.name}: {left} orders are being released")
         for node in self.workers:
             if store := self.store(node):

@@ -8,7 +8,8 @@ from typing import Any
 import apsw
 from msgspec.structs import replace
 
-from hawker.broker.orders import Orders
+from hawker.broker.claims import Claimed, Claims
+from hawker.broker.releases import Releases
 from hawker.catalog.publish.outbox import Outbox
 from hawker.core import capacity
 from hawker.model.catalog import Change as CatalogChange
@@ -40,6 +41,10 @@ def _nothing(*args: Any, **options: Any) -> None: ...
 
 
 async def _nothing_async(*args: Any, **options: Any) -> None: ...
+
+
+async def _claims_nothing(claims: Claims, *args: Any, **options: Any) -> Claimed:
+    return Claimed.ours
 
 
 def _unsynced(connection: apsw.Connection, *, exclusive: bool) -> None:
@@ -122,7 +127,7 @@ MUTANTS: dict[str, Mutant] = {
     "release forgotten by the broker": Mutant(
         "an order in doubt is not released",
         ("S3",),
-        (Change(Orders, "_give_up", _nothing),),
+        (Change(Releases, "begin", _nothing),),
         ("cut at the answer",),
     ),
     "release forgotten by the worker": Mutant(
@@ -144,7 +149,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "lapse ignored": Mutant("reservations never lapse", ("reservations",), (Change(Market, "_lapse", _never_lapses),)),
     "claim not taken": Mutant(
-        "an order with a key is confirmed without its claim", ("S4",), (Change(Orders, "_claim", _nothing_async),)
+        "an order with a key is confirmed without its claim", ("S4",), (Change(Claims, "take", _claims_nothing),)
     ),
     "exits forgotten at restart": Mutant(
         "a worker does not look at its start whether its programs are there",

@@ -1,0 +1,76 @@
+"""Collecting offers for an order, and correcting them by what this broker's other orders are about to book."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from hawker.broker.fleet import OFFERS_S, WorkerLink
+from hawker.client.in_time import in_time
+from hawker.errors import HawkerError, Unreachable
+from hawker.http.app import clock_s
+from hawker.model.guest import Resources, smaller
+from hawker.model.market import Ask, Offer, Order, Refusal, Reservation
+
+GRACE_S = 0.005
+"""How long to wait for a worker whose last offer did not come: as long as one takes."""
+
+
+async def book(links: Sequence[WorkerLink], ask: Ask) -> list[Offer | Refusal]:
+    """Ask all workers at once, with one deadline. A worker whose last offer did not come is asked, too, but is hardly
+    waited for longer than the others take: one that is cut off costs one order its deadline, not every order."""
+    loop = asyncio.get_running_loop()
+    offers = {link.name: loop.create_task(_offer(link, ask), name=f"offer of {link.name}") for link in links}
+    prompt = [offers[link.name] for link in links if not link.missed]
+    late = [offers[link.name] for link in links if link.missed]
+    try:
+        if prompt:
+            await asyncio.wait(prompt)
+        if late:
+            await asyncio.wait(late, timeout=GRACE_S if prompt else None)
+    finally:
+        for offer in offers.values():
+            offer.cancel()  # this does nothing to one that is done
+    answers = [offer.result() for offer in offers.values() if offer.done() and not offer.cancelled()]
+    return [answer for answer in answers if answer is not None]
+
+
+async def _offer(link: WorkerLink, ask: Ask) -> Offer | Refusal | None:
+    """None: no answer by the deadline, or an error in its place."""
+    try:
+        async with in_time(OFFERS_S):
+            return await link.offer(ask)
+    except (TimeoutError, Unreachable):
+        link.missed = True
+    except HawkerError:
+        pass
+    return None
+
+
+class Bookings:
+    """What this broker's orders are about to book on each worker, and have just booked there, so that a herd of orders
+    does not choose the same worker. These are hints of this moment; the worker decides."""
+
+    def __init__(self) -> None:
+        self._in_flight: dict[str, Resources] = {}
+        self._last_left: dict[str, tuple[float, Resources]] = {}  # what a worker said it had left, and when
+
+    async def reserve(self, link: WorkerLink, order: Order) -> Reservation | Refusal:
+        self._in_flight[link.name] = self._in_flight.get(link.name, Resources()) + order.resources
+        try:
+            answer = await link.reserve(order)
+        finally:
+            self._in_flight[link.name] -= order.resources
+        if isinstance(answer, Reservation):
+            self._last_left[link.name] = clock_s(), answer.free
+        return answer
+
+    def correct(self, answer: Offer | Refusal, asked_s: float) -> Offer | Refusal:
+        """An offer as it stands now: other orders may have booked there since it was asked for, or are about to."""
+        if isinstance(answer, Refusal):
+            return answer
+        heard_s, left = self._last_left.get(answer.worker, (0.0, answer.free))
+        free = smaller(answer.free, left) if heard_s > asked_s else answer.free
+        return replace(answer, image_parts=None, free=free, in_flight=self._in_flight.get(answer.worker, Resources()))
