@@ -31,9 +31,9 @@ import hawker.host
 from bench.command import Table, left_out, options, told
 from hawker.proxy.base import Address, ServicePort
 from hawker.proxy.certificates import Certificates
-from hawker.proxy.embedded.engine import Engine
+from hawker.proxy.embedded.plane import EmbeddedPlane
 from hawker.proxy.embedded.settings import Settings
-from hawker.proxy.haproxy.plane import HaproxyEngine
+from hawker.proxy.embedded.upstreams import UpstreamPools
 
 MODULE = "github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible"
 PLAIN = "3.5. HTTP/2 Connection Preface: Sends invalid connection preface"
@@ -108,7 +108,8 @@ async def measure(h2spec: str, directory: Path, table: Table) -> bool:
     suite = Suite(h2spec, directory, authority, table)
     for title, handlers, tls in (("TLS", ("tls", "http"), True), ("plain text", ("http",), False)):
         router = Anyone(FakeRoute("web", machines, ServicePort(handlers=handlers)))
-        engine = Engine(router, Settings(region="ams", h2_strikes=1e9), host, certificates)
+        settings = Settings(region="ams", h2_strikes=1e9)
+        engine = EmbeddedPlane(router, settings, host, UpstreamPools(settings, host.sockets), certificates)
         await suite.run(title, await engine.listen("127.0.0.1", 0, public=443), tls=tls)
         await engine.close()
     if shutil.which("haproxy"):
@@ -119,8 +120,7 @@ async def measure(h2spec: str, directory: Path, table: Table) -> bool:
         await suite.run("plain text, before HAProxy", plane.http)
         suite.bad = bad  # it is HAProxy that answers there
         router.find(443, "").port = ServicePort(handlers=("tls", "http"))
-        assert isinstance(plane.engine, HaproxyEngine)
-        while not (plane.engine.opened(443) and plane.engine.carried):
+        while not (plane.haproxy.opened(443) and plane.haproxy.carried):
             user = await User.at(plane.tls, "", authority.client("http/1.1"), "localhost")
             await user.ask("GET / | Host: localhost")
             await user.close()

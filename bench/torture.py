@@ -109,11 +109,11 @@ class Way:
             return
         self._warm.add(host)
         for _ in range(100):
-            decided = sum(self._plane.engine.counters.statuses.values())
+            decided = sum(self._plane.common.counters.statuses.values())
             user = await User.at(self._plane.http)
             await user.ask(f"GET / | Host: {host}")
             await user.close()
-            if sum(self._plane.engine.counters.statuses.values()) == decided:
+            if sum(self._plane.common.counters.statuses.values()) == decided:
                 return
             await asyncio.sleep(0.02)
         raise AssertionError(f"HAProxy does not carry {host}")

@@ -14,7 +14,6 @@ from tests.kit.waiting import until
 from tests.proxy.test_smuggling import LIES
 
 from bench.torture_suites import PAUSED, UPGRADED, Verdict, parsed
-from hawker.proxy.haproxy.plane import HaproxyEngine
 
 ANSWERED_S = 5.0
 TRIES = 2
@@ -101,9 +100,9 @@ async def answered(
                 if plane is None:
                     plane = await _opened(kind, upstream, carried=carried)
                 upstream.behaviour, data = saying, answer.data
-                before = sum(plane.engine.counters.statuses.values())
+                before = sum(plane.common.counters.statuses.values())
                 outcome = await _judged(answer, plane)
-                if not carried or sum(plane.engine.counters.statuses.values()) == before:
+                if not carried or sum(plane.common.counters.statuses.values()) == before:
                     break
                 await plane.close()  # it carries the app no more: an answer before has told that it gives interim ones
                 plane = None
@@ -125,9 +124,7 @@ async def _opened(kind: type[Embedded], upstream: Upstream, *, carried: bool) ->
             user = await User.at(plane.http)
             await user.ask("GET /")
             await user.close()
-            engine = plane.engine
-            assert isinstance(engine, HaproxyEngine)
-            await until(lambda: bool(engine.carried))
+            await until(lambda: bool(plane.haproxy.carried))
         else:
             plane.lender.places = 0
     return plane

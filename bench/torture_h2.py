@@ -12,14 +12,13 @@ from tempfile import TemporaryDirectory
 import msgspec
 from tests.kit.authority import Authority
 from tests.kit.http2 import User2, head2
-from tests.kit.planes import Embedded
+from tests.kit.planes import Embedded, Haproxy
 from tests.kit.raw_http import Broken, Fields, User
 from tests.kit.routers import FakeMachine, FakeRoute, FakeRouter
 
 from bench.torture_machine import Machine
 from bench.torture_suites import Asked, Verdict
 from hawker.proxy.base import ServicePort
-from hawker.proxy.haproxy.plane import HaproxyEngine
 
 ANSWERED_S = 10.0
 NAME = "web.example"
@@ -126,7 +125,7 @@ async def asked(
         authority.write(Path(directory), NAME)
         await plane.open(router, {"region": "ams", "h2_strikes": 1e9, "certificates": Path(directory)})
     try:
-        while carried and not (isinstance(plane.engine, HaproxyEngine) and plane.engine.writing):
+        while carried and not (isinstance(plane, Haproxy) and plane.haproxy.writing):
             machine.begin()
             user = await User.at(plane.tls, "", authority.client("http/1.1"), NAME)
             await user.ask(f"POST / | Host: {NAME} | Content-Length: 1", b"x")

@@ -18,7 +18,8 @@ import hawker.host
 from hawker.proxy.base import ServicePort
 from hawker.proxy.certificates import Certificates
 from hawker.proxy.embedded.settings import Settings
-from hawker.proxy.haproxy.plane import HaproxyEngine
+from hawker.proxy.embedded.upstreams import UpstreamPools
+from hawker.proxy.haproxy.plane import HaproxyPlane
 from hawker.proxy.haproxy.settings import HaproxySettings
 
 
@@ -33,7 +34,8 @@ async def main(directory: str, machine: str, of_tls: str = "") -> None:
     certificates = Certificates((Path(of_tls),), host) if of_tls else None
     if certificates is not None:
         await certificates.look()
-    engine = HaproxyEngine(router, FakeLender(router), settings, haproxy, Path(directory), host, certificates)
+    upstreams = UpstreamPools(settings, host.sockets)
+    engine = HaproxyPlane(router, FakeLender(router), settings, haproxy, Path(directory), host, upstreams, certificates)
     _, port = await engine.listen("127.0.0.1", 0, public=443 if of_tls else 80)
     print(port, file=said, flush=True)
     reader = asyncio.StreamReader()

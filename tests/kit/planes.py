@@ -14,16 +14,20 @@ import hawker.host
 from hawker.host import Host
 from hawker.proxy.base import Address
 from hawker.proxy.certificates import Certificates
-from hawker.proxy.embedded.engine import Engine
+from hawker.proxy.data_plane import DataPlane
+from hawker.proxy.embedded.common import Challenges, Common
+from hawker.proxy.embedded.plane import EmbeddedPlane
 from hawker.proxy.embedded.settings import Settings
-from hawker.proxy.haproxy.plane import HaproxyEngine
+from hawker.proxy.embedded.upstreams import UpstreamPools
+from hawker.proxy.haproxy.plane import HaproxyPlane
 from hawker.proxy.haproxy.settings import HaproxySettings
 
 
 class Plane(Protocol):
-    """`http` is public port 80, `tls` the port 443, `backhaul` for other proxies, `tcp` public port 5432 for bytes
-    alone, `own` the same for whatever the service of the app says that has it to itself. `settings` are those of the
-    embedded plane, and `certificates`, a directory. `keeps`: programs that keep connections to machines."""
+    """A data plane as tests have it. `http` is public port 80, `tls` the port 443, `backhaul` for other proxies, `tcp`
+    public port 5432 for bytes alone, `own` the same for whatever the service of the app says that has it to itself.
+    `settings` are those of the embedded plane, and `certificates`, a directory. `common` is what the connections of
+    Hawker's own code share. `keeps`: programs that keep connections to machines."""
 
     http: Address
     tls: Address
@@ -31,6 +35,9 @@ class Plane(Protocol):
     tcp: Address
     own: Address
     keeps: int
+
+    @property
+    def common(self) -> Common: ...
 
     async def open(self, router: FakeRouter, settings: dict[str, Any]) -> None: ...
 
@@ -45,8 +52,16 @@ class Embedded:
     backhaul: Address
     tcp: Address
     own: Address
-    engine: Engine
+    plane: DataPlane
+    activator: EmbeddedPlane
     keeps = 1
+
+    def __init__(self, challenges: Challenges | None = None) -> None:
+        self.challenges = challenges
+
+    @property
+    def common(self) -> Common:
+        return self.activator.common
 
     async def open(self, router: FakeRouter, settings: dict[str, Any]) -> None:
         settings = dict(settings)
@@ -55,18 +70,26 @@ class Embedded:
         certificates = None if directory is None else Certificates((directory,), host)
         if certificates is not None:
             await certificates.look()
-        self.engine = self.made(router, Settings(**settings), host, certificates)
-        self.http = await self.engine.listen("127.0.0.1", 0, public=80)
-        self.tls = await self.engine.listen("127.0.0.1", 0, public=443)
-        self.backhaul = await self.engine.listen_backhaul("127.0.0.1", 0)
-        self.tcp = await self.engine.listen_plain("127.0.0.1", 0, public=5432)
-        self.own = await self.engine.listen_own("127.0.0.1", 0, public=5432)
+        self.plane = self.made(router, Settings(**settings), host, certificates)
+        self.http = await self.plane.listen("127.0.0.1", 0, public=80)
+        self.tls = await self.plane.listen("127.0.0.1", 0, public=443)
+        self.backhaul = await self.plane.listen_backhaul("127.0.0.1", 0)
+        self.tcp = await self.activator.listen_plain("127.0.0.1", 0, public=5432)
+        self.own = await self.plane.listen_own("127.0.0.1", 0, public=5432)
 
-    def made(self, router: FakeRouter, settings: Settings, host: Host, certificates: Certificates | None) -> Engine:
-        return Engine(router, settings, host, certificates)
+    def made(self, router: FakeRouter, settings: Settings, host: Host, certificates: Certificates | None) -> DataPlane:
+        self.activator = EmbeddedPlane(
+            router,
+            settings,
+            host,
+            UpstreamPools(settings, host.sockets),
+            certificates,
+            challenges=self.challenges,
+        )
+        return self.activator
 
     async def close(self) -> None:
-        await self.engine.close()
+        await self.plane.close()
 
 
 class Haproxy(Embedded):
@@ -74,15 +97,28 @@ class Haproxy(Embedded):
 
     keeps = 2
     lender: FakeLender
+    haproxy: HaproxyPlane
 
     def __init__(self, haproxy: HaproxySettings | None = None) -> None:
+        super().__init__()
         self.directory = Path(tempfile.mkdtemp(prefix="haproxy-"))
         self._haproxy = haproxy or HaproxySettings(look_s=0.02, backends=4)
 
-    def made(self, router: FakeRouter, settings: Settings, host: Host, certificates: Certificates | None) -> Engine:
+    def made(self, router: FakeRouter, settings: Settings, host: Host, certificates: Certificates | None) -> DataPlane:
         self.lender = FakeLender(router)
-        at = self.directory / "h"
-        return HaproxyEngine(router, self.lender, settings, self._haproxy, at, host, certificates)
+        self.haproxy = HaproxyPlane(
+            router,
+            self.lender,
+            settings,
+            self._haproxy,
+            self.directory / "h",
+            host,
+            UpstreamPools(settings, host.sockets),
+            certificates,
+            challenges=self.challenges,
+        )
+        self.activator = self.haproxy.activator
+        return self.haproxy
 
     async def close(self) -> None:
         await super().close()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Collection
 
 from hawker.proxy.base import ANY, NOBODY, Address, Failure, Header, Refused, Route, ServicePort, Waiting, Wishes
-from hawker.proxy.lending import Lent, Offer
+from hawker.proxy.lending import Borrower, Lent, Offer
 
 HTTP = ServicePort(handlers=("http",))
 
@@ -161,11 +161,21 @@ class FakeLender:
 
     def __init__(self, router: FakeRouter) -> None:
         self._router = router
-        self.changed: Callable[[str], None] = lambda app: None
-        self.withdraw: Callable[[str], Awaitable[bool]] | None = None
+        self.borrower: Borrower | None = None
         self.places = 20
         self.breaks: set[str] = set()
         """Apps of which nothing can be told."""
+
+    def lend_to(self, borrower: Borrower | None) -> None:
+        self.borrower = borrower
+
+    def changed(self, app: str) -> None:
+        assert self.borrower is not None
+        self.borrower.changed(app)
+
+    async def withdraw(self, machine: str) -> bool:
+        assert self.borrower is not None
+        return await self.borrower.withdraw(machine)
 
     def offer(self, app: str, port: int) -> Offer | None:
         if app in self.breaks:

@@ -27,7 +27,7 @@ from hawker.host import Host
 from hawker.proxy.acme import BACK_OFF_S, Issuer
 from hawker.proxy.base import ServicePort
 from hawker.proxy.certificates import Certificates
-from hawker.proxy.embedded.engine import Engine
+from hawker.proxy.embedded.common import Challenges
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.settings import AcmeSettings
 
@@ -49,10 +49,9 @@ def pebble(tmp_path_factory: pytest.TempPathFactory, http_port: int) -> Iterator
 class Site:
     """A proxy for the app `web`, at `web.apps.example`, on the port that Pebble looks at, and one for TLS."""
 
-    def __init__(self, issuer: Issuer, certificates: Certificates, engine: Engine, tls: tuple[str, int]) -> None:
+    def __init__(self, issuer: Issuer, certificates: Certificates, tls: tuple[str, int]) -> None:
         self.issuer = issuer
         self.certificates = certificates
-        self.engine = engine
         self.tls = tls
 
 
@@ -66,6 +65,7 @@ async def site(
     turn: Callable[[str], int] = lambda name: 0,
     look_s: float = 0.05,
     plane: type[Embedded] = Embedded,
+    answers: Callable[[Issuer], Challenges] = lambda issuer: issuer,
     gone: Collection[str] = (),
     **settings: Any,
 ) -> AsyncIterator[Site]:
@@ -90,14 +90,13 @@ async def site(
         look_s=look_s,
         gone_s=0.2,
     )
-    served = plane()
-    engine = served.engine = served.made(router, Settings(region="ams"), host, certificates)
-    engine.issue, engine.challenged = issuer.want, issuer.answer
+    served = plane(challenges=answers(issuer))
+    engine = served.plane = served.made(router, Settings(region="ams"), host, certificates)
     await engine.listen("127.0.0.1", http_port, public=80)
     tls = await engine.listen("127.0.0.1", 0, public=443)
     await issuer.open()
     try:
-        yield Site(issuer, certificates, engine, tls)
+        yield Site(issuer, certificates, tls)
     finally:
         await issuer.close()
         await served.close()
@@ -198,8 +197,14 @@ async def test_a_certificate_is_renewed_when_two_thirds_of_its_life_are_over(
 async def test_a_name_that_the_server_cannot_reach_is_told_of_and_not_asked_for_again_soon(
     tmp_path: Path, pebble: Pebble, http_port: int
 ) -> None:
-    async with site(tmp_path, pebble, http_port, names=("shop.example",), automatic=False) as at:
-        at.engine.challenged = lambda host, target: b"wrong"
+    class Wrong:
+        def __init__(self, issuer: Issuer) -> None:
+            self.want = issuer.want
+
+        def answer(self, host: str, target: bytes) -> bytes:
+            return b"wrong"
+
+    async with site(tmp_path, pebble, http_port, names=("shop.example",), automatic=False, answers=Wrong) as at:
         await until(lambda: "shop.example" in at.issuer.problems)
         assert "shop.example" in at.issuer.problems["shop.example"]
         assert "unauthorized" in at.issuer.problems["shop.example"]

@@ -157,7 +157,7 @@ async def embedded() -> AsyncIterator[Stage]:
 
 def engine(stage: Stage) -> Any:
     assert isinstance(stage.plane, Embedded)
-    return stage.plane.engine
+    return stage.plane.activator
 
 
 async def test_requests_are_counted_by_status_with_the_time_to_their_first_byte(embedded: Stage) -> None:
@@ -181,7 +181,7 @@ async def test_the_access_log_has_a_line_a_request(embedded: Stage, tmp_path: Pa
     await embedded.machine()
     user = await embedded.user()
     answer = await user.ask('GET /a?b=c | User-Agent: a "b" | Referer: http://x/')
-    engine(embedded).access.flush()
+    engine(embedded).common.access.flush()
     path.rename(tmp_path / "old")
     await user.ask("HEAD / | Host: none.example")
     await embedded.close()
@@ -242,7 +242,7 @@ async def test_no_connection_is_used_from_before_a_machine_was_put_to_rest(stage
     plane = await stage.open()
     assert isinstance(plane, Embedded)
     assert (await stage.ask("GET /")).status == 200
-    plane.engine.let_go(machine.address, asleep=False)
+    plane.common.upstreams.let_go(machine.address, asleep=False)
     assert (await stage.ask(f"{method} / | Content-Length: 0")).status == 200
     assert [visit.connection for visit in machine.visits] == [1, 2]
     assert stage.web.machines[0].failures == []
@@ -271,7 +271,7 @@ async def test_who_connects_to_a_machine_that_is_put_to_rest_does_not_wait_for_i
         await until(lambda: bool(machine.in_flight))
         async with asyncio.timeout(10):
             while not asked.done():
-                plane.engine.let_go(machine.address, asleep=False)
+                plane.common.upstreams.let_go(machine.address, asleep=False)
                 await asyncio.wait((asked,), timeout=0.01)
         assert machine.failures == ["timeout"]
         assert (await asked).status in (502, 503, 504)

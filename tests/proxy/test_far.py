@@ -12,7 +12,7 @@ from tests.kit.doors import free_port
 from tests.kit.waiting import until
 
 from hawker.core.routing import Candidate, Pool
-from hawker.proxy.base import Address
+from hawker.proxy.base import Address, NoUpstreams
 from hawker.proxy.groups.places import Place
 from hawker.proxy.groups.rooms import Room
 from hawker.proxy.machines.far import Far
@@ -21,7 +21,7 @@ from hawker.proxy.settings import RouterSettings
 from hawker.sockets import Sockets
 
 
-class Worker:
+class Worker(NoUpstreams):
     """A machine of its, in a pool, and the address of its proxy. `silent`: it takes connections and says nothing."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Worker:
         self.pool = Pool("web", "ord", random=Random(1).random)
         self.given_up: list[str] = []
         settings = RouterSettings(trouble_s=0.05, hung_s=0.25)
-        self.far = Far("ord-1", settings, Looking(Sockets()), give_up=self.give_up)
+        self.far = Far("ord-1", settings, Looking(Sockets()), upstreams=self)
         seat = self.pool.put(Candidate(machine="m1", region="ord", state="started"))
         self.place = Place(self.pool, seat, Room(), self.far, (self.address,))
 

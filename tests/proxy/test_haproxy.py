@@ -29,7 +29,8 @@ from hawker.core.metrics import Registry
 from hawker.errors import Unreachable
 from hawker.proxy.base import Address
 from hawker.proxy.embedded.settings import Settings
-from hawker.proxy.haproxy.plane import HaproxyEngine
+from hawker.proxy.embedded.upstreams import UpstreamPools
+from hawker.proxy.haproxy.plane import HaproxyPlane
 from hawker.proxy.haproxy.process import LOG_MOST, end_left
 from hawker.proxy.haproxy.runtime import ask
 from hawker.proxy.haproxy.settings import HaproxySettings
@@ -48,10 +49,10 @@ class Hot(Stage):
         return Haproxy(self._settings)
 
     @property
-    def engine(self) -> HaproxyEngine:
+    def engine(self) -> HaproxyPlane:
         assert isinstance(self.plane, Haproxy)
-        assert isinstance(self.plane.engine, HaproxyEngine)
-        return self.plane.engine
+        assert isinstance(self.plane, Haproxy)
+        return self.plane.haproxy
 
     @property
     def lender(self) -> FakeLender:
@@ -352,7 +353,6 @@ async def test_a_machine_is_given_back_only_when_nothing_is_in_flight_there() ->
         machine = await stage.machine(slow_until(go))
         await stage.warm()
         withdraw = stage.lender.withdraw
-        assert withdraw is not None
         user = await stage.user()
         await user.send(head("GET /slow"))
         await until(lambda: len(machine.visits) == 2)
@@ -378,10 +378,11 @@ async def test_a_machine_that_is_given_back_has_no_connection_left_and_gets_new_
             assert (await user.answer()).body == b"hello"
         assert machine.held > 1
         withdraw = stage.lender.withdraw
-        assert withdraw is not None
         stage.lender.places = 0
         assert await withdraw("m1")
-        stage.engine.let_go(machine.address, asleep=False)  # as its door does, for those of the activator
+        stage.plane.common.upstreams.let_go(
+            machine.address, asleep=False
+        )  # as its door does, for those of the activator
         await until(lambda: machine.held == 0)
         stage.lender.places = 20
         stage.lender.changed("web")
@@ -479,7 +480,6 @@ async def test_a_machine_that_is_given_back_has_lost_also_the_connection_whose_r
         await user.send(head("GET /slow"))
         await until(lambda: len(machine.visits) == 2)
         withdraw = stage.lender.withdraw
-        assert withdraw is not None
         stage.lender.places = 0
         assert not await withdraw("m1"), "a request is in flight there"
         go.set()
@@ -548,7 +548,6 @@ async def test_a_reload_makes_room_for_more_apps_and_no_request_fails() -> None:
         assert stage.engine.carried == {WEB, ("other", 80), ("third", 80)}
         await until(lambda: stage.web.machines[0].carried == 1)
         withdraw = stage.lender.withdraw
-        assert withdraw is not None
         assert not await withdraw("m1"), "a request is in flight there, from before the reload"
         go.set()
         assert (await slow.answer()).body == b"hello"
@@ -709,7 +708,8 @@ async def test_the_metrics_have_also_what_haproxy_carries() -> None:
             machine.behaviour = saying(b"HTTP/1.1 %d X\r\nContent-Length: 0\r\n\r\n" % status)
             assert (await user.ask("GET /")).status == status
         registry = Registry()
-        registry.register(stage.engine.counters)
+        for collector in stage.engine.collectors():
+            registry.register(collector)
         await until(lambda: count(registry, "2xx") + count(registry, "4xx") == 3)
         assert (count(registry, "2xx"), count(registry, "4xx")) == (2, 1)
         assert registry.value("hawker_proxy_requests_total", status="200") == 1
@@ -758,19 +758,19 @@ async def test_what_was_left_to_go_on_and_is_not_wished_for_any_more_ends() -> N
     plane = await stage.open()
     assert isinstance(plane, Haproxy)
     try:
-        other = await plane.engine.listen("127.0.0.1", 0, public=81)
-        assert isinstance(plane.engine, HaproxyEngine)
-        master = (await plane.engine.workers()).master
-        plane.engine.retiring = True  # as it is when the agent is begun anew
-        await plane.engine.close()
+        other = await plane.haproxy.listen("127.0.0.1", 0, public=81)
+        master = (await plane.haproxy.workers()).master
+        plane.common.retiring = True  # as it is when the agent is begun anew
+        await plane.haproxy.close()
 
         one = msgspec.structs.replace(settings, plain=(80,))
         embedded, host = Settings(**stage.settings), hawker.host.live()
-        again = HaproxyEngine(plane.engine.router, plane.lender, embedded, one, plane.directory / "h", host)
+        upstreams, router = UpstreamPools(embedded, host.sockets), plane.common.router
+        again = HaproxyPlane(router, plane.lender, embedded, one, plane.directory / "h", host, upstreams)
         await again.listen(*plane.http, public=80)
         await until(lambda: not listens(other))
         assert listens(plane.http)
-        again.retiring = True
+        again.activator.common.retiring = True
         await again.close()
 
         await end_left(settings, plane.directory / "h", 1.0)

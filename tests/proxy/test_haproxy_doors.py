@@ -14,7 +14,7 @@ from tests.kit.doors import House, house
 from tests.kit.tiers import full
 from tests.kit.waiting import until
 
-from hawker.proxy.haproxy.plane import HaproxyEngine
+from hawker.proxy.haproxy.plane import HaproxyPlane
 from hawker.proxy.haproxy.settings import HaproxySettings
 from hawker.proxy.settings import RouterSettings
 
@@ -51,9 +51,9 @@ def haproxy() -> Iterator[HaproxySettings]:
     shutil.rmtree(directory)
 
 
-def engine(it: House) -> HaproxyEngine:
-    assert isinstance(it.proxy.engine, HaproxyEngine)
-    return it.proxy.engine
+def engine(it: House) -> HaproxyPlane:
+    assert isinstance(it.proxy.plane, HaproxyPlane)
+    return it.proxy.plane
 
 
 def decided(it: House) -> int:

@@ -13,7 +13,8 @@ from tests.kit.routers import FakeLender, FakeRouter
 import hawker.host
 from hawker.listening import Listening
 from hawker.proxy.embedded.settings import Settings
-from hawker.proxy.haproxy.plane import HaproxyEngine
+from hawker.proxy.embedded.upstreams import UpstreamPools
+from hawker.proxy.haproxy.plane import HaproxyPlane
 from hawker.proxy.haproxy.process import Process
 from hawker.proxy.haproxy.settings import HaproxySettings
 
@@ -23,8 +24,14 @@ async def test_it_listens_where_the_program_before_this_one_did_so_itself(tmp_pa
     with socket.create_server(("127.0.0.1", 0)) as handed:
         address = handed.getsockname()
         router, host = FakeRouter(), hawker.host.live(Listening([handed]))
-        engine = HaproxyEngine(
-            router, FakeLender(router), Settings(), HaproxySettings(backends=1), tmp_path / "h", host
+        engine = HaproxyPlane(
+            router,
+            FakeLender(router),
+            Settings(),
+            HaproxySettings(backends=1),
+            tmp_path / "h",
+            host,
+            UpstreamPools(Settings(), host.sockets),
         )
         try:
             assert await engine.listen(*address, public=80) == address

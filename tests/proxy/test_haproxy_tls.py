@@ -147,7 +147,7 @@ async def test_a_certificate_is_changed_while_users_are_served_and_is_there_when
         kept, worker = await stage.one(), await stage.engine.workers()
         before = serial(kept), serial(await stage.one(name=OTHER))
         AUTHORITY.write(tmp_path, WEB, days=100)
-        certificates = stage.engine.certificates
+        certificates = stage.plane.common.certificates
         assert certificates is not None
         await certificates.look()
 
@@ -221,7 +221,7 @@ async def test_a_name_whose_app_or_certificate_wants_something_else_is_the_embed
             stage.serves(h2_backend=False)
             await stage.opened()
         (tmp_path / f"{WEB}.crt").unlink()
-        certificates = stage.engine.certificates
+        certificates = stage.plane.common.certificates
         assert certificates is not None
         await certificates.look()
         await until(lambda: WEB not in stage.engine.opened(443))

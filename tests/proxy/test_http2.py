@@ -665,9 +665,10 @@ async def test_a_client_that_asks_on_and_on_and_takes_no_answer_is_cut_off(stage
     user.writer.transport.pause_reading()  # type: ignore[attr-defined]  # both ways are one transport
     user.h2.initiate_connection()
     await user.send()
-    engine = plane.engine  # type: ignore[attr-defined]  # the embedded plane's
+    engine = plane.common
     await until(lambda: any(isinstance(each, H2Connection) for each in engine.connections))
     (connection,) = engine.connections
+    assert isinstance(connection, H2Connection)
     connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     fields = b"\x84\x86\x02\x04HEAD\x01\x0ano.example"
     asked = 0

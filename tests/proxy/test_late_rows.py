@@ -18,7 +18,7 @@ from hawker.core.routing import ANY
 from hawker.errors import Unreachable
 from hawker.model import door as words
 from hawker.model.machine import State
-from hawker.proxy.base import Address, Lease, Route
+from hawker.proxy.base import Address, Lease, NoUpstreams, Route
 from hawker.proxy.known.directory import Directory
 from hawker.proxy.machines.calls import Released, Workers
 from hawker.proxy.machines.states import runs_on
@@ -49,7 +49,7 @@ def test_a_worker_that_tells_of_the_same_instance_running_tells_of_the_same_star
     assert runs_on(told, before) is same
 
 
-class Worker:
+class Worker(NoUpstreams):
     """One machine that listens, its door, and a worker. `tells` are rows that come while a connection is being taken,
     after which `then` is called, once."""
 
@@ -71,12 +71,13 @@ class Worker:
         self.directory = Directory(fleet.replica, "ord")
         settings, random = RouterSettings(), lambda: 0.5
         calls = Workers("token", "ord-1", self)
-        self.sites = Sites(self.directory, calls, settings, worker="ord-1", region="ord", token="token", random=random)
+        self.sites = Sites(
+            self.directory, calls, settings, worker="ord-1", region="ord", token="token", random=random, upstreams=self
+        )
         self.router = ProxyRouter(self.sites, settings, domain="apps.example", claims=lambda port: "", random=random)
-        self.sites.looking.hand_over = self._hand_over
         self.sites.load("web")
 
-    def _hand_over(self, address: Address, sock: socket.socket) -> None:
+    def offer(self, address: Address, sock: socket.socket) -> None:
         sock.close()
         self.connections.append(address)
         tells, self.tells = self.tells, ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ async def long(visit: Visit) -> None:
 
 async def written(stage: Stage) -> None:
     """The proxy has handed all of it to its transport, and as much as there is room for to the system."""
-    connections = stage.plane.engine.connections  # type: ignore[attr-defined]  # the embedded plane's
+    connections: Collection[Any] = stage.plane.common.connections
 
     def left() -> int:
         transports = [getattr(each, "transport", None) or each._transport for each in connections]

@@ -12,14 +12,14 @@ from tests.proxy.conftest import Stage
 from tests.proxy.test_tunnels import ASKED, shouting
 
 from hawker.client.in_time import in_time
-from hawker.proxy.embedded.engine import PATIENCE_S, Engine
+from hawker.proxy.embedded.plane import PATIENCE_S, EmbeddedPlane
 
 SOON_S = PATIENCE_S / 2
 """Sooner than for being silent."""
 
 
-async def engine_of(stage: Stage) -> Engine:
-    return cast(Embedded, await stage.open()).engine
+async def engine_of(stage: Stage) -> EmbeddedPlane:
+    return cast(Embedded, await stage.open()).activator
 
 
 async def test_a_kept_connection_has_its_next_request_answered_and_is_told_to_be_the_last(stage: Stage) -> None:
@@ -28,7 +28,7 @@ async def test_a_kept_connection_has_its_next_request_answered_and_is_told_to_be
     user = await stage.user()
     assert (await user.ask("GET /")).all("connection") == []
     retiring = asyncio.create_task((await engine_of(stage)).retire())
-    await until(lambda: stage.plane.engine.retiring)  # type: ignore[attr-defined]
+    await until(lambda: stage.plane.common.retiring)
     answer = await user.ask("POST / | Content-Length: 1", b"x")
     assert (answer.status, answer["connection"]) == (200, "close")
     async with in_time(SOON_S):
@@ -57,7 +57,7 @@ async def test_new_connections_are_served_while_old_requests_have_their_time(sta
     await slow.send(head("GET /slow"))
     await until(lambda: len(machine.visits) == 1)
     retiring = asyncio.create_task((await engine_of(stage)).retire())
-    await until(lambda: stage.plane.engine.retiring)  # type: ignore[attr-defined]
+    await until(lambda: stage.plane.common.retiring)
     answer = await stage.ask("GET /quick")
     assert (answer.body, answer["connection"]) == (b"hello", "close")
     assert not retiring.done()
@@ -73,7 +73,7 @@ async def test_who_was_let_in_last_is_answered_too(stage: Stage) -> None:
     engine = await engine_of(stage)
     await engine.retire()
     late = await stage.user()
-    await until(lambda: len(engine.connections) == 1)
+    await until(lambda: len(engine.common.connections) == 1)
     closing = asyncio.create_task(engine.close())
 
     async def refuses() -> bool:
@@ -98,6 +98,6 @@ async def test_tunnels_have_their_time_before_and_none_after_that(stage: Stage) 
     assert (await user.head(upgrade=True)).status == 101
     engine = await engine_of(stage)
     await engine.retire()
-    assert len(engine.tunnels) == 1
+    assert len(engine.common.tunnels) == 1
     async with in_time(SOON_S):
         await engine.close()

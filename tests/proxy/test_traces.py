@@ -75,7 +75,7 @@ async def test_a_request_that_wakes_a_machine_leaves_a_trace_of_both_proxies_and
             "/ door": ["answer", "connect", "obtain", "ready", "start", "wait"],
         }
         registry = Registry()
-        registry.register(it.proxy.engine.counters)
+        registry.register(it.proxy.plane.counters)
         for phase in ("obtain", "wait", "start", "ready", "connect"):
             assert registry.value("hawker_proxy_phase_seconds_count", phase=phase) == 1
         traced = {span["traceId"] for body in collector.bodies for span in _spans(body)}

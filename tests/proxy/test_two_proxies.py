@@ -59,7 +59,7 @@ async def test_a_request_that_waits_for_room_at_its_door_is_not_taken_for_one_th
     async with house(tmp_path) as it, edge(it) as one, edge(it) as other:
         await it.machine("web", env={"ANSWER_S": "0.7"}, service=service)
         assert await asyncio.gather(*(each.get("web") for each in (one, other))) == [(200, b"ok")] * 2
-        assert [each.proxy.engine.counters.retries for each in (one, other)] == [0, 0]
+        assert [each.proxy.plane.counters.retries for each in (one, other)] == [0, 0]
 
 
 WAITS = f"""

@@ -29,7 +29,7 @@ async def paced(user: User, answer: asyncio.Task[Answer], piece: bytes) -> Answe
 def uploads(stage: Stage) -> list[Upload]:
     """Those that are watched, in their order."""
     assert isinstance(stage.plane, Embedded)
-    return list(stage.plane.engine.uploads._under_way)
+    return list(stage.plane.common.uploads._under_way)
 
 
 async def test_a_body_that_can_be_kept_is_there_before_a_place_is_taken(stage: Stage) -> None:

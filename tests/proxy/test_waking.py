@@ -104,7 +104,7 @@ async def test_a_stop_is_known_at_once_at_its_door_however_late_the_catalog_tell
         assert door.state != "started"
         await until(lambda: it.row(machine).state == "stopped")
         assert await it.get("web") == (200, b"ok")
-        assert it.proxy.engine.counters.retries == 0  # nothing was sent to where nobody listens
+        assert it.proxy.plane.counters.retries == 0  # nothing was sent to where nobody listens
 
 
 async def test_kept_connections_are_let_go_before_a_machine_is_put_to_rest(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ async def test_a_request_waits_for_the_next_start_when_its_machine_is_stopped_wh
         await it.worker.waking.rest(words.Rest(app="web", machine=machine, how="stop", why="a user"))
         assert await getting == (200, b"ok")
         assert it.story(machine).count("start started") == 2
-        assert it.proxy.engine.counters.retries == 0  # the program that was on its way out was not asked
+        assert it.proxy.plane.counters.retries == 0  # the program that was on its way out was not asked
 
 
 async def test_who_cannot_be_started_is_told_why_at_once(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ class Agent:
             if settings.proxy:
                 await self._open_proxy(stack, settings.proxy)
             elif (settings.directory / "haproxy").exists():
-                await _end_haproxy(settings.directory / "haproxy")
+                await _end_data_plane(settings.directory)
             if settings.broker:
                 await self._open_broker(stack, settings.broker, fronts.pop(0))
             if fronts and self.node and self.reading:
@@ -288,13 +288,12 @@ class Agent:
         self.failed.set()
 
 
-async def _end_haproxy(directory: Path) -> None:
-    """Of an agent that was a proxy, and is none any more."""
-    from hawker.proxy.haproxy.process import end_left
+async def _end_data_plane(directory: Path) -> None:
+    """End what this agent left running when it was a proxy, which it is no more."""
+    from hawker.proxy.planes import end_left_programs
     from hawker.proxy.settings import ProxySettings
 
-    settings = ProxySettings()
-    await end_left(settings.haproxy, directory, settings.embedded.pause_s)
+    await end_left_programs(ProxySettings(), directory)
 
 
 def _fit() -> str:

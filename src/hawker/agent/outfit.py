@@ -7,7 +7,6 @@ repeat it. What is imported for containers is imported only where containers can
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from hawker.errors import HawkerError, Invalid, Unreachable
 from hawker.host import Host
 from hawker.model.config import PROCESS
 from hawker.network.base import NetworkError
+from hawker.plugins import installed
 from hawker.telemetry import get_logger
 
 if TYPE_CHECKING:
@@ -125,14 +125,14 @@ def load(role: WorkerRole) -> None:
             if name in _OURS:
                 import_module(_OURS_IN[name])
             else:
-                _entry_points()[name].load()
+                installed(GROUP, _OURS)[name].load()
 
 
 def _chosen(role: WorkerRole) -> Sequence[str]:
     """The drivers that are wanted; with no word about it, those that isolate what they run and others' that are
     installed. The process driver runs any command of any user of the API on the host itself: only who says so has it.
     """
-    known = [*_OURS, *_entry_points()]
+    known = [*_OURS, *installed(GROUP, _OURS)]
     for name in [*role.drivers, *role.settings]:
         if name not in known:
             raise Invalid("worker.drivers", name, f"there is no such driver; there are {', '.join(known)}")
@@ -210,32 +210,13 @@ def _make(name: str, site: Site) -> Driver:
     try:
         if make := _OURS.get(name):
             return make(site)
-        return cast("Driver", _entry_points()[name].load()(site))
+        return cast("Driver", installed(GROUP, _OURS)[name].load()(site))
     except ImportError as error:
         return cast("Driver", Absent(name, f"it cannot be loaded: {error}"))
     except TypeError as error:
         raise Invalid(
             f"worker.{name}", dict(site.settings), f"the {name} driver does not take this: {error}"
         ) from error
-
-
-def _entry_points() -> Mapping[str, Any]:
-    """Of others' drivers. What reads them takes longer to import than to look whether there are any."""
-    if not _others_installed():
-        return {}
-    from importlib.metadata import entry_points
-
-    return {point.name: point for point in entry_points(group=GROUP) if point.name not in _OURS}
-
-
-def _others_installed() -> bool:
-    """Whether an installed package but Hawker has a driver."""
-    header = f"[{GROUP}]"
-    for directory in dict.fromkeys(sys.path):
-        for found in Path(directory).glob("*-info/entry_points.txt"):
-            if not found.parent.name.startswith("hawker-") and header in found.read_text(errors="replace"):
-                return True
-    return False
 
 
 def process(site: Site) -> Driver:

@@ -11,7 +11,8 @@ hold the request while a machine starts.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import socket
+from collections.abc import Collection, Mapping
 from typing import Literal, Protocol
 
 import msgspec
@@ -121,6 +122,44 @@ class ServicePort(msgspec.Struct, frozen=True, kw_only=True):
     tls_versions: tuple[str, ...] = TLS_VERSIONS
     self_signed: bool = False
     replay_cache: tuple[ReplayCache, ...] = ()
+
+
+class Upstreams(Protocol):
+    """The connections to machines and to other proxies that a proxy keeps, by their addresses."""
+
+    def offer(self, address: Address, sock: socket.socket) -> None:
+        """Keep this connection for the request that waits for the machine at `address`."""
+        ...
+
+    def let_go(self, address: Address, asleep: bool) -> None:
+        """The machine at this address is put to rest: keep no connection to it. `asleep`: it answers nothing more."""
+        ...
+
+    def unanswered(self) -> Mapping[Address, float]:
+        """Where requests wait for the first byte of an answer, and for how many seconds the longest."""
+        ...
+
+    def give_up(self, address: Address, problem: str, *, waited_s: float = 0.0, every: bool = False) -> None:
+        """Nobody at this address answers: requests that have waited there for `waited_s`, and may be made elsewhere,
+        are made elsewhere; `every`: the others get an error."""
+        ...
+
+
+class NoUpstreams:
+    """For who keeps no connections."""
+
+    def offer(self, address: Address, sock: socket.socket) -> None:
+        sock.close()
+
+    def let_go(self, address: Address, asleep: bool) -> None: ...
+
+    def unanswered(self) -> Mapping[Address, float]:
+        return {}
+
+    def give_up(self, address: Address, problem: str, *, waited_s: float = 0.0, every: bool = False) -> None: ...
+
+
+NO_UPSTREAMS = NoUpstreams()
 
 
 class Router(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 from hawker.core.routing import lendable
 from hawker.core.seats import Seat
@@ -11,7 +10,7 @@ from hawker.errors import StoreError
 from hawker.proxy.groups.group import Group
 from hawker.proxy.groups.places import Place
 from hawker.proxy.known.directory import App, Machine
-from hawker.proxy.lending import Lent, Offer
+from hawker.proxy.lending import Borrower, Lent, Offer
 from hawker.proxy.machines.door import RUNNING, Door
 from hawker.proxy.sites import Sites
 
@@ -21,18 +20,12 @@ class SiteLender:
 
     def __init__(self, sites: Sites) -> None:
         self._sites = sites
-        self.changed: Callable[[str], None] = lambda app: None
         sites.directory.on_machine.append(self._machine)
         sites.directory.on_app.append(self._app)
         sites.on_door.append(self._door)
 
-    @property
-    def withdraw(self) -> Callable[[str], Awaitable[bool]] | None:
-        return self._sites.withdraw
-
-    @withdraw.setter
-    def withdraw(self, withdraw: Callable[[str], Awaitable[bool]] | None) -> None:
-        self._sites.withdraw = withdraw
+    def lend_to(self, borrower: Borrower | None) -> None:
+        self._sites.lend_to(borrower)
 
     def offer(self, app: str, port: int) -> Offer | None:
         try:
@@ -82,13 +75,17 @@ class SiteLender:
         return found[0] if found else None
 
     def _machine(self, app: App, before: Machine | None, now: Machine | None) -> None:
-        self.changed(app.name)
+        self._changed(app.name)
 
     def _app(self, app: App) -> None:
-        self.changed(app.name)
+        self._changed(app.name)
 
     def _door(self, door: Door) -> None:
-        self.changed(door.machine.app)
+        self._changed(door.machine.app)
+
+    def _changed(self, app: str) -> None:
+        if self._sites.borrower is not None:
+            self._sites.borrower.changed(app)
 
 
 def _places(seat: Seat) -> int:

@@ -6,7 +6,7 @@ them back before a machine is stopped, and when requests wait here, which were t
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -28,12 +28,24 @@ class Offer(msgspec.Struct, frozen=True):
     machines: Mapping[str, Lent]
 
 
-class Lender(Protocol):
-    """Who lends. `changed` is called with an app's name when what it lends of it may be different; `withdraw` with a
-    machine that is to get no more requests, False when some are still under way. Both are set by who is lent to."""
+class Borrower(Protocol):
+    """Who is lent machines."""
 
-    changed: Callable[[str], None]
-    withdraw: Callable[[str], Awaitable[bool]] | None
+    def changed(self, app: str) -> None:
+        """What is lent of this app may be different now."""
+        ...
+
+    async def withdraw(self, machine: str) -> bool:
+        """Give this machine no more requests. False: some are still under way."""
+        ...
+
+
+class Lender(Protocol):
+    """Who lends."""
+
+    def lend_to(self, borrower: Borrower | None) -> None:
+        """From now on this one is told; None: nobody is."""
+        ...
 
     def offer(self, app: str, port: int) -> Offer | None:
         """None: the app does not serve this port."""

@@ -25,16 +25,14 @@ from hawker.model.values import host_port
 from hawker.proxy.acme import Issuer
 from hawker.proxy.base import Address
 from hawker.proxy.certificates import Certificates
-from hawker.proxy.embedded.engine import Engine
-from hawker.proxy.embedded.settings import Settings as Embedded
-from hawker.proxy.haproxy.plane import HaproxyEngine
-from hawker.proxy.haproxy.process import Process, end_left
-from hawker.proxy.haproxy.settings import HaproxySettings
+from hawker.proxy.data_plane import DataPlane
+from hawker.proxy.embedded.upstreams import UpstreamPools
 from hawker.proxy.health import Gauges, Health
 from hawker.proxy.known.claims import Claims
 from hawker.proxy.known.directory import Directory
 from hawker.proxy.lender import SiteLender
 from hawker.proxy.machines.calls import Own, Workers
+from hawker.proxy.planes import Parts, end_left_programs, factory
 from hawker.proxy.rounds.idling import Idling
 from hawker.proxy.rounds.measuring import Measuring
 from hawker.proxy.rounds.ports import OpenPorts
@@ -54,9 +52,7 @@ def check(settings: ProxySettings, files: Path) -> None:
         endpoint_of("proxy.traces", settings.traces)
     if settings.certificates and not Path(settings.certificates).is_dir():
         raise Invalid("proxy.certificates", settings.certificates, "name a directory of certificates")
-    at = _haproxy_files(settings, files)
-    if settings.engine == "haproxy" and at is not None:
-        Process(settings.haproxy, at, "", lambda: None)
+    factory(settings.engine).check(settings, files)
     if log := settings.embedded.access_log:
         there = Path(log)
         if not os.access(there if there.exists() else there.parent, os.W_OK) or there.is_dir():
@@ -91,16 +87,12 @@ _HINTS = {
 }
 
 
-def _haproxy_files(settings: ProxySettings, files: Path | None) -> Path | None:
-    told = settings.haproxy.directory
-    return Path(told).absolute() if told else files and (files / "haproxy").absolute()
-
-
 class Proxy:
     """`open`, then `close`. `listening` are the addresses of shared public ports, `backhaul` that for other proxies."""
 
     def __init__(self, settings: ProxySettings, unfit: Callable[[], str]) -> None:
         self.settings = settings
+        self.plane: DataPlane
         self.listening: dict[int, Address] = {}
         self.backhaul: Address | None = None
         self.ports: OpenPorts | None = None
@@ -148,7 +140,7 @@ class Proxy:
         wait. What comes is served."""
         if self._idling:
             await self._idling.close()
-        await self.engine.retire()
+        await self.plane.retire()
 
     async def close(self) -> None:
         """Take nothing new, end what is in flight, then let go. Machines run on. May be called again."""
@@ -157,7 +149,7 @@ class Proxy:
     def collectors(self) -> tuple[Collector, ...]:
         """Its metrics."""
         others = (each for each in (self.certificates, self.traces) if each is not None)
-        return self.engine.counters, Gauges(self.health), *others
+        return *self.plane.collectors(), Gauges(self.health), *others
 
     def health(self) -> Health:
         """A proxy that is behind in the catalog says so: whoever sends it traffic should send it elsewhere."""
@@ -197,6 +189,10 @@ class Proxy:
         self.workers = workers = Workers(token, worker, own)
         stack.push_async_callback(workers.close)
         random: Callable[[], float] = host.rng.random
+        options: dict[str, Any] = {"region": region, "token": token}
+        options |= {"trusted": settings.trusted, "proxy_protocol": settings.proxy_protocol}
+        embedded = msgspec.structs.replace(settings.embedded, **options)
+        upstreams = UpstreamPools(embedded, host.sockets)
         self.sites = sites = Sites(
             directory,
             workers,
@@ -206,6 +202,7 @@ class Proxy:
             token=token,
             random=random,
             sockets=host.sockets,
+            upstreams=upstreams,
         )
         if own is not None:
             own.on_rest.append(sites.rests)
@@ -230,54 +227,44 @@ class Proxy:
             self.idling = self._idling = Idling(sites, view, random)
             self.idling.begin()
             stack.push_async_callback(self.idling.close)
-        options: dict[str, Any] = {"region": region, "token": token}
-        options |= {"trusted": settings.trusted, "proxy_protocol": settings.proxy_protocol}
         self.certificates = certificates = await self._certificates(stack, host, files)
-        embedded = msgspec.structs.replace(settings.embedded, **options)
-        self.engine = engine = self._engine(embedded, host, certificates, files)
+        if settings.acme is not None and files is not None and certificates is not None:
+            self.issuer = self._issuer(settings.acme, view, host, certificates, token, worker, files)
+        parts = Parts(
+            proxy=settings,
+            embedded=embedded,
+            router=router,
+            upstreams=upstreams,
+            host=host,
+            lender=lambda: SiteLender(sites),
+            certificates=certificates,
+            challenges=self.issuer,
+            traces=self.traces,
+            files=files,
+        )
+        self.plane = plane = factory(settings.engine).make(parts)
         if self.traces is not None:
             self.traces.begin()
             stack.push_async_callback(self.traces.close)  # after the last request
-            engine.traces = self.traces
-        stack.push_async_callback(engine.close)
-        sites.on_let_go.append(engine.let_go)
-        sites.looking.hand_over = engine.pool.offer
-        sites.give_up = engine.give_up
-        pulse = Pulse(sites, engine.unanswered)
+        stack.push_async_callback(plane.close)
+        pulse = Pulse(sites, upstreams)
         pulse.begin()
         stack.push_async_callback(pulse.close)
-        if settings.acme is not None and files is not None and certificates is not None:
-            await self._issuer(stack, settings.acme, view, host, certificates, token, worker, files)
-        if not isinstance(engine, HaproxyEngine) or not (self._haproxy().plain or self._haproxy().tls):
-            at_haproxy = _haproxy_files(settings, files)
-            if at_haproxy is not None:
-                await end_left(settings.haproxy, at_haproxy, embedded.pause_s)
+        if self.issuer is not None:
+            await self.issuer.open()
+            stack.push_async_callback(self.issuer.close)
+        if files is not None:
+            await end_left_programs(settings, files)
         for port, at in shared.items():
-            self.listening[port] = await _listening(f"proxy.listen.{port}", at, engine.listen(*at, public=port))
+            self.listening[port] = await _listening(f"proxy.listen.{port}", at, plane.listen(*at, public=port))
         if settings.tcp:
-            self.ports = OpenPorts(engine, claims, view, settings.tcp, worker)
+            self.ports = OpenPorts(plane, claims, view, settings.tcp, worker)
             await self.ports.begin()
             stack.push_async_callback(self.ports.close)
         if settings.backhaul:
             field = "proxy.backhaul"
             at = host_port(field, settings.backhaul, named=True)
-            self.backhaul = await _listening(field, at, engine.listen_backhaul(*at))
-
-    def _engine(self, embedded: Embedded, host: Host, certificates: Certificates | None, files: Path | None) -> Engine:
-        """The data plane that is wished for. Raises `Invalid` when it is not here."""
-        settings = self.settings
-        if settings.engine == "embedded":
-            return Engine(self.router, embedded, host, certificates)
-        at = _haproxy_files(settings, files)
-        if at is None:
-            raise Invalid("proxy.haproxy.directory", "", "say where HAProxy's files are to be")
-        return HaproxyEngine(self.router, SiteLender(self.sites), embedded, self._haproxy(), at, host, certificates)
-
-    def _haproxy(self) -> HaproxySettings:
-        """With those of its ports that users come to."""
-        settings, shared = self.settings.haproxy, self.settings.shared_ports()
-        plain, tls = (tuple(port for port in ports if port in shared) for ports in (settings.plain, settings.tls))
-        return msgspec.structs.replace(settings, plain=plain, tls=tls if self.certificates is not None else ())
+            self.backhaul = await _listening(field, at, plane.listen_backhaul(*at))
 
     async def _certificates(self, stack: AsyncExitStack, host: Host, files: Path | None) -> Certificates | None:
         settings = self.settings
@@ -291,9 +278,8 @@ class Proxy:
         stack.push_async_callback(found.close)
         return found
 
-    async def _issuer(
+    def _issuer(
         self,
-        stack: AsyncExitStack,
         settings: AcmeSettings,
         view: RowView,
         host: Host,
@@ -301,7 +287,7 @@ class Proxy:
         token: str,
         worker: str,
         files: Path,
-    ) -> None:
+    ) -> Issuer:
         def turn(name: str) -> int:
             """How many proxies come before this one for something that each does about this name."""
             others = (each.name for each in self.directory.workers.values() if each.proxy_port)
@@ -314,10 +300,7 @@ class Proxy:
                 return ()
 
         domain, at = self.settings.domain, files / "acme"
-        self.issuer = Issuer(settings, at, host, certificates, token=token, domain=domain, turn=turn, gone=gone)
-        await self.issuer.open()
-        stack.push_async_callback(self.issuer.close)
-        self.engine.issue, self.engine.challenged = self.issuer.want, self.issuer.answer
+        return Issuer(settings, at, host, certificates, token=token, domain=domain, turn=turn, gone=gone)
 
     def _claimed(self, port: int) -> str:
         return self.claims.ports.get(port, "")

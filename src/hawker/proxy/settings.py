@@ -38,10 +38,14 @@ import msgspec
 from hawker.core.trusted import Trusted
 from hawker.errors import Invalid
 from hawker.model.values import host_port
+from hawker.plugins import installed
 from hawker.proxy.base import Address
 from hawker.proxy.embedded.settings import Settings as Embedded
 from hawker.proxy.haproxy.settings import HaproxySettings
 
+GROUP = "hawker.data_planes"
+"""The entry point group of data planes (`hawker.proxy.planes`)."""
+_PLANES = ("embedded", "haproxy")
 NAME = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9])?\.)+[a-z0-9-]{2,63}")
 """Of a server, with a dot at least."""
 _DOMAIN = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9])?\.)*[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
@@ -145,8 +149,8 @@ class ProxySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def check(self) -> None:
         """Raises `Invalid`."""
         self.shared_ports()
-        if self.engine not in ("embedded", "haproxy"):
-            raise Invalid("proxy.engine", self.engine, "write embedded or haproxy")
+        if self.engine not in _PLANES and self.engine not in (others := installed(GROUP, _PLANES)):
+            raise Invalid("proxy.engine", self.engine, f"write {' or '.join([*_PLANES, *others])}")
         for network in self.trusted:
             try:
                 Trusted((network,))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 
 from hawker.core.routing import Candidate, Pool
 from hawker.proxy import fields
-from hawker.proxy.base import Address, Header
+from hawker.proxy.base import NO_UPSTREAMS, Address, Header, Upstreams
 from hawker.proxy.groups.group import Group, Site, joined, shape_of
 from hawker.proxy.groups.places import Place
 from hawker.proxy.known.directory import App, Directory, Machine, Worker
 from hawker.proxy.known.published import Served
+from hawker.proxy.lending import Borrower
 from hawker.proxy.machines.calls import Workers
 from hawker.proxy.machines.door import Door
-from hawker.proxy.machines.far import Far, GiveUp, nobody_waits
+from hawker.proxy.machines.far import Far
 from hawker.proxy.machines.waking import Looking
 from hawker.proxy.settings import RouterSettings
 from hawker.sockets import Sockets
@@ -38,6 +39,7 @@ class Sites:
         token: str,
         random: Callable[[], float],
         sockets: Sockets | None = None,
+        upstreams: Upstreams = NO_UPSTREAMS,
     ) -> None:
         self.directory = directory
         self.workers = workers
@@ -46,11 +48,11 @@ class Sites:
         self.region = region
         self.doors: dict[str, Door] = {}  # by machine
         self.fars: dict[str, Far] = {}  # by worker
-        self.looking = Looking(sockets or Sockets())
-        self.give_up: GiveUp = nobody_waits
-        self.withdraw: Callable[[str], Awaitable[bool]] | None = None  # of `hawker.proxy.lending`
+        self.upstreams = upstreams
+        self.looking = Looking(sockets or Sockets(), self.upstreams.offer)
+        self.borrower: Borrower | None = None
         self.on_door: list[Callable[[Door], None]] = []
-        self.on_let_go: list[Callable[[Address, bool], None]] = []
+        self.on_let_go: list[Callable[[Address, bool], None]] = [self.upstreams.let_go]
         """Told of addresses of machines that are put to rest, or are there no more, and whether they rest already."""
         self._token = (fields.TOKEN, token.encode())
         self._random = random
@@ -84,17 +86,18 @@ class Sites:
         """Of another worker's proxy."""
         found = self.fars.get(worker)
         if found is None:
-            found = Far(worker, self.settings, self.looking, lambda: self.places_at(worker), self._give_up)
+            found = Far(worker, self.settings, self.looking, lambda: self.places_at(worker), self.upstreams)
             self.fars[worker] = found
         return found
+
+    def lend_to(self, borrower: Borrower | None) -> None:
+        """Machines that run are lent to this one from now on, which is to give them back before they are stopped."""
+        self.borrower = borrower
 
     def rests(self, machine: str, state: str) -> None:
         """Its worker says so, before the catalog does. Called inside the worker's commit: looked at after it."""
         if door := self.doors.get(machine):
             asyncio.get_running_loop().call_soon(door.rests, state)
-
-    def _give_up(self, address: Address, problem: str, *, waited_s: float = 0.0, every: bool = False) -> None:
-        self.give_up(address, problem, waited_s=waited_s, every=every)
 
     # --- what is not needed ------------------------------------------------------------------------------------------
 
@@ -325,7 +328,7 @@ class Sites:
                 told(address, asleep)
 
     async def _withdraw(self, machine: str) -> bool:
-        return self.withdraw is None or await self.withdraw(machine)
+        return self.borrower is None or await self.borrower.withdraw(machine)
 
 
 def _candidate(machine: Machine, service: Served) -> Candidate:

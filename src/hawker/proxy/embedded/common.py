@@ -6,7 +6,7 @@ import asyncio
 import base64
 import itertools
 import resource
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from hawker.core.connection_limits import ConnectionLimits, shares
@@ -19,13 +19,12 @@ from hawker.proxy.base import Route, Router, ServicePort
 from hawker.proxy.certificates import Certificates, SelfSigned
 from hawker.proxy.embedded.access import AccessLog
 from hawker.proxy.embedded.counters import Counters
-from hawker.proxy.embedded.h2_pool import H2Pool
 from hawker.proxy.embedded.heads import RequestHead
 from hawker.proxy.embedded.keeping import Keep
-from hawker.proxy.embedded.pool import Pool
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.embedded.tunnel import Tunnel
 from hawker.proxy.embedded.uploads import Uploads
+from hawker.proxy.embedded.upstreams import UpstreamPools
 
 _ANSWERS_KEPT = 4096
 
@@ -63,35 +62,77 @@ class Traces(Protocol):
         """A request is over. Times are of the loop's clock; `first` is 0 where no answer began."""
 
 
+class Challenges(Protocol):
+    """Who orders certificates (`hawker.proxy.acme`)."""
+
+    async def want(self, name: str) -> None:
+        """See to it that this name has a certificate; returns when that was tried."""
+        ...
+
+    def answer(self, host: str, target: bytes) -> bytes | None:
+        """The answer to a request that asks whether the name is ours; None: it asks for something else."""
+        ...
+
+
+class Observer(Protocol):
+    """A plane that stands before the embedded one, and learns from it what each app does."""
+
+    def hinted(self, route: Route) -> None:
+        """A machine has answered a request of this route with an interim answer first."""
+
+    def handed_on(self, route: Route) -> None:
+        """A machine has handed a request of this route on."""
+
+    def secured(self, connection: Connection, port: int, name: str, route: Route) -> None:
+        """TLS has begun for this name at a public port, and HTTP is spoken on this connection."""
+
+
+class Unobserved:
+    """The observer of an embedded plane that nothing stands before."""
+
+    def hinted(self, route: Route) -> None: ...
+
+    def handed_on(self, route: Route) -> None: ...
+
+    def secured(self, connection: Connection, port: int, name: str, route: Route) -> None: ...
+
+
 class Common:
     """Made on the running loop."""
 
     def __init__(
-        self, router: Router, settings: Settings, host: Host, certificates: Certificates | None = None
+        self,
+        router: Router,
+        settings: Settings,
+        host: Host,
+        upstreams: UpstreamPools,
+        certificates: Certificates | None = None,
+        *,
+        challenges: Challenges | None = None,
+        traces: Traces | None = None,
+        observer: Observer | None = None,
     ) -> None:
-        """Without `certificates` TLS is spoken for services alone that are content with certificates of no worth."""
+        """Without `certificates` only services that are content with self-signed ones are served over TLS. `traces`
+        takes what requests waited for."""
         self.router = router
+        self.host = host
+        self.upstreams = upstreams
+        self.challenges = challenges
+        self.traces = traces
+        self.observer: Observer = observer or Unobserved()
         self.settings = settings
         self.certificates = certificates
         self.trusted = Trusted(settings.trusted)
         self.self_signed = SelfSigned(host)
-        self.issue: Callable[[str], Awaitable[None]] | None = None
-        """Sees to it that a name has a certificate, and returns when that is tried."""
-        self.challenged: Callable[[str, bytes], bytes | None] | None = None
-        """What a host's target is answered that asks whether the name is ours; None: it asks for something else."""
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time
         self.counters = Counters(self)
         self.access = AccessLog(settings.access_log, host, self.loop) if settings.access_log else None
-        self.traces: Traces | None = None
-        """Takes what requests waited for."""
         self.replays = Cache()
         self.remembers = False
         """Whether an app has ever asked that the way of its requests be remembered: most never do."""
         self.keep = Keep(settings.replay_bytes_of_all)
         self.uploads = Uploads(settings, self.loop)
-        self.pool = Pool(settings, self.loop, host.sockets)
-        self.h2_pool = H2Pool(settings, self.loop)
         self.limits = ConnectionLimits(
             settings.connections or shares(resource.getrlimit(resource.RLIMIT_NOFILE)[0])[1],
             settings.connections_of_one,
@@ -103,8 +144,8 @@ class Common:
         """Whether another one takes its place at once: connections are not kept for further requests."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._answers: dict[int, tuple[ServicePort, Answer]] = {}
-        self._host = host
-        self._prefix = f"{host.ulid()}".encode()
+        self._one_left = asyncio.Event()
+        self.prefix = f"{host.ulid()}".encode()
         self._numbers = itertools.count()
         self._suffix = b"-" + settings.region.encode() if settings.region else b""
 
@@ -127,15 +168,23 @@ class Common:
         address = self.tunnels.pop(which, None) if isinstance(which, Tunnel) else self.connections.pop(which, None)
         if address is not None:
             self.limits.leave(address)
+        self._one_left.set()
 
-    def hinted(self, route: Route) -> None:
-        """A machine has answered a request of this route with an interim answer first."""
+    async def left_by(self, remaining: Callable[[], object]) -> None:
+        """Until none of those connections and tunnels remain; `remaining` is asked whenever one is closed."""
+        while remaining():
+            self._one_left.clear()
+            await self._one_left.wait()
 
-    def handed_on(self, route: Route) -> None:
-        """A machine has handed a request of this route on."""
-
-    def secured(self, connection: Connection, port: int, name: str, route: Route) -> None:
-        """TLS has begun for this name at a public port, and HTTP is what is spoken."""
+    async def close(self) -> None:
+        """Wait for connections that were aborted, then end the tasks, and the access log."""
+        await self.left_by(lambda: self.connections or self.tunnels)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.access is not None:
+            self.access.close()
+            self.access = None
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task that ends with the data plane."""
@@ -146,15 +195,15 @@ class Common:
 
     def now_us(self) -> int:
         """Wall clock, microseconds since 1970."""
-        return self._host.now_ms() * 1000
+        return self.host.now_ms() * 1000
 
     def next_id(self) -> bytes:
         """Of a request: unique, no secret. Which proxy and when it started, a number, the region."""
-        return b"%b-%x%b" % (self._prefix, next(self._numbers), self._suffix)
+        return b"%b-%x%b" % (self.prefix, next(self._numbers), self._suffix)
 
     def websocket_key(self) -> bytes:
         """For a WebSocket of HTTP/1.1 whose other end is one of HTTP/2, which needs none (RFC 8441, 5.1)."""
-        return base64.b64encode(self._host.rng.getrandbits(128).to_bytes(16, "big"))
+        return base64.b64encode(self.host.rng.getrandbits(128).to_bytes(16, "big"))
 
     def answer_of(self, port: ServicePort) -> Answer:
         """What this public port does to answers. There are few of them, each an object that lives with its app."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import Protocol
 
 from hawker.core.metrics import Distribution, Family
-from hawker.proxy.embedded.pool import Pool
+from hawker.proxy.embedded.upstreams import UpstreamPools
 
 BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
 
@@ -26,7 +26,7 @@ class Counted(Protocol):
     def tunnels(self) -> Collection[object]: ...
 
     @property
-    def pool(self) -> Pool: ...
+    def upstreams(self) -> UpstreamPools: ...
 
 
 class Counters:
@@ -77,7 +77,7 @@ class Counters:
             ("replays", "Requests that a machine handed on", self.replays),
             ("handshakes", "Handshakes of TLS with users", self.handshakes + shaken),
             ("handshakes_failed", "Connections of TLS that came to none", self.handshakes_failed + failed),
-            ("machine_connections", "Connections opened to machines", self._of.pool.opened),
+            ("machine_connections", "Connections opened to machines", self._of.upstreams.http1.opened),
         ):
             yield Family("counter", f"hawker_proxy_{name}", text).add(value)
         connections = list(self._of.connections)

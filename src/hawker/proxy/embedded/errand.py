@@ -137,7 +137,7 @@ class Errand:
             self._lease = lease
             method = self._request.method
             if method != b"CONNECT":
-                pool = self._pool(route, lease) if route.port.h2_backend else self._common.pool
+                pool = self._pool(route, lease) if route.port.h2_backend else self._common.upstreams.http1
                 connection = pool.take(lease.address, method in IDEMPOTENT)
                 if connection is not None:
                     self._send(connection)
@@ -234,7 +234,8 @@ class Errand:
     def _pool(self, route: Route, lease: Lease) -> Pool | H2Pool:
         """Between proxies there is HTTP/1.1 alone, and so for what leaves HTTP altogether."""
         http2 = route.port.h2_backend and not lease.headers and not self._request.upgrade
-        return self._common.h2_pool if http2 and self._request.method != b"CONNECT" else self._common.pool
+        upstreams = self._common.upstreams
+        return upstreams.h2 if http2 and self._request.method != b"CONNECT" else upstreams.http1
 
     def _spent(self, phase: str, seconds: float, lease: Lease | None = None) -> None:
         assert self._search is not None
@@ -334,7 +335,7 @@ class Errand:
         self, headers: list[Header], body: bytes | None, route: Route, machine: str, region: str, timed: bool
     ) -> None:
         """Have the request go where a machine has said. Raises `Refused`."""
-        self._common.handed_on(route)
+        self._common.observer.handed_on(route)
         try:
             replay = replay_of(headers) if body is None else read_json(body)
         except BadReplay as bad:

@@ -100,7 +100,7 @@ class Exchange(Outgoing):
         else:
             passes = inlet.hears
             assert self._route is not None
-            self._common.hinted(self._route)
+            self._common.observer.hinted(self._route)
         if passes:
             self._front.interim(head.status, self._inlet.interim(head))
 

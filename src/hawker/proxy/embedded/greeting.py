@@ -202,7 +202,7 @@ class Greeter(asyncio.Protocol):
             carrier = self._http1(secure=True, app="" if route is None else route.app)
         self._become(carrier, transport, landing.data)
         if route is not None and isinstance(carrier, ClientConnection | H2Connection):
-            common.secured(carrier, self._port, host, route)
+            common.observer.secured(carrier, self._port, host, route)
 
     async def _is_of(self, name: str, route: Route | None) -> bool:
         """Whether a name may be said at a port that one app has to itself. With another app's certificate it would be
@@ -218,8 +218,8 @@ class Greeter(asyncio.Protocol):
         wanted = route is not None and not {"tls", "pg_tls"}.isdisjoint(route.port.handlers)
         found = None
         if common.certificates is not None:
-            if wanted and common.issue is not None and not common.certificates.covers(name):
-                await common.issue(name)
+            if wanted and common.challenges is not None and not common.certificates.covers(name):
+                await common.challenges.want(name)
             found = common.certificates.find(name)
         if found is None and wanted and route is not None and route.port.self_signed:
             found = common.self_signed.find(name)

@@ -136,8 +136,8 @@ class Public:
     def find(self, request: RequestHead) -> Route | None:
         if request.method == b"CONNECT":
             raise Refused(405, "PH01", "this proxy makes no tunnels")
-        if request.target[:13] == b"/.well-known/" and self._common.challenged is not None and not self.secure:
-            answer = self._common.challenged(request.host, request.target)
+        if request.target[:13] == b"/.well-known/" and self._common.challenges is not None and not self.secure:
+            answer = self._common.challenges.answer(request.host, request.target)
             if answer is not None:
                 raise _Told(answer)
         route = self._common.router.find(self._port, request.host)

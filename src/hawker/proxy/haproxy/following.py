@@ -1,6 +1,6 @@
 """HAProxy follows what is lent and wished for: it is told of apps and machines, and what is in flight is looked at.
 
-following = Following(process, table, lender, counters, settings, serve, names, connections)
+following = Following(process, table, lender, carried_requests.add, settings, serve, names, connections)
 following.begin()
 following.answered(80, "web.example", b"GET", route)
 ...
@@ -10,7 +10,7 @@ await following.close()
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable, Container, Sequence
 from contextlib import suppress
 
 from hawker.core.retrying import SAFE
@@ -19,7 +19,6 @@ from hawker.proxy.base import Route, ServicePort
 from hawker.proxy.embedded.common import Connection
 from hawker.proxy.haproxy.carried import HOSTS_MOST, NOTHING, Carried, Key, Table, fits, forgetting, naming
 from hawker.proxy.haproxy.config import Server, carries
-from hawker.proxy.haproxy.counting import Counting
 from hawker.proxy.haproxy.names import Names
 from hawker.proxy.haproxy.process import NotStarted, Process
 from hawker.proxy.haproxy.runtime import INTERIM, Usage, adding, closing, emptying, opening
@@ -44,16 +43,16 @@ something was in flight."""
 
 
 class Following:
-    """`begin`, then `close`. `serve` has HAProxy begun, or begun anew, with what `table` has. `names` are those that it
-    ends TLS for, None: it has no port with TLS. `connections` are the embedded plane's. Who says something to HAProxy
-    holds `lock`."""
+    """`begin`, then `close`. `serve` has HAProxy started, or reloaded, with what `table` has. `count` is told of
+    answers, of each of `CLASSES`, since the last time. `names` are those that it ends TLS for, None: it has no port
+    with TLS. `connections` are the embedded plane's. Who says something to HAProxy holds `lock`."""
 
     def __init__(
         self,
         process: Process,
         table: Table,
         lender: Lender,
-        counters: Counting,
+        count: Callable[[Sequence[int]], None],
         settings: HaproxySettings,
         serve: Callable[[], Awaitable[None]],
         names: Names | None,
@@ -64,7 +63,7 @@ class Following:
         self._runtime = process.runtime
         self._table = table
         self._lender = lender
-        self._counters = counters
+        self._count = count
         self._settings = settings
         self._serve = serve
         self._names = names
@@ -85,8 +84,7 @@ class Following:
     def begin(self) -> None:
         """May be called again."""
         if self._runner is None:
-            self._lender.changed = self._changed
-            self._lender.withdraw = self._withdrawn
+            self._lender.lend_to(self)
             self._runner = self._loop.create_task(self._run(), name="haproxy")
 
     async def close(self) -> bool:
@@ -95,8 +93,7 @@ class Following:
         runner, self._runner = self._runner, None
         if runner is None:
             return False
-        self._lender.withdraw = None
-        self._lender.changed = _nobody
+        self._lender.lend_to(None)
         self._stirred.set()
         await runner
         return True
@@ -142,15 +139,16 @@ class Following:
         """All requests of the app pass the activator from now on."""
         if app not in self._avoiding:
             self._avoiding.add(app)
-            self._changed(app)
+            self.changed(app)
 
-    def _changed(self, app: str) -> None:
+    def changed(self, app: str) -> None:
+        """As of `Borrower`."""
         self._dirty.add(app)
         if self._names is not None:
             self._names.changed(app)
         self._stirred.set()
 
-    async def _withdrawn(self, machine: str) -> bool:
+    async def withdraw(self, machine: str) -> bool:
         """Whether HAProxy has no request at this machine, and gives it none any more."""
         async with self.lock:
             try:
@@ -239,7 +237,7 @@ class Following:
 
     def _told(self, carried: Carried, usage: dict[str, Usage]) -> None:
         answers = carried.answered(usage)
-        self._counters.carried(answers)
+        self._count(answers)
         if answers[INTERIM]:
             self.avoid(carried.key[0])
         told, down = carried.seen(usage)
@@ -318,7 +316,7 @@ class Following:
         if left := [name for name in carried.left(machines) if name not in tried]:
             await self._take_out(carried, left)
             if any(name in machines and name not in carried.machines for name in left):
-                self._changed(app)  # it has moved: look at it again at once
+                self.changed(app)  # it has moved: look at it again at once
         if carried.leaving and not carried.machines:
             self._table.give_back(carried)
 
@@ -400,10 +398,6 @@ class Following:
             return kind is None and self._table.renew(port, service)
         self._table.grow(port, service, more)
         return True
-
-
-def _nobody(app: str) -> None:
-    """Nobody is carried."""
 
 
 _logger = get_logger()

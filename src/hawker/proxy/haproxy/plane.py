@@ -1,7 +1,7 @@
-"""The plane as a whole: the embedded one, with HAProxy before the shared public ports that speak HTTP.
+"""The data plane with HAProxy before the shared public ports that speak HTTP, and the embedded one behind it.
 
-    engine = HaproxyEngine(router, lender, settings, haproxy, directory, host, certificates)
-    await engine.listen("0.0.0.0", 80, public=80)
+    plane = HaproxyPlane(router, lender, settings, haproxy, directory, host, upstreams, certificates)
+    await plane.listen("0.0.0.0", 80, public=80)
 
 Where TLS is spoken HAProxy ends it for some names, and the embedded plane for all others. Ports of one app, and the
 backhaul, are the embedded plane's alone.
@@ -9,26 +9,25 @@ backhaul, are the embedded plane's alone.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from hawker.core.metrics import Collector
 from hawker.errors import HawkerError
 from hawker.host import Host
-from hawker.listening import LOT, let_wait
 from hawker.proxy.base import Address, Refused, Route, Router
 from hawker.proxy.certificates import Certificates
 from hawker.proxy.embedded.client import ClientConnection
-from hawker.proxy.embedded.common import Connection
-from hawker.proxy.embedded.engine import BACKLOG, Engine
+from hawker.proxy.embedded.common import Challenges, Connection, Traces
 from hawker.proxy.embedded.greeting import Greeter
+from hawker.proxy.embedded.plane import EmbeddedPlane
 from hawker.proxy.embedded.settings import Settings
+from hawker.proxy.embedded.upstreams import UpstreamPools
 from hawker.proxy.haproxy.activator import Behind
 from hawker.proxy.haproxy.carried import Key, Table
 from hawker.proxy.haproxy.config import PLAIN, USUAL, Config, Frontend, map_of
-from hawker.proxy.haproxy.counting import Counting
+from hawker.proxy.haproxy.counting import CarriedRequests
 from hawker.proxy.haproxy.following import Following
 from hawker.proxy.haproxy.lines import SOCKET, Lines
 from hawker.proxy.haproxy.names import Names
@@ -42,8 +41,9 @@ from hawker.proxy.lending import Lender
 from hawker.telemetry import get_logger
 
 
-class HaproxyEngine(Engine):
-    """`lender` says which machines HAProxy may give requests to. `directory` is HAProxy's own."""
+class HaproxyPlane:
+    """A `hawker.proxy.data_plane.DataPlane`. `lender` says which machines HAProxy may give requests to, `directory` is
+    HAProxy's own. `activator` is the embedded plane behind it."""
 
     def __init__(
         self,
@@ -53,11 +53,20 @@ class HaproxyEngine(Engine):
         haproxy: HaproxySettings,
         directory: Path,
         host: Host,
+        upstreams: UpstreamPools,
         certificates: Certificates | None = None,
+        *,
+        challenges: Challenges | None = None,
+        traces: Traces | None = None,
     ) -> None:
         """Raises `Invalid` when there is no HAProxy."""
-        super().__init__(router, settings, host, certificates)
-        self.counters: Counting = Counting(self)
+        self.activator = EmbeddedPlane(
+            router, settings, host, upstreams, certificates, challenges=challenges, traces=traces, observer=self
+        )
+        self._common = common = self.activator.common
+        self.counters = common.counters
+        self.carried_requests = CarriedRequests()
+        self._settings = settings
         self._lender = lender
         self._logs = bool(settings.access_log) and haproxy.log
         self._haproxy = haproxy
@@ -67,18 +76,28 @@ class HaproxyEngine(Engine):
         self._names: Names | None = None
         self._tls = () if certificates is None else tuple(port for port in haproxy.tls if port not in haproxy.plain)
         if certificates is not None and self._tls:
-            self._names = Names(directory, self._tls, certificates, self._runtime, lender, self.counters, self.now)
+            self._names = Names(directory, self._tls, certificates, self._runtime, lender, self.counters, common.now)
         self._following = Following(
-            self._process, table, lender, self.counters, haproxy, self._serve, self._names, self.connections
+            self._process,
+            table,
+            lender,
+            self.carried_requests.add,
+            haproxy,
+            self._serve,
+            self._names,
+            common.connections,
         )
         self._sought = False
         self._frontends: dict[int, Frontend] = {}
+
+    def collectors(self) -> tuple[Collector, ...]:
+        return self.counters, self.carried_requests
 
     # --- listeners ---------------------------------------------------------------------------------------------------
 
     async def listen(self, host: str, port: int, *, public: int) -> Address:
         if public not in (*self._haproxy.plain, *self._tls):
-            return await super().listen(host, port, public=public)
+            return await self.activator.listen(host, port, public=public)
         async with self._following.lock:
             if not self._sought:
                 self._sought = True
@@ -88,6 +107,18 @@ class HaproxyEngine(Engine):
             address = await self._front(host, port, public)
         self._following.begin()
         return address
+
+    async def listen_own(self, host: str, port: int, *, public: int) -> Address:
+        return await self.activator.listen_own(host, port, public=public)
+
+    async def listen_backhaul(self, host: str, port: int) -> Address:
+        return await self.activator.listen_backhaul(host, port)
+
+    def stop(self, address: Address) -> None:
+        self.activator.stop(address)
+
+    async def retire(self) -> None:
+        await self.activator.retire()
 
     @property
     def carried(self) -> frozenset[Key]:
@@ -112,16 +143,16 @@ class HaproxyEngine(Engine):
     async def close(self) -> None:
         """Raises nothing of HAProxy's."""
         if await self._following.close():
-            if self._haproxy.stays or self.retiring:
+            if self._haproxy.stays or self._common.retiring:
                 self._process.leave()
             else:
-                await self._process.end(self.settings.drain_s)
+                await self._process.end(self._settings.drain_s)
                 if self._names is not None:
                     self._names.keyring.remove()
             for carried in self._table.carried.values():
                 for name in carried.machines:
                     self._lender.filled(*carried.key, name, 0, 0, False)
-        await super().close()
+        await self.activator.close()
 
     async def _find(self) -> None:
         """Whether HAProxy serves already, since before this process."""
@@ -147,12 +178,12 @@ class HaproxyEngine(Engine):
                 carried.adopt(addresses.get(backend, {}), usage.get(backend, {}))
         if self._names is not None and any(frontend.tls for frontend in config.frontends):
             await self._names.adopt(self._whose)
-            await self._names.follow(self._table.carried, self.connections)
+            await self._names.follow(self._table.carried, self._common.connections)
 
     async def _whose(self, port: int, host: str) -> Key:
         """The app that a host belongs to. One that is gone has no name, and offers nothing."""
         try:
-            route = self.router.find(port, host) or await self.router.load(port, host)
+            route = self._common.router.find(port, host) or await self._common.router.load(port, host)
         except Refused:
             return f"?{host}", port
         return route.app, port
@@ -161,25 +192,21 @@ class HaproxyEngine(Engine):
         answered, tls = self._following.answered, public in self._tls
 
         def requests() -> ClientConnection:
-            return ClientConnection(self, lambda _: Behind(self, public, answered, secure=tls))
+            return ClientConnection(self._common, lambda _: Behind(self._common, public, answered, secure=tls))
 
-        await self._take_over(str(public), requests)
+        await self.activator.listen_unix(requests, self._process.sockets[str(public)])
         if tls:
-            await self._take_over(greeter_of(public), lambda: Greeter(self, public, behind=True))
-
-    async def _take_over(self, name: str, made: Callable[[], asyncio.Protocol]) -> None:
-        server = await self.loop.create_unix_server(made, sock=self._process.sockets[name], backlog=LOT)
-        let_wait(server, BACKLOG)
-        self._servers.append(server)
+            sock = self._process.sockets[greeter_of(public)]
+            await self.activator.listen_unix(lambda: Greeter(self._common, public, behind=True), sock)
 
     async def _listen_to_lines(self) -> None:
-        access = self.access
+        access = self._common.access
         if access is None or not self._logs:
             return
         path = self._process.directory / SOCKET
         sock = bound(path)
         self._process.admit(path, 0o660)
-        self._servers.append(await self.loop.create_unix_server(lambda: Lines(access, self._app_of), sock=sock))
+        await self.activator.listen_unix(lambda: Lines(access, self._app_of), sock)
 
     def _app_of(self, backend: str) -> str:
         carried = self._table.by_backend.get(backend)
@@ -198,7 +225,7 @@ class HaproxyEngine(Engine):
                 return host, known.port
             await self._serve()
             return host, known.port
-        self._host.listening.leave(host, port)  # there was no HAProxy, or at another address
+        self._common.host.listening.leave(host, port)  # there was no HAProxy, or at another address
         reserved = Reserved(host, port)
         try:
             tls = public in self._tls
@@ -228,8 +255,8 @@ class HaproxyEngine(Engine):
             user=self._haproxy.user,
             threads=self._haproxy.threads,
             connections=connections_most(),
-            region=self.settings.region,
-            prefix=process.config.prefix if process.config else self._prefix.decode(),
+            region=self._settings.region,
+            prefix=process.config.prefix if process.config else self._common.prefix.decode(),
             frontends=tuple(self._frontends.values()),
             kinds=tuple(self._table.kinds),
             servers=self._table.servers(),
@@ -241,7 +268,7 @@ class HaproxyEngine(Engine):
 
     def _times(self) -> Settings:
         """Without the cluster's token: what HAProxy is to serve lies in a file, in its own directory."""
-        return msgspec.structs.replace(self.settings, token="")
+        return msgspec.structs.replace(self._settings, token="")
 
     async def _serve(self) -> None:
         if self._names is not None:

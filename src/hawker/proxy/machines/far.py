@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Literal, Protocol
+from typing import Literal
 
 from hawker.client.in_time import in_time
-from hawker.proxy.base import Address, Failure
+from hawker.proxy.base import NO_UPSTREAMS, Address, Failure, Upstreams
 from hawker.proxy.groups.places import Place
 from hawker.proxy.machines.waking import Looking
 from hawker.proxy.settings import RouterSettings
@@ -28,17 +28,6 @@ error: an agent that is stalled is ended by its watchdog before that."""
 PROBLEM = "its worker's proxy says nothing"
 
 
-class GiveUp(Protocol):
-    """What waits at this address for the first byte of an answer, for so long at least, waits in vain: it is made
-    elsewhere, if it may be. `every`: what may not gets an error."""
-
-    def __call__(self, address: Address, problem: str, *, waited_s: float = 0.0, every: bool = False) -> None: ...
-
-
-def nobody_waits(address: Address, problem: str, *, waited_s: float = 0.0, every: bool = False) -> None:
-    """For who has no connections."""
-
-
 class Far:
     """A worker's proxy, as the keeper of places there. One that refuses connections, or takes them and says nothing, is
     looked at until it answers; it is `away` so long, and none of its machines is chosen."""
@@ -49,14 +38,14 @@ class Far:
         settings: RouterSettings,
         looking: Looking,
         places: Callable[[], Iterable[Place]] = tuple,
-        give_up: GiveUp = nobody_waits,
+        upstreams: Upstreams = NO_UPSTREAMS,
     ) -> None:
-        """`places` gives all that it keeps. `give_up` is told when requests wait at its address in vain."""
+        """`places` gives all that it keeps. `upstreams` are told when requests wait at its address in vain."""
         self.worker = worker
         self._settings = settings
         self._looking = looking
         self._places = places
-        self._give_up = give_up
+        self._upstreams = upstreams
         self._look: asyncio.Task[None] | None = None
         self._failed: dict[Place, None] = {}  # since it is looked at
         self.away = False
@@ -125,7 +114,7 @@ class Far:
             for place in [*self._failed, *self._places()]:
                 self._leave_alone(place)
             if not await asking:
-                self._give_up(address, PROBLEM)
+                self._upstreams.give_up(address, PROBLEM)
                 ending = asyncio.get_running_loop().create_task(self._end(address))
                 try:
                     await self._back(address)
@@ -145,7 +134,7 @@ class Far:
         hung_s = self._settings.hung_s
         await asyncio.sleep(hung_s * (SILENT_TIMES - 1))
         if await said(address, hung_s * ANSWER_PART) == "nothing":
-            self._give_up(address, PROBLEM, every=True)
+            self._upstreams.give_up(address, PROBLEM, every=True)
 
     def _leave_alone(self, place: Place) -> None:
         self._failed[place] = None

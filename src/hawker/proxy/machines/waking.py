@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hawker.proxy.base import Address
+from hawker.proxy.base import NO_UPSTREAMS, Address
 from hawker.sockets import Sockets
 
 FIRST_LOOK_S = 0.0006
@@ -39,11 +39,11 @@ AT_ONCE = 4
 class Looking:
     """Looks at machines on their way up, of one proxy."""
 
-    def __init__(self, sockets: Sockets) -> None:
+    def __init__(self, sockets: Sockets, offer: Callable[[Address, socket.socket], None] = NO_UPSTREAMS.offer) -> None:
+        """`offer` takes the connection to a machine that has begun to listen."""
         self._sockets = sockets
+        self._offer = offer
         self.machines = 0
-        self.hand_over: Callable[[Address, socket.socket], None] = lambda address, sock: sock.close()
-        """Takes a connection to a machine that has begun to listen."""
 
     async def until_listening(
         self, addresses: Sequence[Address], starting: asyncio.Future[Any] | None = None
@@ -57,7 +57,7 @@ class Looking:
             while True:
                 for address in addresses:
                     if sock := await self._sockets.connected(address, TRY_S):
-                        self.hand_over(address, sock)
+                        self._offer(address, sock)
                         return address
                 if starting is not None and starting.done():
                     starting.result()

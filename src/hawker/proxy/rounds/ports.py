@@ -10,7 +10,7 @@ import asyncio
 from hawker.catalog.view import RowView
 from hawker.errors import HawkerError
 from hawker.proxy.base import Address
-from hawker.proxy.embedded.engine import Engine
+from hawker.proxy.data_plane import DataPlane
 from hawker.proxy.known.claims import Claims
 from hawker.telemetry import get_logger
 
@@ -20,9 +20,9 @@ AGAIN_S = 10.0
 class OpenPorts:
     """`begin`, then `close`. `opened` are addresses by public port; `missing` says why others are not open."""
 
-    def __init__(self, engine: Engine, claims: Claims, view: RowView, host: str, worker: str) -> None:
+    def __init__(self, plane: DataPlane, claims: Claims, view: RowView, host: str, worker: str) -> None:
         """`host` is the address to open them at, `worker` whose machines are on this host, "" for none."""
-        self._engine = engine
+        self._plane = plane
         self._claims = claims
         self._view = view
         self._host = host
@@ -62,7 +62,7 @@ class OpenPorts:
         wanted = dict(self._claims.ports)
         self.missing = {port: why for port, why in self.missing.items() if port in wanted}
         for port in [port for port in self.opened if port not in wanted]:
-            self._engine.stop(self.opened.pop(port))
+            self._plane.stop(self.opened.pop(port))
         for port, app in sorted(wanted.items()):
             if port not in self.opened and (why := await self._open(port)):
                 if self.missing.get(port) != why:
@@ -76,7 +76,7 @@ class OpenPorts:
         ):
             return "a machine of this host listens there itself"
         try:
-            self.opened[port] = await self._engine.listen_own(self._host, port, public=port)
+            self.opened[port] = await self._plane.listen_own(self._host, port, public=port)
         except OSError as error:
             return f"it cannot be opened: {error.strerror or error}"
         self.missing.pop(port, None)

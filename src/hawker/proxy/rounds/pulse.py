@@ -9,10 +9,9 @@ requests, it gets those of its that may be made twice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
 
 from hawker.core.routing import Take
-from hawker.proxy.base import Address
+from hawker.proxy.base import Address, Upstreams
 from hawker.proxy.groups.places import Place
 from hawker.proxy.machines.door import RUNNING
 from hawker.proxy.rounds.running import Rounds
@@ -23,16 +22,16 @@ PART = 0.2
 
 
 class Pulse(Rounds):
-    """`unanswered` tells where answers are awaited, and for how many seconds the longest."""
+    """`upstreams` tell where answers are awaited, and for how long."""
 
-    def __init__(self, sites: Sites, unanswered: Callable[[], Mapping[Address, float]]) -> None:
+    def __init__(self, sites: Sites, upstreams: Upstreams) -> None:
         self._every_s = sites.settings.hung_s * PART
         super().__init__("pulse", self._every_s)
         self._sites = sites
-        self._unanswered = unanswered
+        self._upstreams = upstreams
 
     async def look(self) -> None:
-        late = [address for address, seconds in self._unanswered().items() if seconds >= self._every_s]
+        late = [address for address, seconds in self._upstreams.unanswered().items() if seconds >= self._every_s]
         if late:
             workers = self._sites.directory.workers.values()
             proxies = {(worker.host, worker.proxy_port): worker.name for worker in workers if worker.proxy_port}
@@ -48,7 +47,7 @@ class Pulse(Rounds):
         for place in [place for door in running for place in door.places.values() if place.address in late]:
             if not place.seat.row.healthy and _another_takes(place):
                 problem = "it says nothing, and its checks fail"
-                self._sites.give_up(place.address, problem, waited_s=self._every_s)
+                self._upstreams.give_up(place.address, problem, waited_s=self._every_s)
 
 
 def _another_takes(place: Place) -> bool:

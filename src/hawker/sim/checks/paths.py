@@ -139,7 +139,7 @@ class Paths:
         if node.agent is None:
             return
         if proxy := node.agent.proxy:
-            self.take("a request was tried again elsewhere", proxy.engine.counters.retries)
+            self.take("a request was tried again elsewhere", proxy.plane.counters.retries)
         for metric in node.agent.metrics.catalog_versions.collect():
             for sample in metric.samples:
                 if sample.name.endswith("_total") and (path := _VERSIONS.get(sample.labels["outcome"])):

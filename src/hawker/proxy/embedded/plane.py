@@ -1,0 +1,184 @@
+"""The embedded data plane as a whole: its listeners, and how it ends.
+
+settings = Settings(region="ams", token="...")
+plane = EmbeddedPlane(router, settings, host, UpstreamPools(settings, host.sockets))
+await plane.listen("0.0.0.0", 8080, public=80)
+await plane.listen_backhaul("0.0.0.0", 4290)
+...
+await plane.close()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import cast
+
+from hawker.core.metrics import Collector
+from hawker.host import Host
+from hawker.listening import LOT, close_gently, let_wait
+from hawker.proxy.base import Address, Router
+from hawker.proxy.certificates import Certificates
+from hawker.proxy.embedded.client import ClientConnection
+from hawker.proxy.embedded.common import Challenges, Common, Connection, Observer, Traces, peer_of
+from hawker.proxy.embedded.greeting import Greeter
+from hawker.proxy.embedded.inlets import Backhaul, Inlet
+from hawker.proxy.embedded.plain import PlainConnection
+from hawker.proxy.embedded.settings import Settings
+from hawker.proxy.embedded.tunnel import Tunnel
+from hawker.proxy.embedded.upstreams import UpstreamPools
+
+PATIENCE_S = 1.0
+"""How long a connection may be silent that is to end, so that what its client sends in this moment is answered."""
+BACKLOG = 4096
+"""Connections that wait to be accepted, bounded by net.core.somaxconn: a sleeping app gets a thousand at once."""
+
+
+class EmbeddedPlane:
+    """A `hawker.proxy.data_plane.DataPlane`, made on the running loop. Its connections share `common`."""
+
+    def __init__(
+        self,
+        router: Router,
+        settings: Settings,
+        host: Host,
+        upstreams: UpstreamPools,
+        certificates: Certificates | None = None,
+        *,
+        challenges: Challenges | None = None,
+        traces: Traces | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.common = Common(
+            router, settings, host, upstreams, certificates, challenges=challenges, traces=traces, observer=observer
+        )
+        self.counters = self.common.counters
+        self._settings = settings
+        self._listening = host.listening
+        self._servers: list[asyncio.AbstractServer] = []
+        self._at: dict[Address, list[asyncio.Server]] = {}
+
+    def collectors(self) -> tuple[Collector, ...]:
+        return (self.counters,)
+
+    # --- listeners ---------------------------------------------------------------------------------------------------
+
+    async def listen(self, host: str, port: int, *, public: int) -> Address:
+        """Serve users at this address as the public port `public`, which apps share. `port` 0: any. Returns the
+        address. What a connection speaks is seen by what it says."""
+        return await self._listen(lambda: Greeter(self.common, public), host, port)
+
+    async def listen_own(self, host: str, port: int, *, public: int) -> Address:
+        """The same for a public port that one app has to itself."""
+        return await self._listen(lambda: Greeter(self.common, public, own=True), host, port)
+
+    async def listen_plain(self, host: str, port: int, *, public: int) -> Address:
+        """Pass bytes between whoever connects here and the machines that serve the public port `public`."""
+        return await self._listen(lambda: PlainConnection(self.common, public), host, port)
+
+    async def listen_backhaul(self, host: str, port: int) -> Address:
+        """Serve other proxies of the cluster at this address."""
+
+        def inlet(transport: asyncio.Transport) -> Inlet:
+            return Backhaul(self.common, peer_of(transport))
+
+        return await self._listen(lambda: ClientConnection(self.common, inlet), host, port, edge=False)
+
+    async def _listen(
+        self, made: Callable[[], asyncio.Protocol], host: str, port: int, *, edge: bool = True
+    ) -> Address:
+        servers = await self._listening.serve(lambda: _Entry(self.common, made, edge), host, port, backlog=BACKLOG)
+        self._servers += servers
+        address = _address(servers[0])
+        self._at[address] = servers
+        return address
+
+    async def listen_unix(self, made: Callable[[], asyncio.Protocol], sock: socket.socket) -> None:
+        """Serve programs of this host, such as a proxy before this one, at a bound socket of the file system."""
+        server = await self.common.loop.create_unix_server(made, sock=sock, backlog=LOT)
+        let_wait(server, BACKLOG)
+        self._servers.append(server)
+
+    def stop(self, address: Address) -> None:
+        """Take no more connections at this address. Those that are open stay."""
+        for server in self._at.pop(address, []):
+            server.close()
+            self._servers.remove(server)
+
+    async def retire(self) -> None:
+        """Before `close`, when another one takes the listening sockets over: end the connections that there are within
+        the settings' `drain_s`. New ones are served meanwhile, each for one request: nobody waits for those that take
+        long."""
+        common, settings = self.common, self._settings
+        common.retiring = True
+        leaving: list[Connection | Tunnel] = [*common.connections, *common.tunnels]
+
+        def of_those() -> object:
+            while leaving and leaving[-1] not in common.connections and leaving[-1] not in common.tunnels:
+                leaving.pop()
+            return leaving
+
+        try:
+            for connection in list(common.connections):
+                connection.drain(patiently=True)
+            await self._left_within(min(PATIENCE_S, settings.drain_s), of_those)
+            for connection in [each for each in leaving if not isinstance(each, Tunnel)]:
+                if connection in common.connections:
+                    connection.drain()
+            await self._left_within(settings.drain_s - PATIENCE_S, of_those)
+        except asyncio.CancelledError:
+            common.retiring = False  # there is no other one
+            raise
+
+    async def close(self) -> None:
+        """Take no more connections, finish what is in flight within the settings' `drain_s`, then cut the rest. After
+        `retire` it is a matter of `pause_s`, in which new connections wait, and tunnels have had their time."""
+        common, settings = self.common, self._settings
+        await close_gently(self._servers)
+        if common.retiring:
+            for connection in list(common.connections):
+                connection.drain(patiently=True)
+            await self._left_within(min(PATIENCE_S, settings.pause_s), lambda: common.connections)
+        for connection in list(common.connections):
+            connection.drain()
+        common.upstreams.close()
+        if common.retiring:
+            await self._left_within(settings.pause_s, lambda: common.connections)
+        else:
+            await self._left_within(settings.drain_s, lambda: common.connections or common.tunnels)
+        for connection in list(common.connections):
+            connection.abort()
+        for tunnel in list(common.tunnels):
+            tunnel.abort()
+        await common.close()
+
+    async def _left_within(self, seconds: float, remaining: Callable[[], object]) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.common.left_by(remaining)
+
+
+class _Entry(asyncio.Protocol):
+    """Lets a connection in. One over the limits is closed at once: each takes a descriptor that a request under way
+    needs."""
+
+    def __init__(self, common: Common, made: Callable[[], asyncio.Protocol], edge: bool) -> None:
+        self._common = common
+        self._made = made
+        self._edge = edge
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, transport)
+        if not self._common.limits.has_room(self._common.address_of(transport) if self._edge else b""):
+            transport.abort()
+            return
+        protocol = self._made()
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+
+
+def _address(server: asyncio.Server) -> Address:
+    address: Address = server.sockets[0].getsockname()[:2]
+    return address
