@@ -22,8 +22,9 @@ from hawker.core.ranking import SpreadPolicy
 from hawker.errors import Conflict, DiskFull, HawkerError, Invalid, Unreachable
 from hawker.host import live
 from hawker.http.call import Call
-from hawker.model.api import CreateMachine
 from hawker.model.config import check_config
+from hawker.model.fleet_calls import ForgetWorker
+from hawker.model.machine_calls import CreateMachine, ShowMachine
 from hawker.model.market import Reason, Refusal
 from hawker.model.rows import AppRow
 from hawker.telemetry import Metrics
@@ -98,9 +99,12 @@ FULL = PeerError(Response(507, {}, b'{"error": "the disk is full"}'))
 SILENT = PeerUnreachable("two", "does not answer", sent=False)
 
 
+NO_CALL = cast(Call, SimpleNamespace())
+
+
 def forgetting(fleet: Fleet) -> Any:
     broker = Broker("broker", fleet, live(), SpreadPolicy(), Metrics(), "ord")
-    return broker.forget(cast(Call, SimpleNamespace(path=lambda part: "one")))
+    return broker.forget(NO_CALL, ForgetWorker("one"))
 
 
 async def test_a_worker_whose_address_another_one_has_by_now_is_forgotten() -> None:
@@ -122,12 +126,11 @@ async def test_any_worker_that_can_tells_the_catalog_who_is_gone() -> None:
 
 async def test_an_order_that_replaces_a_machine_takes_no_key() -> None:
     """It was dropped without a word: asked again with it, the order was refused."""
-    body = CreateMachine(config={"image": "host", "init": {"exec": ["sleep", "1"]}}, replaces=MACHINE)
-    headers = {"idempotency-key": "k"}
-    call = SimpleNamespace(read=lambda kind: body, request=SimpleNamespace(headers=headers))
+    config = {"image": "host", "init": {"exec": ["sleep", "1"]}}
+    order = CreateMachine("web", config=config, replaces=MACHINE, key="k")
     broker = Broker("broker", fleet_of(), live(), SpreadPolicy(), Metrics(), "ord")
     with pytest.raises(Invalid, match=r"Idempotency-Key: .*leave it out"):
-        await broker.create_machine(cast(Call, call))
+        await broker.create_machine(NO_CALL, order)
 
 
 class Has(Says):
@@ -149,7 +152,7 @@ async def test_a_call_finds_the_worker_that_a_machine_was_ordered_anew_on(first:
     fleet = fleet_of(one=Has("one", 1, first), two=Has("two", 2, Response(200, {}, b"{}")))
     passing = Passing(fleet)
     passing.remember(MACHINE, "one")
-    assert (await passing.machine_call(a_get())).status_code == 200
+    assert (await passing.machine_call(ShowMachine, a_get())).status_code == 200
     assert (await passing.locate(MACHINE)).name == "two"
 
 
@@ -157,16 +160,13 @@ async def test_a_machine_whose_only_worker_is_away_is_unreachable() -> None:
     passing = Passing(fleet_of(one=Has("one", 1, SILENT), two=Says(PeerError(Response(404, {}, b"{}")))))
     passing.remember(MACHINE, "one")
     with pytest.raises(Unreachable):
-        await passing.machine_call(a_get())
+        await passing.machine_call(ShowMachine, a_get())
 
 
 def a_get() -> Call:
     scope = {"raw_path": b"/v1/apps/web/machines/" + MACHINE.encode(), "query_string": b"", "path": "/"}
     request = SimpleNamespace(method="GET", scope=scope, headers={})
-    call = SimpleNamespace(
-        path=lambda part: MACHINE, request=request, body=b"", id="r", owner="o", flag=lambda n: False
-    )
-    return cast(Call, call)
+    return cast(Call, SimpleNamespace(path=lambda part: MACHINE, request=request, body=b"", id="r", owner="o"))
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ async def linked(worker: SimWorker) -> AsyncIterator[tuple[WorkerLink, Counting]
         worker.store, worker.drivers, worker.log, worker.market, worker.machines, machine_api, str(worker.path)
     )
     serving = Serving(worker.host, Tokens({TOKEN: AGENT}), Metrics(), REGION, "ord-1")
-    app = Counting(serving.app([], {}, agent_routes=api.routes()))
+    app = Counting(serving.app([], agent_routes=api.routes()))
     listening = socket.create_server(("127.0.0.1", 0))
     server = await serve(app, listening, worker.host)
     peer = Peer("127.0.0.1", listening.getsockname()[1], headers={"authorization": f"Bearer {TOKEN}"})

@@ -16,6 +16,7 @@ from hawker.broker.fleet import Fleet, WorkerAddress
 from hawker.broker.passing import Passing
 from hawker.errors import Misdirected, NotFound, Unreachable
 from hawker.http.call import Call
+from hawker.model.machine_calls import FollowLogs
 
 MACHINE = "1234567890abcd"
 LOGS = f"/v1/apps/web/machines/{MACHINE}/logs"
@@ -25,10 +26,7 @@ LINES = b'{"message":"one"}\n{"message":"two"}\n'
 def followed() -> Call:
     scope = {"raw_path": LOGS.encode(), "query_string": b"follow=true", "path": LOGS}
     request = SimpleNamespace(method="GET", scope=scope, headers={})
-    call = SimpleNamespace(
-        path=lambda part: MACHINE, request=request, body=b"", id="r", owner="o", flag=lambda name: name == "follow"
-    )
-    return cast(Call, call)
+    return cast(Call, SimpleNamespace(path=lambda part: MACHINE, request=request, body=b"", id="r", owner="o"))
 
 
 @asynccontextmanager
@@ -64,7 +62,7 @@ async def workers(old_status: str, *, moved: bool = True) -> AsyncIterator[tuple
 @pytest.mark.parametrize("status", ["404 Not Found", f"{Misdirected.status} Misdirected"])
 async def test_a_followed_log_finds_the_worker_that_a_machine_was_ordered_anew_on(status: str) -> None:
     async with workers(status) as (passing, fleet):
-        response = await passing.machine_call(followed())
+        response = await passing.machine_call(FollowLogs, followed())
         assert isinstance(response, StreamingResponse)
         assert b"".join([cast(bytes, piece) async for piece in response.body_iterator]) == LINES
         assert await passing.locate(MACHINE) is fleet.links["new"]
@@ -72,7 +70,7 @@ async def test_a_followed_log_finds_the_worker_that_a_machine_was_ordered_anew_o
 
 async def test_an_error_in_the_place_of_a_followed_log_is_passed_on_whole() -> None:
     async with workers("404 Not Found", moved=False) as (passing, _):
-        response = await passing.machine_call(followed())
+        response = await passing.machine_call(FollowLogs, followed())
         assert (response.status_code, response.body) == (404, b'{"error": "not here"}')
         with pytest.raises((NotFound, Unreachable)):
             await passing.locate(MACHINE)

@@ -15,8 +15,10 @@ from tests.client.servers import LIMIT_S, Call, Server, serving
 
 from hawker.client.api import NONCE, ApiError, Client
 from hawker.errors import Unreachable
-from hawker.model.endpoints import ENDPOINTS, Endpoint
-from hawker.model.unbuilt_endpoints import UNBUILT_ENDPOINTS
+from hawker.model.calls import CALLS as DECLARED
+from hawker.model.op import Declared, reply_of
+from hawker.model.request_codec import shape_of
+from hawker.model.unbuilt_calls import UNBUILT_CALLS
 
 APP, ID, KEY = "web/1", "0123456789abcd", "a b"  # names that must be quoted to stay one part of a path
 
@@ -132,9 +134,9 @@ CALLS: list[tuple[str, Callable[[Client], Any], str, dict[str, str], Any]] = [
      "/v1/hawker/images/import", {},
      {"upload": "u", "worker": "w", "image": "b:1", "kind": "files", "config": {"cmd": ["a"]}}),
 ]  # fmt: skip
-BY_OP = {endpoint.op: endpoint for endpoint in ENDPOINTS}
+BY_OP = {kind.op.name: kind for kind in DECLARED}
 NOT_WRAPPED = {"Article_start", "Article_stop", "Health", "Machines_show_metadata_key", "OpenAPI"} | {
-    endpoint.op for endpoint in UNBUILT_ENDPOINTS
+    kind.op.name for kind in UNBUILT_CALLS
 }  # for other clients
 
 
@@ -150,9 +152,9 @@ async def made(make: Callable[[Client], Any], answer: str, status: str = "200 OK
             return await asyncio.to_thread(make, client), server
 
 
-def fitting_answer(endpoint: Endpoint) -> str:
-    """The least that has the shape of the endpoint's reply."""
-    if typing.get_origin(endpoint.reply) is list:
+def fitting_answer(kind: type[Declared[Any]]) -> str:
+    """The least that has the shape of the call's reply."""
+    if typing.get_origin(reply_of(kind)) is list:
         return "[{}]"
     return '{"apps": [{}], "regions": [{}], "data": {}, "id": "i"}'
 
@@ -167,14 +169,14 @@ def test_every_call_of_the_api_has_a_method() -> None:
 async def test_a_method_makes_the_call_that_the_api_describes(
     op: str, make: Callable[[Client], Any], path: str, query: dict[str, str], body: Any
 ) -> None:
-    endpoint = BY_OP[op]
-    _, server = await made(make, fitting_answer(endpoint))
+    kind = BY_OP[op]
+    _, server = await made(make, fitting_answer(kind))
     (request,) = server.requests
     method, target = request.split(" ")
     url = urlsplit(target)
-    template = re.compile(re.sub(r"\{\w+\}", "([^/]+)", endpoint.path))
+    template = re.compile(re.sub(r"\{\w+\}", "([^/]+)", kind.op.path))
     match = template.fullmatch(url.path)
-    assert method == endpoint.method
+    assert method == kind.op.method
     assert match is not None, url.path
     names = [unquote(part) for part in match.groups()]
     assert names == [APP, ID, KEY][: len(names)]
@@ -182,11 +184,11 @@ async def test_a_method_makes_the_call_that_the_api_describes(
     assert url.path == path.format(app="web%2F1", machines=machines, id=f"{machines}/{ID}", key="a%20b")
     sent = dict(parse_qsl(url.query))
     assert sent == query
-    assert set(sent) <= {parameter.name for parameter in endpoint.query}
+    assert set(sent) <= {field.name for field in shape_of(kind).query}
     (raw,) = server.bodies
     assert (msgspec.json.decode(raw) if raw else None) == body
-    if raw and not endpoint.raw_body:
-        msgspec.json.decode(raw, type=endpoint.body)  # raises when the API would refuse it
+    if raw and not kind.op.raw:
+        msgspec.json.decode(raw, type=shape_of(kind).body or Any)  # raises when the API would refuse it
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from tests.clients.fuzzing import World
 from tests.kit.tiers import costly, has_more
 
 from hawker.http.openapi import document
-from hawker.model.endpoints import ENDPOINTS
+from hawker.model.calls import CALLS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -94,7 +94,7 @@ def test_the_served_document_is_the_one_the_requests_are_made_from(api: Api) -> 
 
     assert served == document()
     operations = [operation for path in served["paths"].values() for operation in path.values()]
-    assert {operation["operationId"] for operation in operations} == {endpoint.op for endpoint in ENDPOINTS}
+    assert {operation["operationId"] for operation in operations} == {kind.op.name for kind in CALLS}
 
 
 def test_no_operation_but_health_and_the_document_answers_without_a_token(api: Api) -> None:

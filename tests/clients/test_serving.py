@@ -16,9 +16,10 @@ from hawker.client import connection
 from hawker.host import Host
 from hawker.http.app import AGENT, Serving, Tokens
 from hawker.http.call import BATCH_BYTES_MAX, BODY_BYTES_MAX, Call
-from hawker.model.api import CreateApp
+from hawker.http.handlers import on, unread
+from hawker.model.app_calls import CreateApp, ListApps
+from hawker.model.calls import CALLS, ShowHealth
 from hawker.model.config import CONFIG_BYTES_MAX
-from hawker.model.endpoints import ENDPOINTS
 from hawker.telemetry import Metrics, logs_into
 
 NO_HEADERS: dict[str, str] = {}
@@ -35,18 +36,21 @@ async def read(call: Call) -> Any:
     return call.read(CreateApp)
 
 
+async def create(call: Call, request: CreateApp) -> Any:
+    return request
+
+
 @pytest.fixture
 def app() -> ASGIApp:
     tokens = Tokens({"c": "someone", "a": AGENT})
-    served = [e for e in ENDPOINTS if e.op in ("Apps_list", "Apps_create", "Health")]
-    handlers = {"Apps_list": echo, "Apps_create": read, "Health": echo}
+    served = [unread(ListApps, echo), on(CreateApp, create), unread(ShowHealth, echo)]
     routes = {
         ("POST", "/v1/market/reserve"): echo,
         ("POST", "/v1/market/release"): read,
         ("GET", "/v1/market/machines/{machine_id}"): echo,
     }
     host = Host(lambda: 1.0, random.Random(1))
-    return Serving(host, tokens, Metrics(), "ord").app(served, handlers, agent_routes=routes)
+    return Serving(host, tokens, Metrics(), "ord").app(served, agent_routes=routes)
 
 
 async def ask(
@@ -100,19 +104,19 @@ async def test_a_template_of_an_agents_path_is_not_taken_for_the_path_itself(app
     )
 
 
-async def test_every_endpoint_is_found_by_its_path_and_gets_its_parameters() -> None:
+async def test_every_call_is_found_by_its_path_and_gets_its_parameters() -> None:
     async def op_of(op: str, call: Call) -> Any:
         return {"op": op, **call.request.path_params}
 
-    handlers = {e.op: partial(op_of, e.op) for e in ENDPOINTS}
+    routes = [unread(kind, partial(op_of, kind.op.name)) for kind in CALLS]
     host = Host(lambda: 1.0, random.Random(1))
-    app = Serving(host, Tokens({"c": "someone"}), Metrics(), "ord").app(ENDPOINTS, handlers)
-    for endpoint in ENDPOINTS:
+    app = Serving(host, Tokens({"c": "someone"}), Metrics(), "ord").app(routes)
+    for endpoint in [kind.op for kind in CALLS]:
         if endpoint.success == 204:
             continue
         names = re.findall(r"{(\w+)}", endpoint.path)
         path = endpoint.path.format(**{name: f"a {name}" for name in names})
-        expected = {"op": endpoint.op, **{name: f"a {name}" for name in names}}
+        expected = {"op": endpoint.name, **{name: f"a {name}" for name in names}}
         assert await ask(app, endpoint.method, path, CLIENT) == (endpoint.success, expected)
         assert (await ask(app, endpoint.method, f"{path}/", CLIENT))[0] in (404, NOT_BUILT)
         assert (await ask(app, "TRACE", path, CLIENT))[0] in (405, NOT_BUILT)

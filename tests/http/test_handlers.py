@@ -48,7 +48,7 @@ async def pass_on(call: Call) -> Response:
 
 
 APP = Serving(Host(lambda: 1.0, random.Random(1)), Tokens({"c": "someone", "a": AGENT}), Metrics(), "ord").app(
-    [], {}, declared=[on(Double, double), on_each(Ask, answer), unread(Pass, pass_on)]
+    [on(Double, double), on_each(Ask, answer), unread(Pass, pass_on)]
 )
 
 

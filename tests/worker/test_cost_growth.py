@@ -22,8 +22,10 @@ from tests.kit.virtual_time import run_in_virtual_time
 
 from hawker.catalog.publish.outbox import Outbox
 from hawker.http.call import Call
+from hawker.model.fleet_calls import ListRuns
 from hawker.model.guest import Resources
 from hawker.model.machine import State
+from hawker.model.machine_calls import ListMachines
 from hawker.model.market import Ask, Reservation
 from hawker.model.rows import (
     AppRow,
@@ -126,11 +128,11 @@ class Actions:
         api = MachineApi(
             worker.store, worker.host, worker.drivers, worker.log, worker.machines, worker.updates, "ord-1"
         )
-        shown = await api.machines(a_call(app_name=APP.name))
+        shown = await api.machines(a_call(), ListMachines(APP.name))
         assert [machine.id for machine in shown] == [self._machine]
 
     async def list_runs(self) -> None:
-        assert await RunsApi(self._worker.store, self._worker.runner, "ord-1").runs(a_call()) == []
+        assert await RunsApi(self._worker.store, self._worker.runner, "ord-1").runs(a_call(), ListRuns()) == []
 
     async def stop(self) -> None:
         await self._worker.machines.stop(APP.name, self._machine, self._worker.request())
@@ -159,8 +161,8 @@ class Actions:
         await self._worker.store.submit(self._outbox.flush)
 
 
-def a_call(**path: str) -> Call:
-    request = HttpRequest({"type": "http", "path_params": path, "query_string": b"", "headers": []})
+def a_call() -> Call:
+    request = HttpRequest({"type": "http", "headers": []})
     return Call(request, b"", id="r", owner="tester", agent=True)
 
 

@@ -13,6 +13,7 @@ from tests.kit.virtual_time import SetClock, virtual_time
 from hawker.errors import Invalid, NotFound, PreconditionFailed
 from hawker.http.call import Call
 from hawker.model.machine import State
+from hawker.model.machine_calls import AcquireLease
 from hawker.model.rows import LeaseRow
 from hawker.store.tx import Tx
 from hawker.worker.machine import leases
@@ -157,13 +158,15 @@ async def test_a_lease_names_the_version_that_its_holder_will_change(tmp_path: P
     async with a_worker(tmp_path) as worker:
         machine = await worker.run_machine()
         before = worker.machine(machine)
-        lease_api = LeaseApi(worker.store, worker.host, lambda call: worker.machine(machine))
+        lease_api = LeaseApi(worker.store, worker.host, lambda request: worker.machine(machine))
         http = HttpRequest({"type": "http", "headers": [], "query_string": b"", "path_params": {}})
-        asked = Call(http, b'{"ttl": 30}', id="req-lease", owner="ann", agent=False)
+        asked = Call(http, b"", id="req-lease", owner="ann", agent=False)
 
         def update(tx: Tx) -> None:
             tx.record("machine.updated", machine, cause="a test")
             worker.log.move(tx, before, cause="a test", version="01NEW")
 
-        _, reply = await asyncio.gather(worker.store.submit(update), lease_api.create(asked))
+        _, reply = await asyncio.gather(
+            worker.store.submit(update), lease_api.create(asked, AcquireLease(APP.name, machine, ttl=30))
+        )
         assert reply.data.version == worker.machine(machine).version == "01NEW"

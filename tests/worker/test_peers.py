@@ -60,7 +60,7 @@ class Other:
     async def named(self, call: Call) -> Any:
         self.asked.append("name")
         await self.silent.wait()
-        return Named(DIGEST if self.has and call.query("image") == SHOP else "")
+        return Named(DIGEST if self.has and call.request.query_params["image"] == SHOP else "")
 
     def routes(self) -> dict[tuple[str, str], Handler]:
         return {("GET", "/v1/images/blobs/{digest}"): self.blob, ("GET", "/v1/images/names"): self.named}
@@ -85,9 +85,7 @@ async def region(*others: Other, look_s: float = LOOK_S) -> AsyncIterator[Peers]
     servers, rows = [], []
     host = Host(lambda: 1_800_000_000.0, Random(5))
     for other in others:
-        app = Serving(host, Tokens({"token": AGENT}), Metrics(), "ord", other.name).app(
-            [], {}, agent_routes=other.routes()
-        )
+        app = Serving(host, Tokens({"token": AGENT}), Metrics(), "ord", other.name).app([], agent_routes=other.routes())
         sock = socket.create_server(("127.0.0.1", 0))
         servers.append(await serve(app, sock, host))
         port = sock.getsockname()[1]

@@ -15,6 +15,7 @@ from hawker.http.call import Call
 from hawker.model.config import check_config
 from hawker.model.image import IMAGE_TIMEOUT_S
 from hawker.model.machine import State
+from hawker.model.machine_calls import ExecInMachine
 from hawker.model.rows import PortRow
 from hawker.worker.flows.runner import Busy
 from hawker.worker.machine.api.machines import MachineApi, with_runtime
@@ -289,12 +290,8 @@ async def test_whoever_has_to_do_with_its_program_finds_a_machine_started_while_
         api = MachineApi(
             worker.store, worker.host, worker.drivers, worker.log, worker.machines, worker.updates, "ord-1"
         )
-        command = SimpleNamespace(cmd="cat", stdin="hello", command=None, container=None, timeout=None)
-        names = {"machine_id": machine, "app_name": APP.name}
-        call = SimpleNamespace(
-            path=names.__getitem__, request=SimpleNamespace(path_params=names), read=lambda kind: command
-        )
-        assert (await api.exec(cast(Call, call))).stdout == "hello"
+        command = ExecInMachine(APP.name, machine, cmd="cat", stdin="hello")
+        assert (await api.exec(cast(Call, SimpleNamespace()), command)).stdout == "hello"
         await asyncio.sleep(25)
         row = worker.machine(machine)
         assert (row.state, row.instance, row.as_it_runs()) == (State.updating, before.instance, row), "it is stopped"

@@ -198,7 +198,7 @@ class Agent:
         self.reading = CatalogApi(node, self._host)
         stack.push_async_callback(self.reading.close)
         serving = Serving(self._host, self._tokens, self.metrics, settings.region)
-        front.early = serving.app([], {}, agent_routes=node.routes())
+        front.early = serving.app([], agent_routes=node.routes())
         if self.worker:
             self._publisher = await self.worker.check(node.replica)
         await node.open(self._publisher)
@@ -312,7 +312,8 @@ def reader_app(
     from starlette.responses import Response
 
     from hawker.catalog.read.api import health
-    from hawker.model.endpoints import ENDPOINTS
+    from hawker.http.handlers import unread
+    from hawker.model.calls import ShowHealth
 
     async def tell_health(call: Call) -> Response:
         return health("proxy", settings.name, reading)
@@ -320,10 +321,9 @@ def reader_app(
     async def tell_metrics(call: Call) -> Response:
         return Response(metrics.exposition(), media_type=METRICS_CONTENT_TYPE)
 
-    handlers = {**reading.handlers(), "Health": tell_health}
-    served = [endpoint for endpoint in ENDPOINTS if endpoint.op in handlers]
+    served = (*reading.routes(), unread(ShowHealth, tell_health))
     routes = {**own, ("GET", "/metrics"): tell_metrics}
-    return Serving(host, tokens, metrics, settings.region).app(served, handlers, agent_routes=routes)
+    return Serving(host, tokens, metrics, settings.region).app(served, agent_routes=routes)
 
 
 class Front:

@@ -23,21 +23,26 @@ from hawker.broker.names import machine_name
 from hawker.broker.orders import Orders, Wanted
 from hawker.broker.passing import Located, Passing, query_of, target_of
 from hawker.broker.replacing import Replacing
-from hawker.catalog.read.api import CatalogApi, check_sql, health, no_catalog
+from hawker.catalog.read.api import CATALOG_CALLS, CatalogApi, check_sql, health, no_catalog
 from hawker.core.ranking import Policy
 from hawker.errors import Conflict, Invalid, NameTaken, NotBuilt, NotFound, Refused, Unreachable
 from hawker.host import Host
 from hawker.http.app import OWNER, REQUEST_ID, Handler, Serving, Tokens, reply
 from hawker.http.call import Call
-from hawker.http.image_calls import image_handlers
+from hawker.http.handlers import on, unread
+from hawker.http.image_calls import image_routes
 from hawker.http.openapi import document
 from hawker.model import api, views
+from hawker.model import fleet_calls as calls
+from hawker.model.app_calls import CreateApp, DeleteApp, ListApps, ShowApp
+from hawker.model.call_bases import NONCE, OfApp
+from hawker.model.calls import ShowHealth, ShowOpenApi
 from hawker.model.config import accept_config
-from hawker.model.endpoints import ENDPOINTS
 from hawker.model.guest import RESOURCES, Guest, Resources, check_guest
+from hawker.model.machine_calls import CreateMachine, ListMachines
 from hawker.model.market import Ask, Offer
 from hawker.model.regions import expand, place
-from hawker.model.unbuilt_endpoints import UNBUILT_ENDPOINTS, empty
+from hawker.model.unbuilt_calls import UNBUILT_CALLS, empty
 from hawker.model.values import HOST_IMAGE, check_app_name, check_label, is_machine_id
 from hawker.telemetry import METRICS_CONTENT_TYPE, Metrics
 
@@ -79,31 +84,31 @@ class Broker:
 
     def app(self, tokens: Tokens, routes: Mapping[tuple[str, str], Handler] | None = None) -> ASGIApp:
         """The ASGI application: the whole public API, and `routes` for agents."""
-        own: dict[str, Handler] = {
-            "Machines_create": self.create_machine,
-            "Machines_list": self.list_machines,
-            "Apps_list": self.list_apps,
-            "Apps_create": self.create_app,
-            "Apps_show": self.show_app,
-            "Apps_delete": self.delete_app,
-            "Platform_regions": self.regions,
-            "Platform_placements": self.placements,
-            "Hawker_workers": self.workers,
-            "Hawker_cordon": self.cordon,
-            "Hawker_uncordon": self.uncordon,
-            "Hawker_forget": self.forget,
-            "Hawker_runs": self.runs,
-            **dict.fromkeys(("Hawker_run", "Hawker_retry_run", "Hawker_cancel_run"), self._passing.run_call),
-            **(self._reading.handlers() if self._reading else dict.fromkeys(CatalogApi.OPS, no_catalog)),
-            "Hawker_sql": self.sql,
-            **image_handlers(self._images),
-            "Health": self.health,
-            "OpenAPI": self.openapi,
-            **{e.op: partial(self._empty, empty(e)) for e in UNBUILT_ENDPOINTS},
-        }
-        handlers = {e.op: own.get(e.op, self._passing.machine_call) for e in ENDPOINTS}
+        catalog = self._reading.routes() if self._reading else [unread(kind, no_catalog) for kind in CATALOG_CALLS]
+        served = (
+            on(CreateMachine, self.create_machine),
+            unread(ListMachines, self.list_machines),
+            on(ListApps, self.list_apps),
+            on(CreateApp, self.create_app),
+            on(ShowApp, self.show_app),
+            on(DeleteApp, self.delete_app),
+            unread(calls.ListRegions, self.regions),
+            on(calls.FindRoom, self.placements),
+            unread(calls.ListWorkers, self.workers),
+            on(calls.CordonWorker, self.cordon),
+            on(calls.UncordonWorker, self.uncordon),
+            on(calls.ForgetWorker, self.forget),
+            unread(calls.ListRuns, self.runs),
+            on(calls.RunSql, self.sql),
+            *(route for route in catalog if route.kind is not calls.RunSql),
+            *image_routes(self._images),
+            *self._passing.routes(),
+            *(on(kind, partial(self._empty, empty(kind))) for kind in UNBUILT_CALLS),
+            unread(ShowHealth, self.health),
+            unread(ShowOpenApi, self.openapi),
+        )
         serving = Serving(self._host, tokens, self._metrics, self._region)
-        return serving.app(ENDPOINTS, handlers, agent_routes={**(routes or {}), ("GET", "/metrics"): self.metrics})
+        return serving.app(served, agent_routes={**(routes or {}), ("GET", "/metrics"): self.metrics})
 
     @property
     def releasing(self) -> int:
@@ -116,18 +121,17 @@ class Broker:
 
     # --- machines ----------------------------------------------------------------------------------------------------
 
-    async def create_machine(self, call: Call) -> Any:
-        body = call.read(api.CreateMachine)
+    async def create_machine(self, call: Call, body: CreateMachine) -> Any:
         if body.min_secrets_version:
             raise NotBuilt("min_secrets_version", body.min_secrets_version, "secrets are not built yet")
-        key = call.request.headers.get("idempotency-key", "")
+        key = body.key
         if len(key) > KEY_CHARACTERS_MAX:
             raise Invalid("Idempotency-Key", key, f"at most {KEY_CHARACTERS_MAX} characters")
         if key and body.replaces:
             remedy = "leave it out: of the orders that replace a machine with one generation one is filled in any case"
             raise Invalid("Idempotency-Key", key, remedy)
         wanted = Wanted(
-            app=call.path("app_name"),
+            app=body.app_name,
             name=check_label("name", body.name) if body.name else machine_name(self._host.rng),
             region=body.region or "any",
             config=accept_config(body.config),
@@ -139,7 +143,7 @@ class Broker:
             trace=call.trace,
             key=key,
             claimant=call.owner,
-            wait=call.flag("wait") and not body.skip_launch,
+            wait=body.wait and not body.skip_launch,
             replaces=body.replaces or "",
             image_timeout_s=body.image_timeout or 0,
         )
@@ -185,8 +189,8 @@ class Broker:
 
     # --- apps --------------------------------------------------------------------------------------------------------
 
-    async def list_apps(self, call: Call) -> Any:
-        org, role = call.query("org_slug"), call.query("app_role")
+    async def list_apps(self, call: Call, request: ListApps) -> Any:
+        org, role = request.org_slug, request.app_role
         apps, silent = await self._apps.all()
         found = [
             views.app_view(app.row, app.machines, self._urls)
@@ -195,8 +199,7 @@ class Broker:
         ]
         return _without(silent, api.Apps(total_apps=len(found), apps=found))
 
-    async def create_app(self, call: Call) -> Any:
-        body = call.read(api.CreateApp)
+    async def create_app(self, call: Call, body: CreateApp) -> Any:
         name = body.name or body.app_name
         if not name:
             raise Invalid("app_name", name, "give the app a name")
@@ -208,27 +211,26 @@ class Broker:
         row = await self._apps.create(name, org, network, body.app_role_id or "")
         return views.app_view(row, 0, self._urls)
 
-    async def show_app(self, call: Call) -> Any:
-        name = call.path("app_name")
+    async def show_app(self, call: Call, request: ShowApp) -> Any:
+        name = request.app_name
         if is_machine_id(name):
-            call.request.path_params["machine_id"] = name
             return await self._article(call, name)
         app = await self._apps.get(name)
         return views.app_view(app.row, app.machines, self._urls)
 
-    async def delete_app(self, call: Call) -> Any:
-        name = call.path("app_name")
+    async def delete_app(self, call: Call, request: DeleteApp) -> Any:
+        name = request.app_name
         if is_machine_id(name):
             return await self._article(call, name)
         app = await self._apps.get(name)
         if app.machines:
-            await destroy_all(self._fleet, call, name)
+            await destroy_all(self._fleet, call, name, force=request.force)
         await self._apps.delete(app)
         return api.Ok()
 
-    async def _empty(self, what: Any, call: Call) -> Any:
+    async def _empty(self, what: Any, call: Call, request: OfApp[Any]) -> Any:
         """A list of what is not built yet, of an app that is there."""
-        await self._apps.get(call.path("app_name"))
+        await self._apps.get(request.app_name)
         return what
 
     async def _article(self, call: Call, machine: str) -> Any:
@@ -237,7 +239,7 @@ class Broker:
         where = await link.call("GET", f"/v1/market/machines/{machine}", Located)
         headers = {REQUEST_ID: call.id, OWNER: call.owner}
         if call.nonce:
-            headers["fly-machine-lease-nonce"] = call.nonce
+            headers[NONCE] = call.nonce
         target = f"/v1/apps/{where.app}/machines/{machine}{query_of(call)}"
         answer = await link.peer.request(call.request.method, target, headers=headers, timeout_s=60.0)
         return Response(answer.body, answer.status, media_type="application/json")
@@ -269,8 +271,7 @@ class Broker:
         nearest = regions[0] if shown else ""
         return _without(unreachable(errors), api.Regions(Regions=shown, Nearest=nearest))
 
-    async def placements(self, call: Call) -> Any:
-        body = call.read(api.Placements)
+    async def placements(self, call: Call, body: calls.FindRoom) -> Any:
         if body.volume_name or body.volume_size_bytes:
             raise NotBuilt("volume_name", body.volume_name, "volumes are not built yet; leave the field out")
         raw = (body.compute or {}).get("guest", body.compute) or {}
@@ -300,16 +301,16 @@ class Broker:
             for name, link in links.items()
         ]
 
-    async def cordon(self, call: Call) -> Any:
-        return await self._set_cordoned(call, True)
+    async def cordon(self, call: Call, request: calls.CordonWorker) -> Any:
+        return await self._set_cordoned(request.name, True)
 
-    async def uncordon(self, call: Call) -> Any:
-        return await self._set_cordoned(call, False)
+    async def uncordon(self, call: Call, request: calls.UncordonWorker) -> Any:
+        return await self._set_cordoned(request.name, False)
 
-    async def forget(self, call: Call) -> Any:
+    async def forget(self, call: Call, request: calls.ForgetWorker) -> Any:
         """Any worker that answers and has room tells the catalog. One that answers itself is not gone; another may have
         its address by now."""
-        name = call.path("name")
+        name = request.name
         links = dict(self._fleet.links)
         gone = links.pop(name, None)
         if gone is None:
@@ -332,10 +333,10 @@ class Broker:
                 return api.Ok()
         raise refusal or Unreachable("no other worker answers that could tell the catalog", hint="hawker workers")
 
-    async def _set_cordoned(self, call: Call, cordoned: bool) -> api.Ok:
-        link = self._fleet.links.get(call.path("name"))
+    async def _set_cordoned(self, name: str, cordoned: bool) -> api.Ok:
+        link = self._fleet.links.get(name)
         if link is None:
-            raise NotFound(f"no worker is called {call.path('name')}", hint="hawker workers lists them")
+            raise NotFound(f"no worker is called {name}", hint="hawker workers lists them")
         await link.call("POST", "/v1/market/cordon", dict[str, Any], {"cordoned": cordoned})
         return api.Ok()
 
@@ -343,12 +344,12 @@ class Broker:
         entries, silent = await self._lists(call)
         return _without(silent, entries)
 
-    async def sql(self, call: Call) -> Any:
+    async def sql(self, call: Call, body: calls.RunSql) -> Any:
         """A query on this node's replica of the catalog; or the same on every worker or one, each row led by the
         worker's name."""
-        body = check_sql(call.read(api.Sql))
+        check_sql(body)
         if not body.worker and body.on != "workers":
-            return await (self._reading.sql if self._reading else no_catalog)(call)
+            return await (self._reading.sql(call, body) if self._reading else no_catalog(call))
         links = self._fleet.links
         if body.worker and body.worker not in links:
             raise NotFound(f"no worker is called {body.worker}", hint="hawker workers lists them")

@@ -17,19 +17,18 @@ from hawker.broker.passing import CALL_S
 from hawker.errors import Conflict, HawkerError
 from hawker.http.app import OWNER, REQUEST_ID
 from hawker.http.call import Call
+from hawker.model.call_bases import NONCE
 from hawker.model.values import rfc3339
 
-NONCE = "fly-machine-lease-nonce"
 AT_ONCE = 16
 """Machines that are destroyed at the same time: each is a commit or two, and what waits for them waits in line."""
 ROUNDS = 3
 """A machine may be leased between the look and its end: its lease is looked up again."""
 
 
-async def destroy_all(fleet: Fleet, call: Call, app: str) -> None:
-    """Raises `Conflict` for a lease of somebody else, unless the call has `force`, and for a machine that could not be
+async def destroy_all(fleet: Fleet, call: Call, app: str, *, force: bool) -> None:
+    """Raises `Conflict` for a lease of somebody else, unless `force`, and for a machine that could not be
     destroyed; and what a worker said that could not be asked which machines it has."""
-    force = call.flag("force")
     failed: list[str] = []
     for at in range(ROUNDS):
         machines = await _machines(fleet, app)

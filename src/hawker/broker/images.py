@@ -30,6 +30,8 @@ from hawker.http.events import EventStream, event
 from hawker.model import image_api
 from hawker.model.guest import Guest
 from hawker.model.market import Ask, Offer
+from hawker.model.op import StreamRequest
+from hawker.model.request_codec import encode
 from hawker.telemetry import get_logger
 
 SILENT = "hawker-unreachable-workers"
@@ -50,15 +52,15 @@ class ImageRelay:
         self._host = host
         self._policy = policy
 
-    async def list_images(self, call: Call) -> Any:
-        return await self._gathered(call, self._asked(call))
+    async def list_images(self, call: Call, request: image_api.ListImages) -> Any:
+        return await self._gathered(call, self._asked(request))
 
-    async def show(self, call: Call) -> Any:
-        return await self._gathered(call, self._asked(call))
+    async def show(self, call: Call, request: image_api.ShowImage) -> Any:
+        return await self._gathered(call, self._asked(request))
 
-    async def remove(self, call: Call) -> Any:
+    async def remove(self, call: Call, request: image_api.RemoveImage) -> Any:
         """Refused when every worker that has it needs it; else each says what became of it there."""
-        answers, errors = await self._ask(call, self._asked(call))
+        answers, errors = await self._ask(call, self._asked(request))
         kept = {name: error for name, error in errors.items() if error.status == Conflict.status}
         if not any(answers.values()):
             for error in kept.values():
@@ -70,58 +72,57 @@ class ImageRelay:
         ]
         return _listed(told, errors)
 
-    async def pull(self, call: Call) -> Any:
-        body = call.read(image_api.PullImage)
-        links = self._scope(body.worker, body.region)
-        if body.worker is None:
-            having = await self._having(links, body.image)
-            links = having or [await self._chosen(links, body.image)]
-        return await self._events(call, links, "/v1/hawker/images/pull", body)
+    async def pull(self, call: Call, request: image_api.PullImage) -> Any:
+        links = self._scope(request.worker, request.region)
+        if request.worker is None:
+            having = await self._having(links, request.image)
+            links = having or [await self._chosen(links, request.image)]
+        return await self._events(call, links, request)
 
-    async def prefetch(self, call: Call) -> Any:
-        body = call.read(image_api.PrefetchImage)
-        links = self._scope(body.worker, body.region)
-        if body.worker is None and body.count is None:
+    async def prefetch(self, call: Call, request: image_api.PrefetchImage) -> Any:
+        links = self._scope(request.worker, request.region)
+        if request.worker is None and request.count is None:
             links = await self._keeping(links)
-        elif body.worker is None and body.count is not None:
+        elif request.worker is None and request.count is not None:
             regions = dict.fromkeys(link.region for link in links)
-            ranked = [await self._ranked([li for li in links if li.region == region], body.image) for region in regions]
-            links = [link for found in ranked for link in found[: body.count]]
+            ranked = [
+                await self._ranked([li for li in links if li.region == region], request.image) for region in regions
+            ]
+            links = [link for found in ranked for link in found[: request.count]]
             if not links:
-                raise _nobody(body.image)
-        return await self._events(call, links, "/v1/hawker/images/prefetch", body)
+                raise _nobody(request.image)
+        return await self._events(call, links, request)
 
-    async def push(self, call: Call) -> Any:
-        body = call.read(image_api.PushImage)
-        links = self._scope(body.worker, None)
-        if body.worker is None:
-            links = (await self._having(links, body.image))[:1]
+    async def push(self, call: Call, request: image_api.PushImage) -> Any:
+        links = self._scope(request.worker, None)
+        if request.worker is None:
+            links = (await self._having(links, request.image))[:1]
             if not links:
-                raise NotFound(f"no worker has the image {body.image}", hint=f"hawker image pull {body.image}")
-        return await self._events(call, links, "/v1/hawker/images/push", body)
+                raise NotFound(f"no worker has the image {request.image}", hint=f"hawker image pull {request.image}")
+        return await self._events(call, links, request)
 
-    async def begin_upload(self, call: Call) -> Any:
-        body = call.read(image_api.BeginUpload)
-        links = self._scope(body.worker, body.region)
-        link = links[0] if body.worker is not None else await self._chosen(links, "")
+    async def begin_upload(self, call: Call, request: image_api.BeginUpload) -> Any:
+        links = self._scope(request.worker, request.region)
+        link = links[0] if request.worker is not None else await self._chosen(links, "")
         return await self._passing.send(link, call)
 
-    async def upload(self, call: Call) -> Any:
-        return await self._passing.send(self._link(call.query("worker")), call)
+    async def upload(self, call: Call, request: image_api.Upload) -> Any:
+        return await self._passing.send(self._link(request.worker), call)
 
-    async def drop_upload(self, call: Call) -> Any:
-        return await self.upload(call)
+    async def drop_upload(self, call: Call, request: image_api.DropUpload) -> Any:
+        return await self._passing.send(self._link(request.worker), call)
 
-    async def import_image(self, call: Call) -> Any:
-        body = call.read(image_api.ImportImage)
-        if not body.worker:
-            raise Invalid("worker", body.worker, "name the worker that the upload is at")
-        return await self._events(call, [self._link(body.worker)], "/v1/hawker/images/import", body)
+    async def import_image(self, call: Call, request: image_api.ImportImage) -> Any:
+        if not request.worker:
+            raise Invalid("worker", request.worker, "name the worker that the upload is at")
+        return await self._events(call, [self._link(request.worker)], request)
 
     # --- which workers -----------------------------------------------------------------------------------------------
 
-    def _asked(self, call: Call) -> Sequence[WorkerLink]:
-        return self._scope(call.query("worker") or None, call.query("region") or None)
+    def _asked(
+        self, request: image_api.ListImages | image_api.ShowImage | image_api.RemoveImage
+    ) -> Sequence[WorkerLink]:
+        return self._scope(request.worker or None, request.region or None)
 
     def _scope(self, worker: str | None, region: str | None) -> Sequence[WorkerLink]:
         """Raises `NotFound`."""
@@ -200,14 +201,17 @@ class ImageRelay:
                 raise error
         return answers, errors
 
-    async def _events(self, call: Call, links: Sequence[WorkerLink], path: str, body: Any) -> EventStream:
+    async def _events(
+        self, call: Call, links: Sequence[WorkerLink], request: StreamRequest[image_api.ImageEvent]
+    ) -> EventStream:
         """What the workers tell. What a single one refuses is refused here; of several each has its say."""
-        headers = {REQUEST_ID: call.id, OWNER: call.owner, "content-type": "application/json"}
+        _, path, sent, body = encode(request)
+        headers = {**sent, REQUEST_ID: call.id, OWNER: call.owner}
         if len(links) > 1:
-            return EventStream(_merged(links, path, _encode(body), headers))
+            return EventStream(_merged(links, path, body, headers))
         stack = AsyncExitStack()
         try:
-            chunks = await stack.enter_async_context(_opened(links[0], path, _encode(body), headers))
+            chunks = await stack.enter_async_context(_opened(links[0], path, body, headers))
         except BaseException:
             await stack.aclose()
             raise

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
+from functools import partial
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -18,14 +20,17 @@ from hawker.broker.directory import Directory
 from hawker.broker.fleet import Fleet, WorkerLink, check_meant, unreachable
 from hawker.client.connection import Response as PeerResponse
 from hawker.errors import NotFound, Unreachable
-from hawker.http.app import OWNER, REQUEST_ID, path_of
+from hawker.http.app import OWNER, REQUEST_ID
 from hawker.http.call import Call
+from hawker.http.handlers import Route, unread
 from hawker.model import api
+from hawker.model.calls import CALLS
+from hawker.model.fleet_calls import CancelRun, RetryRun, ShowRun
+from hawker.model.op import Declared, StreamRequest
 from hawker.model.values import is_machine_id
 
 REMEMBERED = 100_000
 CALL_S = 90.0  # a wait takes up to 60 s, and a request may wait for the machine that long
-EXEC_S = 3700.0
 _PASSED = ("content-type", "fly-machine-lease-nonce", "traceparent")
 
 
@@ -72,7 +77,7 @@ class Passing:
         raise NotFound(f"machine not found: {machine}")
 
     async def run_call(self, call: Call) -> Response:
-        """The handler of the endpoints of one run. Which worker's it is is asked each time: few ever ask."""
+        """The handler of the calls of one run. Which worker's it is is asked each time: few ever ask."""
         run = call.path("run_id")
         links = self._fleet.links
         found, errors = await self._fleet.ask_all("GET", f"/v1/hawker/runs/{quote(run, safe='')}", api.Run)
@@ -85,21 +90,30 @@ class Passing:
             )
         raise NotFound(f"run not found: {run}", hint="hawker workers runs")
 
-    async def machine_call(self, call: Call) -> Response:
-        """The handler of every endpoint that a worker serves."""
+    def routes(self) -> tuple[Route, ...]:
+        """What is about one machine, and one run."""
+        machines = [kind for kind in CALLS if kind.op.served == "worker" and "machine_id" in kind.op.in_path]
+        runs = (ShowRun, RetryRun, CancelRun)
+        return (
+            *(unread(kind, partial(self.machine_call, kind)) for kind in machines),
+            *(unread(kind, self.run_call) for kind in runs),
+        )
+
+    async def machine_call(self, kind: type[Declared[Any]], call: Call) -> Response:
+        """The handler of every call about a machine that a worker serves."""
         machine = call.path("machine_id")
         link = await self.locate(machine)
         try:
-            response = await self._pass(link, call)
+            response = await self._pass(link, kind, call)
         except Unreachable:  # it may have been replaced because of that
             there = await self._elsewhere(machine, link)
             if there is None:
                 raise
-            return await self._pass(there, call)
+            return await self._pass(there, kind, call)
         if response.status_code == 404:  # it may have been a stale hint that sent us there
             there = await self._elsewhere(machine, link)
             if there is not None:
-                return await self._pass(there, call)
+                return await self._pass(there, kind, call)
         return response
 
     async def _elsewhere(self, machine: str, link: WorkerLink) -> WorkerLink | None:
@@ -110,11 +124,10 @@ class Passing:
             return None if there is link else there
         return None
 
-    async def _pass(self, link: WorkerLink, call: Call) -> Response:
-        path = path_of(call.request)
-        if (path.endswith("/logs") and call.flag("follow")) or ("/exec/sessions/" in path and path.endswith("/output")):
+    async def _pass(self, link: WorkerLink, kind: type[Declared[Any]], call: Call) -> Response:
+        if issubclass(kind, StreamRequest):
             return await self._follow(link, call)
-        return await self.send(link, call, timeout_s=EXEC_S if path.endswith("/exec") else CALL_S)
+        return await self.send(link, call, timeout_s=max(CALL_S, kind.op.deadline_s))
 
     async def send(self, link: WorkerLink, call: Call, *, timeout_s: float = CALL_S) -> Response:
         """Pass a call to one worker and its answer back."""

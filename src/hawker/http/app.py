@@ -1,4 +1,5 @@
-"""Turns endpoints and handlers into an ASGI application: authentication, ids, errors in the API's form, metrics.
+"""Turns declared calls and their handlers into an ASGI application, with authentication, ids, errors in the API's form
+and metrics.
 
 Every request needs a bearer token but those for health and the OpenAPI document. Every answer carries the request's id
 (`fly-request-id`); a broker that passes a request on passes the id, so that it names one cause in both logs.
@@ -7,7 +8,7 @@ Every request needs a bearer token but those for health and the OpenAPI document
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -22,7 +23,6 @@ from hawker.http.call import BATCH_BYTES_MAX, BODY_BYTES_MAX, Call, TooLarge
 from hawker.http.handlers import Handler as Handler
 from hawker.http.handlers import Route
 from hawker.http.routes import Routes, Serve
-from hawker.model.endpoints import Endpoint
 from hawker.model.json_reading import check_levels
 from hawker.model.owners import AGENT as AGENT
 from hawker.model.owners import SCRAPER
@@ -67,7 +67,7 @@ class Tokens:
 
 
 class Serving:
-    """Builds an application from endpoints. One instance per agent role. `worker` is the name of the worker that is
+    """Builds an application from routes. One instance per agent role. `worker` is the name of the worker that is
     served; a request that says it is for another one is refused."""
 
     def __init__(self, host: Host, tokens: Tokens, metrics: Metrics, region: str, worker: str = "") -> None:
@@ -77,26 +77,17 @@ class Serving:
         self._region = region
         self._worker = worker
 
-    def app(
-        self,
-        endpoints: Sequence[Endpoint],
-        handlers: Mapping[str, Handler],
-        *,
-        agent_routes: Mapping[tuple[str, str], Handler] | None = None,
-        declared: Iterable[Route] = (),
-    ) -> ASGIApp:
-        """`agent_routes`, by (method, path), are for agents only, as are `declared` ones that say so: others get
+    def app(self, routes: Iterable[Route], *, agent_routes: Mapping[tuple[str, str], Handler] | None = None) -> ASGIApp:
+        """`agent_routes`, by (method, path), are for agents only, as are `routes` whose declaration says so: others get
         404."""
-        routes = Routes(self._missing)
-        for kind, handler in declared:
+        found = Routes(self._missing)
+        for (method, path), handler in (agent_routes or {}).items():
+            found.add(method, path, self._endpoint(f"{method} {path}", handler, agents_only=True))
+        for kind, handler in routes:
             op, agents = kind.op, kind.op.callers == "agents"
             serve = self._endpoint(op.name, handler, success=op.success, agents_only=agents, raw=bool(op.raw))
-            routes.add(op.method, op.path, serve)
-        for (method, path), handler in (agent_routes or {}).items():
-            routes.add(method, path, self._endpoint(f"{method} {path}", handler, agents_only=True))
-        for e in endpoints:
-            routes.add(e.method, e.path, self._endpoint(e.op, handlers[e.op], success=e.success, raw=e.raw_body))
-        return routes
+            found.add(op.method, op.path, serve)
+        return found
 
     def _endpoint(
         self, op: str, handler: Handler, *, success: int = 200, agents_only: bool = False, raw: bool = False

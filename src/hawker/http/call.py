@@ -48,35 +48,6 @@ class Call:
         value: str = self.request.path_params[name]
         return value
 
-    def query(self, name: str) -> str:
-        """The parameter's value, "" when absent."""
-        return self.request.query_params.get(name, "")
-
-    def query_list(self, name: str) -> list[str]:
-        """Values of a parameter that may be repeated and may hold several separated by commas."""
-        return [part for value in self.request.query_params.getlist(name) for part in value.split(",") if part]
-
-    def flag(self, name: str) -> bool:
-        """A parameter that is there without a value counts as true: some clients send `?include_deleted=`."""
-        if name not in self.request.query_params:
-            return False
-        value = self.query(name).lower()
-        if value not in ("", "0", "1", "true", "false"):
-            raise Invalid(name, self.query(name), "give true or false")
-        return value in ("", "1", "true")
-
-    def number(self, name: str, default: int, low: int, high: int) -> int:
-        text = self.query(name)
-        if not text:
-            return default
-        try:
-            value = int(text)
-        except ValueError:
-            value = low - 1
-        if not low <= value <= high:
-            raise Invalid(name, text, f"give a whole number from {low} to {high}")
-        return value
-
     def read(self, kind: type[T]) -> T:
         """The JSON body as `kind`. An empty body reads as `{}`. Raises `Invalid` naming the field."""
         return read_json(self.body or b"{}", kind)

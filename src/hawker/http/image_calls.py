@@ -1,39 +1,39 @@
-"""What answers the endpoints for images: a worker for itself, or a broker with what its workers answer."""
+"""What answers the calls for images: a worker for itself, or a broker with what its workers answer."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-from hawker.http.app import Handler
 from hawker.http.call import Call
+from hawker.http.handlers import Route, on
+from hawker.model import image_api as calls
 
 
 class ImageCalls(Protocol):
-    """A method for each of `hawker.model.image_endpoints`."""
+    """A method for each call of `hawker.model.image_api`."""
 
-    async def list_images(self, call: Call) -> Any: ...
-    async def show(self, call: Call) -> Any: ...
-    async def remove(self, call: Call) -> Any: ...
-    async def pull(self, call: Call) -> Any: ...
-    async def prefetch(self, call: Call) -> Any: ...
-    async def push(self, call: Call) -> Any: ...
-    async def begin_upload(self, call: Call) -> Any: ...
-    async def upload(self, call: Call) -> Any: ...
-    async def drop_upload(self, call: Call) -> Any: ...
-    async def import_image(self, call: Call) -> Any: ...
+    async def list_images(self, call: Call, request: calls.ListImages) -> Any: ...
+    async def show(self, call: Call, request: calls.ShowImage) -> Any: ...
+    async def remove(self, call: Call, request: calls.RemoveImage) -> Any: ...
+    async def pull(self, call: Call, request: calls.PullImage) -> Any: ...
+    async def prefetch(self, call: Call, request: calls.PrefetchImage) -> Any: ...
+    async def push(self, call: Call, request: calls.PushImage) -> Any: ...
+    async def begin_upload(self, call: Call, request: calls.BeginUpload) -> Any: ...
+    async def upload(self, call: Call, request: calls.Upload) -> Any: ...
+    async def drop_upload(self, call: Call, request: calls.DropUpload) -> Any: ...
+    async def import_image(self, call: Call, request: calls.ImportImage) -> Any: ...
 
 
-def image_handlers(calls: ImageCalls) -> dict[str, Handler]:
-    """By operation."""
-    return {
-        "Images_list": calls.list_images,
-        "Images_show": calls.show,
-        "Images_remove": calls.remove,
-        "Images_pull": calls.pull,
-        "Images_prefetch": calls.prefetch,
-        "Images_push": calls.push,
-        "Images_begin_upload": calls.begin_upload,
-        "Images_upload": calls.upload,
-        "Images_drop_upload": calls.drop_upload,
-        "Images_import": calls.import_image,
-    }
+def image_routes(answers: ImageCalls) -> tuple[Route, ...]:
+    return (
+        on(calls.ListImages, answers.list_images),
+        on(calls.ShowImage, answers.show),
+        on(calls.RemoveImage, answers.remove),
+        on(calls.PullImage, answers.pull),
+        on(calls.PrefetchImage, answers.prefetch),
+        on(calls.PushImage, answers.push),
+        on(calls.BeginUpload, answers.begin_upload),
+        on(calls.Upload, answers.upload),
+        on(calls.DropUpload, answers.drop_upload),
+        on(calls.ImportImage, answers.import_image),
+    )

@@ -1,17 +1,20 @@
-"""The OpenAPI document of the public API, generated from its endpoints and the structs of its bodies."""
+"""The OpenAPI document of the public API, generated from the declarations of its calls."""
 
 from __future__ import annotations
 
-import re
-from typing import Any
+from collections.abc import Mapping
+from types import NoneType
+from typing import Annotated, Any, get_origin
 
 import msgspec
 
 from hawker import __version__
 from hawker.model import api
-from hawker.model.endpoints import ENDPOINTS, Endpoint
+from hawker.model.calls import CALLS
+from hawker.model.op import BYTES, JSON, Declared, reply_of, summary_of
+from hawker.model.request_codec import Shape, bare_type, shape_of
 
-_STATUS_TEXT = {
+STATUS_TEXT = {
     400: "a value is not valid; the text names the field, the value and the remedy",
     401: "no token, or one that is not known",
     404: "no such app, machine or path",
@@ -28,16 +31,14 @@ _STATUS_TEXT = {
 
 def document() -> dict[str, Any]:
     """The whole document, OpenAPI 3.1."""
-    types = [t for e in ENDPOINTS for t in (e.body, e.reply, e.also) if t is not None] + [api.Error]
-    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    refs = iter(schemas)
+    shapes = {kind: shape_of(kind) for kind in CALLS}
+    named = [t for kind, shape in shapes.items() for t in (shape.body, reply_of(kind), kind.op.also)]
+    types = [t for t in dict.fromkeys([*named, api.Error]) if t not in (None, NoneType, bytes)]
+    made_of, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    schemas = dict(zip(types, made_of, strict=True))
     paths: dict[str, dict[str, Any]] = {}
-    for endpoint in ENDPOINTS:
-        body = next(refs) if endpoint.body is not None else None
-        answer = next(refs) if endpoint.reply is not None else None
-        if endpoint.also is not None:
-            answer = {"anyOf": [answer, next(refs)]}
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, body, answer)
+    for kind, shape in shapes.items():
+        paths.setdefault(kind.op.path, {})[kind.op.method.lower()] = _operation(kind, shape, schemas)
     made = {
         "openapi": "3.1.0",
         "info": {
@@ -57,57 +58,79 @@ def document() -> dict[str, Any]:
     return read
 
 
-def _operation(endpoint: Endpoint, body: Any, answer: Any) -> dict[str, Any]:
-    success: dict[str, Any] = {"description": endpoint.summary}
-    if answer is not None:
-        success["content"] = {endpoint.media: {"schema": answer}}
-    responses = {str(endpoint.success): success}
-    if endpoint.op == "Apps_delete":
+def _operation(kind: type[Declared[Any]], shape: Shape, schemas: Mapping[Any, Any]) -> dict[str, Any]:
+    op, reply = kind.op, reply_of(kind)
+    summary, description = summary_of(kind)
+    success: dict[str, Any] = {"description": summary}
+    if reply in schemas:
+        schema = {"anyOf": [schemas[reply], schemas[op.also]]} if op.also else schemas[reply]
+        success["content"] = {op.media: {"schema": schema}}
+    responses = {str(op.success): success}
+    if op.name == "Apps_delete":
         responses["200"] = success  # a machine's id in the app's place
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    for status in _refusals(endpoint):
-        responses[str(status)] = {"description": _STATUS_TEXT[status], "content": error}
-    if endpoint.op == "Health":
+    error = {JSON: {"schema": schemas[api.Error]}}
+    for status in refusals(kind):
+        responses[str(status)] = {"description": STATUS_TEXT[status], "content": error}
+    if op.name == "Health":
         responses["503"]["content"] = success["content"]
     operation: dict[str, Any] = {
-        "operationId": endpoint.op,
-        "summary": endpoint.summary,
-        "parameters": _parameters(endpoint),
+        "operationId": op.name,
+        "summary": summary,
+        "parameters": parameters(kind),
         "responses": responses,
     }
-    if body is not None:
-        operation["requestBody"] = {
-            "required": endpoint.body_required,
-            "content": {"application/json": {"schema": body}},
-        }
-    if endpoint.raw_body:
-        operation["requestBody"] = {"required": True, "content": {"application/octet-stream": {"schema": {}}}}
-    if endpoint.extension:
+    if description:
+        operation["description"] = description
+    if shape.body is not None:
+        content: dict[str, Any] = {"schema": schemas[shape.body]}
+        if op.example:
+            content["example"] = op.example
+        required = any(field.required for field in msgspec.structs.fields(shape.body))
+        operation["requestBody"] = {"required": required, "content": {JSON: content}}
+    if op.raw:
+        operation["requestBody"] = {"required": True, "content": {BYTES: {"schema": {}}}}
+    if op.extension:
         operation["x-hawker-extension"] = True
-    if endpoint.path in ("/health", "/openapi.json"):
+    if op.path in ("/health", "/openapi.json"):
         operation["security"] = []
     return operation
 
 
-def _refusals(endpoint: Endpoint) -> list[int]:
-    statuses = {400, 401, *endpoint.statuses}
-    if "{" in endpoint.path:
+def refusals(kind: type[Declared[Any]]) -> list[int]:
+    """The statuses of the refusals that a call may have."""
+    op = kind.op
+    statuses = {400, 401, *op.refuses}
+    if op.in_path:
         statuses.add(404)
-    if endpoint.body is not None or endpoint.raw_body:
+    if op.raw or shape_of(kind).body is not None:
         statuses.add(413)
-    return sorted(statuses - {endpoint.success})
+    return sorted(statuses - {op.success})
 
 
-def _parameters(endpoint: Endpoint) -> list[dict[str, Any]]:
+def parameters(kind: type[Declared[Any]]) -> list[dict[str, Any]]:
+    """Those of the path, the query and the headers, but for mappings, whose names are the caller's."""
     found: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-        for name in re.findall(r"{(\w+)}", endpoint.path)
+        for name in kind.op.in_path
     ]
-    for query in endpoint.query:
-        parameter = {"name": query.name, "in": "query", "required": query.required, "schema": query.schema}
-        if query.doc:
-            parameter["description"] = query.doc
-        if query.extension:
-            parameter["x-hawker-extension"] = True
-        found.append(parameter)
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    for each in shape_of(kind).query:
+        if get_origin(each.bare) is not dict:
+            found.append(_parameter(each.name, "query", fields[each.attribute], each.bare))
+    found += [_parameter(header, "header", fields[name], str) for name, header in shape_of(kind).headers]
     return found
+
+
+def _parameter(name: str, place: str, field: Any, bare: Any) -> dict[str, Any]:
+    _, notes = bare_type(field.type)
+    is_list = get_origin(bare) is tuple  # separated by commas
+    schema = msgspec.json.schema(str if is_list else Annotated[bare, *notes] if notes else bare)
+    made: dict[str, Any] = {"name": name, "in": place, "required": field.required, "schema": schema}
+    for key in ("description", "x-hawker-extension"):
+        if key in schema:
+            made[key] = schema.pop(key)
+    if is_list and notes:
+        made["description"] = notes[0].description
+    if isinstance(field.default, int) and not isinstance(field.default, bool):
+        schema["default"] = field.default
+    return made

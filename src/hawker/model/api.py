@@ -1,114 +1,21 @@
-"""The bodies of the public API, as it documents them.
-
-Requests: unknown fields are accepted (a client may be newer than we are); known ones are checked. `config` stays a
-JSON object here and is checked by `hawker.model.config`. Responses are encoded from these structs, and the OpenAPI
-document is generated from them, so the two cannot differ. What Hawker adds is under the key `hawker`.
+"""The replies of the public API, as it documents them: they are encoded from these structs, and the OpenAPI document is
+generated from them, so the two cannot differ. What Hawker adds is under the key `hawker`. Its requests are the
+declarations of its calls, `hawker.model.calls`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 
 from hawker.model.guest import Resources
 from hawker.model.services import Port
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of requests and responses."""
-
-
-# --- requests --------------------------------------------------------------------------------------------------------
-
-
-class CreateApp(Body, frozen=True):
-    app_name: str | None = None
-    name: str | None = None
-    org_slug: str | None = None
-    network: str | None = None
-    app_role_id: str | None = None
-    enable_subdomains: bool | None = None
-
-
-class MachineBody(Body, frozen=True):
-    """`image_timeout`, ours: seconds for its image to be there; after that the order or update has failed."""
-
-    config: dict[str, Any]
-    name: str | None = None
-    region: str | None = None
-    lease_ttl: Annotated[int, Meta(ge=0, le=86400)] | None = None
-    skip_launch: bool | None = None
-    skip_service_registration: bool | None = None
-    skip_secrets: bool | None = None
-    min_secrets_version: Annotated[int, Meta(ge=0)] | None = None
-    image_timeout: Annotated[int, Meta(ge=1, le=86400)] | None = None
-
-
-class CreateMachine(MachineBody, frozen=True):
-    """`replaces`, ours: a machine whose worker does not answer; the new one takes its id."""
-
-    replaces: str | None = None
-
-
-class UpdateMachine(MachineBody, frozen=True):
-    current_version: str | None = None
-
-
-class StopMachine(Body, frozen=True):
-    signal: str | int | None = None
-    timeout: str | int | None = None
-
-
-class SignalMachine(Body, frozen=True):
-    signal: str | int
-
-
-class ExecMachine(Body, frozen=True):
-    cmd: str | None = None
-    command: list[str] | None = None
-    container: str | None = None
-    stdin: str | None = None
-    timeout: Annotated[int, Meta(ge=0)] | None = None
-    machine: bool | None = None
-
-
-class AcquireLease(Body, frozen=True):
-    ttl: int | None = None
-    description: str | None = None
-
-
-class SetMetadata(Body, frozen=True):
-    metadata: dict[str, str]
-    machine_version: str | None = None
-    updated_at: str | None = None
-
-
-class SetMetadataValue(Body, frozen=True):
-    value: str
-    updated_at: str | None = None
-
-
-class Placements(Body, frozen=True):
-    compute: dict[str, Any] | None = None
-    region: str | None = None
-    count: Annotated[int, Meta(ge=0)] | None = None
-    volume_name: str | None = None
-    volume_size_bytes: Annotated[int, Meta(ge=0)] | None = None
-    weights: dict[str, int] | None = None
-    org_slug: str | None = None
-
-
-class Sql(Body, frozen=True):
-    """`on`: the catalog, or every worker's own database; `worker`: one worker's own."""
-
-    query: str
-    worker: str | None = None
-    on: Literal["catalog", "workers"] | None = None
-
-
-# --- responses -------------------------------------------------------------------------------------------------------
+    """Base of replies."""
 
 
 class Error(Body, frozen=True):

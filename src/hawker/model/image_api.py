@@ -1,4 +1,5 @@
-"""The bodies of the API for images. All of it is ours: the public API knows images by their names alone."""
+"""The calls for images. A worker serves them for itself; a broker sends each to the workers that it is about. All of it
+is ours: the public API knows images by their names alone."""
 
 from __future__ import annotations
 
@@ -6,55 +7,15 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
-from hawker.model.api import Body
+from hawker.model.api import Body, Ok
 from hawker.model.image import Image
+from hawker.model.op import EVENTS, Op, Request, StreamRequest
 
 PART_BYTES = 4 << 20
 """What a client sends at once of an upload."""
 PART_BYTES_MAX = 16 << 20
 
 Name = Annotated[str, Meta(min_length=1, max_length=1024)]
-
-
-# --- requests --------------------------------------------------------------------------------------------------------
-
-
-class PullImage(Body, frozen=True):
-    """Ask the registry again what the name means, on every worker that has the image, or on one when none has.
-    `worker` and `region` narrow it down."""
-
-    image: Name
-    worker: str | None = None
-    region: str | None = None
-
-
-class PrefetchImage(Body, frozen=True):
-    """Have the image where it is not yet: on every worker, or on `count` of each region. What a worker has already
-    stays what it is."""
-
-    image: Name
-    worker: str | None = None
-    region: str | None = None
-    count: Annotated[int, Meta(ge=1, le=10_000)] | None = None
-
-
-class PushImage(Body, frozen=True):
-    """Copy the image to a registry, under the name `to`, or its own. `username` and `password` go to that registry and
-    are kept nowhere; without them its configured ones are used."""
-
-    image: Name
-    to: Name | None = None
-    worker: str | None = None
-    username: str | None = None
-    password: str | None = None
-
-
-class BeginUpload(Body, frozen=True):
-    """`size`: bytes in all."""
-
-    size: Annotated[int, Meta(ge=0)]
-    worker: str | None = None
-    region: str | None = None
 
 
 class BuildConfig(Body, frozen=True):
@@ -68,20 +29,6 @@ class BuildConfig(Body, frozen=True):
     stop_signal: str = ""
     exposed: list[str] = []
     labels: dict[str, str] = {}
-
-
-class ImportImage(Body, frozen=True):
-    """Make an image of an upload that is complete, and name it. `archive`: an image as `docker save`, `podman save` and
-    `skopeo` write it; `files`: a tar of its files, which become one layer with `config`."""
-
-    upload: Annotated[str, Meta(min_length=1, max_length=64)]
-    image: Name
-    kind: Literal["archive", "files"] = "archive"
-    worker: str | None = None
-    config: BuildConfig = BuildConfig()
-
-
-# --- replies ---------------------------------------------------------------------------------------------------------
 
 
 class ImageHere(Body, frozen=True):
@@ -145,3 +92,206 @@ class ImageFailed(Body, frozen=True):
     error: str
     status: str
     hint: str = ""
+
+
+# --- calls -----------------------------------------------------------------------------------------------------------
+
+_IMAGES = "/v1/hawker/images"
+_UPLOAD = f"{_IMAGES}/uploads/{{upload}}"
+
+ImageName = Annotated[str, Meta(min_length=1, description="a reference or a digest")]
+Worker = Annotated[str, Meta(description="only this worker")]
+Region = Annotated[str, Meta(description="only this region")]
+AtWorker = Annotated[str, Meta(description="the worker that the upload is at")]
+
+
+class ListImages(
+    Request[list[ImageHere]], op=Op("Images_list", "GET", _IMAGES, refuses=(404, 412, 500), extension=True)
+):
+    """List the images that workers have."""
+
+    worker: Worker = ""
+    region: Region = ""
+
+
+class RemoveImage(
+    Request[list[ImageRemoved]],
+    op=Op("Images_remove", "DELETE", _IMAGES, refuses=(404, 409, 412, 500), extension=True),
+):
+    """Remove an image from every worker that has it; one that machines need is kept and says so."""
+
+    image: ImageName
+    worker: Worker = ""
+    region: Region = ""
+
+
+class ShowImage(
+    Request[list[ImageShown]],
+    op=Op("Images_show", "GET", f"{_IMAGES}/show", refuses=(404, 412, 500), extension=True),
+):
+    """Show what an image is made of, on every worker that has it."""
+
+    image: ImageName
+    worker: Worker = ""
+    region: Region = ""
+
+
+class PullImage(
+    StreamRequest[ImageEvent],
+    op=Op(
+        "Images_pull",
+        "POST",
+        f"{_IMAGES}/pull",
+        media=EVENTS,
+        refuses=(404, 412, 429, 500),
+        extension=True,
+        example={"image": "docker.io/library/nginx:1.29"},
+    ),
+):
+    """Ask the registry again what a name means: on the workers that have the image, or on one; its progress.
+
+    `worker` and `region` narrow it down. One worker asks when none has the image.
+    """
+
+    image: Name
+    worker: str | None = None
+    region: str | None = None
+
+
+class PrefetchImage(
+    StreamRequest[ImageEvent],
+    op=Op(
+        "Images_prefetch",
+        "POST",
+        f"{_IMAGES}/prefetch",
+        media=EVENTS,
+        refuses=(404, 412, 429, 500),
+        extension=True,
+        example={"image": "docker.io/library/nginx:1.29", "region": "mad", "count": 2},
+    ),
+):
+    """Have an image on workers before machines need it; its progress. Goes on when nobody listens any more.
+
+    It comes to every worker that lacks it, or to `count` of each region. What a worker has already stays what it is.
+    """
+
+    image: Name
+    worker: str | None = None
+    region: str | None = None
+    count: Annotated[int, Meta(ge=1, le=10_000)] | None = None
+
+
+class PushImage(
+    StreamRequest[ImageEvent],
+    op=Op(
+        "Images_push",
+        "POST",
+        f"{_IMAGES}/push",
+        media=EVENTS,
+        refuses=(404, 412, 429, 500),
+        extension=True,
+        example={"image": "shop:1", "to": "registry.example/shop:1"},
+    ),
+):
+    """Copy an image from a worker that has it to a registry; its progress.
+
+    It gets the name `to`, or its own. `username` and `password` go to that registry and are kept nowhere; without them
+    its configured ones are used.
+    """
+
+    image: Name
+    to: Name | None = None
+    worker: str | None = None
+    username: str | None = None
+    password: str | None = None
+
+
+class BeginUpload(
+    Request[Uploading],
+    op=Op(
+        "Images_begin_upload",
+        "POST",
+        f"{_IMAGES}/uploads",
+        success=201,
+        refuses=(404, 409, 412, 429, 500),
+        extension=True,
+        example={"size": 10485760},
+    ),
+):
+    """Begin to upload an archive or files to a worker: the one named, or one with room.
+
+    `size` counts the bytes in all.
+    """
+
+    size: Annotated[int, Meta(ge=0)]
+    worker: str | None = None
+    region: str | None = None
+
+
+class Upload(
+    Request[Uploading],
+    op=Op(
+        "Images_upload",
+        "PUT",
+        _UPLOAD,
+        query=("offset", "worker"),
+        raw="data",
+        refuses=(404, 409, 412, 500),
+        extension=True,
+    ),
+):
+    """Send the next bytes of an upload, at most 16 MiB; answers how many are there.
+
+    The same bytes may be sent again.
+    """
+
+    upload: str
+    worker: AtWorker
+    offset: Annotated[int, Meta(ge=0, description="where these bytes go")]
+    data: bytes
+
+
+class DropUpload(Request[Ok], op=Op("Images_drop_upload", "DELETE", _UPLOAD, refuses=(404, 412, 500), extension=True)):
+    """Give an upload up."""
+
+    upload: str
+    worker: AtWorker
+
+
+class ImportImage(
+    StreamRequest[ImageEvent],
+    op=Op(
+        "Images_import",
+        "POST",
+        f"{_IMAGES}/import",
+        media=EVENTS,
+        refuses=(404, 409, 412, 422, 429, 500),
+        extension=True,
+        example={"upload": "01K0EXAMPLE", "image": "shop:1", "kind": "archive"},
+    ),
+):
+    """Make an image of an upload that is complete, under a name; its progress.
+
+    `archive` is an image as `docker save`, `podman save` and `skopeo` write it, `files` a tar of its files, which
+    become one layer with `config`. The upload is gone then, also after an error.
+    """
+
+    upload: Annotated[str, Meta(min_length=1, max_length=64)]
+    image: Name
+    kind: Literal["archive", "files"] = "archive"
+    worker: str | None = None
+    config: BuildConfig = BuildConfig()
+
+
+IMAGE_CALLS = (
+    ListImages,
+    RemoveImage,
+    ShowImage,
+    PullImage,
+    PrefetchImage,
+    PushImage,
+    BeginUpload,
+    Upload,
+    DropUpload,
+    ImportImage,
+)

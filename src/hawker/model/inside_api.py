@@ -19,7 +19,8 @@ import msgspec
 from msgspec import Meta
 
 from hawker.model.api import Body, Ok
-from hawker.model.endpoint import BOOL, MACHINE, Endpoint, Query
+from hawker.model.call_bases import GUARDED, MACHINE, OfLeasedMachine, OfMachine, StreamOfMachine
+from hawker.model.op import BYTES, Op
 
 AWAY_S = 30.0
 FIRST_S = 10.0
@@ -38,36 +39,8 @@ class Memory(Body, frozen=True):
     available_mb: int
 
 
-class SetMemory(Body, frozen=True):
-    """`cpus` is ours."""
-
-    limit_mb: Annotated[int, Meta(ge=1)]
-    cpus: Annotated[int, Meta(ge=1)] | None = None
-
-
-class OpenSession(Body, frozen=True):
-    """`env` is added to the program's."""
-
-    command: Annotated[list[str], Meta(min_length=1)]
-    tty: bool = False
-    columns: Columns = 80
-    rows: Columns = 24
-    env: dict[str, str] = {}
-
-
-class Connect(Body, frozen=True):
-    """`port` as the machine's program sees it: no service needs to name it."""
-
-    port: Annotated[int, Meta(ge=1, le=65535)]
-
-
 class Session(Body, frozen=True):
     id: str
-
-
-class Window(Body, frozen=True):
-    columns: Columns
-    rows: Columns
 
 
 class SessionEnd(Body, frozen=True):
@@ -75,94 +48,6 @@ class SessionEnd(Body, frozen=True):
 
     exit_code: int
     exit_signal: int = 0
-
-
-_SESSIONS = f"{MACHINE}/exec/sessions"
-_SESSION = f"{_SESSIONS}/{{session_id}}"
-
-INSIDE_ENDPOINTS: tuple[Endpoint, ...] = (
-    Endpoint(
-        op="Machines_show_memory",
-        method="GET",
-        path=f"{MACHINE}/memory",
-        summary="Get a machine's memory limit and what of it is free",
-        served="worker",
-        reply=Memory,
-        statuses=(412,),
-    ),
-    Endpoint(
-        op="Machines_set_memory",
-        method="PUT",
-        path=f"{MACHINE}/memory",
-        summary="Change a machine's memory, and its cpus, while it runs: refused when there is no room or it uses more",
-        served="worker",
-        body=SetMemory,
-        reply=Memory,
-        statuses=(409, 412, 422),
-    ),
-    Endpoint(
-        op="Machines_open_session",
-        method="POST",
-        path=_SESSIONS,
-        summary="Start a command beside a machine's program, to talk to it",
-        served="worker",
-        body=OpenSession,
-        reply=Session,
-        statuses=(412, 422, 429),
-        extension=True,
-    ),
-    Endpoint(
-        op="Machines_connect",
-        method="POST",
-        path=f"{MACHINE}/connections",
-        summary="Connect to a TCP port of a machine, whether or not a service names it: what it gives is a session",
-        served="worker",
-        body=Connect,
-        reply=Session,
-        statuses=(412, 429),
-        extension=True,
-    ),
-    Endpoint(
-        op="Machines_read_session",
-        method="GET",
-        path=f"{_SESSION}/output",
-        summary="What the command or connection gives, as it comes, up to its end, in frames",
-        served="worker",
-        media="application/octet-stream",
-        extension=True,
-    ),
-    Endpoint(
-        op="Machines_write_session",
-        method="POST",
-        path=f"{_SESSION}/input",
-        summary="Give the command or connection input",
-        served="worker",
-        raw_body=True,
-        reply=Ok,
-        query=(Query("end", BOOL, "this is the last of it"),),
-        statuses=(429,),
-        extension=True,
-    ),
-    Endpoint(
-        op="Machines_resize_session",
-        method="POST",
-        path=f"{_SESSION}/resize",
-        summary="Tell the command the size of its terminal",
-        served="worker",
-        body=Window,
-        reply=Ok,
-        extension=True,
-    ),
-    Endpoint(
-        op="Machines_close_session",
-        method="DELETE",
-        path=_SESSION,
-        summary="Kill the command or break off the connection, if it is still there, and forget it",
-        served="worker",
-        reply=Ok,
-        extension=True,
-    ),
-)
 
 
 def frame(kind: int, data: bytes = b"") -> bytes:
@@ -183,3 +68,126 @@ def frames(data: bytearray) -> list[tuple[int, bytes]]:
         found.append((data[0], bytes(data[HEAD_BYTES : HEAD_BYTES + length])))
         del data[: HEAD_BYTES + length]
     return found
+
+
+# --- calls -----------------------------------------------------------------------------------------------------------
+
+_SESSIONS = f"{MACHINE}/exec/sessions"
+_SESSION = f"{_SESSIONS}/{{session_id}}"
+
+
+class ShowMemory(OfMachine[Memory], op=Op("Machines_show_memory", "GET", f"{MACHINE}/memory", refuses=(412,))):
+    """Get a machine's memory limit and what of it is free."""
+
+
+class SetMemory(
+    OfLeasedMachine[Memory],
+    op=Op(
+        "Machines_set_memory",
+        "PUT",
+        f"{MACHINE}/memory",
+        headers=GUARDED,
+        refuses=(409, 412, 422),
+        example={"limit_mb": 512},
+    ),
+):
+    """Change a machine's memory, and its cpus, while it runs: refused when there is no room or it uses more.
+
+    `cpus` is ours.
+    """
+
+    limit_mb: Annotated[int, Meta(ge=1)]
+    cpus: Annotated[int, Meta(ge=1)] | None = None
+
+
+class OpenSession(
+    OfMachine[Session],
+    op=Op(
+        "Machines_open_session",
+        "POST",
+        _SESSIONS,
+        refuses=(412, 422, 429),
+        extension=True,
+        example={"command": ["sh"], "tty": True},
+    ),
+):
+    """Start a command beside a machine's program, to talk to it.
+
+    `env` is added to the program's. The command is killed when nobody reads what it writes for half a minute.
+    """
+
+    command: Annotated[list[str], Meta(min_length=1)]
+    tty: bool = False
+    columns: Columns = 80
+    rows: Columns = 24
+    env: dict[str, str] = {}
+
+
+class Connect(
+    OfMachine[Session],
+    op=Op("Machines_connect", "POST", f"{MACHINE}/connections", refuses=(412, 429), extension=True),
+):
+    """Connect to a TCP port of a machine, whether or not a service names it: what it gives is a session.
+
+    `port` is the one that the machine's program sees.
+    """
+
+    port: Annotated[int, Meta(ge=1, le=65535)]
+
+
+class ReadSession(
+    StreamOfMachine[bytes],
+    op=Op("Machines_read_session", "GET", f"{_SESSION}/output", media=BYTES, extension=True),
+    kw_only=False,
+):
+    """What the command or connection gives, as it comes, up to its end, in frames."""
+
+    session_id: str
+
+
+class WriteSession(
+    OfMachine[Ok],
+    op=Op(
+        "Machines_write_session",
+        "POST",
+        f"{_SESSION}/input",
+        query=("end",),
+        raw="data",
+        refuses=(429,),
+        extension=True,
+    ),
+    kw_only=False,
+):
+    """Give the command or connection input."""
+
+    session_id: str
+    data: bytes
+    end: Annotated[bool, Meta(description="this is the last of it")] = False
+
+
+class ResizeSession(
+    OfMachine[Ok], op=Op("Machines_resize_session", "POST", f"{_SESSION}/resize", extension=True), kw_only=False
+):
+    """Tell the command the size of its terminal."""
+
+    session_id: str
+    columns: Columns
+    rows: Columns
+
+
+class CloseSession(OfMachine[Ok], op=Op("Machines_close_session", "DELETE", _SESSION, extension=True), kw_only=False):
+    """Kill the command or break off the connection, if it is still there, and forget it."""
+
+    session_id: str
+
+
+INSIDE_CALLS = (
+    ShowMemory,
+    SetMemory,
+    OpenSession,
+    Connect,
+    ReadSession,
+    WriteSession,
+    ResizeSession,
+    CloseSession,
+)

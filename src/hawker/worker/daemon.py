@@ -25,8 +25,9 @@ from hawker.errors import Refused, StoreError
 from hawker.host import Host
 from hawker.http.app import Handler, Serving, Tokens
 from hawker.http.call import Call
+from hawker.http.handlers import unread
 from hawker.images.base import ImageSource
-from hawker.model.endpoints import ENDPOINTS
+from hawker.model.calls import ShowHealth
 from hawker.model.guest import RESOURCES
 from hawker.model.rows import UNENDED, MachineRow, RunRow, WorkerRow
 from hawker.network.base import HostNetwork, NetworkError, Wanted
@@ -256,30 +257,24 @@ class Worker:
         serving = Serving(host, tokens, self.metrics, settings.region, settings.name)
         self._reading = reading
         runs_api = RunsApi(store, runner, settings.name)
-        handlers = {
-            **machine_api.handlers(),
-            **LeaseApi(store, host, machine_api.row).handlers(),
-            **MetadataApi(machines, machine_api.row).handlers(),
-            **inside_api.handlers(),
-            **runs_api.handlers(),
-            **self.shelving.handlers(),
-            **(reading.handlers() if reading else {}),
-            "Health": self._health,
-        }
-        served = [
-            e
-            for e in ENDPOINTS
-            if e.op in handlers
-            and (e.served == "worker" or e.op in ("Machines_list", "Health") or (e.served == "any" and reading))
-        ]
+        served = (
+            *machine_api.routes(),
+            *LeaseApi(store, host, machine_api.row).routes(),
+            *MetadataApi(machines, machine_api.row).routes(),
+            *inside_api.routes(),
+            *runs_api.routes(),
+            *self.shelving.routes(),
+            *(reading.routes() if reading else ()),
+            unread(ShowHealth, self._health),
+        )
         agent_routes = {
             **market_api.routes(),
-            **self.shelving.routes(),
+            **self.shelving.agent_routes(),
             **self.waking.routes(),
             **(routes or {}),
             ("GET", "/metrics"): self._metrics,
         }
-        return serving.app(served, handlers, agent_routes=agent_routes)
+        return serving.app(served, agent_routes=agent_routes)
 
     async def close(self, *, stop_machines: bool = False) -> None:
         """Stop serving first, close `store` after it. Machines go on running unless `stop_machines`; those are started

@@ -22,27 +22,27 @@ from hawker.core.metrics import Level
 from hawker.core.swim.members import Status, View
 from hawker.errors import HawkerError, Invalid, PreconditionFailed, StoreError
 from hawker.host import Host
-from hawker.http.app import Handler, reply
+from hawker.http.app import reply
 from hawker.http.call import Call
 from hawker.http.events import EventStream
+from hawker.http.handlers import Route, on
 from hawker.model import api
 from hawker.model.catalog import TIERS, LogId, Tier
+from hawker.model.fleet_calls import ListMembers, RunSql, Subscribe
+from hawker.model.op import Declared
 from hawker.model.values import rfc3339
 
 if TYPE_CHECKING:
     from hawker.catalog.gossip.node import Node
 
-STREAM_S_MAX = 86_400
 REMOTE, MISSING = "remote", "missing"
 _WORKERS = "select name, region, host, port from workers order by name"
 _REMEMBERED = "select name from members where name <> ? and status <> 'left'"
 
 
 class CatalogApi:
-    """One member's. `handlers` are for the application of each of the agent's roles; `close` before those stop
+    """One member's. `routes` are for the application of each of the agent's roles; `close` before those stop
     serving, since it ends the streams that never end by themselves."""
-
-    OPS = ("Hawker_sql", "Hawker_subscribe", "Hawker_members")
 
     def __init__(self, node: Node, host: Host) -> None:
         self._node = node
@@ -52,8 +52,8 @@ class CatalogApi:
         node.freshness.silent_s(asyncio.get_running_loop().time())  # silence counts from now
         self._measure()
 
-    def handlers(self) -> dict[str, Handler]:
-        return dict(zip(self.OPS, (self.sql, self.subscribe, self.members), strict=True))
+    def routes(self) -> tuple[Route, ...]:
+        return (on(RunSql, self.sql), on(Subscribe, self.subscribe), on(ListMembers, self.members))
 
     async def close(self) -> None:
         """End the subscriptions; whoever listens is told. May be called again."""
@@ -61,27 +61,27 @@ class CatalogApi:
 
     # --- SQL ---------------------------------------------------------------------------------------------------------
 
-    async def sql(self, call: Call) -> Any:
+    async def sql(self, call: Call, request: RunSql) -> Any:
         """A query on the replica. Workers' own databases are asked through a broker."""
-        body = check_sql(call.read(api.Sql))
-        if body.worker or body.on == "workers":
+        check_sql(request)
+        if request.worker or request.on == "workers":
             raise PreconditionFailed(
                 "this agent is no broker, and asks no worker for its database",
                 hint="leave worker and on out to read the catalog, or ask a broker",
             )
-        found = await self._queries.ask(body.query)
+        found = await self._queries.ask(request.query)
         return {"columns": found.columns, "rows": found.rows}
 
-    async def subscribe(self, call: Call) -> Response:
+    async def subscribe(self, call: Call, request: Subscribe) -> Response:
         """A query's result and its changes, as server-sent events."""
-        for_s = call.number("seconds", -1, 0, STREAM_S_MAX)
-        since = call.request.headers.get("last-event-id", "") or call.query("from")
-        subscription = await self._subscriptions.subscribe(call.query("query"))
-        return EventStream(self._subscriptions.events(subscription, since, None if for_s < 0 else float(for_s)))
+        for_s = None if request.seconds is None else float(request.seconds)
+        since = request.last_event_id or request.since
+        subscription = await self._subscriptions.subscribe(request.query)
+        return EventStream(self._subscriptions.events(subscription, since, for_s))
 
     # --- members -----------------------------------------------------------------------------------------------------
 
-    async def members(self, call: Call) -> list[api.Member]:
+    async def members(self, call: Call, request: ListMembers) -> list[api.Member]:
         """Everybody that membership or a log tells of: this node, its region's, then the other regions'."""
         now = asyncio.get_running_loop().time()
         home, known = self._node.settings.region, self._node.swim.members
@@ -202,11 +202,13 @@ async def no_catalog(call: Call) -> Any:
     )
 
 
-def check_sql(body: api.Sql) -> api.Sql:
+def check_sql(request: RunSql) -> None:
     """Raises `Invalid` for a worker of the catalog."""
-    if body.worker and body.on == "catalog":
-        raise Invalid("on", body.on, "leave it out with a worker: the catalog is this node's own")
-    return body
+    if request.worker and request.on == "catalog":
+        raise Invalid("on", request.on, "leave it out with a worker: the catalog is this node's own")
+
+
+CATALOG_CALLS: tuple[type[Declared[Any]], ...] = (RunSql, Subscribe, ListMembers)
 
 
 def _watch(gauge: Level, value: Callable[[], float]) -> None:

@@ -200,7 +200,7 @@ class MarketApi:
         return await claim(self._store, item.id, item.worker, item.order, item.replaces)
 
     async def apps(self, call: Call) -> Any:
-        name = call.query("name")
+        name = call.request.query_params.get("name", "")
         rows = self._store.read.select(AppRow, "id = ?", (name,)) if name else self._store.read.select(AppRow)
         tallies = {row.name: self._store.read.get(TallyRow, row.name) for row in rows}
         return [{"app": row, "machines": tally.machines if (tally := tallies[row.name]) else 0} for row in rows]

@@ -6,9 +6,9 @@ import asyncio
 from contextlib import suppress
 
 from hawker.errors import Conflict, Invalid, NotFound
-from hawker.http.app import Handler
 from hawker.http.call import Call
-from hawker.model import api, views
+from hawker.http.handlers import Route, on
+from hawker.model import api, fleet_calls, views
 from hawker.model.rows import UNENDED, RunRow
 from hawker.store.db import Store
 from hawker.worker.flows.runner import Runner
@@ -20,49 +20,48 @@ SETTLE_S = 5.0
 
 
 class RunsApi:
-    """Handlers by operation in `handlers()`. `name` is the worker's."""
+    """`name` is the worker's."""
 
     def __init__(self, store: Store, runner: Runner, name: str) -> None:
         self._store = store
         self._runner = runner
         self._name = name
 
-    def handlers(self) -> dict[str, Handler]:
-        return {
-            "Hawker_runs": self.runs,
-            "Hawker_run": self.run,
-            "Hawker_retry_run": self.retry,
-            "Hawker_cancel_run": self.cancel,
-        }
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            on(fleet_calls.ListRuns, self.runs),
+            on(fleet_calls.ShowRun, self.run),
+            on(fleet_calls.RetryRun, self.retry),
+            on(fleet_calls.CancelRun, self.cancel),
+        )
 
-    async def runs(self, call: Call) -> list[api.Run]:
+    async def runs(self, call: Call, request: fleet_calls.ListRuns) -> list[api.Run]:
         """Newest first; those that have not ended, unless states are named."""
-        statuses = call.query_list("status") or ["active", "parked"]
+        statuses = request.status or ("active", "parked")
         for status in statuses:
             if status not in STATUSES:
                 raise Invalid("status", status, f"use {', '.join(STATUSES)}")
         where, values = f"status in ({', '.join('?' * len(statuses))})", tuple(statuses)
         if {"active", "parked"} >= set(statuses):
             where = f"{UNENDED} and {where}"
-        if machine := call.query("machine"):
+        if machine := request.machine:
             where, values = f"resource = ? and {where}", (machine, *values)
-        limit = call.number("limit", 100, 1, 1000)
-        rows = self._store.read.select(RunRow, f"{where} order by id desc limit {limit}", values)
+        rows = self._store.read.select(RunRow, f"{where} order by id desc limit {request.limit}", values)
         return [views.run_view(row, self._name) for row in rows]
 
-    async def run(self, call: Call) -> api.Run:
-        return views.run_view(self._row(call), self._name)
+    async def run(self, call: Call, request: fleet_calls.ShowRun) -> api.Run:
+        return views.run_view(self._row(request.run_id), self._name)
 
-    async def retry(self, call: Call) -> api.Run:
+    async def retry(self, call: Call, request: fleet_calls.RetryRun) -> api.Run:
         """One that is not parked stays as it is: repeating is harmless."""
-        row = self._row(call)
+        row = self._row(request.run_id)
         with suppress(Conflict):
             await self._runner.unpark(row.id, request_of(call).cause)
         return await self._settled(row.id)
 
-    async def cancel(self, call: Call) -> api.Run:
+    async def cancel(self, call: Call, request: fleet_calls.CancelRun) -> api.Run:
         """One that has ended, or is at its final step, stays as it is."""
-        row = self._row(call)
+        row = self._row(request.run_id)
         await self._runner.cancel(row.id, f"cancelled by {request_of(call).cause}")
         return await self._settled(row.id)
 
@@ -75,8 +74,7 @@ class RunsApi:
         assert row is not None  # runs are not deleted
         return views.run_view(row, self._name)
 
-    def _row(self, call: Call) -> RunRow:
-        run = call.path("run_id")
+    def _row(self, run: str) -> RunRow:
         row = self._store.read.get(RunRow, run)
         if row is None:
             raise NotFound(f"run not found: {run}", hint="hawker workers runs")

@@ -1,4 +1,4 @@
-"""The worker's handlers for images: for everybody what is in `hawker.model.image_endpoints`, for agents the blobs by
+"""The worker's handlers for images: for everybody what is in `hawker.model.image_api`, for agents the blobs by
 their digests and what names mean.
 
 Only agents may read blobs: a digest is no secret, and an image may be private to whoever pulled it. Fetching goes on
@@ -20,6 +20,7 @@ from hawker.errors import HawkerError, ImageNotFound, Invalid, NotFound, Precond
 from hawker.http.app import Handler
 from hawker.http.call import Call
 from hawker.http.events import KEEP_ALIVE, EventStream, event
+from hawker.http.handlers import Route, unread
 from hawker.images.blobs import translated
 from hawker.images.flights import to_its_end
 from hawker.images.progress import Progress
@@ -27,7 +28,6 @@ from hawker.images.service import Images, Listed
 from hawker.images.tree.archive import Archived, read_archive, read_files
 from hawker.model import api, image_api
 from hawker.model.image import Image, ImageConfig
-from hawker.model.image_endpoints import IMAGE_ENDPOINTS
 from hawker.model.values import ImageRef, check_image, is_digest, is_host_image
 from hawker.telemetry import get_logger
 from hawker.worker.images.peers import Named
@@ -44,7 +44,7 @@ Work = Callable[[Callable[[Progress], None]], Awaitable[Image]]
 
 
 class ImageApi:
-    """See `ImageCalls`; for agents handlers by (method, path) in `routes()`. `close` ends what still runs."""
+    """See `ImageCalls`; for agents handlers by (method, path) in `agent_routes()`. `close` ends what still runs."""
 
     def __init__(self, images: Images, uploads: Uploads, worker: str, region: str) -> None:
         self._images = images
@@ -54,7 +54,7 @@ class ImageApi:
         self._jobs: dict[asyncio.Task[Image], None] = {}
         self._sending = 0
 
-    def routes(self) -> dict[tuple[str, str], Handler]:
+    def agent_routes(self) -> dict[tuple[str, str], Handler]:
         return {
             ("GET", "/v1/images/names"): self.name,
             ("GET", "/v1/images/blobs/{digest}"): self.blob,
@@ -68,23 +68,23 @@ class ImageApi:
 
     # --- what is here ------------------------------------------------------------------------------------------------
 
-    async def list_images(self, call: Call) -> Any:
-        self._check_meant(call.query("worker"), call.query("region"))
+    async def list_images(self, call: Call, request: image_api.ListImages) -> Any:
+        self._check_meant(request.worker, request.region)
         return [image_api.ImageHere(**self._here(listed)) for listed in self._images.list() if listed.complete]
 
-    async def show(self, call: Call) -> Any:
-        self._check_meant(call.query("worker"), call.query("region"))
-        found = self._images.find(checked(call.query("image")))
+    async def show(self, call: Call, request: image_api.ShowImage) -> Any:
+        self._check_meant(request.worker, request.region)
+        found = self._images.find(checked(request.image))
         return [
             image_api.ImageShown(**self._here(listed), image=listed.image)
             for listed in self._images.list()
             if found and listed.image.digest == found.digest
         ]
 
-    async def remove(self, call: Call) -> Any:
-        self._check_meant(call.query("worker"), call.query("region"))
+    async def remove(self, call: Call, request: image_api.RemoveImage) -> Any:
+        self._check_meant(request.worker, request.region)
         try:
-            await self._images.remove(checked(call.query("image")))
+            await self._images.remove(checked(request.image))
         except ImageNotFound:
             return []
         return [image_api.ImageRemoved(worker=self._worker, removed=True)]
@@ -103,16 +103,14 @@ class ImageApi:
 
     # --- bringing and sending ----------------------------------------------------------------------------------------
 
-    async def pull(self, call: Call) -> Any:
-        body = call.read(image_api.PullImage)
-        self._check_meant(body.worker, body.region)
-        name = checked(body.image)
+    async def pull(self, call: Call, request: image_api.PullImage) -> Any:
+        self._check_meant(request.worker, request.region)
+        name = checked(request.image)
         return self._told(name, lambda progress: self._images.pull(name, progress))
 
-    async def prefetch(self, call: Call) -> Any:
-        body = call.read(image_api.PrefetchImage)
-        self._check_meant(body.worker, body.region)
-        name = checked(body.image)
+    async def prefetch(self, call: Call, request: image_api.PrefetchImage) -> Any:
+        self._check_meant(request.worker, request.region)
+        name = checked(request.image)
 
         async def work(progress: Callable[[Progress], None]) -> Image:
             end = self._images.watch(name, progress)
@@ -123,50 +121,46 @@ class ImageApi:
 
         return self._told(name, work)
 
-    async def push(self, call: Call) -> Any:
-        body = call.read(image_api.PushImage)
-        self._check_meant(body.worker, None)
-        name, to = checked(body.image), str(ImageRef.checked(body.to or body.image, "to"))
+    async def push(self, call: Call, request: image_api.PushImage) -> Any:
+        self._check_meant(request.worker, None)
+        name, to = checked(request.image), str(ImageRef.checked(request.to or request.image, "to"))
         return self._told(
-            name, lambda progress: self._images.push(name, to, body.username or "", body.password or "", progress)
+            name, lambda progress: self._images.push(name, to, request.username or "", request.password or "", progress)
         )
 
-    async def begin_upload(self, call: Call) -> Any:
-        body = call.read(image_api.BeginUpload)
-        self._check_meant(body.worker, body.region)
-        return image_api.Uploading(upload=self._uploads.begin(body.size), worker=self._worker, offset=0)
+    async def begin_upload(self, call: Call, request: image_api.BeginUpload) -> Any:
+        self._check_meant(request.worker, request.region)
+        return image_api.Uploading(upload=self._uploads.begin(request.size), worker=self._worker, offset=0)
 
-    async def upload(self, call: Call) -> Any:
-        self._check_meant(call.query("worker"), None)
-        name = call.path("upload")
-        offset = await self._uploads.write(name, call.number("offset", 0, 0, 1 << 62), call.body)
-        return image_api.Uploading(upload=name, worker=self._worker, offset=offset)
+    async def upload(self, call: Call, request: image_api.Upload) -> Any:
+        self._check_meant(request.worker, None)
+        offset = await self._uploads.write(request.upload, request.offset, request.data)
+        return image_api.Uploading(upload=request.upload, worker=self._worker, offset=offset)
 
-    async def drop_upload(self, call: Call) -> Any:
-        self._check_meant(call.query("worker"), None)
-        self._uploads.drop(call.path("upload"))
+    async def drop_upload(self, call: Call, request: image_api.DropUpload) -> Any:
+        self._check_meant(request.worker, None)
+        self._uploads.drop(request.upload)
         return api.Ok()
 
-    async def import_image(self, call: Call) -> Any:
-        body = call.read(image_api.ImportImage)
-        self._check_meant(body.worker, None)
-        ref = ImageRef.checked(body.image)
+    async def import_image(self, call: Call, request: image_api.ImportImage) -> Any:
+        self._check_meant(request.worker, None)
+        ref = ImageRef.checked(request.image)
         if ref.digest:
-            raise Invalid("image", body.image, "give it a name with a tag: its digest follows from its bytes")
+            raise Invalid("image", request.image, "give it a name with a tag: its digest follows from its bytes")
         name = str(ref)
-        path = self._uploads.take(body.upload)
+        path = self._uploads.take(request.upload)
 
         async def work(progress: Callable[[Progress], None]) -> Image:
             into = path.with_name(f"{path.name}.parts")
             end = self._images.watch(name, progress)
             try:
-                found = await to_its_end(asyncio.to_thread(_unwrapped, path, into, body, self._images))
+                found = await to_its_end(asyncio.to_thread(_unwrapped, path, into, request, self._images))
                 return await self._images.add(name, found.manifest, found.blobs)
             except OSError as error:
                 raise translated(error, into) from error
             finally:
                 end()
-                self._uploads.drop(body.upload)
+                self._uploads.drop(request.upload)
                 await asyncio.to_thread(shutil.rmtree, into, ignore_errors=True)
 
         return self._told(name, work)
@@ -248,7 +242,7 @@ class ImageApi:
     # --- for agents --------------------------------------------------------------------------------------------------
 
     async def name(self, call: Call) -> Any:
-        image = call.query("image")
+        image = call.request.query_params.get("image", "")
         found = self._images.find(checked(image)) if image else None
         return Named(found.digest if found else "")
 
@@ -356,13 +350,13 @@ def config_of(given: image_api.BuildConfig) -> ImageConfig:
     )
 
 
-def no_images() -> dict[str, Handler]:
-    """Handlers of a worker that keeps no images."""
+def no_images() -> tuple[Route, ...]:
+    """The routes of a worker that keeps no images."""
 
     async def refuse(call: Call) -> Any:
         raise PreconditionFailed("this worker keeps no images", hint="none of its drivers runs any")
 
-    return dict.fromkeys((endpoint.op for endpoint in IMAGE_ENDPOINTS), refuse)
+    return tuple(unread(kind, refuse) for kind in image_api.IMAGE_CALLS)
 
 
 _logger = get_logger()

@@ -7,7 +7,8 @@ import asyncio
 from hawker.catalog.view import View
 from hawker.host import Host
 from hawker.http.app import Handler
-from hawker.http.image_calls import image_handlers
+from hawker.http.handlers import Route
+from hawker.http.image_calls import image_routes
 from hawker.images.base import ImageSource
 from hawker.images.service import Images
 from hawker.store.db import Store
@@ -53,11 +54,11 @@ class Shelving:
             images.fetchers += [self._peers] * TIMES
             images.namers.append(self._peers.resolve)
 
-    def handlers(self) -> dict[str, Handler]:
-        return image_handlers(self._api) if self._api else no_images()
+    def routes(self) -> tuple[Route, ...]:
+        return image_routes(self._api) if self._api else no_images()
 
-    def routes(self) -> dict[tuple[str, str], Handler]:
-        return self._api.routes() if self._api else {}
+    def agent_routes(self) -> dict[tuple[str, str], Handler]:
+        return self._api.agent_routes() if self._api else {}
 
     def all_held(self) -> None:
         """Whatever machines and offers need is held: the rest may go."""

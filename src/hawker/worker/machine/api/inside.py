@@ -9,9 +9,10 @@ from typing import Any
 from starlette.responses import StreamingResponse
 
 from hawker.errors import Conflict, Invalid, NotBuilt, PreconditionFailed
-from hawker.http.app import Handler
 from hawker.http.call import Call
+from hawker.http.handlers import Route, on
 from hawker.model import api, inside_api
+from hawker.model.call_bases import AnyOfMachine
 from hawker.model.config import PROCESS, check_config
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow
@@ -43,7 +44,7 @@ class NotConnected(PreconditionFailed):
 
 
 class InsideApi:
-    """Handlers by operation in `handlers()`. `row` is a request's machine, `running` one that must run; `ways` are
+    """`row` is a request's machine, `running` one that must run; `ways` are
     where its ports are."""
 
     def __init__(
@@ -54,8 +55,8 @@ class InsideApi:
         updates: Updates,
         sessions: Sessions,
         connections: Sessions,
-        row: Callable[[Call], MachineRow],
-        running: Callable[[Call], MachineRow],
+        row: Callable[[AnyOfMachine], MachineRow],
+        running: Callable[[AnyOfMachine], MachineRow],
         ways: Callable[[MachineRow, int], Sequence[Address]],
     ) -> None:
         self._store = store
@@ -68,26 +69,25 @@ class InsideApi:
         self._running = running
         self._ways = ways
 
-    def handlers(self) -> dict[str, Handler]:
-        return {
-            "Machines_show_memory": self.show_memory,
-            "Machines_set_memory": self.set_memory,
-            "Machines_open_session": self.open_session,
-            "Machines_connect": self.connect,
-            "Machines_read_session": self.read_session,
-            "Machines_write_session": self.write_session,
-            "Machines_resize_session": self.resize_session,
-            "Machines_close_session": self.close_session,
-        }
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            on(inside_api.ShowMemory, self.show_memory),
+            on(inside_api.SetMemory, self.set_memory),
+            on(inside_api.OpenSession, self.open_session),
+            on(inside_api.Connect, self.connect),
+            on(inside_api.ReadSession, self.read_session),
+            on(inside_api.WriteSession, self.write_session),
+            on(inside_api.ResizeSession, self.resize_session),
+            on(inside_api.CloseSession, self.close_session),
+        )
 
-    async def show_memory(self, call: Call) -> Any:
-        return await self._memory(self._row(call))
+    async def show_memory(self, call: Call, request: inside_api.ShowMemory) -> Any:
+        return await self._memory(self._row(request))
 
-    async def set_memory(self, call: Call) -> Any:
-        row = self._row(call)
-        body = call.read(inside_api.SetMemory)
-        request = request_of(call)
-        run_id = await self._updates.resize(row.app, row.id, request, memory_mb=body.limit_mb, cpus=body.cpus)
+    async def set_memory(self, call: Call, request: inside_api.SetMemory) -> Any:
+        row = self._row(request)
+        asker = request_of(call)
+        run_id = await self._updates.resize(row.app, row.id, asker, memory_mb=request.limit_mb, cpus=request.cpus)
         run = await self._machines.wait_ended(run_id)
         if run and run.status == "parked":
             raise Parked(run)
@@ -107,18 +107,22 @@ class InsideApi:
 
     # --- sessions ----------------------------------------------------------------------------------------------------
 
-    async def open_session(self, call: Call) -> Any:
-        body = call.read(inside_api.OpenSession)
-        if not body.command[0] or any("\0" in word for word in body.command):
-            raise Invalid("command", body.command, 'give the command as a list such as ["ls", "-l"]')
-        for name, value in body.env.items():
+    async def open_session(self, call: Call, request: inside_api.OpenSession) -> Any:
+        if not request.command[0] or any("\0" in word for word in request.command):
+            raise Invalid("command", request.command, 'give the command as a list such as ["ls", "-l"]')
+        for name, value in request.env.items():
             if not name or "=" in name or "\0" in name + value:
                 raise Invalid(f"env.{name}", value, "a name has at least one character and neither '=' nor NUL")
-        row = self._running(call)
+        row = self._running(request)
 
         async def start() -> Terminal:
             return await self._driver.of(row.driver).terminal(
-                row.instance, body.command, tty=body.tty, env=body.env, columns=body.columns, rows=body.rows
+                row.instance,
+                request.command,
+                tty=request.tty,
+                env=request.env,
+                columns=request.columns,
+                rows=request.rows,
             )
 
         try:
@@ -126,14 +130,14 @@ class InsideApi:
         except UnknownInstance:
             raise PreconditionFailed(f"failed_precondition: machine {row.id} has just ended") from None
         except NotSupported:
-            raise NotBuilt("command", body.command, f"the {row.driver} driver has no sessions; use exec") from None
+            raise NotBuilt("command", request.command, f"the {row.driver} driver has no sessions; use exec") from None
         except StartFailed as error:
-            raise CannotStart("command", body.command, str(error)) from None
+            raise CannotStart("command", request.command, str(error)) from None
         return inside_api.Session(id=session_id)
 
-    async def connect(self, call: Call) -> Any:
-        port = call.read(inside_api.Connect).port
-        row = self._running(call)
+    async def connect(self, call: Call, request: inside_api.Connect) -> Any:
+        port = request.port
+        row = self._running(request)
         if row.driver == PROCESS:
             ways = await self._own_ways(row, port)
         else:
@@ -161,25 +165,24 @@ class InsideApi:
             return ways
         raise NotConnected(f"port {port} of machine {row.id} takes no connection: none of its programs listens there")
 
-    async def read_session(self, call: Call) -> Any:
-        session = self._session(call)
+    async def read_session(self, call: Call, request: inside_api.ReadSession) -> Any:
+        session = self._session(request)
         return StreamingResponse(session.output(), media_type="application/octet-stream")
 
-    async def write_session(self, call: Call) -> Any:
-        await self._session(call).write(call.body, end=call.flag("end"))
+    async def write_session(self, call: Call, request: inside_api.WriteSession) -> Any:
+        await self._session(request).write(request.data, end=request.end)
         return api.Ok()
 
-    async def resize_session(self, call: Call) -> Any:
-        body = call.read(inside_api.Window)
-        await self._session(call).resize(body.columns, body.rows)
+    async def resize_session(self, call: Call, request: inside_api.ResizeSession) -> Any:
+        await self._session(request).resize(request.columns, request.rows)
         return api.Ok()
 
-    async def close_session(self, call: Call) -> Any:
-        await self._kind(call).remove(self._row(call).id, call.path("session_id"))
+    async def close_session(self, call: Call, request: inside_api.CloseSession) -> Any:
+        await self._kind(request.session_id).remove(self._row(request).id, request.session_id)
         return api.Ok()
 
-    def _session(self, call: Call) -> Session:
-        return self._kind(call).get(self._row(call).id, call.path("session_id"))
+    def _session(self, request: inside_api.ReadSession | inside_api.WriteSession | inside_api.ResizeSession) -> Session:
+        return self._kind(request.session_id).get(self._row(request).id, request.session_id)
 
-    def _kind(self, call: Call) -> Sessions:
-        return self._connections if call.path("session_id") in self._connections else self._sessions
+    def _kind(self, session: str) -> Sessions:
+        return self._connections if session in self._connections else self._sessions

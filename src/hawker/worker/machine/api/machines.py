@@ -15,9 +15,12 @@ from starlette.responses import StreamingResponse
 
 from hawker.errors import DeadlineExceeded, Invalid, NotBuilt, NotFound, PreconditionFailed, Refused
 from hawker.host import Host
-from hawker.http.app import Handler
 from hawker.http.call import Call
+from hawker.http.handlers import Route, on
 from hawker.model import api, views
+from hawker.model import machine_calls as calls
+from hawker.model.app_calls import StartById, StopById
+from hawker.model.call_bases import AnyOfMachine
 from hawker.model.config import accept_config, check_config, parse_signal
 from hawker.model.exec_output import as_text
 from hawker.model.machine import State
@@ -41,7 +44,7 @@ EXEC_S_MAX = 3600
 
 
 class MachineApi:
-    """Handlers by operation in `handlers()`. `superseded` says which worker has a machine of ours by now, or "": such a
+    """`superseded` says which worker has a machine of ours by now, or "": such a
     machine is not found here, so that a broker with an old hint asks who has it. `checks` shows a machine's."""
 
     def __init__(
@@ -66,69 +69,67 @@ class MachineApi:
         self._name = name
         self._superseded = superseded
 
-    def handlers(self) -> dict[str, Handler]:
-        return {
-            "Machines_list": self.machines,
-            "Machines_show": self.show,
-            "Machines_update": self.update,
-            "Machines_delete": self.delete,
-            "Machines_start": self.start,
-            "Machines_stop": self.stop,
-            "Machines_suspend": self.suspend,
-            "Machines_restart": self.restart,
-            "Machines_signal": self.signal,
-            "Machines_wait": self.wait,
-            "Machines_exec": self.exec,
-            "Machines_list_processes": self.processes,
-            "Machines_list_events": self.events,
-            "Machines_list_versions": self.versions,
-            "Machines_cordon": self.cordon,
-            "Machines_uncordon": self.uncordon,
-            "Machines_logs": self.logs,
-            "Machines_explain": self.explain,
-            "Article_start": self.start,
-            "Article_stop": self.stop,
-        }
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            on(calls.ListMachines, self.machines),
+            on(calls.ShowMachine, self.show),
+            on(calls.UpdateMachine, self.update),
+            on(calls.DestroyMachine, self.delete),
+            on(calls.StartMachine, self.start),
+            on(calls.StopMachine, self.stop),
+            on(calls.SuspendMachine, self.suspend),
+            on(calls.RestartMachine, self.restart),
+            on(calls.SignalMachine, self.signal),
+            on(calls.WaitForMachine, self.wait),
+            on(calls.ExecInMachine, self.exec),
+            on(calls.ListProcesses, self.processes),
+            on(calls.ListEvents, self.events),
+            on(calls.ListVersions, self.versions),
+            on(calls.CordonMachine, self.cordon),
+            on(calls.UncordonMachine, self.uncordon),
+            on(calls.FollowLogs, self.logs),
+            on(calls.ExplainMachine, self.explain),
+            on(StartById, self.start_by_id),
+            on(StopById, self.stop_by_id),
+        )
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    async def machines(self, call: Call) -> Any:
+    async def machines(self, call: Call, request: calls.ListMachines) -> Any:
         """This worker's machines of an app, filtered as the API documents. Destroyed ones only when asked for."""
-        query = call.request.query_params
-        wanted = {k.removeprefix("metadata."): v for k, v in query.items() if k.startswith("metadata.")}
-        states = set(call.query_list("state"))
-        rows = self._store.read.select(MachineRow, "app = ? order by id", (call.path("app_name"),))
-        hidden = not call.flag("include_deleted") and "destroyed" not in states
+        rows = self._store.read.select(MachineRow, "app = ? order by id", (request.app_name,))
+        states = request.state
+        hidden = not request.include_deleted and "destroyed" not in states
         return [
-            self.view(row, with_lease=call.flag("include_leases"))
+            self.view(row, with_lease=request.include_leases)
             for row in rows
             if not (hidden and row.state is State.destroyed)
             and (not states or row.state in states)
-            and call.query("region") in ("", row.region)
-            and wanted.items() <= check_config(row.config).metadata.items()
+            and request.region in ("", row.region)
+            and request.metadata.items() <= check_config(row.config).metadata.items()
         ]
 
-    async def show(self, call: Call) -> Any:
-        return self.view(self.row(call), with_lease=call.flag("include_leases"))
+    async def show(self, call: Call, request: calls.ShowMachine) -> Any:
+        return self.view(self.row(request), with_lease=request.include_leases)
 
-    async def events(self, call: Call) -> Any:
-        row = self.row(call)
-        return [views.event_view(e) for e in self._events(row.id, call.number("limit", 20, 1, 50))]
+    async def events(self, call: Call, request: calls.ListEvents) -> Any:
+        row = self.row(request)
+        return [views.event_view(e) for e in self._events(row.id, request.limit)]
 
-    async def versions(self, call: Call) -> Any:
-        found = self._store.read.select(VersionRow, "machine = ? order by id desc", (self.row(call).id,))
+    async def versions(self, call: Call, request: calls.ListVersions) -> Any:
+        found = self._store.read.select(VersionRow, "machine = ? order by id desc", (self.row(request).id,))
         return [api.Version(version=v.id, user_config=v.config) for v in found]
 
-    async def explain(self, call: Call) -> Any:
-        row = self.row(call)
+    async def explain(self, call: Call, request: calls.ExplainMachine) -> Any:
+        row = self.row(request)
         kept = self._store.read.get(DecisionRow, row.id)
         if kept is None:
             raise NotFound(f"machine {row.id} was placed without a broker: no decision is kept")
         where = {"machine": row.id, "app": row.app, "worker": self._name, "region": row.region}
         return {**where, "decision": kept.decision}
 
-    async def processes(self, call: Call) -> Any:
-        row = self.running(call)
+    async def processes(self, call: Call, request: calls.ListProcesses) -> Any:
+        row = self.running(request)
         try:
             found = await self._driver.of(row.driver).processes(row.instance)
         except UnknownInstance:
@@ -147,30 +148,29 @@ class MachineApi:
             )
             for p in found
         ]
-        if by := call.query("sort_by"):
+        if by := request.sort_by:
             if by not in ("pid", "stime", "rtime", "command", "directory", "cpu", "rss"):
                 raise Invalid("sort_by", by, "use pid, stime, rtime, command, directory, cpu or rss")
-            stats.sort(key=lambda p: getattr(p, by), reverse=call.query("order") == "desc")
+            stats.sort(key=lambda p: getattr(p, by), reverse=request.order == "desc")
         return stats
 
-    async def wait(self, call: Call) -> Any:
+    async def wait(self, call: Call, request: calls.WaitForMachine) -> Any:
         reached = await wait_state(
             self._store,
             self._log,
-            call.path("app_name"),
-            call.path("machine_id"),
-            wanted_states(call.query_list("state")),
-            version=call.query("version") or call.query("instance_id"),
-            after_event=call.query("from_event_id"),
-            timeout_s=call.number("timeout", 60, 1, 60),
+            request.app_name,
+            request.machine_id,
+            wanted_states(request.state),
+            version=request.version or request.instance_id,
+            after_event=request.from_event_id,
+            timeout_s=request.timeout,
         )
         return api.Waited(ok=True, state=reached.row.state, version=reached.row.version, event_id=reached.event_id)
 
-    async def logs(self, call: Call) -> Any:
-        row = self.row(call)
-        follow = call.flag("follow")
-        lines = self._driver.of(row.driver).logs(row.id, tail=call.number("tail", 100, 0, 10_000), follow=follow)
-        if follow:
+    async def logs(self, call: Call, request: calls.FollowLogs) -> Any:
+        row = self.row(request)
+        lines = self._driver.of(row.driver).logs(row.id, tail=request.tail, follow=request.follow)
+        if request.follow:
             lines = until_destroyed(lines, self._store, self._log, row.id)
 
         async def encoded() -> AsyncIterator[bytes]:
@@ -184,92 +184,95 @@ class MachineApi:
 
     # --- changing ----------------------------------------------------------------------------------------------------
 
-    async def start(self, call: Call) -> Any:
-        row = self.row(call)
+    async def start(self, call: Call, request: calls.StartMachine) -> Any:
+        row = self.row(request)
         before, run_id = await self._machines.start(row.app, row.id, request_of(call))
-        if call.flag("wait"):
+        if request.wait:
             run = await self._machines.wait_ended(run_id)
             if run and run.status != "done":
                 raise StartRefused(f"machine {row.id} did not start: {run.error}", details={"machine": row.id})
         return api.Started(previous_state=before)
 
-    async def stop(self, call: Call) -> Any:
-        row = self.row(call)
-        body = call.read(api.StopMachine)
+    async def stop(self, call: Call, request: calls.StopMachine) -> Any:
+        row = self.row(request)
         await self._machines.stop(
             row.app,
             row.id,
             request_of(call),
-            signal=parse_signal("signal", body.signal) if body.signal not in (None, "") else None,
-            timeout_s=_grace_s(body.timeout) if body.timeout not in (None, "") else None,
+            signal=parse_signal("signal", request.signal) if request.signal not in (None, "") else None,
+            timeout_s=_grace_s(request.timeout) if request.timeout not in (None, "") else None,
         )
         return api.Ok()
 
-    async def suspend(self, call: Call) -> Any:
-        row = self.row(call)
+    async def start_by_id(self, call: Call, request: StartById) -> Any:
+        return await self.start(call, calls.StartMachine("", request.machine_id, wait=request.wait))
+
+    async def stop_by_id(self, call: Call, request: StopById) -> Any:
+        stop = calls.StopMachine("", request.machine_id, signal=request.signal, timeout=request.timeout)
+        return await self.stop(call, stop)
+
+    async def suspend(self, call: Call, request: calls.SuspendMachine) -> Any:
+        row = self.row(request)
         await self._machines.suspend(row.app, row.id, request_of(call))
         return api.Ok()
 
-    async def restart(self, call: Call) -> Any:
-        row = self.row(call)
-        timeout, signal = call.query("timeout"), call.query("signal")
+    async def restart(self, call: Call, request: calls.RestartMachine) -> Any:
+        row = self.row(request)
+        timeout, signal = request.timeout, request.signal
         await self._machines.restart(
             row.app,
             row.id,
             request_of(call),
             signal=parse_signal("signal", signal) if signal else None,
             timeout_s=_grace_s(f"{timeout}s" if timeout.isdecimal() else timeout) if timeout else None,
-            force=call.flag("force_stop"),
+            force=request.force_stop,
         )
         return api.Ok()
 
-    async def update(self, call: Call) -> Any:
-        row = self.row(call)
-        body = call.read(api.UpdateMachine)
-        refuse_secrets(body.min_secrets_version)
+    async def update(self, call: Call, request: calls.UpdateMachine) -> Any:
+        row = self.row(request)
+        refuse_secrets(request.min_secrets_version)
         after, lease = await self._updates.update(
             row.app,
             row.id,
             request_of(call),
-            config=accept_config(with_runtime(body.config, row)),
-            current_version=body.current_version or "",
-            skip_launch=bool(body.skip_launch),
-            lease_ttl_s=body.lease_ttl or 0,
-            cordoned=body.skip_service_registration,
-            image_timeout_s=body.image_timeout or 0,
+            config=accept_config(with_runtime(request.config, row)),
+            current_version=request.current_version or "",
+            skip_launch=bool(request.skip_launch),
+            lease_ttl_s=request.lease_ttl or 0,
+            cordoned=request.skip_service_registration,
+            image_timeout_s=request.image_timeout or 0,
         )
         return self.view(after, nonce=lease.nonce if lease else "")
 
-    async def delete(self, call: Call) -> Any:
-        row = self.row(call)
-        force = call.flag("force") or call.flag("kill")
+    async def delete(self, call: Call, request: calls.DestroyMachine) -> Any:
+        row = self.row(request)
+        force = request.force or request.kill
         run_id = await self._machines.destroy(row.app, row.id, request_of(call), force=force)
         run = await self._machines.wait_ended(run_id)
         if run and run.status == "parked":
             raise Parked(run)
         return api.Ok()
 
-    async def signal(self, call: Call) -> Any:
-        body = call.read(api.SignalMachine)
-        number = parse_signal("signal", body.signal)
-        row = self.running(call)
+    async def signal(self, call: Call, request: calls.SignalMachine) -> Any:
+        number = parse_signal("signal", request.signal)
+        row = self.running(request)
         try:
             await self._driver.of(row.driver).signal(row.instance, number)
         except UnknownInstance:
             raise PreconditionFailed(f"failed_precondition: machine {row.id} has just ended") from None
         return api.Ok()
 
-    async def exec(self, call: Call) -> Any:
-        body = call.read(api.ExecMachine)
-        if body.container:
-            raise NotBuilt("container", body.container, "several containers in one machine are not built yet")
-        argv = _argv(body)
-        timeout_s = body.timeout or EXEC_S_DEFAULT
+    async def exec(self, call: Call, request: calls.ExecInMachine) -> Any:
+        if request.container:
+            raise NotBuilt("container", request.container, "several containers in one machine are not built yet")
+        argv = _argv(request)
+        timeout_s = request.timeout or EXEC_S_DEFAULT
         if timeout_s > EXEC_S_MAX:
             raise Invalid("timeout", timeout_s, f"at most {EXEC_S_MAX} s")
-        row = self.running(call)
+        row = self.running(request)
         try:
-            stdin = (body.stdin or "").encode()
+            stdin = (request.stdin or "").encode()
             result = await self._driver.of(row.driver).exec(row.instance, argv, stdin=stdin, timeout_s=timeout_s)
         except UnknownInstance:
             raise PreconditionFailed(f"failed_precondition: machine {row.id} has just ended") from None
@@ -287,13 +290,13 @@ class MachineApi:
             raise DeadlineExceeded(why, details=msgspec.to_builtins(gave))
         return gave
 
-    async def cordon(self, call: Call) -> Any:
-        row = self.row(call)
+    async def cordon(self, call: Call, request: calls.CordonMachine) -> Any:
+        row = self.row(request)
         await self._machines.cordon(row.app, row.id, request_of(call), cordoned=True)
         return api.Ok()
 
-    async def uncordon(self, call: Call) -> Any:
-        row = self.row(call)
+    async def uncordon(self, call: Call, request: calls.UncordonMachine) -> Any:
+        row = self.row(request)
         await self._machines.cordon(row.app, row.id, request_of(call), cordoned=False)
         return api.Ok()
 
@@ -308,15 +311,15 @@ class MachineApi:
     def _events(self, machine_id: str, limit: int) -> list[EventRow]:
         return self._store.read.select(EventRow, "machine = ? order by id desc limit ?", (machine_id, limit))
 
-    def row(self, call: Call) -> MachineRow:
+    def row(self, request: AnyOfMachine) -> MachineRow:
         """The machine of the path. The article's paths have no app in them."""
-        row = get_machine(self._store.read, call.path("machine_id"), call.request.path_params.get("app_name"))
+        row = get_machine(self._store.read, request.machine_id, request.app_name or None)
         if why := self._superseded(row):
             raise NotFound(f"machine not found: {row.id}: {why}")
         return row
 
-    def running(self, call: Call) -> MachineRow:
-        row = self.row(call).as_it_runs()
+    def running(self, request: AnyOfMachine) -> MachineRow:
+        row = self.row(request).as_it_runs()
         if row.state is not State.started or not row.instance:
             raise PreconditionFailed(f"failed_precondition: machine {row.id} is not running, currently '{row.state}'")
         return row
@@ -350,7 +353,7 @@ def _grace_s(value: str | int | None) -> float:
     return seconds
 
 
-def _argv(body: api.ExecMachine) -> list[str]:
+def _argv(body: calls.ExecInMachine) -> list[str]:
     if body.command:
         argv = body.command
     else:

@@ -1,0 +1,86 @@
+"""The calls for apps, and the original article's own paths to start and stop a machine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from hawker.model import api
+from hawker.model.call_bases import APP, START_S, OfApp, WaitStart
+from hawker.model.op import Op, Request
+
+
+class ListApps(Request[api.Apps], op=Op("Apps_list", "GET", "/v1/apps", served="broker")):
+    """List an organisation's apps."""
+
+    org_slug: Annotated[str, Meta(description="all when absent")] = ""
+    app_role: str = ""
+
+
+class CreateApp(
+    Request[api.App],
+    op=Op(
+        "Apps_create",
+        "POST",
+        "/v1/apps",
+        served="broker",
+        success=201,
+        refuses=(409, 422, 500),
+        query=("wait",),
+        example={"app_name": "shop", "org_slug": "personal"},
+    ),
+):
+    """Create an app."""
+
+    app_name: str | None = None
+    name: str | None = None
+    org_slug: str | None = None
+    network: str | None = None
+    app_role_id: str | None = None
+    enable_subdomains: bool | None = None
+    wait: bool = False
+
+
+class ShowApp(OfApp[api.App], op=Op("Apps_show", "GET", APP, served="broker", also=api.Machine)):
+    """Get an app; with a machine's id in its place that machine, as in the original article."""
+
+
+class DeleteApp(
+    OfApp[api.Ok],
+    op=Op("Apps_delete", "DELETE", APP, served="broker", success=202, refuses=(409, 412, 500)),
+):
+    """Delete an app and its machines; with a machine's id in its place that, as in the original article."""
+
+    force: Annotated[bool, Meta(description="also machines that somebody has leased")] = False
+
+
+class StartById(
+    Request[api.Started],
+    op=Op(
+        "Article_start",
+        "POST",
+        "/v1/apps/{machine_id}/start",
+        query=("wait",),
+        refuses=(408, 409, 412, 422),
+        deadline_s=START_S,
+    ),
+    kw_only=False,
+):
+    """Start a machine by its id alone, as in the original article."""
+
+    machine_id: str
+    wait: WaitStart = False
+
+
+class StopById(
+    Request[api.Ok], op=Op("Article_stop", "POST", "/v1/apps/{machine_id}/stop", refuses=(409, 412)), kw_only=False
+):
+    """Stop a machine by its id alone, as in the original article."""
+
+    machine_id: str
+    signal: str | int | None = None
+    timeout: str | int | None = None
+
+
+APP_CALLS = (ListApps, CreateApp, ShowApp, DeleteApp, StartById, StopById)

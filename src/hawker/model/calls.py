@@ -1,0 +1,39 @@
+"""Every call of the public API, as declared: the routes, the checks of their input, the clients' calls, the OpenAPI
+document and `docs/api.md` follow from these.
+
+A broker answers some itself, passes on to the worker that owns a machine what is about that machine, and any agent
+answers some for itself. What Hawker adds to the public API is marked `extension`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hawker.model import api
+from hawker.model.app_calls import APP_CALLS
+from hawker.model.fleet_calls import FLEET_CALLS
+from hawker.model.image_api import IMAGE_CALLS
+from hawker.model.inside_api import INSIDE_CALLS
+from hawker.model.machine_calls import MACHINE_CALLS
+from hawker.model.op import Declared, Op, Request
+from hawker.model.unbuilt_calls import UNBUILT_CALLS
+
+
+class ShowOpenApi(Request[dict[str, Any]], op=Op("OpenAPI", "GET", "/openapi.json", served="broker")):
+    """This document."""
+
+
+class ShowHealth(Request[api.Health], op=Op("Health", "GET", "/health", served="any", refuses=(503,))):
+    """Whether this agent should get traffic."""
+
+
+CALLS: tuple[type[Declared[Any]], ...] = (
+    *MACHINE_CALLS,
+    *APP_CALLS,
+    *FLEET_CALLS,
+    *INSIDE_CALLS,
+    *IMAGE_CALLS,
+    *UNBUILT_CALLS,
+    ShowOpenApi,
+    ShowHealth,
+)

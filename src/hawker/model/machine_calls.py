@@ -1,0 +1,426 @@
+"""The calls for machines. A broker fills orders and lists; what is about one machine its worker answers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from hawker.model import api
+from hawker.model.call_bases import (
+    GUARDED,
+    MACHINE,
+    MACHINES,
+    START_S,
+    OfApp,
+    OfLeasedMachine,
+    OfMachine,
+    StreamOfMachine,
+    WaitStart,
+)
+from hawker.model.op import NDJSON, Op
+
+EXEC_S = 3700.0
+"""A broker holds the line for so long for a command that is run."""
+RESTART_S = 390.0
+"""A program may have five minutes to end, and a minute to start."""
+_CONFIG = {"image": "docker.io/library/nginx:1.29", "guest": {"cpus": 1, "memory_mb": 256}}
+
+LeaseTtl = Annotated[int, Meta(ge=0, le=86400)]
+SecretsVersion = Annotated[int, Meta(ge=0)]
+ImageTimeout = Annotated[int, Meta(ge=1, le=86400)]
+
+
+class CreateMachine(
+    OfApp[api.Machine],
+    op=Op(
+        "Machines_create",
+        "POST",
+        MACHINES,
+        served="broker",
+        query=("wait",),
+        headers={"key": "idempotency-key"},
+        refuses=(409, 412, 422, 500),
+        deadline_s=START_S,
+        example={"region": "mad", "config": _CONFIG},
+    ),
+):
+    """Order a machine: filled now, in the region asked for, or refused with reasons.
+
+    `image_timeout`, ours: seconds for its image to be there; after that the order has failed. `replaces`, ours: a
+    machine whose worker does not answer; the new one takes its id. The header Idempotency-Key makes an order that is
+    sent again the same machine.
+    """
+
+    config: dict[str, Any]
+    name: str | None = None
+    region: str | None = None
+    lease_ttl: LeaseTtl | None = None
+    skip_launch: bool | None = None
+    skip_service_registration: bool | None = None
+    skip_secrets: bool | None = None
+    min_secrets_version: SecretsVersion | None = None
+    image_timeout: ImageTimeout | None = None
+    replaces: str | None = None
+    wait: WaitStart = False
+    key: str = ""
+
+
+class ListMachines(OfApp[list[api.Machine]], op=Op("Machines_list", "GET", MACHINES, served="broker")):
+    """List an app's machines.
+
+    A parameter `metadata.KEY=VALUE` keeps those whose metadata has that value.
+    """
+
+    include_deleted: Annotated[bool, Meta(description="also destroyed machines")] = False
+    include_leases: Annotated[bool, Meta(description="with each machine's lease")] = False
+    region: str = ""
+    state: Annotated[tuple[str, ...], Meta(description="states, separated by commas")] = ()
+    summary: Annotated[
+        bool, Meta(description="without the configuration's details; accepted, the whole machine is given")
+    ] = False
+    metadata: dict[str, str] = {}
+
+
+class ShowMachine(OfMachine[api.Machine], op=Op("Machines_show", "GET", MACHINE)):
+    """Get a machine."""
+
+    include_leases: bool = False
+
+
+class UpdateMachine(
+    OfLeasedMachine[api.Machine],
+    op=Op(
+        "Machines_update",
+        "POST",
+        MACHINE,
+        headers=GUARDED,
+        refuses=(409, 412, 422),
+        example={"config": _CONFIG},
+    ),
+):
+    """Replace a machine's configuration: a new version.
+
+    With `current_version` the configuration is replaced only if that version is still the current one. `image_timeout`,
+    ours: seconds for its image to be there; after that the update has failed.
+    """
+
+    config: dict[str, Any]
+    name: str | None = None
+    region: str | None = None
+    lease_ttl: LeaseTtl | None = None
+    skip_launch: bool | None = None
+    skip_service_registration: bool | None = None
+    skip_secrets: bool | None = None
+    min_secrets_version: SecretsVersion | None = None
+    image_timeout: ImageTimeout | None = None
+    current_version: str | None = None
+
+
+class DestroyMachine(
+    OfLeasedMachine[api.Ok], op=Op("Machines_delete", "DELETE", MACHINE, headers=GUARDED, refuses=(409, 412))
+):
+    """Destroy a machine."""
+
+    force: Annotated[bool, Meta(description="kill it first if it runs")] = False
+    kill: Annotated[bool, Meta(description="the same as force")] = False
+
+
+class StartMachine(
+    OfLeasedMachine[api.Started],
+    op=Op(
+        "Machines_start",
+        "POST",
+        f"{MACHINE}/start",
+        headers=GUARDED,
+        query=("wait",),
+        refuses=(408, 409, 412, 422),
+        deadline_s=START_S,
+    ),
+):
+    """Start a machine, or wake a suspended one."""
+
+    wait: WaitStart = False
+
+
+class StopMachine(
+    OfLeasedMachine[api.Ok],
+    op=Op(
+        "Machines_stop",
+        "POST",
+        f"{MACHINE}/stop",
+        headers=GUARDED,
+        refuses=(409, 412),
+        example={"signal": "SIGTERM", "timeout": "30s"},
+    ),
+):
+    """Stop a machine.
+
+    Its program gets the signal, and is killed when the grace time `timeout` is over. The answer comes at once.
+    """
+
+    signal: str | int | None = None
+    timeout: str | int | None = None
+
+
+class SuspendMachine(
+    OfLeasedMachine[api.Ok],
+    op=Op("Machines_suspend", "POST", f"{MACHINE}/suspend", headers=GUARDED, refuses=(409, 412, 422)),
+):
+    """Freeze a machine, memory kept."""
+
+
+class RestartMachine(
+    OfLeasedMachine[api.Ok],
+    op=Op(
+        "Machines_restart",
+        "POST",
+        f"{MACHINE}/restart",
+        headers=GUARDED,
+        query=("timeout", "signal", "force_stop"),
+        refuses=(409, 412),
+        deadline_s=RESTART_S,
+    ),
+):
+    """Stop and start a machine."""
+
+    timeout: Annotated[str, Meta(description="grace time: a duration or seconds")] = ""
+    signal: str = ""
+    force_stop: Annotated[bool, Meta(description="no grace time")] = False
+
+
+class SignalMachine(
+    OfMachine[api.Ok],
+    op=Op("Machines_signal", "POST", f"{MACHINE}/signal", refuses=(412,), example={"signal": "SIGHUP"}),
+):
+    """Send a signal to the program."""
+
+    signal: str | int
+
+
+class WaitForMachine(
+    OfMachine[api.Waited],
+    op=Op("Machines_wait", "GET", f"{MACHINE}/wait", refuses=(408, 412), deadline_s=75.0),
+):
+    """Wait until a machine reaches a state."""
+
+    state: Annotated[
+        list[str], Meta(description="started (default), stopped, suspended, destroyed, failed or settled")
+    ] = []
+    timeout: Annotated[int, Meta(ge=1, le=60, description="seconds")] = 60
+    version: str = ""
+    instance_id: Annotated[str, Meta(description="the same as version")] = ""
+    from_event_id: Annotated[str, Meta(description="only count what happened after this event")] = ""
+
+
+class ExecInMachine(
+    OfMachine[api.ExecReply],
+    op=Op(
+        "Machines_exec",
+        "POST",
+        f"{MACHINE}/exec",
+        refuses=(408, 412, 422),
+        deadline_s=EXEC_S,
+        example={"command": ["ls", "-l"], "timeout": 10},
+    ),
+):
+    """Run a command beside the program, to its end or its time-out.
+
+    When the time-out came first, the 408's details have what it wrote until then, as a reply. A session
+    (exec/sessions) gives all that a command writes, as it comes.
+    """
+
+    cmd: str | None = None
+    command: list[str] | None = None
+    container: str | None = None
+    stdin: str | None = None
+    timeout: Annotated[int, Meta(ge=0)] | None = None
+    machine: bool | None = None
+
+
+class ListProcesses(OfMachine[list[api.ProcessStat]], op=Op("Machines_list_processes", "GET", f"{MACHINE}/ps")):
+    """List the machine's processes."""
+
+    sort_by: str = ""
+    order: Annotated[str, Meta(extra_json_schema={"enum": ["asc", "desc"]})] = ""
+
+
+class ListEvents(OfMachine[list[api.Event]], op=Op("Machines_list_events", "GET", f"{MACHINE}/events")):
+    """List events, newest first."""
+
+    limit: Annotated[int, Meta(ge=1, le=50)] = 20
+
+
+class ListVersions(OfMachine[list[api.Version]], op=Op("Machines_list_versions", "GET", f"{MACHINE}/versions")):
+    """List configurations, newest first."""
+
+
+class CordonMachine(
+    OfLeasedMachine[api.Ok],
+    op=Op("Machines_cordon", "POST", f"{MACHINE}/cordon", headers=GUARDED, refuses=(409,)),
+):
+    """Take a machine out of traffic."""
+
+
+class UncordonMachine(
+    OfLeasedMachine[api.Ok], op=Op("Machines_uncordon", "POST", f"{MACHINE}/uncordon", headers=GUARDED)
+):
+    """Put a machine back into traffic."""
+
+
+class ShowLease(OfMachine[api.LeaseReply], op=Op("Machines_show_lease", "GET", f"{MACHINE}/lease")):
+    """Get the lease in force."""
+
+
+class AcquireLease(
+    OfLeasedMachine[api.LeaseReply],
+    op=Op(
+        "Machines_create_lease",
+        "POST",
+        f"{MACHINE}/lease",
+        headers=GUARDED,
+        either=("ttl",),
+        success=201,
+        refuses=(409, 412),
+        example={"ttl": 120, "description": "a deploy"},
+    ),
+):
+    """Acquire a lease, or refresh one's own, whose nonce is shown then."""
+
+    ttl: Annotated[int, Meta(description="seconds, 1 to 86400; default 120")] | None = None
+    description: str | None = None
+
+
+class ReleaseLease(
+    OfLeasedMachine[api.OkData],
+    op=Op("Machines_release_lease", "DELETE", f"{MACHINE}/lease", headers=GUARDED, refuses=(409,)),
+):
+    """Release one's own lease."""
+
+
+class ShowMetadata(OfMachine[dict[str, str]], op=Op("Machines_show_metadata", "GET", f"{MACHINE}/metadata")):
+    """Get all metadata."""
+
+
+class ReplaceMetadata(
+    OfLeasedMachine[None],
+    op=Op(
+        "Machines_replace_metadata",
+        "PUT",
+        f"{MACHINE}/metadata",
+        headers=GUARDED,
+        success=204,
+        refuses=(412,),
+        example={"metadata": {"role": "web"}},
+    ),
+):
+    """Replace all metadata."""
+
+    metadata: dict[str, str]
+    machine_version: str | None = None
+    updated_at: str | None = None
+
+
+class MergeMetadata(
+    OfLeasedMachine[None],
+    op=Op(
+        "Machines_merge_metadata",
+        "PATCH",
+        f"{MACHINE}/metadata",
+        headers=GUARDED,
+        success=204,
+        refuses=(412,),
+        example={"metadata": {"role": "web"}},
+    ),
+):
+    """Add to the metadata."""
+
+    metadata: dict[str, str]
+    machine_version: str | None = None
+    updated_at: str | None = None
+
+
+class ShowMetadataKey(
+    OfMachine[api.MetadataValue],
+    op=Op("Machines_show_metadata_key", "GET", f"{MACHINE}/metadata/{{key}}"),
+    kw_only=False,
+):
+    """Get one value."""
+
+    key: str
+
+
+class SetMetadataKey(
+    OfMachine[None],
+    op=Op(
+        "Machines_update_metadata",
+        "POST",
+        f"{MACHINE}/metadata/{{key}}",
+        success=204,
+        example={"value": "web"},
+    ),
+    kw_only=False,
+):
+    """Set one value."""
+
+    key: str
+    value: str
+    updated_at: str | None = None
+
+
+class DeleteMetadataKey(
+    OfMachine[None],
+    op=Op("Machines_delete_metadata", "DELETE", f"{MACHINE}/metadata/{{key}}", success=204),
+    kw_only=False,
+):
+    """Remove one value."""
+
+    key: str
+
+
+class FollowLogs(
+    StreamOfMachine[api.LogLine],
+    op=Op("Machines_logs", "GET", f"{MACHINE}/logs", media=NDJSON, extension=True),
+):
+    """The program's output, a JSON object a line."""
+
+    tail: Annotated[int, Meta(ge=0, le=10_000, description="lines from before")] = 100
+    follow: Annotated[bool, Meta(description="go on with new lines as they come, until the machine is destroyed")] = (
+        False
+    )
+
+
+class ExplainMachine(OfMachine[dict[str, Any]], op=Op("Machines_explain", "GET", f"{MACHINE}/explain", extension=True)):
+    """Why the machine was placed where it is."""
+
+
+MACHINE_CALLS = (
+    CreateMachine,
+    ListMachines,
+    ShowMachine,
+    UpdateMachine,
+    DestroyMachine,
+    StartMachine,
+    StopMachine,
+    SuspendMachine,
+    RestartMachine,
+    SignalMachine,
+    WaitForMachine,
+    ExecInMachine,
+    ListProcesses,
+    ListEvents,
+    ListVersions,
+    CordonMachine,
+    UncordonMachine,
+    ShowLease,
+    AcquireLease,
+    ReleaseLease,
+    ShowMetadata,
+    ReplaceMetadata,
+    MergeMetadata,
+    ShowMetadataKey,
+    SetMetadataKey,
+    DeleteMetadataKey,
+    FollowLogs,
+    ExplainMachine,
+)
