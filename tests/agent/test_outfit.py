@@ -41,14 +41,14 @@ from tests.agent.test_outfit import ignore, settings
 
 async def main():
     outfit = await live_outfit(*settings(Path(sys.argv[1])), live())
-    await outfit.driver.open(ignore)
-    await outfit.driver.fingerprints()
+    await outfit.drivers.open(ignore)
+    await outfit.drivers.fingerprints()
     if outfit.network:
         await outfit.network.reconcile({})
         await outfit.network.detach("unknown")
     print(sorted({"pyroute2", "dns", "httpx2"} & sys.modules.keys()))
-    await outfit.driver.stop_all(grace_s=0)
-    await outfit.driver.close()
+    await outfit.drivers.stop_all(grace_s=0)
+    await outfit.drivers.close()
     await outfit.close()
 
 asyncio.run(main())
@@ -67,7 +67,7 @@ def ignore(ended: Exit) -> None:
 
 async def test_a_worker_of_processes_alone_has_neither_images_nor_a_network(tmp_path: Path) -> None:
     outfit = await live_outfit(*settings(tmp_path, drivers=["process"]), live())
-    assert (outfit.driver.name, outfit.images, outfit.network) == ("process", None, None)
+    assert (outfit.drivers.name, outfit.images, outfit.network) == ("process", None, None)
     assert os.listdir(tmp_path) == []
     await outfit.close()
 
@@ -85,16 +85,16 @@ async def test_a_host_without_a_runtime_runs_processes_and_says_what_it_lacks(
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     outfit = await live_outfit(*settings(tmp_path / "agent", settings={"process": {}}), live())
     try:
-        await outfit.driver.open(ignore)
-        found = await outfit.driver.fingerprints()
+        await outfit.drivers.open(ignore)
+        found = await outfit.drivers.fingerprints()
         assert found["process"].healthy
         assert not found["container"].healthy
         assert found["container"].problem == "neither crun nor runc is installed"
         assert not found["microvm"].healthy
         assert found["microvm"].problem == "neither qemu-system-x86_64 nor firecracker is installed"
-        assert outfit.driver.opened() == {"process"}
-        await outfit.driver.stop_all(grace_s=0)
-        await outfit.driver.close()
+        assert outfit.drivers.opened() == {"process"}
+        await outfit.drivers.stop_all(grace_s=0)
+        await outfit.drivers.close()
     finally:
         await outfit.close()
 
@@ -103,13 +103,13 @@ async def test_a_worker_runs_commands_of_the_host_only_where_its_configuration_n
     """They run without isolation, as the agent's own user: any user of the API would have what it has."""
     outfit = await live_outfit(*settings(tmp_path), live())
     try:
-        await outfit.driver.open(ignore)
-        found = (await outfit.driver.fingerprints())["process"]
+        await outfit.drivers.open(ignore)
+        found = (await outfit.drivers.fingerprints())["process"]
         assert not found.healthy
         assert "only if worker.drivers names it" in found.problem
-        assert "process" not in outfit.driver.opened()
-        await outfit.driver.stop_all(grace_s=0)
-        await outfit.driver.close()
+        assert "process" not in outfit.drivers.opened()
+        await outfit.drivers.stop_all(grace_s=0)
+        await outfit.drivers.close()
     finally:
         await outfit.close()
 
@@ -124,11 +124,11 @@ async def test_a_third_party_brings_a_driver_by_an_entry_point(tmp_path: Path, m
     own = {"submarine": {"depth": 20_000}}
     outfit = await live_outfit(*settings(tmp_path / "agent", drivers=["submarine"], settings=own), live())
     try:
-        await outfit.driver.open(ignore)
-        assert outfit.driver.opened() == {"submarine"}
-        assert outfit.driver.of("submarine").depth == 20_000  # type: ignore[attr-defined]  # the driver's own
-        await outfit.driver.stop_all(grace_s=0)
-        await outfit.driver.close()
+        await outfit.drivers.open(ignore)
+        assert outfit.drivers.opened() == {"submarine"}
+        assert outfit.drivers.of("submarine").depth == 20_000  # type: ignore[attr-defined]  # the driver's own
+        await outfit.drivers.stop_all(grace_s=0)
+        await outfit.drivers.close()
     finally:
         await outfit.close()
         sys.modules.pop("submarine_driver", None)

@@ -12,7 +12,8 @@ from itertools import count
 from tests.kit.oci import Entry
 from tests.kit.waiting import eventually
 
-from hawker.worker.drivers.base import Driver, Exit, InstanceSpec, Limits, LogLine, Terminal
+from hawker.worker.drivers.base import Exit, InstanceSpec, Limits, LogLine, Terminal
+from hawker.worker.drivers.driver import Driver, OpensTerminals, Resizes, Suspends, needed
 from hawker.worker.drivers.refusals import SupervisorLost
 from hawker.worker.drivers.supervised import SupervisedDriver
 
@@ -47,6 +48,18 @@ class Opened:
         self.image = image
         self.exits: dict[str, Exit] = {}
         self._add = add
+
+    @property
+    def suspending(self) -> Suspends:
+        return needed(self.driver.abilities.suspending, "suspend")
+
+    @property
+    def resizing(self) -> Resizes:
+        return needed(self.driver.abilities.resizing, "resize")
+
+    @property
+    def terminals(self) -> OpensTerminals:
+        return needed(self.driver.abilities.terminals, "terminal")
 
     def spec(self, *argv: str, **env: str) -> InstanceSpec:
         return spec(*argv, image=self.image, **env)

@@ -98,7 +98,7 @@ async def market(
         stack.push_async_callback(opened.close)
         found[settings.name] = opened
         world = World(host, {PROGRAM: Program()})
-        return Outfit(ImageDriver(world, opened), opened, None, stack)
+        return Outfit(ImageDriver(world, opened).for_all(), opened, None, stack)
 
     def settings(name: str, port: int, join: list[str], **roles: Any) -> AgentSettings:
         return AgentSettings(

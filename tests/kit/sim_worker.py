@@ -27,7 +27,7 @@ from hawker.store.db import Store
 from hawker.store.verify import verify
 from hawker.telemetry import Metrics
 from hawker.worker.daemon import STOP_GRACE_S, SWEEP_S, Worker
-from hawker.worker.drivers.several import Runtimes, Several
+from hawker.worker.drivers.driver_set import DriverSet
 from hawker.worker.flows.flow import Flow
 from hawker.worker.flows.runner import Runner
 from hawker.worker.invariants import validate
@@ -73,7 +73,7 @@ class SimWorker:
         self.capacity = capacity
         self.driver = FakeDriver(world)
         self._fakes = list(drivers.values()) if drivers else [self.driver]
-        self.drivers: Runtimes = Several(drivers) if drivers else self.driver
+        self.drivers = DriverSet(drivers) if drivers else self.driver.for_all()
         self.metrics = Metrics()
         self._flows = flows
         self._catalog = catalog
@@ -115,7 +115,7 @@ class SimWorker:
         self.runner = runner = Runner(store, host, self._flows(machine_flows), self.metrics)
         self.exits = exits = Exits(store, host, driver, log, runner)
         runner.on_end = exits.on_end
-        await driver.open(exits.on_exit)
+        await driver.open(exits.on_exit, exits.recover_late)
         self.market = Market(store, host, driver, log, runner, me)
         await self.market.look()
         await self.market.look()

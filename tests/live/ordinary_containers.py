@@ -58,7 +58,7 @@ async def test_a_command_has_a_terminal_of_its_own_also_where_paths_are_longer_t
     async with opened(ordinary(deep, images), "busybox", images.add) as it:
         one = it.spec("sleep", "60")
         await it.driver.start(one)
-        terminal = await it.driver.terminal(one.key, ["tty"], tty=True)
+        terminal = await it.terminals.terminal(one.key, ["tty"], tty=True)
         try:
             assert await terminal.wait() == (0, None)
         finally:

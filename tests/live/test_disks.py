@@ -64,7 +64,7 @@ async def test_a_resize_is_true_of_what_is_written_at_once_and_later(containers:
     await containers.driver.start(one)
     device = disks.loop_of(tmp_path / "driver", one.machine)
     await disks.most_a_second(lambda: disks.through(device), 2 * MIB)
-    await containers.driver.resize(one.key, bounded(one, 2).limits)
+    await containers.resizing.resize(one.key, bounded(one, 2).limits)
     assert await disks.most_a_second(lambda: disks.through(device), 2 * MIB) <= 2 * 2 * MIB  # 2 at once and 2 later
 
 

@@ -122,7 +122,7 @@ async def test_it_is_suspended_to_files_and_goes_on_in_another_hypervisor(driver
     started = await driver.driver.start(one)
     await driver.says(one.machine, "up")
     directory = Path(place(driver, one))
-    await driver.driver.suspend(one.key)
+    await driver.suspending.suspend(one.key)
     assert started.pid is not None
     assert not alive(started.pid)
     assert asked(directory)[-2:] == ["/vm", "/snapshot/create"]
@@ -132,11 +132,11 @@ async def test_it_is_suspended_to_files_and_goes_on_in_another_hypervisor(driver
     assert found.suspended
 
     for _ in range(2):  # the second time from the memory that it runs on
-        await driver.driver.resume(one.key)
+        await driver.suspending.resume(one.key)
         assert asked(directory) == ["/snapshot/load", "/vm"]
         assert "memory" not in os.listdir(directory)
-        await driver.driver.suspend(one.key)
-    await driver.driver.resume(one.key)
+        await driver.suspending.suspend(one.key)
+    await driver.suspending.resume(one.key)
     assert (await driver.driver.exec(one.key, ["echo", "on"], timeout_s=20)).stdout == b"on\n"
     ended = await driver.driver.stop(one.key, signal=15, grace_s=20)
     assert (ended.code, ended.signal) in ((3, None), (None, 15))  # the stand-in starts it anew: it may not listen yet
@@ -178,7 +178,7 @@ async def test_a_snapshot_that_it_refuses_leaves_the_machine_as_it_was(driver: O
     one = driver.shell(SAYS)
     started = await driver.driver.start(one)
     with pytest.raises(Refused, match="could not be suspended: PUT /snapshot/create: no such luck"):
-        await driver.driver.suspend(one.key)
+        await driver.suspending.suspend(one.key)
     assert started.pid is not None
     assert alive(started.pid)
     await eventually(lambda: goes_on(driver, one), "it goes on")
@@ -188,12 +188,12 @@ async def test_a_snapshot_that_it_refuses_leaves_the_machine_as_it_was(driver: O
     install(tmp_path / "bin", *names, FAKE_REFUSES="/snapshot/load")
     other = driver.shell(SAYS)
     await driver.driver.start(other)
-    await driver.driver.suspend(other.key)
+    await driver.suspending.suspend(other.key)
     with pytest.raises(Refused, match="could not be resumed: PUT /snapshot/load: no such luck"):
-        await driver.driver.resume(other.key)
+        await driver.suspending.resume(other.key)
     assert (await driver.driver.inspect(other.key)).suspended
     install(tmp_path / "bin", *names)
-    await driver.driver.resume(other.key)
+    await driver.suspending.resume(other.key)
     assert await goes_on(driver, other)
 
 

@@ -58,7 +58,7 @@ class TestMicrovms(Conformance, Telling, Talking, Imaged, Killed):
         one = driver.spec("sleep", "60")
         await driver.driver.start(one)
         with pytest.raises(NotSupported):
-            await driver.driver.resize(one.key, replace(one.limits, memory_mib=256))
+            await driver.resizing.resize(one.key, replace(one.limits, memory_mib=256))
 
     async def test_after_a_reboot_nothing_runs_and_what_is_kept_is_there(self, driver: Opened) -> None:
         """A machine of its own has a memory of its own for what is on its way to the disk: what it has not synced is
@@ -100,7 +100,7 @@ async def test_a_suspended_machine_holds_no_memory_and_outlives_daemon_superviso
     assert started.pid is not None
     await driver.says(one.machine, "up")
     began = int((await driver.driver.exec(one.key, ["date", "+%s"], timeout_s=20)).stdout)
-    await driver.driver.suspend(one.key)
+    await driver.suspending.suspend(one.key)
     assert not alive(started.pid)
     assert (await driver.driver.inspect(one.key)).pid is None
     with pytest.raises(Refused, match="suspended"):
@@ -113,7 +113,7 @@ async def test_a_suspended_machine_holds_no_memory_and_outlives_daemon_superviso
     (found,) = await driver.driver.recover()
     assert (found.key, found.suspended, found.exit, found.started_at_ms) == (one.key, True, None, started.started_at_ms)
 
-    await driver.driver.resume(one.key)
+    await driver.suspending.resume(one.key)
     await driver.driver.signal(one.key, signal.SIGUSR1)
 
     async def answered() -> bool:
@@ -132,7 +132,7 @@ async def test_copies_that_go_on_draw_other_random_numbers(driver: Opened, tmp_p
     one = driver.shell("trap 'head -c 16 /dev/urandom | md5sum' USR1; echo up; while :; do sleep 0.02; done")
     await driver.driver.start(one)
     await driver.says(one.machine, "up")
-    await driver.driver.suspend(one.key)
+    await driver.suspending.suspend(one.key)
     assert isinstance(driver.driver, MicrovmDriver)
     directory = tmp_path / "driver/vms" / one.key.replace("/", ".")
     kept = {name: tmp_path / f"kept-{name}" for name in ("state", "disk", "record")}
@@ -140,10 +140,10 @@ async def test_copies_that_go_on_draw_other_random_numbers(driver: Opened, tmp_p
         copy_sparse(directory / name, path, (directory / name).stat().st_size)
     drawn = []
     for _ in range(2):
-        await driver.driver.resume(one.key)
+        await driver.suspending.resume(one.key)
         done = await driver.driver.exec(one.key, ["sh", "-c", "head -c 16 /dev/urandom | md5sum"], timeout_s=20)
         drawn.append(done.stdout)
-        await driver.driver.suspend(one.key)
+        await driver.suspending.suspend(one.key)
         await driver.driver.close()
         for name, path in kept.items():
             copy_sparse(path, directory / name, path.stat().st_size)
@@ -217,21 +217,21 @@ async def test_a_machine_that_was_halted_by_somebody_who_was_killed_then_goes_on
     await driver.driver.open(driver.on_exit)
     await ticks_on(driver, one.machine)
     assert not (directory / "state").exists()
-    await driver.driver.suspend(one.key)
-    await driver.driver.resume(one.key)
+    await driver.suspending.suspend(one.key)
+    await driver.suspending.resume(one.key)
     await ticks_on(driver, one.machine)
 
 
 async def test_a_machine_whose_suspending_is_given_up_goes_on(driver: Opened) -> None:
     one = await ticking(driver)
     state = tmp_of(driver) / "vms" / one.key.replace("/", ".") / "state"
-    suspending = asyncio.ensure_future(driver.driver.suspend(one.key))
+    suspending = asyncio.ensure_future(driver.suspending.suspend(one.key))
     while not state.exists() and not suspending.done():  # noqa: ASYNC110  # as soon as it has begun
         await asyncio.sleep(0)
     suspending.cancel()
     with pytest.raises(asyncio.CancelledError):
         await suspending
-    await driver.driver.resume(one.key)  # as the end of a run does
+    await driver.suspending.resume(one.key)  # as the end of a run does
     await ticks_on(driver, one.machine)
     assert not (await driver.driver.inspect(one.key)).suspended
 
@@ -243,15 +243,15 @@ async def test_a_hypervisor_of_a_machine_that_is_suspended_has_never_run_and_is_
     await driver.says(one.machine, "3")
     directory = tmp_of(driver) / "vms" / one.key.replace("/", ".")
     running = (directory / "record").read_bytes()
-    await driver.driver.suspend(one.key)
+    await driver.suspending.suspend(one.key)
     suspended = (directory / "record").read_bytes()
-    await driver.driver.resume(one.key)
+    await driver.suspending.resume(one.key)
     resumed = (await driver.driver.inspect(one.key)).pid
     assert resumed not in (None, started.pid)
     assert (directory / "record").read_bytes() == running
     assert not (directory / "state").exists()
-    await driver.driver.suspend(one.key)
-    await driver.driver.resume(one.key)
+    await driver.suspending.suspend(one.key)
+    await driver.suspending.resume(one.key)
     last = (await driver.driver.inspect(one.key)).pid
     await driver.driver.close()
     (directory / "record").write_bytes(suspended)
@@ -304,8 +304,8 @@ async def main():
         await it.driver.start(one)
         await it.says(one.machine, "written")
         print(*(line.text for line in await it.lines(one.machine)))
-        await it.driver.suspend(one.key)
-        await it.driver.resume(one.key)
+        await it.suspending.suspend(one.key)
+        await it.suspending.resume(one.key)
         print((await it.driver.exec(one.key, ["echo", "goes on"], timeout_s=20)).stdout.decode())
 
 asyncio.run(main())

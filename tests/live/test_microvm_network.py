@@ -97,9 +97,9 @@ def test_machines_of_an_app_reach_each_other_and_nobody_elses(site: Site, tmp_pa
             tried = Try("internet", "203.0.113.1", 8001)
             assert site.reached([tried]) == {tried}, "its published port leads to it"
 
-            await driver.driver.suspend(one.key)
+            await driver.suspending.suspend(one.key)
             assert attached.interface not in devices(site)
-            await driver.driver.resume(one.key)
+            await driver.suspending.resume(one.key)
             assert await asked(driver, two, address(one)) == "m71"
 
             for each in (one, two, other):

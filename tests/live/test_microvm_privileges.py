@@ -149,8 +149,8 @@ async def test_root_of_a_machine_takes_no_more_of_the_hosts_disk_than_its_own_ha
     device = "mknod /device b $(tr : ' ' < /sys/block/vdb/dev)"
     flood = f"{device} && dd if=/dev/zero of=/device bs=1M seek=1000 count=4 conv=fsync"
     assert (await driver.driver.exec(one.key, ["sh", "-c", flood], timeout_s=60)).code == 1
-    await driver.driver.suspend(one.key)
-    await driver.driver.resume(one.key)
+    await driver.suspending.suspend(one.key)
+    await driver.suspending.resume(one.key)
     write = "dd if=/dev/zero of=/file bs=1M count=4 conv=fsync"
     assert (await driver.driver.exec(one.key, ["sh", "-c", write], timeout_s=60)).code == 0
     about = (directory(driver, one) / "disk").stat()
@@ -162,8 +162,8 @@ async def test_a_machine_keeps_its_user_as_long_as_it_is_there(driver: Opened) -
     one = replace(driver.shell("echo a >> /kept; sync; cat /kept; sleep 60"), root=Root(persist=True))
     first = user_of((await driver.driver.start(one)).pid)
     await driver.says(one.machine, "a")
-    await driver.driver.suspend(one.key)
-    await driver.driver.resume(one.key)
+    await driver.suspending.suspend(one.key)
+    await driver.suspending.resume(one.key)
     assert user_of((await driver.driver.inspect(one.key)).pid) == first
     await driver.driver.destroy(one.key, force=True)
     again = replace(driver.spec("cat", "/kept"), machine=one.machine, root=one.root)
@@ -181,7 +181,7 @@ async def test_a_machine_that_was_suspended_before_machines_had_users_gets_one(d
     one = driver.shell("echo up; while :; do sleep 0.05; done")
     await driver.driver.start(one)
     await driver.says(one.machine, "up")
-    await driver.driver.suspend(one.key)
+    await driver.suspending.suspend(one.key)
     await driver.driver.close()
     path = directory(driver, one) / "record"
     record = json.loads(path.read_bytes())
@@ -190,6 +190,6 @@ async def test_a_machine_that_was_suspended_before_machines_had_users_gets_one(d
     path.write_text(json.dumps(record))
     os.chown(record["vm"]["disk"], 0, 0)
     await driver.driver.open(driver.on_exit)
-    await driver.driver.resume(one.key)
+    await driver.suspending.resume(one.key)
     assert user_of((await driver.driver.inspect(one.key)).pid)
     assert (await driver.driver.exec(one.key, ["sh", "-c", "echo > /new"], timeout_s=20)).code == 0

@@ -38,9 +38,9 @@ class Foreseeing(ProcessDriver):
         if self._finding:
             await self._finding
         await self.supervisor.call("hello")  # foreseen is only what a supervisor is there for
-        if self.foresee(spec):
+        if self.prespawn(spec):
             await self.supervisor.call("hello")
-            self.release(spec)
+            self.release_start(spec)
         return await super().start(spec)
 
 
@@ -61,7 +61,7 @@ class TestWithoutCgroups(Conformance, Telling, Talking, Killed):
         one = driver.spec("sleep", "60")
         await driver.driver.start(one)
         with pytest.raises(Refused, match="control groups"):
-            await driver.driver.resize(one.key, one.limits)
+            await driver.resizing.resize(one.key, one.limits)
 
 
 @pytest.mark.root
@@ -148,11 +148,11 @@ async def test_a_start_that_was_foreseen_gets_the_process_that_waits(tmp_path: P
 
         async def waits() -> bool:
             """It takes some time to compile what waits."""
-            return driver.foresee(one)
+            return driver.prespawn(one)
 
         await eventually(waits, "a process waits for the start")
         assert await driver.recover() == []
-        assert driver.release(one) == "now"
+        assert driver.release_start(one) == "now"
         await until(lambda: bool(marked(mark)))
         [pid] = marked(mark)
         assert (await driver.start(one)).pid == pid

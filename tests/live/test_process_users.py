@@ -116,7 +116,7 @@ async def test_each_machine_is_a_user_of_its_own_without_privileges_and_so_are_i
         assert said[:5] == [user, user, user, "NoNewPrivs:", "1"]
         beside = await words(driver, one, "sh", "-c", WHO)
         assert beside == [user] * 3 + BARE
-        terminal = await driver.driver.terminal(one.key, ["sh", "-c", f"{WHO}; test -O $(tty) && echo so"], tty=True)
+        terminal = await driver.terminals.terminal(one.key, ["sh", "-c", f"{WHO}; test -O $(tty) && echo so"], tty=True)
         heard = Heard(terminal)
         await heard.until("so")
         await terminal.close()

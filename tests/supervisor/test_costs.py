@@ -80,8 +80,8 @@ def spec(number: int) -> InstanceSpec:
 async def live(driver: ProcessDriver, ends: asyncio.Queue[Exit], number: int) -> None:
     """As the flows do it."""
     program = spec(number)
-    assert driver.foresee(program)
-    driver.release(program)
+    assert driver.prespawn(program)
+    driver.release_start(program)
     await driver.start(program)
     assert (await ends.get()).code == 0
     await driver.destroy(program.key, force=True)
@@ -102,7 +102,7 @@ async def test_a_programs_life_is_eight_messages(tmp_path: Path) -> None:
         try:
 
             async def can_foresee() -> bool:
-                return driver.foresee(spec(0))
+                return driver.prespawn(spec(0))
 
             await eventually(can_foresee, "what waits for a program is compiled")
             await live(driver, ends, 0)

@@ -29,7 +29,7 @@ class Foreseeing(Supervisor):
 
     async def waiting(self, *argv: str) -> int:
         """The process that waits to become this program."""
-        assert self.foresee(**order(*argv))
+        assert self.prespawn(**order(*argv))
         assert await self.call("list") == []
         return int(json.loads((self.directory / "run/run.launch.record").read_bytes())["pid"])
 
@@ -236,7 +236,7 @@ async def test_however_many_are_taken_one_after_the_other_each_is_a_process_of_i
     first = await supervisor.blank()
     keys = [f"run-{number}/launch" for number in range(12)]
     for key in keys:
-        assert supervisor.foresee(**order("/bin/sleep", mark) | {"key": key})
+        assert supervisor.prespawn(**order("/bin/sleep", mark) | {"key": key})
     started = [await supervisor.call("start", **order("/bin/sleep", mark) | {"key": key}) for key in keys]
     pids = [each["pid"] for each in started]
     assert len(set(pids)) == 12

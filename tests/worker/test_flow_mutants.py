@@ -93,11 +93,11 @@ def not_repeatable(flows: MachineFlows, step: Step) -> Step:
 
     async def act(context: StepContext) -> Done:
         try:
-            await flows._driver.inspect(context.run.args["instance"])
+            await flows._endings.had(context.run).inspect(context.run.args["instance"])
         except UnknownInstance as error:
             raise AssertionError("it should be there") from error
         done = await act_of(step)(context)
-        await flows._driver.destroy(context.run.args["instance"], force=True)
+        await flows._endings.had(context.run).destroy(context.run.args["instance"], force=True)
         return done
 
     return replace(step, act=act)

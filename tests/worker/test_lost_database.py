@@ -51,7 +51,7 @@ async def checked(
 ) -> AsyncIterator[Worker]:
     """A worker's start as far as it tells nobody anything."""
     settings = WorkerSettings(name="ord-1", region=REGION, directory=directory, capacity=ROOMY, recover=recover)
-    worker = Worker(settings, world.host, FakeDriver(world), Metrics())
+    worker = Worker(settings, world.host, FakeDriver(world).for_all(), Metrics())
     await worker.open_store()
     try:
         await worker.check(catalog or Catalog())

@@ -14,7 +14,7 @@ from hawker.model import door
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow
 from hawker.sim.hosts.world import Program
-from hawker.worker.drivers.several import Release
+from hawker.worker.drivers.driver import StartRelease
 from hawker.worker.flows.runner import Busy
 from hawker.worker.machine import leases
 from hawker.worker.machine.api.machines import StartRefused
@@ -56,7 +56,7 @@ async def test_a_start_is_answered_before_the_commit_that_tells_of_it(tmp_path: 
 @virtual_time
 @pytest.mark.parametrize("release", ["now", "soon"])
 async def test_who_is_in_a_hurry_is_told_of_a_program_that_was_let_go_or_is_about_to_be(
-    tmp_path: Path, release: Release
+    tmp_path: Path, release: StartRelease
 ) -> None:
     async with a_worker(tmp_path) as worker:
         machine = await stopped(worker)
@@ -97,9 +97,9 @@ async def test_nothing_is_let_go_whose_order_never_came_to_be(tmp_path: Path) ->
         await worker.store.submit(lambda tx: leases.acquire(tx, worker.host, get_machine(tx, machine), holder, 60))
         with pytest.raises(leases.LeaseHeld):
             await wake(worker, machine)
-        assert len(worker.driver.foreseen) == 1
+        assert len(worker.driver.prespawned) == 1
         assert len(worker.world.starts) == 1
-        assert worker.waking._flows._foreseen == {}
+        assert worker.waking._flows._prespawned == {}
 
 
 @virtual_time

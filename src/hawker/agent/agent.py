@@ -164,7 +164,7 @@ class Agent:
         outfit = await self._make_outfit(settings, role, self._host)
         stack.push_async_callback(outfit.close)
         self._network, self._remove_network = outfit.network, outfit.remove_network
-        worker = Worker(worker_settings, self._host, outfit.driver, self.metrics, outfit.images, outfit.network)
+        worker = Worker(worker_settings, self._host, outfit.drivers, self.metrics, outfit.images, outfit.network)
         await worker.open_store()
         self.worker = worker
         stack.push_async_callback(worker.close_store)  # last of all: the node publishes what the worker writes

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from hawker.network.base import HostNetwork
     from hawker.network.forward import Forwarder
     from hawker.network.manager import Manager
-    from hawker.worker.drivers.base import Driver, Exit
-    from hawker.worker.drivers.several import Runtimes
+    from hawker.worker.drivers.base import Exit
+    from hawker.worker.drivers.driver import Driver
+    from hawker.worker.drivers.driver_set import DriverSet
     from hawker.worker.drivers.users import Users
 
 GROUP = "hawker.drivers"
@@ -62,7 +63,7 @@ class Site:
 class Outfit:
     """`close` it after the worker, which opens and closes the driver itself."""
 
-    driver: Runtimes
+    drivers: DriverSet
     images: ImageSource | None = None
     network: HostNetwork | None = None
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -79,7 +80,7 @@ MakeOutfit = Callable[[AgentSettings, WorkerRole, Host], Awaitable[Outfit]]
 async def live_outfit(settings: AgentSettings, role: WorkerRole, host: Host) -> Outfit:
     """The real ones. Raises `Invalid` for a driver that does not exist or does not take its settings."""
     from hawker.init.place import shared
-    from hawker.worker.drivers.several import DriverOff, Several
+    from hawker.worker.drivers.driver_set import DriverOff, DriverSet
     from hawker.worker.drivers.users import Users
 
     names = _chosen(role)
@@ -110,7 +111,7 @@ async def live_outfit(settings: AgentSettings, role: WorkerRole, host: Host) -> 
         if PROCESS not in names and not role.drivers:
             drivers[PROCESS] = cast("Driver", Absent(PROCESS, _UNASKED, DriverOff))
         remove = partial(_remove, network, settings.name) if network else None
-        return Outfit(Several(drivers), images, network, stack.pop_all(), remove)
+        return Outfit(DriverSet(drivers), images, network, stack.pop_all(), remove)
     raise AssertionError("an exit stack lets nothing through")
 
 

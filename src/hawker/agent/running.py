@@ -208,7 +208,7 @@ class _Life:
 
 ROLES = {
     "catalog": ("hawker.catalog.read.api", "hawker.catalog.gossip.node", "cryptography.hazmat.primitives.ciphers.aead"),
-    "worker": ("hawker.worker.daemon", "hawker.worker.drivers.several", "hawker.worker.lock"),
+    "worker": ("hawker.worker.daemon", "hawker.worker.drivers.driver_set", "hawker.worker.lock"),
     "broker": ("hawker.broker.api", "hawker.broker.directory"),
     "proxy": ("hawker.proxy.service",),
 }

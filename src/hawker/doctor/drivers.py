@@ -27,10 +27,10 @@ async def drivers(settings: AgentSettings | None) -> list[Finding]:
         outfit = await live_outfit(replace(settings, directory=Path(place)) if settings else own, role, live())
         try:
             with suppress(Unreachable):  # not one of them can be opened; each says why
-                await outfit.driver.open(lambda ended: None)
-            found = [of_driver(fingerprint) for _, fingerprint in sorted((await outfit.driver.fingerprints()).items())]
-            await outfit.driver.stop_all(grace_s=0)
-            await outfit.driver.close()
+                await outfit.drivers.open(lambda ended: None)
+            found = [of_driver(fingerprint) for _, fingerprint in sorted((await outfit.drivers.fingerprints()).items())]
+            await outfit.drivers.stop_all(grace_s=0)
+            await outfit.drivers.close()
         finally:
             await outfit.close()
     return found

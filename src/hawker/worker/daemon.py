@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import count
+from itertools import chain, count
 
 from msgspec.structs import replace
 from starlette.responses import Response
@@ -41,7 +41,7 @@ from hawker.worker.api.market import MarketApi
 from hawker.worker.api.runs import RunsApi
 from hawker.worker.app_copies import AppCopies
 from hawker.worker.drivers.base import Exit, Instance
-from hawker.worker.drivers.several import Runtimes
+from hawker.worker.drivers.driver_set import DriverSet
 from hawker.worker.expiries import shorten
 from hawker.worker.flows.runner import Runner
 from hawker.worker.history import over
@@ -93,7 +93,7 @@ class Worker:
         self,
         settings: WorkerSettings,
         host: Host,
-        driver: Runtimes,
+        drivers: DriverSet,
         metrics: Metrics,
         images: ImageSource | None = None,
         network: HostNetwork | None = None,
@@ -101,7 +101,7 @@ class Worker:
         self.settings = settings
         self.metrics = metrics
         self._host = host
-        self._driver = driver
+        self._drivers = drivers
         self._images = images
         self._network = network
         self._path = settings.directory / "worker.db"
@@ -128,7 +128,7 @@ class Worker:
     async def close_store(self) -> None:
         """What `open_store` and `check` have begun."""
         if self._holding:
-            await self._driver.close()
+            await self._drivers.close()
         await self.store.close()
 
     def _publisher(self) -> Publisher:
@@ -139,7 +139,7 @@ class Worker:
             settings.host,
             settings.port,
             settings.capacity,
-            self._driver.name,
+            self._drivers.name,
             proxy_port=settings.proxy_port,
         )
         publishing.recall(self.store.read)
@@ -151,11 +151,11 @@ class Worker:
         this node's copy of the catalog. Raises `DatabaseLost` when it has lost something and nobody has decided what is
         to come of it, `Refused` when it belongs to another worker. Returns what publishes it to the catalog."""
         settings, store = self.settings, self.store
-        self._driver.on_late = self._recover_late
         self._holding = True
-        await self._driver.open(self._on_exit)
+        await self._drivers.open(self._on_exit, self._recover_late)
         here = settings.directory if self._host.vfs is None else None
-        lost = look(store.read, settings.name, await self._driver.recover(), here, own)
+        found = chain.from_iterable((await self._drivers.recover()).values())
+        lost = look(store.read, settings.name, list(found), here, own)
         if lost and settings.recover == "adopt":
             await store.submit(self._identify)
             for left in await store.submit(lambda tx: adopt(tx, lost, settings.name, settings.capacity, own)):
@@ -192,20 +192,20 @@ class Worker:
         """The rest, up to serving. `catalog` tells which machines have gone to other workers; `routes` are served
         beside the worker's own, to agents; `reading` is the catalog for everybody; `token` is what agents know each
         other by."""
-        settings, host, driver, store, me = self.settings, self._host, self._driver, self.store, self.me
+        settings, host, drivers, store, me = self.settings, self._host, self._drivers, self.store, self.me
         log = MachineWriter(host, settings.capacity, settings.ports, self._network.holder if self._network else nobody)
         self.superseding = superseding = Generations(settings.name, catalog)
         launches = Launches()
         scale = settings.disk_scale
         flows = MachineFlows(
-            *(store, host, driver, log, superseding.by, self._images, scale),
+            *(store, host, drivers, log, superseding.by, self._images, scale),
             waiters=launches,
             image_timeout_s=settings.image_timeout_s,
         )
         self.runner = runner = Runner(store, host, flows.all(), self.metrics)
-        self.exits = exits = Exits(store, host, driver, log, runner)
+        self.exits = exits = Exits(store, host, drivers, log, runner)
         runner.on_end = exits.on_end
-        self.market = market = Market(store, host, driver, log, runner, me)
+        self.market = market = Market(store, host, drivers, log, runner, me)
         self.shelving = Shelving(settings, host, store, self._images, catalog, token)
         market.stock = self.shelving.stock
         market.hold_images()
@@ -217,11 +217,11 @@ class Worker:
         await self._bring_network_up_to_date()
         self._hold_images()
         self.shelving.all_held()
-        driver.stand_by(name for (name,) in store.read.query(_RUNTIMES))
+        drivers.stand_by(name for (name,) in store.read.query(_RUNTIMES))
         resumed = runner.resume()
         admission = Admission(store, log, runner)
-        machines = Machines(store, driver, log, runner, admission)
-        updates = Updates(store, host, driver, log, admission)
+        machines = Machines(store, drivers, log, runner, admission)
+        updates = Updates(store, host, drivers, log, admission)
         self.waking = Waking(store, host, runner, machines, launches, flows, log)
         superseding.watch(store, machines)
         self.adopting = AppCopies(settings.name, catalog, store) if catalog else None
@@ -231,13 +231,13 @@ class Worker:
         self.checks = checks = Checks(store, host, log, ways)
         checks.begin()
         machine_api = MachineApi(
-            *(store, host, driver, log, machines, updates, settings.name, superseding.by, checks.shown)
+            *(store, host, drivers, log, machines, updates, settings.name, superseding.by, checks.shown)
         )
         self.sessions, self.connections = Sessions(host), Sessions(host, CONNECTIONS_MAX)
         inside_api = InsideApi(
             *(
                 store,
-                driver,
+                drivers,
                 machines,
                 updates,
                 self.sessions,
@@ -248,7 +248,7 @@ class Worker:
             )
         )
         forget = self.publisher.forget if catalog else None
-        market_api = MarketApi(store, driver, log, market, machines, machine_api, str(self._path), catalog, forget)
+        market_api = MarketApi(store, drivers, log, market, machines, machine_api, str(self._path), catalog, forget)
         kept = Kept(seconds=settings.history_s, records=settings.history_records)
         batch = min(BATCH, 8 + kept.records // 4)  # of few records few at a time
         self._compaction = Compaction(store, me.name, kept, partial(over, orders=kept.records), batch=batch)
@@ -294,9 +294,9 @@ class Worker:
         await self.runner.close()
         await self.exits.close()
         if stop_machines:
-            await self._driver.stop_all(grace_s=STOP_GRACE_S)
+            await self._drivers.stop_all(grace_s=STOP_GRACE_S)
         self._holding = False
-        await self._driver.close()
+        await self._drivers.close()
         _logger.info("worker.closed", worker=self.settings.name, cause="worker stop")
 
     async def _bring_network_up_to_date(self) -> None:

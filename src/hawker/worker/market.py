@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -21,7 +21,7 @@ from hawker.core.life import wishes
 from hawker.core.life.wishes import Plan
 from hawker.errors import Conflict, DiskFull, Refused, Unreachable
 from hawker.host import Host
-from hawker.model.config import CONTAINER, PROCESS, known_config, usual_runtime
+from hawker.model.config import known_config, usual_runtime
 from hawker.model.guest import Resources
 from hawker.model.machine import State
 from hawker.model.market import Ask, Decision, Offer, Order, Reason, Refusal, Reservation
@@ -42,7 +42,8 @@ from hawker.network.addresses import machine_address
 from hawker.store.db import Store
 from hawker.store.tx import Reads, Tx
 from hawker.worker import ledger, ports
-from hawker.worker.drivers.base import Driver, Fingerprint
+from hawker.worker.drivers.base import Fingerprint
+from hawker.worker.drivers.driver_set import DriverSet
 from hawker.worker.flows.runner import Runner
 from hawker.worker.images.stock import NOTHING, Stock
 from hawker.worker.machine import leases
@@ -64,11 +65,11 @@ class Market:
     `stock` is the worker's images; without one it runs none."""
 
     def __init__(
-        self, store: Store, host: Host, driver: Driver, log: MachineWriter, runner: Runner, me: WorkerRow
+        self, store: Store, host: Host, drivers: DriverSet, log: MachineWriter, runner: Runner, me: WorkerRow
     ) -> None:
         self._store = store
         self._host = host
-        self._driver = driver
+        self._drivers = drivers
         self._log = log
         self._runner = runner
         self._name = me.name
@@ -80,11 +81,7 @@ class Market:
     async def look(self) -> None:
         """Ask the drivers again what they can do on this host."""
         self._looked_s = asyncio.get_running_loop().time()
-        if isinstance(self._driver, _Several):
-            self.drivers = await self._driver.fingerprints()
-        else:
-            found = await self._driver.fingerprint()
-            self.drivers = {CONTAINER if found.capabilities.images else PROCESS: found}
+        self.drivers = await self._drivers.fingerprints()
 
     def hold_images(self) -> None:
         """At a start: keep the images of the reservations that are still there."""
@@ -360,14 +357,6 @@ class Market:
             cordoned=order.cordoned,
             driver=runtime_of(order.config),
         )
-
-
-@runtime_checkable
-class _Several(Protocol):
-    """A driver that is made of several."""
-
-    async def fingerprints(self) -> Mapping[str, Fingerprint]:
-        """What each found on this host, by its name."""
 
 
 class _Refused(Exception):

@@ -46,10 +46,10 @@ class Telling:
             return int(pid), int(counted)
 
         pid, counted = await asked()
-        await driver.driver.suspend(one.key)
-        await driver.driver.suspend(one.key)
-        await driver.driver.resume(one.key)
-        await driver.driver.resume(one.key)
+        await driver.suspending.suspend(one.key)
+        await driver.suspending.suspend(one.key)
+        await driver.suspending.resume(one.key)
+        await driver.suspending.resume(one.key)
         again, further = await asked()
         assert again == pid
         assert further >= counted
@@ -61,7 +61,9 @@ class Talking:
     async def test_a_command_is_talked_to_in_a_terminal_of_its_own(self, driver: Opened) -> None:
         one = driver.spec("sleep", "60")
         await driver.driver.start(one)
-        terminal = await driver.driver.terminal(one.key, ["sh"], tty=True, columns=91, rows=33, env={"PS1": "ready>"})
+        terminal = await driver.terminals.terminal(
+            one.key, ["sh"], tty=True, columns=91, rows=33, env={"PS1": "ready>"}
+        )
         try:
             heard = Heard(terminal)
             await heard.until("ready>")
@@ -89,7 +91,7 @@ class Talking:
         one = driver.spec("sleep", "60", GREETING="hello")
         await driver.driver.start(one)
         script = "echo $GREETING $MORE; cat; echo oh >&2; kill -USR1 $$"
-        terminal = await driver.driver.terminal(one.key, ["sh", "-c", script], tty=False, env={"MORE": "you"})
+        terminal = await driver.terminals.terminal(one.key, ["sh", "-c", script], tty=False, env={"MORE": "you"})
         try:
             heard = Heard(terminal)
             await heard.until("hello you")
@@ -108,7 +110,7 @@ class Talking:
         for tty in (False, True):
             mark = word()
             script = f"trap '' HUP; echo up; sleep {mark}; sleep {mark}"
-            terminal = await driver.driver.terminal(one.key, ["sh", "-c", script], tty=tty)
+            terminal = await driver.terminals.terminal(one.key, ["sh", "-c", script], tty=tty)
             await Heard(terminal).until("up")
             await terminal.close()
             await terminal.close()
@@ -122,7 +124,7 @@ class Talking:
     async def test_much_goes_through_a_talk_both_ways(self, driver: Opened) -> None:
         one = driver.spec("sleep", "60")
         await driver.driver.start(one)
-        terminal = await driver.driver.terminal(one.key, ["cat"], tty=False)
+        terminal = await driver.terminals.terminal(one.key, ["cat"], tty=False)
         try:
             sent = bytes(range(256)) * 4096
 
@@ -140,11 +142,11 @@ class Talking:
     async def test_what_cannot_be_talked_to_is_refused(self, driver: Opened) -> None:
         one = driver.spec("sleep", "60")
         with pytest.raises(UnknownInstance):
-            await driver.driver.terminal(one.key, ["sh"], tty=True)
+            await driver.terminals.terminal(one.key, ["sh"], tty=True)
         await driver.driver.start(one)
         for tty in (False, True):
             with pytest.raises(StartFailed, match="no-such-program"):
-                await driver.driver.terminal(one.key, ["no-such-program"], tty=tty)
+                await driver.terminals.terminal(one.key, ["no-such-program"], tty=tty)
 
 
 class Limited:
@@ -166,10 +168,10 @@ class Limited:
         one = driver.shell(f"trap '{use}' USR1; echo up; while :; do sleep 0.02; done")
         pid = (await driver.driver.start(one)).pid
         await driver.says(one.machine, "up")
-        await driver.driver.resize(one.key, replace(one.limits, memory_mib=256))
+        await driver.resizing.resize(one.key, replace(one.limits, memory_mib=256))
         await driver.driver.signal(one.key, signal.SIGUSR1)
         await driver.says(one.machine, "had 0")
-        await driver.driver.resize(one.key, replace(one.limits, memory_mib=64))
+        await driver.resizing.resize(one.key, replace(one.limits, memory_mib=64))
         await driver.driver.signal(one.key, signal.SIGUSR1)
         await driver.says(one.machine, "had 137")
         assert (await driver.driver.inspect(one.key)).pid == pid
@@ -180,6 +182,6 @@ class Limited:
         await driver.driver.start(one)
         await driver.says(one.machine, "up")
         with pytest.raises(Refused, match="16 MiB"):
-            await driver.driver.resize(one.key, replace(one.limits, memory_mib=16))
-        await driver.driver.resize(one.key, replace(one.limits, memory_mib=150, cpu_millis=500, dedicated=True))
+            await driver.resizing.resize(one.key, replace(one.limits, memory_mib=16))
+        await driver.resizing.resize(one.key, replace(one.limits, memory_mib=150, cpu_millis=500, dedicated=True))
         assert (await driver.driver.inspect(one.key)).exit is None

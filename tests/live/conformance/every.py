@@ -215,7 +215,7 @@ class Conformance:
         one = driver.shell("while :; do echo tick; sleep 0.02; done")
         await driver.driver.start(one)
         await driver.says(one.machine, "tick")
-        await driver.driver.suspend(one.key)
+        await driver.suspending.suspend(one.key)
         assert (await driver.driver.inspect(one.key)).suspended
         readings: list[float] = []
 
@@ -224,7 +224,7 @@ class Conformance:
             return len(readings) > 10 and len(set(readings[-10:])) == 1
 
         await eventually(stands_still, "it uses no cpu for a tenth of a second; it ticks fifty times a second")
-        await driver.driver.resume(one.key)
+        await driver.suspending.resume(one.key)
         assert not (await driver.driver.inspect(one.key)).suspended
         before = len(await driver.lines(one.machine))
 
@@ -236,7 +236,7 @@ class Conformance:
     async def test_a_suspended_program_can_be_stopped(self, driver: Opened) -> None:
         one = driver.spec("sleep", "60")
         await driver.driver.start(one)
-        await driver.driver.suspend(one.key)
+        await driver.suspending.suspend(one.key)
         assert (await driver.driver.stop(one.key, signal=15, grace_s=20)).signal == signal.SIGKILL
 
     async def test_it_takes_hold_again_of_what_runs_and_tells_what_ended(self, driver: Opened) -> None:

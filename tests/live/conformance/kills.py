@@ -17,7 +17,8 @@ from tests.kit.drivers import Opened, opened, told
 from tests.kit.processes import alive, gone, marked, word
 from tests.kit.waiting import eventually
 
-from hawker.worker.drivers.base import Driver, Root
+from hawker.worker.drivers.base import Root
+from hawker.worker.drivers.driver import Driver
 from hawker.worker.drivers.supervised import SupervisedDriver
 
 

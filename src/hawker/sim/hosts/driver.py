@@ -2,13 +2,14 @@
 `hawker.worker.drivers.base`.
 
     driver = FakeDriver(World(host, {"serve": Program()}))
+    drivers = driver.for_all()
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
@@ -19,7 +20,6 @@ from hawker.model.image import Image
 from hawker.sim.hosts.world import World
 from hawker.worker.drivers.base import (
     Capabilities,
-    Driver,
     ExecResult,
     Exit,
     Fingerprint,
@@ -27,14 +27,14 @@ from hawker.worker.drivers.base import (
     InstanceSpec,
     Limits,
     LogLine,
-    NotSupported,
     Process,
     StartFailed,
     Stats,
     Terminal,
     UnknownInstance,
 )
-from hawker.worker.drivers.several import OnLate, Release
+from hawker.worker.drivers.driver import Abilities, StartRelease
+from hawker.worker.drivers.driver_set import DriverSet
 
 T = TypeVar("T")
 
@@ -102,10 +102,6 @@ class _Echo:
         await self.end_input()
 
 
-async def _never(name: str, instances: Sequence[Instance]) -> None:
-    """A fake driver is there from the beginning."""
-
-
 class FakeDriver:
     """One daemon's hold on a world. `can_suspend` False leaves suspending out of its capabilities, `can_resize` False
     resizing. `images` is the worker's image source over the same world."""
@@ -117,9 +113,14 @@ class FakeDriver:
         self._can_suspend = can_suspend
         self._can_resize = can_resize
         self.images = FakeImages(world)
-        self.foreseen: dict[str, InstanceSpec] = {}
+        self.prespawned: dict[str, InstanceSpec] = {}
         self._dead = False
-        self.on_late: OnLate = _never
+        self.abilities = Abilities(
+            suspending=self,
+            resizing=self if can_resize else None,
+            terminals=self,
+            prespawning=self,
+        )
 
     def die(self) -> None:
         """The daemon is killed: nothing it asked for has an effect from now on, and nobody answers it."""
@@ -133,6 +134,10 @@ class FakeDriver:
             if placed.exit:
                 on_exit(placed.exit)
 
+    def for_all(self) -> DriverSet:
+        """The drivers of a worker whose every runtime this one is."""
+        return DriverSet(dict.fromkeys(RUNTIMES, self))
+
     async def close(self) -> None:
         if not self._dead:
             self._world.listener = None
@@ -141,22 +146,12 @@ class FakeDriver:
         can = Capabilities(suspend=self._can_suspend, exec=True, images=True, terminal=True, resize=self._can_resize)
         return Fingerprint(driver=self.name, healthy=True, capabilities=can)
 
-    async def fingerprints(self) -> Mapping[str, Fingerprint]:
-        found = await self.fingerprint()
-        return dict.fromkeys(RUNTIMES, found)
-
-    def of(self, runtime: str) -> Driver:
-        return self
-
-    def opened(self) -> frozenset[str]:
-        return frozenset(RUNTIMES)
-
-    def foresee(self, spec: InstanceSpec) -> bool:
-        """It has no effect here, but what is foreseen is what must be asked for."""
-        self.foreseen[spec.key] = spec
+    def prespawn(self, spec: InstanceSpec) -> bool:
+        """This has no effect in a world, but `start` must be called with the same specification."""
+        self.prespawned[spec.key] = spec
         return self._world.releases != "no"
 
-    def release(self, spec: InstanceSpec) -> Release:
+    def release_start(self, spec: InstanceSpec) -> StartRelease:
         if not self._dead and self._world.releases == "now":
             with suppress(StartFailed):  # `start` is told
                 self._world.point("before", f"release {spec.key}")
@@ -164,11 +159,8 @@ class FakeDriver:
                 self._world.point("after", f"release {spec.key}")
         return "no" if self._dead else self._world.releases
 
-    def stand_by(self, runtimes: Iterable[str]) -> None:
-        """It is always there."""
-
     async def start(self, spec: InstanceSpec) -> Instance:
-        assert self.foreseen.pop(spec.key, spec) == spec, f"{spec.key} is not started as was foreseen"
+        assert self.prespawned.pop(spec.key, spec) == spec, f"{spec.key} is not started as it was prespawned"
         return await self._effect("start", spec.key, lambda: self._world.start(spec))
 
     async def recover(self) -> Sequence[Instance]:
@@ -250,8 +242,6 @@ class FakeDriver:
         return _Echo()
 
     async def resize(self, key: str, limits: Limits) -> None:
-        if not self._can_resize:
-            raise NotSupported("resizing")
         await self._effect("resize", key, lambda: self._world.resize(key, limits))
 
     async def stats(self, key: str) -> Stats:

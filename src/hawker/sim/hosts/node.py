@@ -182,7 +182,7 @@ def the_agent(settings: AgentSettings, host: Host, node: Node) -> Agent:
 
     async def outfit(settings: AgentSettings, role: WorkerRole, host: Host) -> Outfit:
         driver = FakeDriver(node.world)
-        return Outfit(driver, driver.images)
+        return Outfit(driver.for_all(), driver.images)
 
     return Agent(
         settings,

@@ -106,7 +106,7 @@ class World:
         self.faults: dict[str, list[Exception]] = {}
         self.late_faults: dict[str, list[Exception]] = {}
         self.delays: dict[str, float] = {}
-        self.releases: Literal["now", "soon", "no"] = "no"  # see `hawker.worker.drivers.several.Release`
+        self.releases: Literal["now", "soon", "no"] = "no"  # see `hawker.worker.drivers.driver.StartRelease`
         self.exits_late_s = 0.0
         self.exits_twice = False
         self.violations: list[str] = []

@@ -27,7 +27,7 @@ from hawker.store.tx import Tx
 from hawker.telemetry import get_logger
 from hawker.worker import ledger
 from hawker.worker.claims import claim
-from hawker.worker.drivers.base import Driver
+from hawker.worker.drivers.driver_set import DriverSet
 from hawker.worker.machine.api.machines import MachineApi
 from hawker.worker.machine.operations import Machines
 from hawker.worker.machine.writer import MachineWriter
@@ -101,7 +101,7 @@ class MarketApi:
     def __init__(
         self,
         store: Store,
-        driver: Driver,
+        drivers: DriverSet,
         log: MachineWriter,
         market: Market,
         machines: Machines,
@@ -111,7 +111,7 @@ class MarketApi:
         forget: Callable[[str, str], Awaitable[None]] | None = None,
     ) -> None:
         self._store = store
-        self._driver = driver
+        self._drivers = drivers
         self._log = log
         self._market = market
         self._machines = machines
@@ -248,7 +248,7 @@ class MarketApi:
             "capacity": self._log.capacity,
             "held": ledger.held(self._store.read),
             "machines": dict(machines),
-            "driver": await self._driver.fingerprint(),
+            "driver": await self._drivers.fingerprint(),
             "parked_runs": parked[0][0],
         }
 

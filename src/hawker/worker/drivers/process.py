@@ -38,8 +38,8 @@ from hawker.worker.drivers.base import (
 )
 from hawker.worker.drivers.container.command import NoCommand, resolve, terminal_options
 from hawker.worker.drivers.container.users import UnknownUser, User, resolve_user
+from hawker.worker.drivers.driver import Abilities, StartRelease
 from hawker.worker.drivers.refusals import SupervisorLost
-from hawker.worker.drivers.several import Release
 from hawker.worker.drivers.supervised import SupervisedDriver
 from hawker.worker.drivers.supervisor import Supervisor
 from hawker.worker.drivers.users import NoUsers, Users
@@ -52,7 +52,7 @@ _TRIES: Final = 3
 
 
 class ProcessDriver(SupervisedDriver):
-    """See `hawker.worker.drivers.base.Driver`. `directory` is kept between runs; `cgroups` False does without them.
+    """See `hawker.worker.drivers.driver.Driver`. `directory` is kept between runs; `cgroups` False does without them.
 
     `images` are those that programs may be run from. `programs` is where the init is kept that is compiled once.
     `users` are those of the host that the worker's machines have, whatever driver runs them.
@@ -76,6 +76,7 @@ class ProcessDriver(SupervisedDriver):
         self._mounts = images is not None and root
         options = ["--mounts"] * self._mounts + ["--user-each"] * root + ["--no-cgroups"] * (not cgroups)
         super().__init__(Supervisor(directory, *options))
+        self.abilities = Abilities(suspending=self, resizing=self, terminals=self, prespawning=self, standing_by=self)
         self._users = (users or Users(directory / "users")) if root else None
         if self._users:
             self._users.hold(self._may_own)
@@ -133,16 +134,16 @@ class ProcessDriver(SupervisedDriver):
             argv, env = await self._with_terminal(spec)
         return msgspec.convert(await self.supervisor.call("start", **self._order(spec, argv, env)), Instance)
 
-    def foresee(self, spec: InstanceSpec) -> bool:
-        """What takes longest of a start is done while the order for it becomes durable."""
+    def prespawn(self, spec: InstanceSpec) -> bool:
+        """Have the supervisor make the process, which takes longest of a start."""
         if spec.image != HOST or spec.tty:
             return False
         try:
-            return self.supervisor.foresee(**self._order(spec, list(spec.argv), dict(spec.env)))
+            return self.supervisor.prespawn(**self._order(spec, list(spec.argv), dict(spec.env)))
         except (StartFailed, OSError, Unreachable):  # the start meets the same, and tells
             return False
 
-    def release(self, spec: InstanceSpec) -> Release:
+    def release_start(self, spec: InstanceSpec) -> StartRelease:
         if not all(is_free(port.protocol, port.host_port) for port in spec.listens):
             return "no"
         self._released.add(spec.key)

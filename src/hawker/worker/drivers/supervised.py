@@ -16,7 +16,7 @@ from hawker.worker.drivers.terminal import converse
 
 
 class SupervisedDriver:
-    """What every driver of a supervisor does in the same way: see `hawker.worker.drivers.base.Driver`."""
+    """What every driver of a supervisor does in the same way: see `hawker.worker.drivers.driver.Driver`."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self.supervisor = supervisor

@@ -111,7 +111,7 @@ class Supervisor:
         if wire := self._foreseeing:
             wire.tell("keep", hold=hold)
 
-    def foresee(self, **fields: Any) -> bool:
+    def prespawn(self, **fields: Any) -> bool:
         """Say that a start like this will be asked for. False where no supervisor is there that knows what to do about
         that, and nothing waits to be foreseen."""
         wire = self._foreseeing

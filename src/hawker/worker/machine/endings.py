@@ -18,8 +18,9 @@ from hawker.model.rows import Before, LeaseRow, MachineRow, RunRow, VersionRow
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.worker import ports
-from hawker.worker.drivers.base import Driver, Exit, NotSupported, Refused, UnknownInstance
-from hawker.worker.drivers.several import Runtimes
+from hawker.worker.drivers.base import Exit, NotSupported, Refused, UnknownInstance
+from hawker.worker.drivers.driver import Driver, needed
+from hawker.worker.drivers.driver_set import DriverSet
 from hawker.worker.flows.flow import Done, StepContext
 from hawker.worker.machine.instance_spec import limits_of
 from hawker.worker.machine.writer import MachineWriter, exit_request, get_machine
@@ -29,10 +30,10 @@ class Endings:
     """The final step of every flow of `hawker.worker.machine.flows`."""
 
     def __init__(
-        self, store: Store, driver: Runtimes, log: MachineWriter, images: ImageSource | None, disk_scale: float
+        self, store: Store, drivers: DriverSet, log: MachineWriter, images: ImageSource | None, disk_scale: float
     ) -> None:
         self._store = store
-        self._driver = driver
+        self._drivers = drivers
         self._log = log
         self._images = images
         self._disk_scale = disk_scale
@@ -40,11 +41,11 @@ class Endings:
     def had(self, run: RunRow) -> Driver:
         """The driver that has the instance a run began with: an update may have named another one for the next."""
         runtime: str = run.args.get("driver") or get_machine(self._store.read, run.resource).driver
-        return self._driver.of(runtime)
+        return self._drivers.of(runtime)
 
     async def purged(self, machine: str) -> None:
-        self._driver.of(get_machine(self._store.read, machine).driver)  # it must be there: it has the directory
-        await self._driver.purge(machine)
+        self._drivers.of(get_machine(self._store.read, machine).driver)  # it must be there: it has the directory
+        await self._drivers.purge(machine)
 
     async def undo(self, context: StepContext) -> Done:
         """After a failure or a cancel: no program is left that the machine will not know, started or half started."""
@@ -55,16 +56,17 @@ class Endings:
             match one:
                 case Undo.resume:
                     with suppress(UnknownInstance):  # it has ended: its exit is waiting for this run
-                        await self.had(run).resume(key)
+                        await needed(self.had(run).abilities.suspending, "resume").resume(key)
                 case Undo.resize_back:
                     with suppress(UnknownInstance, NotSupported, Refused):  # what it had it may have
-                        await self.had(run).resize(key, limits_of(check_config(row.config).guest, self._disk_scale))
+                        limits = limits_of(check_config(row.config).guest, self._disk_scale)
+                        await needed(self.had(run).abilities.resizing, "resize").resize(key, limits)
                 case Undo.keep_program:
                     with suppress(UnknownInstance):  # it was lost with its host: then there is nothing to go back to
                         await self.had(run).inspect(key)
                         return Done(self._settle_as_before)
                 case Undo.remove_new:
-                    await self._driver.of(row.driver).destroy(effect_key(run.id, "launch"), force=True)
+                    await self._drivers.of(row.driver).destroy(effect_key(run.id, "launch"), force=True)
                 case Undo.remove_old:
                     await self.had(run).destroy(key, force=True)
                 case Undo.purge:

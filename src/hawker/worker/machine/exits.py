@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 
 from hawker.core import restart
 from hawker.core.life import endings
@@ -23,7 +24,8 @@ from hawker.store.db import Store
 from hawker.store.tx import Reads, Tx
 from hawker.telemetry import get_logger
 from hawker.worker.drivers.base import Exit, Instance, UnknownInstance
-from hawker.worker.drivers.several import Runtimes
+from hawker.worker.drivers.driver import needed
+from hawker.worker.drivers.driver_set import DriverSet
 from hawker.worker.flows.runner import STORE_RETRY_S, Busy, Runner, active_run
 from hawker.worker.machine.unknown import unknown
 from hawker.worker.machine.writer import MachineWriter
@@ -39,17 +41,16 @@ class Exits:
     itself.
     """
 
-    def __init__(self, store: Store, host: Host, driver: Runtimes, log: MachineWriter, runner: Runner) -> None:
+    def __init__(self, store: Store, host: Host, drivers: DriverSet, log: MachineWriter, runner: Runner) -> None:
         self._store = store
         self._host = host
-        self._driver = driver
+        self._drivers = drivers
         self._log = log
         self._runner = runner
         self._waiting: dict[str, Exit] = {}  # by machine; bounded by the number of machines
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._recovered = False
         self._closed = False
-        driver.on_late = self.recover_late
 
     def on_exit(self, ended: Exit) -> None:
         """The driver's callback."""
@@ -77,12 +78,13 @@ class Exits:
         and a program is frozen, or not, as its machine says.
         """
         # Nothing goes on meanwhile: exits that the driver tells of wait.
-        instances = await self._driver.recover()
-        await self._remove(unknown(self._store.read, instances))
+        found = await self._drivers.recover()
+        for name, instances in found.items():
+            await self._remove(name, unknown(self._store.read, instances))
         self._recovered = True
         for machine in list(self._waiting):
             self.on_end(machine)
-        await self._correct(instances, self._driver.opened())
+        await self._correct(list(chain.from_iterable(found.values())), self._drivers.opened())
 
     async def recover_late(self, name: str, instances: Sequence[Instance]) -> None:
         """The same for a driver that could not be opened then and is there only now. Nothing can be asked of it before
@@ -91,13 +93,16 @@ class Exits:
         for instance in orphans:
             if instance.exit is None:  # the worker has started without having heard of it: nobody said it may go
                 _logger.error("orphan.left", resource=instance.machine, instance=instance.key, cause=ORPHAN)
-        await self._remove(instance for instance in orphans if instance.exit)
+        await self._remove(name, (instance for instance in orphans if instance.exit))
         await self._correct(instances, {name})
 
-    async def _remove(self, orphans: Iterable[Instance]) -> None:
+    async def _remove(self, driver: str, orphans: Iterable[Instance]) -> None:
         for instance in orphans:
             _logger.warning("orphan.removed", resource=instance.machine, instance=instance.key, cause=ORPHAN)
-            await self._or_later(partial(self._driver.destroy, instance.key, force=True), instance.key, ORPHAN)
+            await self._or_later(partial(self._destroy, driver, instance.key), instance.key, ORPHAN)
+
+    async def _destroy(self, driver: str, key: str) -> None:
+        await self._drivers.of(driver).destroy(key, force=True)
 
     async def _correct(self, instances: Sequence[Instance], drivers: Collection[str]) -> None:
         """Of machines of these drivers only: about the others' nothing is known."""
@@ -119,7 +124,8 @@ class Exits:
         if now is None or (now.state, now.instance) != (row.state, row.instance):
             return
         with suppress(UnknownInstance):  # it has just ended
-            await (self._driver.suspend if row.state is State.suspended else self._driver.resume)(row.instance)
+            suspending = needed(self._drivers.of(row.driver).abilities.suspending, "suspend and resume")
+            await (suspending.suspend if row.state is State.suspended else suspending.resume)(row.instance)
 
     async def _or_later(self, work: Callable[[], Awaitable[None]], instance: str, cause: str) -> None:
         """One instance that a driver cannot deal with now keeps no worker from starting: it is tried again later."""

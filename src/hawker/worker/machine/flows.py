@@ -33,7 +33,8 @@ from hawker.network.base import NetworkError
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.worker.drivers.base import Exit, InstanceSpec, NotSupported, Refused, StartFailed, UnknownInstance
-from hawker.worker.drivers.several import Release, Runtimes
+from hawker.worker.drivers.driver import StartRelease, needed
+from hawker.worker.drivers.driver_set import DriverSet
 from hawker.worker.flows.flow import Act, Done, Flow, Step, StepContext
 from hawker.worker.machine.endings import Endings, hold_before, resized
 from hawker.worker.machine.instance_spec import instance_spec, limits_of, reference_of
@@ -43,7 +44,7 @@ STARTS_TRIED = 24
 """How often a driver that may be had later is asked for, or an image by a run that does something else before: for a
 minute and a half, and as long as each try takes. Then the machine has failed."""
 
-FORESEEN_MOST = 1024
+PRESPAWNED_MAX = 1024
 _ON_ITS_WAY = ("state", "desired", "cause", "restarts", "updated_at_ms", "instance", "started_at_ms")
 """Fields of a machine's row that no instance is told of."""
 
@@ -51,29 +52,29 @@ _ON_ITS_WAY = ("state", "desired", "cause", "restarts", "updated_at_ms", "instan
 class Waiters(Protocol):
     """Who waits for the programs of runs."""
 
-    async def released(self, run: str, instance: str, release: Release) -> None:
-        """The order of a start is durable, and nothing keeps its program from running; whether it does, its driver is
-        still to say. Returns when that may be asked."""
+    async def released(self, run: str, instance: str, release: StartRelease) -> None:
+        """The start is durable and the program was released; the driver has still to say whether it runs. Returns when
+        the driver may be asked."""
 
     async def launched(self, run: str, instance: str) -> None:
         """The program runs. Returns when that may be committed."""
 
 
 class _Nobody:
-    async def released(self, run: str, instance: str, release: Release) -> None: ...
+    async def released(self, run: str, instance: str, release: StartRelease) -> None: ...
 
     async def launched(self, run: str, instance: str) -> None: ...
 
 
-class _Foreseen:
-    """What a launch will ask of its driver, for its first attempt: of `machine`, as its row was then. `waits`: there is
-    something to let go."""
+class _Prespawned:
+    """The start that a launch will ask its driver for in its first attempt. `machine` is the row that the start was
+    made from. `waits`: the driver has begun the start, so there is a process to release."""
 
     def __init__(self, spec: InstanceSpec, machine: MachineRow, waits: bool) -> None:
         self.spec = spec
         self.machine = machine
         self.waits = waits
-        self.release: Release = "no"
+        self.release: StartRelease = "no"
 
 
 class MachineFlows:
@@ -83,7 +84,7 @@ class MachineFlows:
         self,
         store: Store,
         host: Host,
-        driver: Runtimes,
+        drivers: DriverSet,
         log: MachineWriter,
         superseded: Callable[[MachineRow], str] = lambda machine: "",
         images: ImageSource | None = None,
@@ -95,21 +96,21 @@ class MachineFlows:
         """`superseded` says why a machine must not be started here any more, or "". `disk_scale` as in `limits_of`.
         `waiters` are told of a run and its instance before that is committed."""
         self._store = store
-        self._driver = driver
+        self._drivers = drivers
         self._log = log
         self._images = images
         self._disk_scale = disk_scale
-        self._endings = Endings(store, driver, log, images, disk_scale)
+        self._endings = Endings(store, drivers, log, images, disk_scale)
         self._host = host
         self._image_timeout_s = image_timeout_s
         self._superseded = superseded
         self._waiters: Waiters = waiters or _Nobody()
-        self._foreseen: dict[str, _Foreseen] = {}  # by key
+        self._prespawned: dict[str, _Prespawned] = {}  # by key
         self._specs: dict[str, tuple[MachineRow, InstanceSpec]] = {}  # what machines were last started as
 
     def all(self) -> list[Flow]:
         prepare = Step("prepare", act=self._prepare)
-        launch = Step("launch", act=self._launch, ahead=self._foresee)
+        launch = Step("launch", act=self._launch, ahead=self._prespawn)
         stop = Step("stop", act=patient(self._stop))
         clear = Step("clear", act=patient(self._clear))
         purge = Step("purge", act=patient(self._purge))
@@ -139,7 +140,7 @@ class MachineFlows:
         timeout_s = context.run.args.get("image_timeout_s") or self._image_timeout_s
         try:
             async with asyncio.timeout(self._image_left_s(context, timeout_s)):
-                await self._driver.of(machine.driver).prepare(reference)
+                await self._drivers.of(machine.driver).prepare(reference)
         except ImageError as error:
             raise Abort(error.message) from error
         except TimeoutError as error:
@@ -179,58 +180,60 @@ class MachineFlows:
             raise Abort(f"not started: {why}")
         return machine
 
-    def foresee(self, machine: MachineRow, run_id: str) -> None:
-        """What can be done for a launch while its order becomes durable, and need not be done after that. Of a run that
-        is about to be begun; `forget` it when it is not."""
+    def prespawn(self, machine: MachineRow, run_id: str) -> None:
+        """Prepare the launch of a run that is about to be begun, while the commit that begins it is being written. Call
+        `forget` if the run is not begun."""
         with suppress(HawkerError):  # the launch meets the same, and says so
             spec = self._spec(machine, effect_key(run_id, "launch"))
-            waits = self._driver.foresee(spec)
+            waits = False
+            if machine.driver in self._drivers.opened():
+                ability = self._drivers.of(machine.driver).abilities.prespawning
+                waits = ability is not None and ability.prespawn(spec)
             if not self._superseded(machine):
-                if len(self._foreseen) >= FORESEEN_MOST:
-                    self._foreseen.clear()  # of changes that have failed
-                self._foreseen[spec.key] = _Foreseen(spec, machine, waits)
+                if len(self._prespawned) >= PRESPAWNED_MAX:
+                    self._prespawned.clear()  # of changes that have failed
+                self._prespawned[spec.key] = _Prespawned(spec, machine, waits)
 
     def _spec(self, machine: MachineRow, key: str) -> InstanceSpec:
         """A machine that wakes most often wakes as what it was."""
         row, spec = self._specs.get(machine.id, (None, None))
         if row is None or spec is None or not _alike(row, machine):
             spec = instance_spec(machine, key, self._disk_scale)
-            if len(self._specs) >= FORESEEN_MOST:
+            if len(self._specs) >= PRESPAWNED_MAX:
                 self._specs.clear()
             self._specs[machine.id] = machine, spec
         return replace(spec, key=key)
 
     def forget(self, run_id: str) -> None:
-        self._foreseen.pop(effect_key(run_id, "launch"), None)
+        self._prespawned.pop(effect_key(run_id, "launch"), None)
 
-    def _foresee(self, tx: Tx, run: RunRow) -> None:
+    def _prespawn(self, tx: Tx, run: RunRow) -> None:
         machine, key = get_machine(tx, run.resource), effect_key(run.id, "launch")
-        if key not in self._foreseen:
-            self.foresee(machine, run.id)
-        foreseen = self._foreseen.get(key)
-        if foreseen is None:
+        if key not in self._prespawned:
+            self.prespawn(machine, run.id)
+        prespawned = self._prespawned.get(key)
+        if prespawned is None:
             return
-        if not _alike(
-            foreseen.machine, machine
-        ):  # what waits is another program: the order that comes tells its driver
+        if not _alike(prespawned.machine, machine):  # another program was prespawned: `start` tells the driver so
             self.forget(run.id)
-        elif foreseen.waits:
-            tx.after_commit(lambda: self._release(foreseen))
+        elif prespawned.waits:
+            tx.after_commit(lambda: self._release_start(prespawned))
 
-    def _release(self, foreseen: _Foreseen) -> None:
-        """The order is durable: what waits for it need not wait until our driver has heard of it."""
-        foreseen.release = self._driver.release(foreseen.spec)
+    def _release_start(self, prespawned: _Prespawned) -> None:
+        """The start is durable: the prespawned process may run before the driver is asked for the start."""
+        if ability := self._drivers.of(prespawned.spec.driver).abilities.prespawning:
+            prespawned.release = ability.release_start(prespawned.spec)
 
     async def _launch(self, context: StepContext) -> Done:
-        foreseen = self._foreseen.pop(context.key, None)
-        if foreseen is None:
+        prespawned = self._prespawned.pop(context.key, None)
+        if prespawned is None:
             spec = instance_spec(self._not_superseded(context.run), context.key, self._disk_scale)
         else:
-            spec = foreseen.spec
-            if foreseen.release != "no":
-                await self._waiters.released(context.run.id, context.key, foreseen.release)
+            spec = prespawned.spec
+            if prespawned.release != "no":
+                await self._waiters.released(context.run.id, context.key, prespawned.release)
         try:
-            instance = await self._driver.of(spec.driver).start(spec)
+            instance = await self._drivers.of(spec.driver).start(spec)
         except (StartFailed, NotSupported, ImageError) as error:
             raise Abort(str(error)) from error
         except (Unreachable, DiskFull, NetworkError) as error:
@@ -299,7 +302,7 @@ class MachineFlows:
     async def _suspend(self, context: StepContext) -> Done:
         key: str = context.run.args["instance"]
         try:
-            await self._endings.had(context.run).suspend(key)
+            await needed(self._endings.had(context.run).abilities.suspending, "suspend").suspend(key)
         except UnknownInstance as error:
             raise Abort("the program ended before it could be suspended") from error
 
@@ -313,7 +316,7 @@ class MachineFlows:
     async def _resume(self, context: StepContext) -> Done:
         key: str = context.run.args["instance"]
         try:
-            await self._endings.had(context.run).resume(key)
+            await needed(self._endings.had(context.run).abilities.suspending, "resume").resume(key)
         except UnknownInstance as error:
             raise Abort("the suspended program is gone") from error
         await self._waiters.launched(context.run.id, key)
@@ -329,7 +332,8 @@ class MachineFlows:
         guest = msgspec.convert(context.run.args["guest"], Guest)
         limits = limits_of(guest, self._disk_scale)
         try:
-            await self._endings.had(context.run).resize(context.run.args["instance"], limits)
+            resizing = needed(self._endings.had(context.run).abilities.resizing, "resize")
+            await resizing.resize(context.run.args["instance"], limits)
         except UnknownInstance as error:
             raise Abort("the program ended before it could be resized") from error
         except (Refused, NotSupported) as error:

@@ -23,7 +23,7 @@ from hawker.model.rows import MachineRow, RunRow
 from hawker.model.values import is_host_image
 from hawker.store.db import Store
 from hawker.store.tx import Tx
-from hawker.worker.drivers.several import Runtimes, capabilities
+from hawker.worker.drivers.driver_set import DriverSet, capabilities
 from hawker.worker.flows.runner import Busy, Runner, active_run
 from hawker.worker.machine.admission import Admission, stop_args
 from hawker.worker.machine.writer import MachineWriter, get_machine
@@ -41,10 +41,10 @@ class Machines:
     """
 
     def __init__(
-        self, store: Store, driver: Runtimes, log: MachineWriter, runner: Runner, admission: Admission
+        self, store: Store, drivers: DriverSet, log: MachineWriter, runner: Runner, admission: Admission
     ) -> None:
         self._store = store
-        self._driver = driver
+        self._drivers = drivers
         self._log = log
         self._runner = runner
         self._admission = admission
@@ -74,7 +74,7 @@ class Machines:
         """Begin to stop an idle machine for a proxy, or to suspend it where its driver can. Returns the state it is
         on its way to, or in. Another `instance` is left alone."""
         if suspend:
-            suspend = (await capabilities(self._driver, get_machine(self._store.read, machine_id, app).driver)).suspend
+            suspend = (await capabilities(self._drivers, get_machine(self._store.read, machine_id, app).driver)).suspend
         wish = Wish.rest_suspended if suspend else Wish.rest
 
         def change(tx: Tx) -> State:
@@ -110,7 +110,7 @@ class Machines:
     async def suspend(self, app: str, machine_id: str, request: Request) -> str:
         """Freeze a running machine, memory kept. Raises `NotBuilt` where the driver cannot."""
         runtime = get_machine(self._store.read, machine_id, app).driver
-        if not (await capabilities(self._driver, runtime)).suspend:
+        if not (await capabilities(self._drivers, runtime)).suspend:
             raise NotBuilt("suspend", machine_id, f"the {runtime} driver cannot suspend on this host; use stop")
         return await self._submit(Wish.suspend, app, machine_id, request)
 

@@ -23,7 +23,7 @@ from hawker.model.rows import Before, LeaseRow, MachineRow, RunRow, VersionRow
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.worker import ledger, ports
-from hawker.worker.drivers.several import Runtimes, capabilities
+from hawker.worker.drivers.driver_set import DriverSet, capabilities
 from hawker.worker.machine import leases
 from hawker.worker.machine.admission import Admission, stop_args
 from hawker.worker.machine.endings import resized
@@ -34,10 +34,10 @@ from hawker.worker.request import Request
 class Updates:
     """Changes of what a machine is."""
 
-    def __init__(self, store: Store, host: Host, driver: Runtimes, log: MachineWriter, admission: Admission) -> None:
+    def __init__(self, store: Store, host: Host, drivers: DriverSet, log: MachineWriter, admission: Admission) -> None:
         self._store = store
         self._host = host
-        self._driver = driver
+        self._drivers = drivers
         self._log = log
         self._admission = admission
 
@@ -61,7 +61,7 @@ class Updates:
         Raises `Conflict` when `current_version` is not the present one, `ledger.Full` when a larger guest has no room,
         also when it never will have, `NotBuilt` for an image that this worker's driver does not run.
         """
-        found = (await self._driver.fingerprints()).get(config.runtime)
+        found = (await self._drivers.fingerprints()).get(config.runtime)
         if found and found.healthy and not config.of_host and not found.capabilities.images:
             raise NotBuilt("config.image", config.image, f"the {config.runtime} driver of this worker runs no images")
         if found is None or not found.healthy:
@@ -126,7 +126,7 @@ class Updates:
         Raises `ledger.Full` when there is no room for more, `NotBuilt` where its driver cannot do it.
         """
         row = get_machine(self._store.read, machine_id, app)
-        can = (await capabilities(self._driver, row.driver)).resize
+        can = (await capabilities(self._drivers, row.driver)).resize
 
         def change(tx: Tx) -> str:
             row = self._admission.admit(tx, Wish.resize, app, machine_id, request).row

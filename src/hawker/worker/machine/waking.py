@@ -25,7 +25,7 @@ from hawker.model.machine import State
 from hawker.model.rows import MachineRow, RunRow
 from hawker.model.values import is_host_image
 from hawker.store.db import Store
-from hawker.worker.drivers.several import Release
+from hawker.worker.drivers.driver import StartRelease
 from hawker.worker.flows.runner import Busy, Runner, active_run, failing
 from hawker.worker.machine.admission import Parked
 from hawker.worker.machine.api.machines import StartRefused
@@ -62,7 +62,7 @@ class Launches:
         self._waiting: dict[str, list[tuple[asyncio.Future[RunRow | str], Callable[[str], None]]]] = {}
         self._released: dict[str, str] = {}  # instances by run, while they are told
 
-    async def released(self, run: str, instance: str, release: Release) -> None:
+    async def released(self, run: str, instance: str, release: StartRelease) -> None:
         self._released[run] = instance
         try:
             for _, released in self._waiting.get(run, ()):
@@ -230,7 +230,7 @@ class Waking:
         """A run of our own. What it will ask of its driver is known before the change that begins it is built."""
         run_id = self._host.ulid()
         if row.state in _AT_REST - {State.suspended} and is_host_image(str(row.config["image"])):
-            self._flows.foresee(row, run_id)
+            self._flows.prespawn(row, run_id)
         try:
             run = await self._machines.wake(row.app, row.id, request, run_id)
         except BaseException:

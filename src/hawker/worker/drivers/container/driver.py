@@ -38,6 +38,7 @@ from hawker.worker.drivers.container.command import Command, NoCommand, resolve
 from hawker.worker.drivers.container.runtimes import Host, Runtime, configuration, look
 from hawker.worker.drivers.container.spec import BadSpec, Place
 from hawker.worker.drivers.container.users import UnknownUser, User, resolve_user
+from hawker.worker.drivers.driver import Abilities
 from hawker.worker.drivers.networks import hosts, must_publish, resolv_conf, wanted_of
 from hawker.worker.drivers.refusals import RuntimeKilled, SupervisorLost
 from hawker.worker.drivers.supervised import SupervisedDriver
@@ -48,7 +49,7 @@ TRIES: Final = 3  # at making a container whose runtime was killed
 
 
 class ContainerDriver(SupervisedDriver):
-    """See `hawker.worker.drivers.base.Driver`. `directory` is kept between runs.
+    """See `hawker.worker.drivers.driver.Driver`. `directory` is kept between runs.
 
     `runtime` is "crun", "runc", or "auto": crun where it really runs a container, else runc. `user_namespaces`
     False lets a machine's root be the host's. `root_mib` bounds what a machine writes whose configuration does not
@@ -73,6 +74,7 @@ class ContainerDriver(SupervisedDriver):
     ) -> None:
         options = ["--mounts", *([] if os.geteuid() == 0 else ["--own-users"])]
         super().__init__(Supervisor(directory, *options))
+        self.abilities = Abilities(suspending=self, resizing=self, terminals=self, standing_by=self)
         self._probing = Supervisor(directory / "probe", *options)
         self._images = images
         self._network = network if os.geteuid() == 0 else None  # an ordinary user may not make interfaces

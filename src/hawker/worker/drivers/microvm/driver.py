@@ -20,7 +20,6 @@ from hawker.worker.drivers.base import (
     InstanceRunning,
     InstanceSpec,
     Limits,
-    NotSupported,
     Process,
     StartFailed,
     Terminal,
@@ -36,7 +35,7 @@ from hawker.worker.drivers.microvm.tools import Missing
 
 
 class MicrovmDriver(Machines):
-    """See `hawker.worker.drivers.base.Driver`. `directory` is kept between runs. Without `network` machines have
+    """See `hawker.worker.drivers.driver.Driver`. `directory` is kept between runs. Without `network` machines have
     none."""
 
     name = "microvm"
@@ -191,10 +190,6 @@ class MicrovmDriver(Machines):
         guest = self._running(key)
         with guest.refusals():
             return figures.processes(await guest.ask(lambda agent: agent.ask("p")), self._host.now_ms())
-
-    async def resize(self, key: str, limits: Limits) -> None:
-        self._find(key)
-        raise NotSupported("resizing a virtual machine while it runs")
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

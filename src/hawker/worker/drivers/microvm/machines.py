@@ -32,6 +32,7 @@ from hawker.worker.drivers.base import (
     Stats,
     UnknownInstance,
 )
+from hawker.worker.drivers.driver import Abilities
 from hawker.worker.drivers.microvm import figures, kvm, machine, templates
 from hawker.worker.drivers.microvm.agent import AgentLost
 from hawker.worker.drivers.microvm.disk import DiskError, Disks
@@ -71,6 +72,7 @@ class Machines(SupervisedDriver):
             directory, self._users, cgroups=settings.cgroups, with_templates=settings.templates
         )
         super().__init__(self._hypervisors.supervisor)
+        self.abilities = Abilities(suspending=self, terminals=self, standing_by=self)
         self._directory = directory
         self._images = images
         self._network = network if os.geteuid() == 0 else None  # an ordinary user may not make interfaces

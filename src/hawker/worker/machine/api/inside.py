@@ -18,7 +18,8 @@ from hawker.model.machine import State
 from hawker.model.rows import MachineRow
 from hawker.store.db import Store
 from hawker.worker.drivers.base import NotSupported, StartFailed, Terminal, UnknownInstance
-from hawker.worker.drivers.several import Runtimes
+from hawker.worker.drivers.driver import needed
+from hawker.worker.drivers.driver_set import DriverSet
 from hawker.worker.machine.admission import Parked
 from hawker.worker.machine.inside.connecting import connect
 from hawker.worker.machine.inside.probing import Address
@@ -50,7 +51,7 @@ class InsideApi:
     def __init__(
         self,
         store: Store,
-        driver: Runtimes,
+        drivers: DriverSet,
         machines: Machines,
         updates: Updates,
         sessions: Sessions,
@@ -60,7 +61,7 @@ class InsideApi:
         ways: Callable[[MachineRow, int], Sequence[Address]],
     ) -> None:
         self._store = store
-        self._driver = driver
+        self._drivers = drivers
         self._machines = machines
         self._updates = updates
         self._sessions = sessions
@@ -100,7 +101,7 @@ class InsideApi:
         used = 0
         if row.state is State.started and row.instance:
             try:
-                used = (await self._driver.of(row.driver).stats(row.instance)).memory_bytes >> 20
+                used = (await self._drivers.of(row.driver).stats(row.instance)).memory_bytes >> 20
             except UnknownInstance:
                 used = 0  # it has just ended
         return inside_api.Memory(limit_mb=limit, available_mb=max(0, limit - used))
@@ -116,7 +117,8 @@ class InsideApi:
         row = self._running(request)
 
         async def start() -> Terminal:
-            return await self._driver.of(row.driver).terminal(
+            terminals = needed(self._drivers.of(row.driver).abilities.terminals, "sessions")
+            return await terminals.terminal(
                 row.instance,
                 request.command,
                 tty=request.tty,
@@ -158,7 +160,7 @@ class InsideApi:
     async def _own_ways(self, row: MachineRow, port: int) -> Sequence[Address]:
         """The host has ports of its own, of this worker and of other machines. Raises `PreconditionFailed`."""
         try:
-            processes = await self._driver.of(row.driver).processes(row.instance)
+            processes = await self._drivers.of(row.driver).processes(row.instance)
         except UnknownInstance:
             raise PreconditionFailed(f"failed_precondition: machine {row.id} has just ended") from None
         if ways := own_ways(processes, port):

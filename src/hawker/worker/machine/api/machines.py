@@ -28,7 +28,7 @@ from hawker.model.rows import DecisionRow, EventRow, MachineRow, VersionRow
 from hawker.model.values import is_host_image, parse_duration_s, rfc3339
 from hawker.store.db import Store
 from hawker.worker.drivers.base import StartFailed, UnknownInstance
-from hawker.worker.drivers.several import Runtimes
+from hawker.worker.drivers.driver_set import DriverSet
 from hawker.worker.machine import leases
 from hawker.worker.machine.admission import Parked
 from hawker.worker.machine.log_following import until_destroyed
@@ -51,7 +51,7 @@ class MachineApi:
         self,
         store: Store,
         host: Host,
-        driver: Runtimes,
+        drivers: DriverSet,
         log: MachineWriter,
         machines: Machines,
         updates: Updates,
@@ -62,7 +62,7 @@ class MachineApi:
         self._checks = checks
         self._store = store
         self._host = host
-        self._driver = driver
+        self._drivers = drivers
         self._log = log
         self._machines = machines
         self._updates = updates
@@ -131,7 +131,7 @@ class MachineApi:
     async def processes(self, call: Call, request: calls.ListProcesses) -> Any:
         row = self.running(request)
         try:
-            found = await self._driver.of(row.driver).processes(row.instance)
+            found = await self._drivers.of(row.driver).processes(row.instance)
         except UnknownInstance:
             raise PreconditionFailed(f"failed_precondition: machine {row.id} has just ended") from None
         now = self._host.now_ms()
@@ -169,7 +169,7 @@ class MachineApi:
 
     async def logs(self, call: Call, request: calls.FollowLogs) -> Any:
         row = self.row(request)
-        lines = self._driver.of(row.driver).logs(row.id, tail=request.tail, follow=request.follow)
+        lines = self._drivers.of(row.driver).logs(row.id, tail=request.tail, follow=request.follow)
         if request.follow:
             lines = until_destroyed(lines, self._store, self._log, row.id)
 
@@ -258,7 +258,7 @@ class MachineApi:
         number = parse_signal("signal", request.signal)
         row = self.running(request)
         try:
-            await self._driver.of(row.driver).signal(row.instance, number)
+            await self._drivers.of(row.driver).signal(row.instance, number)
         except UnknownInstance:
             raise PreconditionFailed(f"failed_precondition: machine {row.id} has just ended") from None
         return api.Ok()
@@ -273,7 +273,7 @@ class MachineApi:
         row = self.running(request)
         try:
             stdin = (request.stdin or "").encode()
-            result = await self._driver.of(row.driver).exec(row.instance, argv, stdin=stdin, timeout_s=timeout_s)
+            result = await self._drivers.of(row.driver).exec(row.instance, argv, stdin=stdin, timeout_s=timeout_s)
         except UnknownInstance:
             raise PreconditionFailed(f"failed_precondition: machine {row.id} has just ended") from None
         except StartFailed as error:

@@ -16,7 +16,7 @@ from hawker.model.machine import State
 from hawker.sim.hosts.driver import FakeDriver
 from hawker.sim.hosts.world import Program, World
 from hawker.worker.drivers.base import Exit, Fingerprint, Instance, InstanceSpec, Limits, StartFailed, UnknownInstance
-from hawker.worker.drivers.several import RETRY_S, DriverDown, Several
+from hawker.worker.drivers.driver_set import RETRY_S, DriverDown, DriverSet
 
 LIMITS = Limits(cpu_millis=1000, memory_mib=256)
 
@@ -51,52 +51,59 @@ def spec(driver: str, machine: str = "m") -> InstanceSpec:
 
 
 @virtual_time
-async def test_a_call_goes_to_the_driver_that_has_the_instance() -> None:
+async def test_a_runtime_has_its_driver() -> None:
     worlds = {name: a_world() for name in ("process", "container")}
-    several = Several({name: FakeDriver(world) for name, world in worlds.items()})
-    await several.open(ignore)
+    drivers = DriverSet({name: FakeDriver(world) for name, world in worlds.items()})
+    await drivers.open(ignore)
     for name in worlds:
-        await several.start(spec(name))
+        await drivers.of(name).start(spec(name))
     assert [list(world.instances) for world in worlds.values()] == [["m-process/launch"], ["m-container/launch"]]
-    await several.stop("m-container/launch", signal=15, grace_s=1)
-    assert worlds["process"].stops == []
-    assert worlds["container"].stops == ["m-container/launch"]
-    await several.destroy("m-container/launch")
     with pytest.raises(UnknownInstance):
-        await several.inspect("m-container/launch")
-    await several.close()
+        await drivers.of("process").inspect("m-container/launch")
+    with pytest.raises(DriverDown, match="the submarine driver of this worker is not available"):
+        drivers.of("submarine")
+    await drivers.close()
 
 
 @virtual_time
 async def test_what_runs_is_found_again_by_those_that_come_after() -> None:
     worlds = {name: a_world() for name in ("process", "container")}
-    first = Several({name: FakeDriver(world) for name, world in worlds.items()})
+    first = DriverSet({name: FakeDriver(world) for name, world in worlds.items()})
     await first.open(ignore)
     for name in worlds:
-        await first.start(spec(name))
+        await first.of(name).start(spec(name))
     await first.close()
-    second = Several({name: FakeDriver(world) for name, world in worlds.items()})
+    second = DriverSet({name: FakeDriver(world) for name, world in worlds.items()})
     await second.open(ignore)
-    assert {instance.key for instance in await second.recover()} == {"m-process/launch", "m-container/launch"}
-    await second.suspend("m-container/launch")
-    assert worlds["container"].instances["m-container/launch"].suspended
+    found = {name: [instance.key for instance in instances] for name, instances in (await second.recover()).items()}
+    assert found == {"process": ["m-process/launch"], "container": ["m-container/launch"]}
     await second.close()
 
 
 @virtual_time
+async def test_one_driver_may_serve_several_runtimes_and_is_opened_and_asked_once() -> None:
+    world = a_world()
+    drivers = FakeDriver(world).for_all()
+    await drivers.open(ignore)
+    await drivers.of("container").start(spec("container"))
+    assert [len(instances) for instances in (await drivers.recover()).values()] == [1]
+    assert (world.calls["open"], world.calls["recover"]) == (1, 1)
+    assert set(await drivers.fingerprints()) == drivers.opened() == {"process", "container", "microvm"}
+    await drivers.close()
+
+
+@virtual_time
 async def test_one_that_cannot_be_opened_keeps_no_other_from_working_and_is_said_to_be_down() -> None:
-    several = Several({"process": FakeDriver(a_world()), "container": Late(a_world())})
-    await several.open(ignore)
-    await several.start(spec("process"))
+    drivers = DriverSet({"process": FakeDriver(a_world()), "container": Late(a_world())})
+    await drivers.open(ignore)
+    await drivers.of("process").start(spec("process"))
     with pytest.raises(DriverDown, match="the runtime is not installed"):
-        await several.start(spec("container"))
-    with pytest.raises(DriverDown):  # it may have it
-        await several.inspect("somebody's/launch")
-    found = await several.fingerprints()
+        drivers.of("container")
+    found = await drivers.fingerprints()
     assert (found["process"].healthy, found["container"].healthy) == (True, False)
     assert found["container"].problem == "the runtime is not installed"
-    assert several.opened() == {"process"}
-    await several.close()
+    assert drivers.opened() == {"process"}
+    await drivers.close()
 
 
 class Mute(FakeDriver):
@@ -106,19 +113,19 @@ class Mute(FakeDriver):
 
 @virtual_time
 async def test_one_that_cannot_say_what_it_can_is_not_healthy_and_the_others_are() -> None:
-    several = Several({"process": FakeDriver(a_world()), "container": Mute(a_world())})
-    await several.open(ignore)
-    found = await several.fingerprints()
+    drivers = DriverSet({"process": FakeDriver(a_world()), "container": Mute(a_world())})
+    await drivers.open(ignore)
+    found = await drivers.fingerprints()
     assert {name: one.healthy for name, one in found.items()} == {"process": True, "container": False}
     assert found["container"].problem == "it does not say what it can: its supervisor was killed"
-    await several.close()
+    await drivers.close()
 
 
 @virtual_time
 async def test_when_not_one_can_be_opened_that_is_an_error() -> None:
-    several = Several({"process": Late(a_world()), "container": Late(a_world())})
+    drivers = DriverSet({"process": Late(a_world()), "container": Late(a_world())})
     with pytest.raises(OSError, match="not installed"):
-        await several.open(ignore)
+        await drivers.open(ignore)
 
 
 @virtual_time
@@ -126,22 +133,21 @@ async def test_one_that_is_there_later_tells_what_it_has_before_anything_is_aske
     world = a_world()
     world.start(spec("container"))
     late = Late(world)
-    several = Several({"process": FakeDriver(a_world()), "container": late})
+    drivers = DriverSet({"process": FakeDriver(a_world()), "container": late})
     told: list[tuple[str, list[str], bool]] = []
 
     async def hear(name: str, instances: Sequence[Instance]) -> None:
-        told.append((name, [instance.key for instance in instances], name in several.opened()))
+        told.append((name, [instance.key for instance in instances], name in drivers.opened()))
 
-    several.on_late = hear
-    await several.open(ignore)
+    await drivers.open(ignore, hear)
     await asyncio.sleep(3 * RETRY_S)
     assert told == []
     late.there = True
     await asyncio.sleep(2 * RETRY_S)
     assert told == [("container", ["m-container/launch"], False)]
-    assert (await several.inspect("m-container/launch")).exit is None
-    assert several.opened() == {"process", "container"}
-    await several.close()
+    assert (await drivers.of("container").inspect("m-container/launch")).exit is None
+    assert drivers.opened() == {"process", "container"}
+    await drivers.close()
 
 
 @virtual_time
@@ -270,16 +276,16 @@ async def to_a_process(worker: SimWorker, machine: str) -> None:
     await worker.at_rest()
 
 
-class SeveralWorker(SimWorker):
+class TwoDriversWorker(SimWorker):
     """A worker with two drivers, the one for containers possibly late."""
 
     late: Late
 
 
-async def opened(directory: Path, worlds: dict[str, World], *, there: bool) -> SeveralWorker:
+async def opened(directory: Path, worlds: dict[str, World], *, there: bool) -> TwoDriversWorker:
     late = Late(worlds["container"], there=there)
     drivers = {"process": FakeDriver(worlds["process"]), "container": late}
-    worker = SeveralWorker(directory, worlds["process"], drivers=drivers)
+    worker = TwoDriversWorker(directory, worlds["process"], drivers=drivers)
     worker.late = late
     worker.open_store()
     await worker.start(sweeping=False)
