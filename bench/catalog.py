@@ -23,6 +23,7 @@ import msgspec
 from bench.command import Table, options, told
 from hawker.catalog.gossip.replica import Replica
 from hawker.catalog.publish.outbox import Outbox
+from hawker.catalog.publish.owner_log import OwnerLog
 from hawker.host import live
 from hawker.model.catalog import NOTHING, Change, LogId, Numbered, Origin, Range, Values, Version
 from hawker.model.rows import LeaseRow
@@ -181,7 +182,7 @@ def publish_us(count: int) -> tuple[float, float]:
             if published:
                 outbox = Outbox(
                     host,
-                    "me",
+                    OwnerLog(host, "me"),
                     {LeaseRow: lambda reads, key, row: [("region", Change("leases", key, {"nonce": row.nonce}), True)]},
                 )
                 outbox._budget = outbox._budget.__class__(1e9, 1e9, 1e9, 1e9)

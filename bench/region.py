@@ -19,9 +19,11 @@ from time import perf_counter
 from typing import Any
 
 from bench.command import Table, options, told
-from hawker.catalog.gossip.node import Node, NodeSettings
-from hawker.catalog.gossip.publisher import Publisher
+from hawker.catalog.base import Site
+from hawker.catalog.gossip.node import Node
 from hawker.catalog.publish.outbox import Outbox
+from hawker.catalog.publish.owner_log import OwnerLog
+from hawker.catalog.publish.publisher import Publisher
 from hawker.core.ownerlog import Budget
 from hawker.core.swim.members import Status, View
 from hawker.host import Host
@@ -56,17 +58,28 @@ class Worker:
         capacity = Resources(cpus_shared=64, memory_mib=65536, disk_mib=1 << 20, machines=1000)
         publishing = Publishing(name, "ord", address, PORT, capacity, "process")
         unlimited = Budget(versions_per_s=1000, bytes_per_s=1e6, versions_at_once=1000, bytes_at_once=1e7)
-        self.outbox = Outbox(host, name, publishing.projections(), unlimited)
+        self.outbox = Outbox(host, OwnerLog(host, name), publishing.projections(), unlimited)
         self.publisher = Publisher(self.store, self.outbox)
-        settings = NodeSettings(
-            name=name, region="ord", host=address, port=PORT, bind=address, cluster="bench", secrets=("k",), token=TOKEN
+        self.node = Node(
+            Site(
+                name=name,
+                region="ord",
+                host=address,
+                port=PORT,
+                bind=address,
+                cluster="bench",
+                secrets=("k",),
+                token=TOKEN,
+                path=directory / f"{name}-catalog.db",
+                machine=host,
+                metrics=self.metrics,
+            )
         )
-        self.node = Node(settings, host, directory / f"{name}-catalog.db", self.metrics)
         self.changed: list[tuple[float, Position]] = []
 
     async def open(self) -> None:
         serving = Serving(self._host, Tokens({TOKEN: AGENT}), self.metrics, "ord")
-        await serve(serving.app([], agent_routes=self.node.routes()), (self.node.settings.host, PORT), self._host)
+        await serve(serving.app([], agent_routes=self.node.routes()), (self.node.site.host, PORT), self._host)
         await self.node.open(self.publisher)
 
     async def change(self, number: int) -> None:
@@ -77,7 +90,7 @@ class Worker:
             tx.put(machine(self.name, number % ROWS, number // ROWS, tx.now_ms))
 
         await self.store.submit(change)
-        at = self.outbox.origin(self.store.read, "region").position
+        at = self.outbox.log.origin(self.store.read, "region").position
         self.changed.append((asyncio.get_running_loop().time(), at))
 
 

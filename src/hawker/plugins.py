@@ -1,4 +1,4 @@
-"""Parts chosen by name through Python's entry points: machine drivers, data planes.
+"""Parts chosen by name through Python's entry points: drivers, data planes, the catalog's engines.
 
 Hawker's own are known without a look; those of other installed packages are found under the group's name.
 """

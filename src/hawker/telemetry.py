@@ -29,6 +29,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = Registry()
+        self.measured: list[Callable[[Metrics], None]] = []  # each sets its gauges, just before somebody reads them
         self.steps = self._counter("hawker_steps", "Attempts of steps by outcome", "flow", "step", "outcome")
         self.step_seconds = self._histogram(
             "hawker_step_seconds", "Time from the beginning of a step to its commit", "flow", "step"
@@ -109,6 +110,8 @@ class Metrics:
 
     def exposition(self) -> bytes:
         """All metrics in the OpenMetrics text format."""
+        for measure in self.measured:
+            measure(self)
         return self.registry.exposition()
 
 

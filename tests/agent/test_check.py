@@ -41,7 +41,7 @@ PROXY = '[proxy]\nlisten = { "80" = "127.0.0.1:1" }\n'
     ("text", "module"),
     [
         (BROKER, "broker/api.py"),
-        (BROKER, "catalog/node.py"),
+        (BROKER, "catalog/gossip/node.py"),
         (BROKER + PROXY, "proxy/service.py"),
         (WORKER, "worker/daemon.py"),
         (WORKER + 'drivers = ["process"]\n', "worker/drivers/process.py"),

@@ -225,8 +225,8 @@ async def test_blobs_are_for_agents_only_and_come_from_any_offset(two: ImageMark
 async def test_the_catalog_has_a_sketch_of_what_each_worker_has(two: ImageMarket) -> None:
     await have(two.images["ord-1"], MADE, SHOP)
     broker = two.agents["ord-broker"]
-    assert broker.node is not None
-    replica = broker.node.replica
+    assert broker.catalog is not None
+    replica = broker.catalog.view
 
     async def told() -> bool:
         rows = replica.rows("select id, names from images")

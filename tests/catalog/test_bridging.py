@@ -72,8 +72,8 @@ class Regions:
 
     def _knows(self, node: Node, app: str) -> bool:
         assert node.agent is not None
-        assert node.agent.node is not None
-        return bool(node.agent.node.replica.rows("select id from apps where id = ?", (app,)))
+        assert node.agent.catalog is not None
+        return bool(node.agent.catalog.view.rows("select id from apps where id = ?", (app,)))
 
 
 def test_regions_that_have_nothing_to_tell_each_other_seldom_compare_and_tell_news_as_soon_as_ever() -> None:

@@ -19,6 +19,7 @@ from tests.kit.waiting import eventually, until
 
 from hawker.agent.agent import Agent
 from hawker.agent.settings import AgentSettings, BrokerRole, CatalogSettings, TokenSettings
+from hawker.catalog.gossip.node import Node as Member
 from hawker.catalog.gossip.replica import Replica
 from hawker.client.connection import Peer
 from hawker.client.in_time import in_time
@@ -50,8 +51,9 @@ class Reader:
 
     @property
     def replica(self) -> Replica:
-        assert self.agent.node is not None
-        return self.agent.node.replica
+        """That of the built-in engine."""
+        assert isinstance(self.agent.catalog, Member)
+        return self.agent.catalog.replica
 
     async def get(self, path: str) -> Answer:
         answer = await self.peer.request("GET", path, timeout_s=10)
@@ -385,7 +387,7 @@ def test_an_agent_that_never_reached_whom_it_was_told_to_join_is_isolated_and_on
 
 def test_an_agent_that_cannot_get_what_a_live_owner_has_says_that_it_is_behind() -> None:
     async def test(simulated: Simulated) -> None:
-        node = simulated.agent(0).node
+        node = simulated.nodes[0].member
         assert node is not None
         told = (simulated.nodes[1].station.address, 4280)
         node.replication.heard(told, LogId("gone", "region"), Position(1, 5))
@@ -404,7 +406,7 @@ def test_an_agent_that_cannot_get_what_a_live_owner_has_says_that_it_is_behind()
 
 def test_people_read_over_the_one_connection_that_a_simulated_disk_takes() -> None:
     async def test(simulated: Simulated) -> None:
-        node = simulated.agent(0).node
+        node = simulated.nodes[0].member
         assert node is not None
         owner = Owner(node.replica, "ord-1")
         owner.put("machines", m1=machine())

@@ -48,8 +48,8 @@ def a_broker(net: Net, seed: int, name: str, joins: list[Node], token: str = "c"
 
 def known_to(node: Node) -> int:
     assert node.agent is not None
-    assert node.agent.node is not None
-    return len(node.agent.node.live_members())
+    assert node.member is not None
+    return len(node.member.live_members())
 
 
 @pytest.mark.parametrize("seed", range(4))

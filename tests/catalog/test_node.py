@@ -13,8 +13,9 @@ import pytest
 from tests.kit.markets import free_port
 from tests.kit.waiting import until
 
+from hawker.catalog.base import Site
 from hawker.catalog.gossip.exchange import Answering
-from hawker.catalog.gossip.node import Node, NodeSettings
+from hawker.catalog.gossip.node import Node
 from hawker.catalog.gossip.packets import Sealer
 from hawker.errors import HawkerError, Unreachable
 from hawker.host import live
@@ -22,8 +23,8 @@ from hawker.http.call import Call
 from hawker.telemetry import Metrics
 
 
-def settings(port: int) -> NodeSettings:
-    return NodeSettings(
+def site(port: int, directory: Path) -> Site:
+    return Site(
         name="ord-1",
         region="ord",
         host="127.0.0.1",
@@ -32,6 +33,9 @@ def settings(port: int) -> NodeSettings:
         cluster="test",
         secrets=("secret",),
         token="token",
+        path=directory / "catalog.db",
+        machine=live(),
+        metrics=Metrics(),
     )
 
 
@@ -39,7 +43,7 @@ async def test_a_port_that_is_taken_for_datagrams_is_named(tmp_path: Path) -> No
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        node = Node(settings(port), live(), tmp_path / "catalog.db", Metrics())
+        node = Node(site(port, tmp_path))
         with pytest.raises(HawkerError, match=f"cannot take datagrams on 127.0.0.1:{port}: Address already in use"):
             await node.open()
         await node.close()
@@ -66,7 +70,7 @@ async def test_an_address_that_makes_no_sense_does_not_end_the_endpoint(tmp_path
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         other.bind(("127.0.0.1", 0))
         other.settimeout(5)
-        node = Node(settings(free_port()), live(), tmp_path / "catalog.db", Metrics())
+        node = Node(site(free_port(), tmp_path))
         await node.open()
         for host in ("a..b", "", "x" * 300, "not an address", "\udcff"):
             node.send((host, 1), b"x")
@@ -77,7 +81,7 @@ async def test_an_address_that_makes_no_sense_does_not_end_the_endpoint(tmp_path
 
 
 async def test_an_endpoint_that_ends_is_opened_again(tmp_path: Path) -> None:
-    node = Node(settings(free_port()), live(), tmp_path / "catalog.db", Metrics())
+    node = Node(site(free_port(), tmp_path))
     await node.open()
     before = node._transport
     assert before is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from hawker.catalog.gossip.replica import Replica
-from hawker.catalog.publish import outbox
-from hawker.catalog.publish.outbox import Outbox, Projected, published
-from hawker.core import hlc
+from hawker.catalog.publish import owner_log
+from hawker.catalog.publish.outbox import Outbox, Projected, Projection, published
+from hawker.catalog.publish.owner_log import OwnerLog
 from hawker.core.ownerlog import COALESCE_MS, Budget
 from hawker.errors import Conflict
 from hawker.host import Host
 from hawker.model.catalog import NOTHING, RAISED_FLOOR, Change, LogId, Numbered, Origin, Position, Version
-from hawker.model.rows import LeaseRow, LogHeadRow, PublishedRow, TallyRow
+from hawker.model.rows import LeaseRow, LogHeadRow, PublishedRow, Row, TallyRow
 from hawker.store.db import Store
 from hawker.store.tx import Reads, Tx
 from hawker.store.verify import verify
@@ -35,6 +35,11 @@ def tally(reads: Reads, key: str, row: TallyRow | None) -> Iterable[Projected]:
     yield "global", Change("tallies", key, {"machines": row.machines} if row else None), False
 
 
+def put_name(node: Node, tx: Tx) -> None:
+    tx.record("name.put", "k", cause="test")
+    node.outbox.put(tx, "global", Change("names", "k", {}))
+
+
 class Node:
     """An outbox over a real store. `told` is what it published, `due` how long it said that the rest would wait."""
 
@@ -44,10 +49,15 @@ class Node:
         self.host = Host(lambda: self.now_ms / 1000, random.Random(1))
         self.told: list[Version] = []
         self.due: list[int] = []
-        self.outbox = Outbox(self.host, "me", {LeaseRow: lease, TallyRow: tally}, budget)
-        self.outbox.on_published = self.told.append
-        self.outbox.on_due = self.due.append
         self.store = Store.open(path, self.host)
+        self.publish({LeaseRow: lease, TallyRow: tally}, budget=budget)
+
+    def publish(self, projections: Mapping[type[Row], Projection], **how: Any) -> None:
+        """From now on by an outbox of these projections."""
+        self.log = OwnerLog(self.host, "me")
+        self.outbox = Outbox(self.host, self.log, projections, **how)
+        self.log.on_version.append(self.told.append)
+        self.outbox.on_due.append(self.due.append)
         self.store.on_change[:] = [self.outbox.on_change]
 
     async def take(self, machine: str, nonce: str = "n", expires_at_ms: int = 0) -> None:
@@ -76,7 +86,7 @@ class Node:
         return await self.store.submit(change)
 
     def since(self, tier: Any, at: Position) -> Any:
-        return self.outbox.since(self.store.read, tier, at)
+        return self.log.since(self.store.read, tier, at)
 
 
 @pytest.fixture
@@ -101,7 +111,7 @@ async def test_a_change_that_fails_publishes_nothing(node: Node) -> None:
     def change(tx: Tx) -> None:
         tx.record("lease.taken", "m1", cause="test")
         tx.put(LeaseRow(machine="m1", nonce="n", owner="o", description="", expires_at_ms=0))
-        node.outbox.put_merged(tx, "names", "k", {})
+        node.outbox.put(tx, "global", Change("names", "k", {}))
         raise Conflict("no")
 
     with pytest.raises(Conflict):
@@ -117,7 +127,7 @@ async def test_a_change_of_nothing_that_is_published_publishes_nothing(node: Nod
     await node.take("m1", expires_at_ms=99)
     await node.free("m2")
     assert [version.number for version in node.told] == [1]
-    assert node.outbox.origin(node.store.read, "region").head == 1
+    assert node.log.origin(node.store.read, "region").head == 1
 
 
 async def test_changes_of_one_commit_are_versions_of_their_own(node: Node) -> None:
@@ -165,7 +175,7 @@ async def test_what_waits_and_is_taken_back_is_never_published(node: Node) -> No
 async def test_what_waits_costs_no_write(node: Node) -> None:
     """A machine of a second was written down as waiting, and taken back, seven times."""
     await node.count("web", 1)
-    assert node.outbox.waiting == ["global/tallies/web"]
+    assert node.outbox.waiting == ["web"]
     assert [kind for (kind,) in node.store.read.query("select kind from log where kind <> 'catalog.opened'")] == [
         "counted"
     ]
@@ -251,7 +261,7 @@ async def test_what_waited_of_both_logs_goes_out_together(tmp_path: Path) -> Non
 
 async def test_each_opening_begins_an_epoch_and_remembers_where_the_last_one_ended(node: Node) -> None:
     await node.take("m1")
-    before = node.outbox.origin(node.store.read, "region")
+    before = node.log.origin(node.store.read, "region")
     [after, _] = await node.do(node.outbox.open)
     assert after.epoch > before.epoch
     assert (after.head, after.lineage) == (1, (before.position,))
@@ -259,17 +269,17 @@ async def test_each_opening_begins_an_epoch_and_remembers_where_the_last_one_end
 
 
 async def test_an_opening_is_above_what_the_own_replica_holds(node: Node) -> None:
-    above = node.outbox.origin(node.store.read, "region").epoch + (1 << 40)
+    above = node.log.origin(node.store.read, "region").epoch + (1 << 40)
     [region, _] = await node.do(lambda tx: node.outbox.open(tx, {"region": above}))
     assert region.epoch > above
 
 
 async def test_a_node_that_came_back_from_the_past_raises_its_epoch_once(node: Node) -> None:
     await node.take("m1")
-    now = node.outbox.origin(node.store.read, "region")
-    raised: Origin = await node.do(lambda tx: node.outbox.raise_epoch(tx, "region", now.epoch + (5 << 30)))
+    now = node.log.origin(node.store.read, "region")
+    raised: Origin = await node.do(lambda tx: node.log.raise_epoch(tx, "region", now.epoch + (5 << 30)))
     assert raised.epoch > now.epoch + (5 << 30)
-    assert await node.do(lambda tx: node.outbox.raise_epoch(tx, "region", now.epoch)) == raised
+    assert await node.do(lambda tx: node.log.raise_epoch(tx, "region", now.epoch)) == raised
 
 
 async def test_old_tombstones_go_and_the_floor_rises_over_them(node: Node) -> None:
@@ -278,12 +288,12 @@ async def test_old_tombstones_go_and_the_floor_rises_over_them(node: Node) -> No
     await node.free("m1")
     node.now_ms += 1000
     await node.free("m2")
-    origin: Origin = await node.do(lambda tx: node.outbox.purge(tx, "region", node.now_ms))
+    origin: Origin = await node.do(lambda tx: node.log.purge(tx, "region", node.now_ms))
     assert (origin.floor, origin.head) == (4, 6)
     assert (node.told[-1].floor, node.told[-1].changes) == (4, (RAISED_FLOOR,))
     assert [row.key for row in node.since("region", NOTHING).rows] == ["m3", "m2"]
     assert node.since("region", Position(origin.epoch, 3)).snapshot
-    assert await node.do(lambda tx: node.outbox.purge(tx, "region", node.now_ms)) == origin
+    assert await node.do(lambda tx: node.log.purge(tx, "region", node.now_ms)) == origin
 
 
 def tombstones(node: Node) -> list[str]:
@@ -298,17 +308,17 @@ async def come_and_go(node: Node, machines: Iterable[int]) -> None:
 
 async def test_of_tombstones_that_are_all_young_the_newest_stay(node: Node) -> None:
     await come_and_go(node, range(10))
-    before = node.outbox.origin(node.store.read, "region")
-    assert await node.do(lambda tx: node.outbox.purge(tx, "region", 0, kept=8)) == before
+    before = node.log.origin(node.store.read, "region")
+    assert await node.do(lambda tx: node.log.purge(tx, "region", 0, kept=8)) == before
     await come_and_go(node, range(10, 11))
-    after = await node.do(lambda tx: node.outbox.purge(tx, "region", 0, kept=8))
+    after = await node.do(lambda tx: node.log.purge(tx, "region", 0, kept=8))
     assert tombstones(node) == [f"m{n}" for n in range(3, 11)]
     assert after.floor == 6
     assert node.told[-1].floor == 6
 
 
 async def test_many_tombstones_go_a_few_in_a_commit_until_the_floor_stays(node: Node) -> None:
-    machines = [f"m{n}" for n in range(3 * outbox.PURGE_MOST)]
+    machines = [f"m{n}" for n in range(3 * owner_log.PURGE_MOST)]
 
     def all_come(tx: Tx) -> None:
         tx.record("leases.taken", "all", cause="test")
@@ -321,13 +331,13 @@ async def test_many_tombstones_go_a_few_in_a_commit_until_the_floor_stays(node: 
         node.now_ms += 20  # within the budget
     floors, left = [0], [len(machines)]
     while True:
-        origin = await node.do(lambda tx: node.outbox.purge(tx, "region", 0, kept=10))
+        origin = await node.do(lambda tx: node.log.purge(tx, "region", 0, kept=10))
         if origin.floor == floors[-1]:
             break
         floors.append(origin.floor)
         left.append(len(tombstones(node)))
     assert left[-1] == 10
-    assert [before - after for before, after in pairwise(left)][:-1] == [outbox.PURGE_MOST] * (len(left) - 2)
+    assert [before - after for before, after in pairwise(left)][:-1] == [owner_log.PURGE_MOST] * (len(left) - 2)
 
 
 async def test_who_was_away_for_more_tombstones_than_are_kept_is_equal_afterwards(node: Node, tmp_path: Path) -> None:
@@ -346,7 +356,7 @@ async def test_who_was_away_for_more_tombstones_than_are_kept_is_equal_afterward
     near.merge([node.since("region", near.position(log))])
     for n in range(20, 60):
         await come_and_go(node, [n])
-        await node.do(lambda tx: node.outbox.purge(tx, "region", 0, kept=kept))
+        await node.do(lambda tx: node.log.purge(tx, "region", 0, kept=kept))
         lacked = node.since("region", near.position(log))
         assert not lacked.snapshot
         near.merge([lacked])
@@ -363,31 +373,19 @@ async def test_who_was_away_for_more_tombstones_than_are_kept_is_equal_afterward
         replica.close()
 
 
-async def test_a_merged_row_is_stamped_above_all_that_was_read(node: Node) -> None:
-    seen = hlc.stamp(node.now_ms + 400)
-    node.outbox.newest_stamp = lambda: seen
-    await node.do(lambda tx: node.outbox.put_merged(tx, "names", "k", {"to": "a"}))
-    await node.do(lambda tx: node.outbox.delete_merged(tx, "names", "k", {"to": "a"}))
-    first, second = (version.changes[0].values for version in node.told)
-    assert first == {"to": "a", "stamp": seen + 1}
-    assert second == {"to": "a", "deleted": True, "stamp": seen + 2}
-
-
-async def test_a_merged_row_and_the_change_that_wrote_it_are_one_version(node: Node) -> None:
+async def test_a_row_that_is_put_is_a_version_of_its_own_and_stays(node: Node) -> None:
     def change(tx: Tx) -> None:
         tx.record("lease.taken", "m1", cause="test")
         tx.put(LeaseRow(machine="m1", nonce="n", owner="o", description="", expires_at_ms=0))
-        node.outbox.put_merged(tx, "names", "k", {}, tier="region")
+        node.outbox.put(tx, "global", Change("names", "k", {"to": "a"}))
 
     await node.do(change)
-    [version] = node.told
-    assert [change.table for change in version.changes] == ["leases", "names"]
-
-
-async def test_a_merged_row_of_another_node_is_kept_with_its_stamp(node: Node) -> None:
-    await node.do(lambda tx: node.outbox.keep_merged(tx, "names", "k", {"to": "a", "stamp": 7}))
-    await node.do(lambda tx: node.outbox.keep_merged(tx, "names", "k", {"to": "b", "stamp": 6}))
-    assert [version.changes for version in node.told] == [(Change("names", "k", {"to": "a", "stamp": 7}),)]
+    await node.do(node.outbox.refresh)
+    assert {(version.tier, *(change.table for change in version.changes)) for version in node.told} == {
+        ("region", "leases"),
+        ("global", "names"),
+    }
+    assert published(node.store.read, "global", "names") == ["k"]
 
 
 async def test_a_refresh_publishes_what_differs_and_nothing_else(node: Node) -> None:
@@ -396,7 +394,7 @@ async def test_a_refresh_publishes_what_differs_and_nothing_else(node: Node) -> 
     await node.take("m2")
     node.store.on_change[:] = [node.outbox.on_change]
     await node.take("m3")
-    await node.do(lambda tx: node.outbox.put_merged(tx, "names", "k", {}))
+    await node.do(lambda tx: put_name(node, tx))
     node.store.on_change.clear()
     await node.free("m3")
     node.store.on_change[:] = [node.outbox.on_change]
@@ -419,11 +417,10 @@ async def test_a_start_compares_all_rows_unless_the_end_before_it_left_nothing_w
         """Whether a start finds a row that was written behind the outbox's back."""
         node.store.on_change.clear()
         await node.count("behind", 1)
-        node.outbox = Outbox(node.host, "me", {LeaseRow: lease, TallyRow: tally}, projections_id=projections_id)
-        node.store.on_change[:] = [node.outbox.on_change]
+        node.publish({LeaseRow: lease, TallyRow: tally}, projections_id=projections_id)
         await node.do(node.outbox.open)
         await node.do(node.outbox.catch_up)
-        found = "global/tallies/behind" in node.outbox.waiting
+        found = "behind" in node.outbox.waiting
         node.now_ms += COALESCE_MS
         await node.do(node.outbox.flush)
         await node.do(delete)
@@ -456,9 +453,7 @@ async def test_a_row_that_nobody_waits_for_is_not_looked_at_before_its_time_has_
         looked.append(row.machines if row else 0)
         return tally(reads, key, row)
 
-    node.outbox = Outbox(node.host, "me", {TallyRow: look}, projections_id="a", unhurried=(TallyRow,))
-    node.outbox.on_published, node.outbox.on_due = node.told.append, node.due.append
-    node.store.on_change[:] = [node.outbox.on_change]
+    node.publish({TallyRow: look}, projections_id="a", unhurried=(TallyRow,))
     for n in range(50):
         await node.count("web", n)
     assert (looked, node.told, node.due) == ([], [], [COALESCE_MS])
@@ -476,7 +471,7 @@ async def test_a_row_that_nobody_waits_for_is_not_looked_at_before_its_time_has_
     await node.count("web", 52)
     await node.count("web", 51)
     await node.do(node.outbox.close)
-    node.outbox = Outbox(node.host, "me", {TallyRow: look}, projections_id="a", unhurried=(TallyRow,))
+    node.publish({TallyRow: look}, projections_id="a", unhurried=(TallyRow,))
     looked.clear()
     await node.do(node.outbox.open)
     await node.do(node.outbox.catch_up)
@@ -486,8 +481,7 @@ async def test_a_row_that_nobody_waits_for_is_not_looked_at_before_its_time_has_
 async def test_a_row_that_waits_since_a_start_waits_no_longer_for_being_changed_again(node: Node) -> None:
     """Once the outbox asked to be flushed at once, again and again, until the later change was due. Found by the
     simulator, seed 2."""
-    node.outbox = Outbox(node.host, "me", {TallyRow: tally}, unhurried=(TallyRow,))
-    node.outbox.on_published, node.outbox.on_due = node.told.append, node.due.append
+    node.publish({TallyRow: tally}, unhurried=(TallyRow,))
     await node.count("web", 1)
     node.store.on_change[:] = [node.outbox.on_change]
     await node.do(node.outbox.refresh)
@@ -507,9 +501,7 @@ async def test_a_row_that_nobody_waits_for_and_that_shows_nothing_is_looked_at_o
     def shows_nothing(reads: Reads, key: str, row: TallyRow | None) -> Iterable[Projected]:
         return ()
 
-    node.outbox = Outbox(node.host, "me", {TallyRow: shows_nothing}, unhurried=(TallyRow,))
-    node.outbox.on_due = node.due.append
-    node.store.on_change[:] = [node.outbox.on_change]
+    node.publish({TallyRow: shows_nothing}, unhurried=(TallyRow,))
     await node.count("web", 1)
     assert node.due == [COALESCE_MS]
     node.now_ms += COALESCE_MS
@@ -534,9 +526,7 @@ async def test_a_projection_that_fails_refuses_its_change_alone(tmp_path: Path) 
         return lease(reads, key, row)
 
     node = Node(tmp_path / "worker.db")
-    node.outbox = Outbox(node.host, "me", {LeaseRow: broken})
-    node.outbox.on_published = node.told.append
-    node.store.on_change[:] = [node.outbox.on_change]
+    node.publish({LeaseRow: broken})
     await node.do(node.outbox.open)
     outcomes = await asyncio.gather(node.take("m1"), node.take("bad"), node.take("m2"), return_exceptions=True)
     assert [type(each) for each in outcomes] == [type(None), Conflict, type(None)]
@@ -544,14 +534,6 @@ async def test_a_projection_that_fails_refuses_its_change_alone(tmp_path: Path) 
     assert [version.number for version in node.told] == [1, 2]
     await node.store.close()
     assert verify(node.path).ok
-
-
-async def test_a_merged_row_that_the_store_does_not_publish_is_not_lost_in_silence(node: Node) -> None:
-    problems: list[Any] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context["exception"]))
-    node.store.on_change.clear()
-    await node.do(lambda tx: node.outbox.put_merged(tx, "names", "k", {}))
-    assert [type(each) for each in problems] == [AssertionError]
 
 
 async def test_a_row_published_twice_in_one_change_is_published_once(node: Node) -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from tests.kit.virtual_time import virtual_host, virtual_time
 
-from hawker.catalog.gossip.publisher import GATHER_S, Publisher
+from hawker.catalog.gossip.local_log import GATHER_S, LocalLog
 from hawker.catalog.gossip.replica import Replica
 from hawker.catalog.publish.outbox import Outbox
+from hawker.catalog.publish.owner_log import OwnerLog
+from hawker.catalog.publish.publisher import Publisher
 from hawker.model.catalog import LogId, Position, Version
 from hawker.model.guest import Resources
 from hawker.model.rows import LedgerRow, LogHeadRow, TallyRow
@@ -25,7 +27,7 @@ async def test_what_a_full_disk_kept_from_the_own_replica_is_there_once_it_has_r
     host = virtual_host()
     store = Store.open(tmp_path / "worker.db", host)
     publishing = Publishing("ord-1", "ord", "127.0.0.1", 1, Resources(), "fake")
-    publisher = Publisher(store, Outbox(host, "ord-1", publishing.projections()))
+    publisher = Publisher(store, Outbox(host, OwnerLog(host, "ord-1"), publishing.projections()))
     told: list[Version] = []
     log = LogId("ord-1", "global")
 
@@ -40,7 +42,8 @@ async def test_what_a_full_disk_kept_from_the_own_replica_is_there_once_it_has_r
 
     with CrashDisk(seed=1) as disk:
         replica = Replica.open("catalog.db", host, vfs=disk.name)
-        await publisher.open(replica, told.append)
+        local = LocalLog(publisher, replica, told.append)
+        await local.open()
         await asyncio.sleep(1)
         disk.room = disk.used()
         await store.submit(change)
@@ -51,7 +54,7 @@ async def test_what_a_full_disk_kept_from_the_own_replica_is_there_once_it_has_r
         assert replica.position(log) == head()
         assert replica.rows("select app from app_regions") == [("web",)]
         assert head() in [Position(version.epoch, version.number) for version in told]
-        await publisher.close()
+        await local.close()
         replica.close()
     await store.close()
 
@@ -61,10 +64,11 @@ async def test_what_is_published_is_shown_at_once_but_a_burst_of_it_in_few_commi
     host = virtual_host()
     store = Store.open(tmp_path / "worker.db", host)
     publishing = Publishing("ord-1", "ord", "127.0.0.1", 1, Resources(), "fake")
-    publisher = Publisher(store, Outbox(host, "ord-1", publishing.projections()))
+    publisher = Publisher(store, Outbox(host, OwnerLog(host, "ord-1"), publishing.projections()))
     replica = Replica.open(tmp_path / "catalog.db", host)
     told: list[Version] = []
-    await publisher.open(replica, told.append)
+    local = LocalLog(publisher, replica, told.append)
+    await local.open()
     await asyncio.sleep(1)
     commits: list[tuple[str, ...]] = []
     replica.on_applied.append(commits.append)
@@ -91,9 +95,9 @@ async def test_what_is_published_is_shown_at_once_but_a_burst_of_it_in_few_commi
     assert len(commits) <= 6
     await publish(40)
     assert shown() == 40, "but a moment ago"
-    publisher.tell()
+    local.tell()
     assert shown() == len(told) == 41, "a node that leaves does not wait"
-    await publisher.close()
+    await local.close()
     replica.close()
     await store.close()
 
@@ -112,8 +116,9 @@ async def test_what_a_full_disk_of_the_worker_kept_waiting_goes_out_once_it_has_
 
     with CrashDisk(seed=1) as disk:
         store = Store.open("worker.db", host, vfs=disk.name)
-        publisher = Publisher(store, Outbox(host, "ord-1", publishing.projections()))
-        await publisher.open(replica, lambda version: None)
+        publisher = Publisher(store, Outbox(host, OwnerLog(host, "ord-1"), publishing.projections()))
+        local = LocalLog(publisher, replica, lambda version: None)
+        await local.open()
         await asyncio.sleep(1)
         await store.submit(change)
         disk.room = disk.used()
@@ -122,7 +127,7 @@ async def test_what_a_full_disk_of_the_worker_kept_waiting_goes_out_once_it_has_
         disk.room = None
         await asyncio.sleep(20)
         assert replica.rows("select machines from capacity") == [(8,)]
-        await publisher.close()
+        await local.close()
         await store.close()
     replica.close()
 
@@ -137,18 +142,19 @@ async def test_an_epoch_that_a_full_disk_kept_low_is_raised_when_somebody_is_ahe
     log = LogId("ord-1", "global")
     with CrashDisk(seed=1) as disk:
         store = Store.open("worker.db", host, vfs=disk.name)
-        publisher = Publisher(store, Outbox(host, "ord-1", publishing.projections()))
-        await publisher.open(replica, lambda version: None)
+        publisher = Publisher(store, Outbox(host, OwnerLog(host, "ord-1"), publishing.projections()))
+        local = LocalLog(publisher, replica, lambda version: None)
+        await local.open()
         await asyncio.sleep(1)
         theirs = replica.position(log).epoch + 1000
         disk.room = disk.used()
-        publisher.ahead("global", theirs)
+        await local.ahead("global", theirs)
         await asyncio.sleep(5)
         assert replica.position(log).epoch < theirs
         disk.room = None
-        publisher.ahead("global", theirs)
+        await local.ahead("global", theirs)
         await asyncio.sleep(5)
         assert replica.position(log).epoch > theirs
-        await publisher.close()
+        await local.close()
         await store.close()
     replica.close()

@@ -9,7 +9,7 @@ import pytest
 from tests.kit.virtual_time import virtual_time
 
 from hawker.catalog.gossip import rumours
-from hawker.catalog.gossip.publisher import GATHER_S
+from hawker.catalog.gossip.local_log import GATHER_S
 from hawker.catalog.gossip.rumours import RumourSender
 from hawker.core.swim.settings import LAN
 from hawker.model.catalog import Change, Version

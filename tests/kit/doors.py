@@ -161,8 +161,8 @@ class House:
 
     def shown(self, machine: str) -> str:
         """Its state as the catalog has it."""
-        assert self.agent.node is not None
-        found = self.agent.node.replica.rows("select state from machines where id = ?", (machine,))
+        assert self.agent.catalog is not None
+        found = self.agent.catalog.view.rows("select state from machines where id = ?", (machine,))
         return str(found[0][0]) if found else ""
 
     def story(self, machine: str) -> list[str]:
@@ -290,7 +290,7 @@ async def opened(
     traces: str = "",
     region: str = "ord",
 ) -> Proxy:
-    assert agent.node is not None
+    assert agent.catalog is not None
     settings = ProxySettings(
         tcp="127.0.0.1",
         listen={str(PORT): "127.0.0.1:0"},
@@ -300,4 +300,4 @@ async def opened(
         haproxy=haproxy or HaproxySettings(),
         traces=traces,
     )
-    return await Proxy.open(settings, agent.node.replica, live(), region=region, token=TOKEN, worker=worker, own=own)
+    return await Proxy.open(settings, agent.catalog.view, live(), region=region, token=TOKEN, worker=worker, own=own)

@@ -129,8 +129,8 @@ async def market(
         there = ImageMarket(f"http://127.0.0.1:{broker_port}", agents, found)
 
         async def all_known() -> bool:
-            nodes = [agent.node for agent in agents.values()]
-            return all(node and len(node.replica.rows("select name from workers")) == len(workers) for node in nodes)
+            nodes = [agent.catalog for agent in agents.values()]
+            return all(node and len(node.view.rows("select name from workers")) == len(workers) for node in nodes)
 
         await eventually(all_known, "every agent knows all workers")
         yield there

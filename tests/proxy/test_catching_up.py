@@ -11,7 +11,8 @@ from pathlib import Path
 from tests.kit.doors import PORT, TOKEN, House, free_port, house
 from tests.kit.waiting import until
 
-from hawker.catalog.gossip.node import Node, NodeSettings
+from hawker.catalog.base import Site
+from hawker.catalog.gossip.node import Node
 from hawker.host import live
 from hawker.proxy.service import Proxy
 from hawker.proxy.settings import ProxySettings
@@ -22,7 +23,7 @@ from hawker.telemetry import Metrics
 async def edge(catalog: Path, join: House) -> AsyncIterator[tuple[Node, Proxy]]:
     """A proxy with a catalog of its own, which is a member once its node is opened."""
     first = join.agent.settings.listens[0].rpartition(":")
-    settings = NodeSettings(
+    site = Site(
         name="edge",
         region="ord",
         host="127.0.0.1",
@@ -33,15 +34,18 @@ async def edge(catalog: Path, join: House) -> AsyncIterator[tuple[Node, Proxy]]:
         token=TOKEN,
         roles=("proxy",),
         join=((first[0], int(first[2])),),
+        path=catalog,
+        machine=live(),
+        metrics=Metrics(),
     )
-    node = Node(settings, live(), catalog, Metrics())
+    node = Node(site)
     proxy = await Proxy.open(
         ProxySettings(listen={str(PORT): "127.0.0.1:0"}),
-        node.replica,
+        node.view,
         live(),
         region="ord",
         token=TOKEN,
-        complete=node.readiness,
+        complete=node.complete,
     )
     try:
         yield node, proxy

@@ -12,10 +12,8 @@ import pytest
 from tests.kit.fleets import REGION, Fleet
 
 from hawker.core.outage import Outage
-from hawker.core.ownerlog import EPOCH_BITS
 from hawker.errors import Unreachable
 from hawker.model import door as words
-from hawker.model.catalog import Numbered, Origin, Range
 from hawker.model.machine import State
 from hawker.proxy.known.directory import Directory
 from hawker.proxy.machines.calls import Workers
@@ -72,11 +70,9 @@ async def test_a_standby_that_was_started_for_an_outage_and_stopped_is_left_alon
     """Once they took the outage for a new one, and started what its user had stopped: those that had begun in the
     middle of it, and those that were a second behind another."""
     fleet = Fleet(tmp_path)
-    epoch = began_ms << EPOCH_BITS
     row = {"region": REGION, "host": "127.0.0.1", "port": 1, "state": "active"}  # nobody listens there
     for name in ("ord-1", "ord-2"):
-        range_ = Range(Origin(name, "global", epoch, 1), 0, (Numbered(1, "workers", name, row),), True)
-        fleet.replica.merge([range_])
+        fleet.put(name, "workers", **{name: {**row, "began_ms": began_ms}})
     primary = {"app": "web", "region": REGION, "state": "started", "desired": "started", "generation": 1}
     standby = {**primary, "state": "stopped", "desired": desired, "standbys": '["m0"]'}
     fleet.put("ord-2", "machines", m0=primary)

@@ -28,8 +28,8 @@ async def test_an_app_that_sleeps_is_woken_over_tls_and_http2(tmp_path: Path) ->
     )
     async with house(tmp_path) as it:
         await it.machine("web", service={"ports": [*PORTS, {"port": own, "handlers": ["tls"]}]})
-        assert it.agent.node is not None
-        proxy = await Proxy.open(settings, it.agent.node.replica, hawker.host.live(), region="ord", token=TOKEN)
+        assert it.agent.catalog is not None
+        proxy = await Proxy.open(settings, it.agent.catalog.view, hawker.host.live(), region="ord", token=TOKEN)
         try:
             user2 = await User2.at(proxy.listening[443], authority.client("h2"), "web.localhost")
             assert (await user2.ask("GET / | :authority: web.localhost")).body == b"ok"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -10,10 +10,11 @@ from msgspec.structs import replace
 from tests.kit.tiers import full
 
 from hawker.catalog.gossip.replica import Replica
-from hawker.catalog.publish.outbox import Outbox, Projected, Source
+from hawker.catalog.publish.outbox import Outbox, Projected, RowId
+from hawker.catalog.publish.owner_log import OwnerLog
 from hawker.catalog.tables.ingest import Batch
 from hawker.catalog.tables.layout import Layout
-from hawker.core import ownerlog
+from hawker.core import hlc, ownerlog
 from hawker.core.ownerlog import Fit, Verdict
 from hawker.model.catalog import Change, LogId, Origin, Position, Tier, Values, Version
 from hawker.model.rows import LogHeadRow, PublishedRow, published_key
@@ -81,7 +82,7 @@ class SnapshotAdds(Replica):
     batch_of = AddingBatch
 
 
-class SilentPurge(Outbox):
+class SilentPurge(OwnerLog):
     """Tombstones go, and the floor stays."""
 
     def purge(self, tx: Tx, tier: Tier, before_ms: int, kept: int = 0) -> Origin:
@@ -137,18 +138,13 @@ class PoisonDropped(Replica):
 class EchoingOutbox(Outbox):
     """What is published already is published again."""
 
-    def _publish(
-        self,
-        tx: Tx,
-        wanted: Sequence[tuple[Projected, Source | None]],
-        merged: Mapping[tuple[Tier, str, str], Values],
-    ) -> None:
-        super()._publish(tx, wanted, merged)
-        for (tier, change, _), _ in wanted:
+    def _publish(self, tx: Tx, wanted: Mapping[RowId, Iterable[Projected]], gone: Collection[Projected] = ()) -> None:
+        super()._publish(tx, wanted, gone)
+        for tier, change, _ in (each for projected in wanted.values() for each in projected):
             there = tx.get(PublishedRow, published_key(tier, change.table, change.key))
             if there and there.values:
-                tx.record("catalog.published", self.owner, cause="change")
-                self._write(tx, tier, [Change(change.table, change.key, there.values)], {})
+                tx.record("catalog.published", self.log.owner, cause="change")
+                self.log.append(tx, tier, [Change(change.table, change.key, there.values)])
 
 
 class ForgetfulLayout(Layout):
@@ -198,7 +194,7 @@ class MergedByArrival(Replica):
     batch_of = StealingBatch
 
 
-class SameEpoch(Outbox):
+class SameEpoch(OwnerLog):
     """A database goes on in the epoch in which it was closed."""
 
     def _begin(self, tx: Tx, tier: Tier, above: int) -> Origin:
@@ -206,7 +202,7 @@ class SameEpoch(Outbox):
         return self.origin(tx, tier) if head else super()._begin(tx, tier, above)
 
 
-class NeverRaised(Outbox):
+class NeverRaised(OwnerLog):
     """Who is ahead of its owner is not believed."""
 
     def open(self, tx: Tx, above: Mapping[Tier, int] | None = None) -> list[Origin]:
@@ -216,12 +212,9 @@ class NeverRaised(Outbox):
         return self.origin(tx, tier)
 
 
-class ClockOnly(Outbox):
+def clock_only(last: int, now_ms: int) -> int:
     """A stamp is the time, whatever was read from others."""
-
-    def put_merged(self, tx: Tx, table: str, key: str, values: Values, *, tier: Tier = "global") -> None:
-        self.newest_stamp = lambda: 0
-        super().put_merged(tx, table, key, values, tier=tier)
+    return hlc.stamp(now_ms)
 
 
 class NeverDrained(Replica):
@@ -231,32 +224,36 @@ class NeverDrained(Replica):
         return None
 
 
-MUTANTS: tuple[type[Replica] | type[Outbox], ...] = (
-    OutOfOrder,
-    NoFloor,
-    NoEpoch,
-    NoLineage,
-    TrustedLineage,
-    SnapshotAdds,
-    SilentPurge,
-    FloorNotStored,
-    FloorNotFollowed,
-    StoppedByPoison,
-    PoisonDropped,
-    EchoingOutbox,
-    ColumnsDropped,
-    NoGuard,
-    MergedByOwner,
-    MergedByArrival,
-    SameEpoch,
-    NeverRaised,
-    ClockOnly,
+MUTANTS = (
+    Kinds(replica=OutOfOrder),
+    Kinds(replica=NoFloor),
+    Kinds(replica=NoEpoch),
+    Kinds(replica=NoLineage),
+    Kinds(replica=TrustedLineage),
+    Kinds(replica=SnapshotAdds),
+    Kinds(log=SilentPurge),
+    Kinds(replica=FloorNotStored),
+    Kinds(replica=FloorNotFollowed),
+    Kinds(replica=StoppedByPoison),
+    Kinds(replica=PoisonDropped),
+    Kinds(outbox=EchoingOutbox),
+    Kinds(replica=ColumnsDropped),
+    Kinds(replica=NoGuard),
+    Kinds(replica=MergedByOwner),
+    Kinds(replica=MergedByArrival),
+    Kinds(log=SameEpoch),
+    Kinds(log=NeverRaised),
+    Kinds(tick=clock_only),
 )
 
 
-@pytest.mark.parametrize("mutant", [*MUTANTS[:2], *full(*MUTANTS[2:])], ids=lambda mutant: mutant.__name__)
-def test_a_node_with_one_rule_broken_is_found(mutant: type[Replica] | type[Outbox]) -> None:
-    kinds = Kinds(replica=mutant) if issubclass(mutant, Replica) else Kinds(outbox=mutant)
+def the_mutant(kinds: Kinds) -> str:
+    mine, usual = kinds._asdict(), Kinds()._asdict()
+    return next(str(each.__name__) for field, each in mine.items() if each is not usual[field])
+
+
+@pytest.mark.parametrize("kinds", [*MUTANTS[:2], *full(*MUTANTS[2:])], ids=the_mutant)
+def test_a_node_with_one_rule_broken_is_found(kinds: Kinds) -> None:
     assert any(run(seed, kinds).wrong for seed in range(SEEDS_MOST))
 
 

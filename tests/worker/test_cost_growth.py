@@ -21,6 +21,7 @@ from tests.kit.sim_worker import APP, SimWorker, a_worker, machine_config, order
 from tests.kit.virtual_time import run_in_virtual_time
 
 from hawker.catalog.publish.outbox import Outbox
+from hawker.catalog.publish.owner_log import OwnerLog
 from hawker.http.call import Call
 from hawker.model.fleet_calls import ListRuns
 from hawker.model.guest import Resources
@@ -203,7 +204,7 @@ async def both(directory: Path) -> tuple[dict[str, Count], dict[str, Count]]:
         async with a_worker(directory, programs, sweeping=False) as worker:
             worker.log.ports = PORTS
             publishing = Publishing("ord-1", "ord", "127.0.0.1", 1, Resources(), "fake")
-            outbox = Outbox(worker.host, "ord-1", publishing.projections())
+            outbox = Outbox(worker.host, OwnerLog(worker.host, "ord-1"), publishing.projections())
             await worker.store.submit(outbox.open)
             worker.store.on_change[:] = [outbox.on_change]
             await measured(counts, worker, outbox, "warm")  # what is done once, such as the app's first row

@@ -10,8 +10,9 @@ import pytest
 from tests.kit.sim_worker import APP, SimWorker, a_worker, order
 from tests.kit.virtual_time import virtual_time
 
-from hawker.catalog.gossip.publisher import PURGE_S, Publisher
+from hawker.catalog.gossip.local_log import LocalLog
 from hawker.catalog.gossip.replica import Replica
+from hawker.catalog.publish.publisher import PURGE_S, Publisher
 from hawker.model.catalog import LogId
 from hawker.model.guest import Resources
 from hawker.model.machine import State
@@ -132,7 +133,8 @@ async def test_however_many_machines_pass_within_a_moment_no_table_and_no_file_g
         publishing = Publishing("ord-1", "ord", "127.0.0.1", 1, Resources(), "fake")
         publisher = Publisher(worker.store, publishing.outbox(worker.host), tombstones_kept=8)
         replica = Replica.open(tmp_path / "catalog.db", worker.host)
-        await publisher.open(replica, lambda version: None)
+        local = LocalLog(publisher, replica, lambda version: None)
+        await local.open()
         stays = await worker.run_machine("stays")
         began_ms = worker.host.now_ms()
         for n in range(lives):
@@ -157,7 +159,7 @@ async def test_however_many_machines_pass_within_a_moment_no_table_and_no_file_g
         assert worker.market.fate(f"order-{lives - 1}") == machine
         assert worker.market.fate("stays") == stays
         assert replica.rows("select id from machines") == [(stays,)]
-        await publisher.close()
+        await local.close()
         replica.close()
         assert worker.wrong() == []
 

@@ -18,6 +18,7 @@ from tests.kit.sim_worker import APP, SimWorker, a_world, order
 from tests.kit.virtual_time import run_in_virtual_time
 
 from hawker.catalog.publish.outbox import Outbox
+from hawker.catalog.publish.owner_log import OwnerLog
 from hawker.model import door
 from hawker.model.guest import Resources
 from hawker.model.machine import State
@@ -121,7 +122,11 @@ async def measured() -> dict[str, Cost]:
         worker = SimWorker(Path(directory), a_world({"short": Program(runs_s=RUNS_S / 2)}))
         worker.store = Store.open("worker.db", worker.host, vfs=disk.name)
         await worker.start(sweeping=False)
-        outbox = Outbox(worker.host, "ord-1", Publishing("ord-1", "ord", "::1", 1, Resources(), "fake").projections())
+        outbox = Outbox(
+            worker.host,
+            OwnerLog(worker.host, "ord-1"),
+            Publishing("ord-1", "ord", "::1", 1, Resources(), "fake").projections(),
+        )
         await worker.store.submit(outbox.open)
         worker.store.on_change[:] = [outbox.on_change]
         meter = Meter(worker, disk)

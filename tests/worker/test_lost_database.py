@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 from tests.kit.sim_worker import APP, REGION, ROOMY, SimWorker, a_world
 from tests.kit.virtual_time import virtual_time
 
-from hawker.model.catalog import LogId, Position
+from hawker.model.catalog import TIERS, Position, Tier
 from hawker.model.machine import State
 from hawker.model.rows import LogHeadRow, MachineRow
 from hawker.sim.hosts.driver import FakeDriver
@@ -36,8 +36,11 @@ class Catalog:
         self.told = told
         self.at = at
 
-    def position(self, log: LogId) -> Position:
-        return self.at
+        self.view = self
+        self.on_applied: list[Callable[[tuple[str, ...]], None]] = []
+
+    def seen(self, owner: str) -> Mapping[Tier, Position]:
+        return dict.fromkeys(TIERS, self.at)
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         if "machines_rows" not in sql:

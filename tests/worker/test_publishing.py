@@ -11,8 +11,9 @@ from typing import Any
 
 from tests.kit.virtual_time import virtual_host, virtual_time
 
-from hawker.catalog.gossip.publisher import Publisher
+from hawker.catalog.gossip.local_log import LocalLog
 from hawker.catalog.gossip.replica import Replica
+from hawker.catalog.publish.publisher import Publisher
 from hawker.model.guest import Resources
 from hawker.model.machine import State
 from hawker.model.rows import Before, CheckRow, MachineRow, Row, SketchRow, WorkerRow
@@ -81,11 +82,12 @@ async def told(directory: Path, machines: int = 0) -> AsyncIterator[Told]:
     publishing = Publishing("ord-1", "ord", "127.0.0.1", 1, Resources(machines=machines), "fake")
     publishing.recall(store.read)
     publisher = Publisher(store, publishing.outbox(host))
-    await publisher.open(replica, lambda version: None)
+    local = LocalLog(publisher, replica, lambda version: None)
+    await local.open()
     try:
         yield Told(store, replica)
     finally:
-        await publisher.close()
+        await local.close()
         await store.close()
         replica.close()
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from hawker.broker.api import Broker
-    from hawker.catalog.gossip.node import Node
-    from hawker.catalog.gossip.publisher import Publisher
+    from hawker.catalog.base import Catalog, MakeCatalog, Source
     from hawker.catalog.read.api import CatalogApi
     from hawker.http.call import Call
     from hawker.network.base import HostNetwork
@@ -54,6 +53,7 @@ class Agent:
         host: Host,
         *,
         make_outfit: MakeOutfit | None = None,
+        make_catalog: MakeCatalog | None = None,
         bind: Bind | None = None,
     ) -> None:
         self.settings = settings
@@ -61,18 +61,18 @@ class Agent:
         self.failed = asyncio.Event()
         self._host = host
         self._make_outfit = make_outfit or live_outfit
+        self._make_catalog = make_catalog
         self._bind = bind or self._listen
         self._network: HostNetwork | None = None
         self._remove_network: Callable[[], Awaitable[None]] | None = None
         self.worker: Worker | None = None  # from the moment its database is open
         self.broker: Broker | None = None
-        self.node: Node | None = None
+        self.catalog: Catalog | None = None
         self.reading: CatalogApi | None = None
         self.proxy: Proxy | None = None
         self._servers: list[Server] = []
         self._restarting = False
         self.recover: Way = ""  # as in `WorkerSettings`, where there is no directory to read it from
-        self._publisher: Publisher | None = None
         self._stack = AsyncExitStack()
         self._tokens = Tokens(settings.tokens.by_token())
 
@@ -89,7 +89,7 @@ class Agent:
             if settings.worker:
                 await self._open_store(stack, settings.worker)
             if self.worker or not (settings.broker and settings.broker.workers):
-                self.node = await self._open_node(stack, fronts[0])
+                await self._open_catalog(stack, fronts[0])
             if self.worker:
                 await self._open_worker(stack, self.worker, fronts.pop(0))
             if settings.proxy:
@@ -98,7 +98,7 @@ class Agent:
                 await _end_data_plane(settings.directory)
             if settings.broker:
                 await self._open_broker(stack, settings.broker, fronts.pop(0))
-            if fronts and self.node and self.reading:
+            if fronts and self.catalog and self.reading:
                 fronts.pop().open(
                     reader_app(settings, self._host, self._tokens, self.metrics, self._routes(), self.reading)
                 )
@@ -169,45 +169,50 @@ class Agent:
         self.worker = worker
         stack.push_async_callback(worker.close_store)  # last of all: the node publishes what the worker writes
 
-    async def _open_node(self, stack: AsyncExitStack, front: Front) -> Node:
-        """Become a member of the catalog. With nobody to ask, or nobody who answers, the worker starts all the same."""
-        from hawker.catalog.gossip.node import Node, NodeSettings
+    async def _open_catalog(self, stack: AsyncExitStack, front: Front) -> None:
+        """Take part in the catalog. With nobody to ask, or nobody who answers, the worker starts all the same."""
+        from hawker.catalog import engines
+        from hawker.catalog.base import Site
         from hawker.catalog.read.api import CatalogApi
 
         settings = self.settings
         host, port = settings.advertised()
         bind, bind_port = host_port("listen", settings.listens[0])
-        catalog = settings.catalog
-        node_settings = NodeSettings(
+        given = settings.catalog
+        site = Site(
             name=settings.name,
             region=settings.region,
             host=host,
             port=port,
             bind=bind,
             bind_port=bind_port,
-            cluster=catalog.cluster,
-            secrets=tuple(catalog.keys or (settings.tokens.cluster,)),
+            cluster=given.cluster,
+            secrets=tuple(given.keys or (settings.tokens.cluster,)),
             token=settings.tokens.cluster,
             roles=settings.roles,
-            join=tuple(host_port("catalog.join", address) for address in catalog.join),
+            join=tuple(host_port("catalog.join", address) for address in given.join),
+            path=settings.directory / "catalog.db",
+            machine=self._host,
+            metrics=self.metrics,
+            settings=given.settings.get(given.engine, {}),
         )
         if self._host.vfs is None:
             settings.directory.mkdir(mode=0o711, parents=True, exist_ok=True)
-        node = Node(node_settings, self._host, settings.directory / "catalog.db", self.metrics)
-        stack.push_async_callback(node.close)
-        self.reading = CatalogApi(node, self._host)
+        catalog = self._make_catalog(site) if self._make_catalog else engines.make(given.engine, site)
+        self.catalog = catalog
+        stack.push_async_callback(catalog.close)
+        self.reading = CatalogApi(catalog, self._host)
+        self.metrics.measured += (catalog.measure, self.reading.measure)
         stack.push_async_callback(self.reading.close)
         serving = Serving(self._host, self._tokens, self.metrics, settings.region)
-        front.early = serving.app([], agent_routes=node.routes())
-        if self.worker:
-            self._publisher = await self.worker.check(node.replica)
-        await node.open(self._publisher)
-        await node.joined(within_s=JOIN_S)
-        return node
+        front.early = serving.app([], agent_routes=catalog.routes())
+        source: Source | None = await self.worker.check(catalog) if self.worker else None
+        await catalog.open(source)
+        await catalog.joined(within_s=JOIN_S)
 
     async def _open_worker(self, stack: AsyncExitStack, worker: Worker, front: Front) -> None:
-        settings, node = self.settings, self.node
-        assert node is not None  # every worker is a member
+        settings, catalog = self.settings, self.catalog
+        assert catalog is not None  # every worker is a member
 
         async def close() -> None:
             stopping = settings.stop_machines_on_exit and not worker.failed.is_set() and not self._restarting
@@ -215,10 +220,10 @@ class Agent:
             if stopping and self._remove_network:
                 await self._remove_network()
 
-        app = await worker.open(self._tokens, node.replica, self._routes(), self.reading, settings.tokens.cluster)
+        app = await worker.open(self._tokens, catalog, self._routes(), self.reading, settings.tokens.cluster)
         stack.push_async_callback(close)
         if self._network is not None:
-            await open_resolver(stack, self._network, node.replica, settings, self._host)
+            await open_resolver(stack, self._network, catalog.view, settings, self._host)
         watching = asyncio.get_running_loop().create_task(self._watch(worker.failed), name="failed")
         stack.callback(watching.cancel)
         front.open(app)
@@ -229,11 +234,11 @@ class Agent:
         from hawker.broker.fleet import Fleet, parse_address
         from hawker.core.ranking import policy
 
-        settings, node = self.settings, self.node
+        settings, catalog = self.settings, self.catalog
         fleet = Fleet([parse_address(text) for text in role.workers], settings.tokens.cluster, settings.region)
         directory = None
-        if node and not role.workers:
-            directory = Directory(node.replica, fleet)
+        if catalog and not role.workers:
+            directory = Directory(catalog.view, fleet)
             stack.callback(directory.close)
         self.broker = broker = Broker(
             settings.name,
@@ -247,17 +252,17 @@ class Agent:
             settings.urls(),
         )
         stack.push_async_callback(broker.close)
-        front.open(broker.app(self._tokens, self._routes() if node else None))
+        front.open(broker.app(self._tokens, self._routes() if catalog else None))
 
     async def _open_proxy(self, stack: AsyncExitStack, proxy: ProxySettings) -> None:
         from hawker.proxy.service import Proxy
 
-        settings, node, worker = self.settings, self.node, self.worker
-        assert node is not None  # the settings are checked for it
+        settings, catalog, worker = self.settings, self.catalog, self.worker
+        assert catalog is not None  # the settings are checked for it
         own = worker if worker and proxy.worker in ("", settings.name) else None
         self.proxy = await Proxy.open(
             proxy,
-            node.replica,
+            catalog.view,
             self._host,
             region=settings.region,
             token=settings.tokens.cluster,
@@ -265,7 +270,7 @@ class Agent:
             name=settings.name,
             own=own.waking if own else None,
             unfit=self.reading.unfit if self.reading else _fit,
-            complete=node.readiness,
+            complete=catalog.complete,
             directory=settings.directory,
         )
         stack.push_async_callback(self.proxy.close)
@@ -274,8 +279,8 @@ class Agent:
 
     def _routes(self) -> dict[tuple[str, str], Handler]:
         """Agents' own paths, but for metrics."""
-        assert self.node is not None
-        return {**self.node.routes(), ("GET", "/health/proxy"): self._tell_proxy}
+        assert self.catalog is not None
+        return {**self.catalog.routes(), ("GET", "/health/proxy"): self._tell_proxy}
 
     async def _tell_proxy(self, call: Call) -> Response:
         if self.proxy is None:

@@ -207,7 +207,7 @@ class _Life:
 
 
 ROLES = {
-    "catalog": ("hawker.catalog.read.api", "hawker.catalog.gossip.node", "cryptography.hazmat.primitives.ciphers.aead"),
+    "catalog": ("hawker.catalog.read.api", "hawker.catalog.engines", "cryptography.hazmat.primitives.ciphers.aead"),
     "worker": ("hawker.worker.daemon", "hawker.worker.drivers.driver_set", "hawker.worker.lock"),
     "broker": ("hawker.broker.api", "hawker.broker.directory"),
     "proxy": ("hawker.proxy.service",),
@@ -222,6 +222,9 @@ def load(settings: AgentSettings) -> None:
     for role in ("catalog", *settings.roles):
         for module in ROLES[role]:
             import_module(module)
+    from hawker.catalog import engines
+
+    engines.load(settings.catalog.engine)
     if settings.worker:
         outfit.load(settings.worker)
 

@@ -50,6 +50,7 @@ backhaul = "0.0.0.0:4290" # where other proxies bring requests for the worker's 
 domain = "apps.example"   # apps are <app>.<domain>; see hawker.proxy.settings for the rest
 
 [catalog]                 # all of it may be left out
+engine = "gossip"         # the built-in one; another package's has its settings in [catalog.<engine>]
 join = ["10.0.0.1:4281"]  # agents that are members already; also `hawker agent --join`
 # listen = "0.0.0.0:4281" # of an agent that is a proxy alone: others meet it where it serves its other role
 advertise = "10.0.0.7:4281"     # where others reach this agent, TCP and UDP; by default its first listening address
@@ -191,11 +192,15 @@ class BrokerRole(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CatalogSettings(msgspec.Struct, forbid_unknown_fields=True):
+    """`settings` are the engines' own, by engine."""
+
+    engine: str = "gossip"
     listen: str = ""
     join: list[str] = []
     advertise: str = ""
     cluster: str = "hawker"
     keys: list[str] = []
+    settings: dict[str, dict[str, Any]] = {}
 
 
 class AgentSettings(msgspec.Struct, forbid_unknown_fields=True):
@@ -289,7 +294,8 @@ def _number_of(name: str) -> str:
 def read_settings(path: Path) -> AgentSettings:
     """Raises `Invalid` naming the file and the field."""
     try:
-        settings = msgspec.convert(_by_driver(tomllib.loads(path.read_text())), AgentSettings, dec_hook=_path)
+        raw = _by_plugin(tomllib.loads(path.read_text()), "worker", WorkerRole)
+        settings = msgspec.convert(_by_plugin(raw, "catalog", CatalogSettings), AgentSettings, dec_hook=_path)
     except FileNotFoundError:
         raise Invalid("config", str(path), "there is no such file") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
@@ -335,15 +341,15 @@ def _check_proxy(settings: AgentSettings, proxy: ProxySettings) -> None:
         raise Invalid("proxy.backhaul", proxy.backhaul, "give the address where other proxies reach this worker's")
 
 
-def _by_driver(raw: dict[str, Any]) -> dict[str, Any]:
-    """The tables of `[worker]` that are no fields of its own belong to drivers."""
-    worker = raw.get("worker")
-    if not isinstance(worker, dict):
+def _by_plugin(raw: dict[str, Any], role: str, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The tables of `[worker]` that are no fields of its own belong to drivers, those of `[catalog]` to engines."""
+    table = raw.get(role)
+    if not isinstance(table, dict):
         return raw
-    own = {name: value for name, value in worker.items() if name in WorkerRole.__struct_fields__}
-    drivers = {name: value for name, value in worker.items() if name not in own and isinstance(value, dict)}
-    rest = {name: value for name, value in worker.items() if name not in own and name not in drivers}
-    return {**raw, "worker": {**own, **rest, **({"settings": drivers} if drivers else {})}}
+    fields = kind.__struct_fields__
+    theirs = {name: value for name, value in table.items() if name not in fields and isinstance(value, dict)}
+    rest = {name: value for name, value in table.items() if name not in theirs}
+    return {**raw, role: {**rest, **({"settings": theirs} if theirs else {})}}
 
 
 def _path(kind: type, value: Any) -> Path:

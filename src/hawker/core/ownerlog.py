@@ -67,11 +67,6 @@ def next_epoch(stored: int, above: int, now_ms: int, draw: int) -> int:
     return max((max(stored, above) >> EPOCH_BITS) + 1, now_ms) << EPOCH_BITS | draw
 
 
-def began_ms(epoch: int) -> int:
-    """When an epoch began, by its owner's clock."""
-    return epoch >> EPOCH_BITS
-
-
 def lineage_after(lineage: tuple[Position, ...], ended: Position) -> tuple[Position, ...]:
     """The lineage once the epoch of `ended` is over. One that ended before anything was written needs no place."""
     return (*lineage, ended)[-LINEAGE_MOST:] if ended.head else lineage

@@ -379,7 +379,7 @@ class RunRow(Row, frozen=True, kw_only=True):
 
 class PublishedRow(Row, frozen=True, kw_only=True):
     """A row of the catalog as this node published it last, in version `number` of its log; `values` None is a
-    tombstone. `merged`: of a table that many nodes write. See `catalog.publish.outbox`."""
+    tombstone. `merged` rows stay although no row of the worker's shows them. See `catalog.publish.outbox`."""
 
     table: ClassVar[str] = "published"
 
@@ -414,9 +414,8 @@ class DueRow(Row, frozen=True, kw_only=True):
 
 
 class LogHeadRow(Row, frozen=True, kw_only=True):
-    """Where this node's own log of one tier stands: `model.catalog.Origin` without its name. `stamp` is the last one
-    given to a merged row. `projections` names those by which all was published when the node ended in order;
-    "" while it runs, and when something waited."""
+    """Where this node's own log of one tier stands: `model.catalog.Origin` without its name. `projections` names those
+    by which all was published when the node ended in order; "" while it runs, and when something waited."""
 
     table: ClassVar[str] = "log_head"
 
@@ -425,7 +424,6 @@ class LogHeadRow(Row, frozen=True, kw_only=True):
     head: int
     floor: int = 0
     lineage: tuple[Position, ...] = ()
-    stamp: int = 0
     projections: str = ""
 
     @property

@@ -15,11 +15,12 @@ from typing import Any
 
 import msgspec
 
+from hawker.catalog.base import Site
 from hawker.catalog.gossip import rumours
 from hawker.catalog.gossip.joining import JOIN, JoinAsk
 from hawker.catalog.gossip.membership import KIND as SWIM
 from hawker.catalog.gossip.membership import MEMBERS
-from hawker.catalog.gossip.node import Node, NodeSettings
+from hawker.catalog.gossip.node import Node
 from hawker.catalog.gossip.packets import UNREADABLE, Sealer
 from hawker.catalog.gossip.replication import DIGEST, FETCH, DigestAsk, FetchAsk
 from hawker.catalog.gossip.rumours import KIND
@@ -176,7 +177,7 @@ async def throw(loop: SimLoop, count: int, seed: int, directory: Path) -> Report
 
     async def live() -> None:
         host = Host(lambda: 1_700_000_000 + loop.time(), Random(seed))
-        settings = NodeSettings(
+        site = Site(
             name="ord-1",
             region="ord",
             host=victim.address,
@@ -185,8 +186,11 @@ async def throw(loop: SimLoop, count: int, seed: int, directory: Path) -> Report
             cluster=CLUSTER,
             secrets=("secret",),
             token=TOKEN,
+            path=directory / "catalog.db",
+            machine=host,
+            metrics=metrics,
         )
-        node = Node(settings, host, directory / "catalog.db", metrics)
+        node = Node(site)
         serving = Serving(host, Tokens({TOKEN: AGENT}), metrics, "ord")
         await serve(serving.app([], agent_routes=node.routes()), (victim.address, PORT), host)
         await node.open()

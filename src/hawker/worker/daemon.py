@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from hawker.catalog.gossip.publisher import Publisher
+from hawker.catalog.base import Catalog
+from hawker.catalog.publish.publisher import Publisher
 from hawker.catalog.read.api import CatalogApi, health
-from hawker.catalog.view import RowView
 from hawker.core import capacity as ledger_rules
 from hawker.core.beats import until_beat
 from hawker.errors import Refused, StoreError
@@ -184,17 +184,18 @@ class Worker:
     async def open(
         self,
         tokens: Tokens,
-        catalog: RowView | None = None,
+        catalog: Catalog | None = None,
         routes: Mapping[tuple[str, str], Handler] | None = None,
         reading: CatalogApi | None = None,
         token: str = "",
     ) -> ASGIApp:
-        """The rest, up to serving. `catalog` tells which machines have gone to other workers; `routes` are served
-        beside the worker's own, to agents; `reading` is the catalog for everybody; `token` is what agents know each
-        other by."""
+        """The rest, up to serving. The view of `catalog` tells which machines have gone to other workers; `routes` are
+        served beside the worker's own, to agents; `reading` is the catalog for everybody; `token` is what agents know
+        each other by."""
         settings, host, drivers, store, me = self.settings, self._host, self._drivers, self.store, self.me
         log = MachineWriter(host, settings.capacity, settings.ports, self._network.holder if self._network else nobody)
-        self.superseding = superseding = Generations(settings.name, catalog)
+        view = catalog.view if catalog else None
+        self.superseding = superseding = Generations(settings.name, view)
         launches = Launches()
         scale = settings.disk_scale
         flows = MachineFlows(
@@ -206,7 +207,7 @@ class Worker:
         self.exits = exits = Exits(store, host, drivers, log, runner)
         runner.on_end = exits.on_end
         self.market = market = Market(store, host, drivers, log, runner, me)
-        self.shelving = Shelving(settings, host, store, self._images, catalog, token)
+        self.shelving = Shelving(settings, host, store, self._images, view, token)
         market.stock = self.shelving.stock
         market.hold_images()
         await market.look()
@@ -224,7 +225,7 @@ class Worker:
         updates = Updates(store, host, drivers, log, admission)
         self.waking = Waking(store, host, runner, machines, launches, flows, log)
         superseding.watch(store, machines)
-        self.adopting = AppCopies(settings.name, catalog, store) if catalog else None
+        self.adopting = AppCopies(settings.name, view, store) if view else None
         if self.adopting:
             self.adopting.watch()
         ways = ways_of(self._network)
@@ -247,8 +248,8 @@ class Worker:
                 ways,
             )
         )
-        forget = self.publisher.forget if catalog else None
-        market_api = MarketApi(store, drivers, log, market, machines, machine_api, str(self._path), catalog, forget)
+        forget = catalog.forget if catalog else None
+        market_api = MarketApi(store, drivers, log, market, machines, machine_api, str(self._path), view, forget)
         kept = Kept(seconds=settings.history_s, records=settings.history_records)
         batch = min(BATCH, 8 + kept.records // 4)  # of few records few at a time
         self._compaction = Compaction(store, me.name, kept, partial(over, orders=kept.records), batch=batch)

@@ -12,16 +12,17 @@ anew. A machine that had no program then has left nothing but its row in the cat
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from hawker.catalog import apps
+from hawker.catalog.view import View
 from hawker.errors import HawkerError, Invalid
-from hawker.model.catalog import TIERS, LogId, Position
+from hawker.model.catalog import TIERS, Position, Tier
 from hawker.model.config import CONTAINER, MICROVM, PROCESS
 from hawker.model.guest import Resources
 from hawker.model.rows import AppRow, LogHeadRow, MachineRow, WorkerRow
@@ -38,9 +39,10 @@ CAUSE = "hawker worker recover"
 class Own(Protocol):
     """This node's copy of the catalog."""
 
-    def position(self, log: LogId) -> Position: ...
+    @property
+    def view(self) -> View: ...
 
-    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]: ...
+    def seen(self, owner: str) -> Mapping[Tier, Position]: ...
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +72,7 @@ def look(reads: Reads, name: str, instances: Collection[Instance], directory: Pa
     programs = tuple(each for each in unknown(reads, instances) if each.exit is None)
     if not new:
         return Lost(new=False, programs=programs, behind=own is not None and _behind(reads, name, own))
-    told = own.rows("select id from machines_rows where worker = ? order by id", (name,)) if own else []
+    told = own.view.rows("select id from machines_rows where worker = ? order by id", (name,)) if own else []
     return Lost(
         new=True,
         programs=programs,
@@ -80,8 +82,9 @@ def look(reads: Reads, name: str, instances: Collection[Instance], directory: Pa
 
 
 def _behind(reads: Reads, name: str, own: Own) -> bool:
+    seen = own.seen(name)
     for tier in TIERS:
-        head, told = reads.get(LogHeadRow, tier), own.position(LogId(name, tier))
+        head, told = reads.get(LogHeadRow, tier), seen[tier]
         if head is not None and (told.epoch, told.head) > (head.epoch, head.head):
             return True
     return False
@@ -158,11 +161,11 @@ def adopt(tx: Tx, lost: Lost, name: str, capacity: Resources, own: Own | None) -
         if why := take_over(tx, program, capacity, CAUSE):
             left.append(f"program {program.key} of machine {program.machine} runs on and is not known: {why}")
     if own is not None:
-        for row in own.rows(f"select {apps.COLUMNS} from apps_rows where worker = ? order by id", (name,)):
+        for row in own.view.rows(f"select {apps.COLUMNS} from apps_rows where worker = ? order by id", (name,)):
             app = apps.read(row)
             if tx.get(AppRow, app.name) is None:
                 tx.put(app)
-        told = own.rows("select id, app, state from machines_rows where worker = ? order by id", (name,))
+        told = own.view.rows("select id, app, state from machines_rows where worker = ? order by id", (name,))
         left += [
             f"machine {machine} of app {app} was {state}: its configuration is lost"
             for machine, app, state in told

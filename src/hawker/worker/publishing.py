@@ -20,6 +20,7 @@ import hawker
 from hawker import __version__
 from hawker.catalog import apps
 from hawker.catalog.publish.outbox import Outbox, Projected, Projection, published
+from hawker.catalog.publish.owner_log import OwnerLog
 from hawker.errors import Invalid
 from hawker.host import Host
 from hawker.model.catalog import Change
@@ -76,7 +77,7 @@ class Publishing:
         projections_id = blake2b(identity, digest_size=16).hexdigest()
         always = (WorkerRow, LedgerRow)  # what they show follows the settings, and how much of the disk is free
         return Outbox(
-            *(host, self._name, self.projections()),
+            *(host, OwnerLog(host, self._name), self.projections()),
             projections_id=projections_id,
             always=always,
             unhurried=(LedgerRow, SketchRow),
@@ -109,6 +110,7 @@ class Publishing:
             "driver": self._driver,
             "capacity": _json(self._capacity),
             "since_ms": row.created_at_ms,
+            "began_ms": row.started_again_ms,
         }
         return [("global", Change("workers", row.name, values), True)]
 

@@ -1,8 +1,8 @@
 """One member of the catalog: its replica, its neighbours, and what it tells and asks them.
 
-    node = Node(settings, host, path, metrics)
-    await node.open(publisher)        # None for an agent that owns no rows
-    ... serve node.routes() at settings.host:settings.port ...
+    node = Node(site)
+    await node.open(source)           # None for an agent that owns no rows
+    ... serve node.routes() at site.host:site.port ...
     await node.close()
 
 Datagrams go to the same port as HTTP. A region's nodes are one SWIM group; other regions are reached now and then, by
@@ -13,97 +13,85 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any, cast
 
-import msgspec
-
+from hawker.catalog.base import Site, Source
 from hawker.catalog.gossip import membership, rumours
 from hawker.catalog.gossip.bridging import Bridging
 from hawker.catalog.gossip.exchange import Address, Answering, Exchange
 from hawker.catalog.gossip.joining import JOIN, Joining
+from hawker.catalog.gossip.local_log import LocalLog
 from hawker.catalog.gossip.membership import MEMBERS, PROBE, Membership
 from hawker.catalog.gossip.notes import Notes
 from hawker.catalog.gossip.packets import UNREADABLE, NotOurs, Sealer
-from hawker.catalog.gossip.publisher import Publisher
 from hawker.catalog.gossip.readiness import Readiness
 from hawker.catalog.gossip.replica import Replica
 from hawker.catalog.gossip.replication import DIGEST, FETCH, Replication
 from hawker.catalog.gossip.rumours import RumourSender
+from hawker.catalog.gossip.standings import Standings
 from hawker.client.wire import PeerUnreachable
+from hawker.core import hlc
 from hawker.core.beats import until_beat
 from hawker.core.freshness import Freshness
 from hawker.core.swim.members import Member
 from hawker.core.swim.settings import LAN, Settings
-from hawker.errors import HawkerError, StoreError
-from hawker.host import Host
+from hawker.errors import HawkerError, NotFound, StoreError
 from hawker.http.app import Handler
-from hawker.model.catalog import TIERS, LogId, Position, Tier, Version
+from hawker.model import api
+from hawker.model.catalog import TIERS, Change, LogId, Position, Tier, Version
 from hawker.telemetry import Metrics, get_logger
 
 RECHECK_S = 5.0
 AGAIN_S = 1.0
 
 
-class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`host`, `port`: where others reach this node, by HTTP and datagrams; `bind` is the address to listen on, with
-    `bind_port` where it is not `port`. `join`: members to begin with. `secrets`: the cluster's keys, the first one
-    seals."""
-
-    name: str
-    region: str
-    host: str
-    port: int
-    bind: str
-    bind_port: int = 0
-    cluster: str
-    secrets: tuple[str, ...]
-    token: str
-    roles: tuple[str, ...] = ()
-    join: tuple[Address, ...] = ()
-    swim: Settings = LAN
-
-
 class Node:
-    """`open`, serve `routes()`, `close`."""
+    """The engine `gossip` (`catalog.base.Catalog`). `swim` are the settings of membership."""
 
-    def __init__(self, settings: NodeSettings, host: Host, path: Path, metrics: Metrics) -> None:
-        self.settings = settings
-        self.metrics = metrics
-        self._host = host
-        self._sealer = Sealer(settings.cluster, settings.secrets, host.rng)
-        self._exchange = Exchange(self._sealer, settings.token)
-        self.replica = Replica.open(path, host, vfs=host.vfs)
-        me = Member(settings.name, host.now_ms(), settings.host, settings.port, settings.region, settings.roles)
-        self.membership = Membership(me, settings.swim, host, self.replica, self._exchange, self, self._hint)
+    def __init__(self, site: Site, swim: Settings = LAN) -> None:
+        host, rng = site.machine, site.machine.rng
+        self.site = site
+        self._metrics = site.metrics
+        self._sealer = Sealer(site.cluster, site.secrets, rng)
+        self.exchange = Exchange(self._sealer, site.token)
+        self.replica = Replica.open(site.path, host, vfs=host.vfs)
+        me = Member(site.name, host.now_ms(), site.host, site.port, site.region, site.roles)
+        self.membership = Membership(me, swim, host, self.replica, self.exchange, self, self._hint)
         self.swim = self.membership.swim
-        address = settings.host, settings.port
-        self.replication = Replication(
-            settings.name, address, self.replica, self._exchange, self._tell, self._ahead, metrics
-        )
-        self._joining = Joining(
-            me, settings.join, self.replica, self._exchange, self.membership, self.replication, host.rng
-        )
         self.freshness = Freshness()
-        self.readiness = self.replication.readiness = Readiness(
-            settings.name, settings.region, self.replica, self.freshness, self._joining.expected, self.membership.live
-        )
-        self._bridging = Bridging(
-            settings.region,
+        self.readiness = Readiness(
+            site.name,
+            site.region,
             self.replica,
-            self.replication,
             self.freshness,
-            host.rng,
-            lambda: len(self.swim.members),
+            lambda: self._joining.expected(),
+            self.membership.live,
         )
-        self._notes = Notes(settings.name, self.replica, host.rng, self.swim.set_note, self._heard, self._differs)
+        self.replication = Replication(
+            site.name,
+            (site.host, site.port),
+            self.replica,
+            self.exchange,
+            self._tell,
+            self._ahead,
+            site.metrics,
+            self.readiness,
+        )
+        self._joining = Joining(me, site.join, self.replica, self.exchange, self.membership, self.replication, rng)
+        self._bridging = Bridging(
+            site.region, self.replica, self.replication, self.freshness, rng, lambda: len(self.swim.members)
+        )
+        self._notes = Notes(site.name, self.replica, rng, self.swim.set_note, self._heard, self._differs)
         self.replica.on_applied.append(self._applied)
-        self._publisher: Publisher | None = None
-        self._rumours = RumourSender(settings.swim, host.rng, self._neighbours, self.send)
+        self._local: LocalLog | None = None
+        self._rumours = RumourSender(swim, rng, self._neighbours, self.send)
+        self.standings = Standings(
+            site, self.replica, self.swim, self.membership, self.freshness, self.replication, self.readiness
+        )
         self._transport: asyncio.DatagramTransport | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._closed = False
@@ -111,20 +99,21 @@ class Node:
 
     # --- life --------------------------------------------------------------------------------------------------------
 
-    async def open(self, publisher: Publisher | None = None) -> None:
+    async def open(self, source: Source | None = None) -> None:
         """Raises `HawkerError` when the port is taken."""
         await self._listen()
         self.readiness()  # whom it meets later meets one that was all there is
-        if publisher:
-            await publisher.open(self.replica, self._tell)
-            self._publisher = publisher
+        if source:
+            local = LocalLog(source, self.replica, self._tell)
+            await local.open()
+            self._local = local
         self._notes.write()
         self.membership.open()
         for name, work in (("join", self._joining.run), ("bridge", self._bridging.run), ("recheck", self._recheck)):
             self.start(self._for_ever(name, work), name)
 
     async def _listen(self) -> None:
-        bind, port = self.settings.bind, self.settings.bind_port or self.settings.port
+        bind, port = self.site.bind, self.site.bind_port or self.site.port
         try:
             loop = asyncio.get_running_loop()
             await loop.create_datagram_endpoint(lambda: _Datagrams(self), local_addr=(bind, port))
@@ -148,8 +137,8 @@ class Node:
         if self._closed:
             return
         self._closed = True
-        if self._publisher:
-            self._publisher.tell()
+        if self._local:
+            self._local.tell()
         with self._unless_disk_fails():
             self.membership.close()
         self._rumours.close()
@@ -158,10 +147,10 @@ class Node:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._publisher:
-            await self._publisher.close()
+        if self._local:
+            await self._local.close()
         await self.replication.close()
-        await self._exchange.close()
+        await self.exchange.close()
         if self._transport:
             self._transport.close()
         self.replica.close()
@@ -177,14 +166,36 @@ class Node:
         }
         return Answering(self._sealer, self._stranger, lambda: self._closed).routes(answers)
 
-    @property
-    def waiting(self) -> int:
-        """How much waits to be told to neighbours."""
-        return len(self._rumours)
+    # --- for the rest of the agent ------------------------------------------------------------------------------------
 
     @property
-    def exchange(self) -> Exchange:
-        return self._exchange
+    def view(self) -> Replica:
+        return self.replica
+
+    def seen(self, owner: str) -> Mapping[Tier, Position]:
+        return {tier: self.replica.position(LogId(owner, tier)) for tier in TIERS}
+
+    def complete(self) -> bool:
+        return self.readiness()
+
+    def unfit(self) -> str:
+        return self.standings.unfit()
+
+    def owners(self) -> list[api.Member]:
+        return self.standings.owners()
+
+    async def forget(self, name: str, cause: str) -> None:
+        assert self._local is not None  # a broker asks a worker
+        origin = self.replica.origin(LogId(name, "global"))
+        if origin is None or name == self.site.name:
+            raise NotFound(f"no worker is called {name}", hint="hawker workers lists them")
+        stamp = hlc.tick(self.replica.newest_stamp(), self.site.machine.now_ms())
+        change = Change("forgotten", name, {"epoch": origin.epoch, "stamp": stamp})
+        await self._local.source.put("global", change, "worker.forgotten", cause)
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.catalog_rumours.set(len(self._rumours))
+        self.standings.measure(metrics)
 
     async def joined(self, within_s: float) -> None:
         """Until a member was reached and its logs were read, one of the own region if any is known there; at most so
@@ -196,7 +207,7 @@ class Node:
                     await self.readiness.until_met()
         if holder := self._joining.holder:
             raise HawkerError(
-                f"the name {self.settings.name} is taken: the agent at {holder} has it, and answers",
+                f"the name {self.site.name} is taken: the agent at {holder} has it, and answers",
                 hint="give this agent a name of its own, in its configuration; or end the other one",
             )
 
@@ -211,7 +222,7 @@ class Node:
         except NotOurs as error:
             self._stranger(error.why)
             return
-        self.metrics.catalog_bytes.labels("received").inc(len(message))
+        self._metrics.catalog_bytes.labels("received").inc(len(message))
         self.reached()
         kind, payload = payload[:1], payload[1:]
         with self._unless_disk_fails():
@@ -240,7 +251,7 @@ class Node:
         if self._transport is None or self._transport.is_closing() or not _is_address(to[0]):
             return
         message = self._sealer.seal(payload)
-        self.metrics.catalog_bytes.labels("sent").inc(len(message))
+        self._metrics.catalog_bytes.labels("sent").inc(len(message))
         self._transport.sendto(message, to)
 
     def start(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
@@ -253,7 +264,7 @@ class Node:
 
     def _tell(self, version: Version) -> None:
         """Something is new here."""
-        self._rumours.tell(version, ours=version.owner == self.settings.name)
+        self._rumours.tell(version, ours=version.owner == self.site.name)
 
     def _read_news(self, source: Address, payload: bytes) -> None:
         try:
@@ -284,8 +295,8 @@ class Node:
             )
 
     def _ahead(self, tier: Tier, epoch: int) -> None:
-        if self._publisher:
-            self._publisher.ahead(tier, epoch)
+        if self._local:
+            self.start(self._local.ahead(tier, epoch), "ahead")
 
     def _applied(self, tables: tuple[str, ...]) -> None:
         self._disk_failed = False
@@ -298,7 +309,7 @@ class Node:
             return
         for name, epoch in self.replica.rows("select id, epoch from forgotten order by id"):
             origin = self.replica.origin(LogId(name, "global"))
-            if origin and origin.epoch <= epoch and name != self.settings.name:
+            if origin and origin.epoch <= epoch and name != self.site.name:
                 _logger.warning("member.forgotten", member=name, cause="an operator gave it up")
                 self.replica.forget(name)
 
@@ -331,7 +342,7 @@ class Node:
             self._disk_failed = True
 
     def _stranger(self, why: str) -> None:
-        self.metrics.catalog_refused.labels(why).inc()
+        self._metrics.catalog_refused.labels(why).inc()
 
     def connected(self, transport: asyncio.DatagramTransport) -> None:
         self._transport = transport

@@ -79,6 +79,7 @@ class Replication:
         news: Callable[[Version], None],
         ahead: Callable[[Tier, int], None],
         metrics: Metrics,
+        readiness: Readiness | None = None,
     ) -> None:
         self._me = me
         self._address = address
@@ -86,7 +87,7 @@ class Replication:
         self._exchange = exchange
         self._news = news
         self._ahead = ahead
-        self.readiness: Readiness | None = None
+        self._readiness = readiness
         self._count = metrics.catalog_versions
         self._wanted: dict[Address, dict[LogId, None]] = {}  # to be asked for, by whom to ask
         self._timers: dict[Address, asyncio.TimerHandle] = {}
@@ -255,8 +256,8 @@ class Replication:
                 self._note(log, theirs)
                 lacking[log] = theirs
         moved = await self.fetch(with_, lacking)
-        if home and self.readiness and not any(self._behind(log, theirs) for log, theirs in lacking.items()):
-            self.readiness.compared(tier, answer.complete)
+        if home and self._readiness and not any(self._behind(log, theirs) for log, theirs in lacking.items()):
+            self._readiness.compared(tier, answer.complete)
         return moved
 
     async def fetch(self, source: Address, logs: Iterable[LogId]) -> list[LogId]:
@@ -302,7 +303,7 @@ class Replication:
         found = tuple((owner, mine[owner]) for owner in ownerlog.in_buckets(mine, differing))
         if differing and ask.back:
             self._start(self._compare_back(ask.back, ask.tier), "compare back")
-        return _encode(DigestAnswer(found, self.readiness is None or self.readiness()))
+        return _encode(DigestAnswer(found, self._readiness is None or self._readiness()))
 
     async def answer_fetch(self, question: bytes) -> bytes:
         ask = _decode_fetch(question)

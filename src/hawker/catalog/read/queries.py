@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from hawker.catalog.gossip.replica import Replica
+from hawker.catalog.base import Readable
 from hawker.errors import Invalid
 from hawker.host import Host
 from hawker.store import sql
@@ -21,8 +21,8 @@ ROW_TABLES = "_of"
 class Queries:
     """Reads one replica."""
 
-    def __init__(self, replica: Replica, host: Host) -> None:
-        self._replica = replica
+    def __init__(self, view: Readable, host: Host) -> None:
+        self._view = view
         self._host = host
 
     async def ask(self, query: str) -> Found:
@@ -31,7 +31,7 @@ class Queries:
 
     def read(self, query: str, text_max: int = sql.TEXT_MAX) -> Found:
         """For what is given to `run`. Raises `Invalid`."""
-        return self._replica.ask(query, text_max)
+        return self._view.ask(query, text_max)
 
     async def run(self, function: Callable[[], T]) -> T:
         """Beside the event loop. A simulated disk takes one connection, so there in its place."""

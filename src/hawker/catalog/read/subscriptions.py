@@ -14,8 +14,8 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Iterable, Iterator
 
-from hawker.catalog.gossip.replica import Replica
 from hawker.catalog.read.queries import Queries, check, tables_told_of
+from hawker.catalog.view import View
 from hawker.core import results
 from hawker.core.results import Row, RowChange
 from hawker.errors import HawkerError, Invalid, TooManyRequests, Unreachable
@@ -104,14 +104,14 @@ class Subscription:
 class Subscriptions:
     """All of one node's."""
 
-    def __init__(self, replica: Replica, queries: Queries, host: Host) -> None:
-        self._replica = replica
+    def __init__(self, view: View, queries: Queries, host: Host) -> None:
+        self._view = view
         self._queries = queries
         self._host = host
         self._all: dict[str, Subscription] = {}  # by query
         self._running = asyncio.Semaphore(RUNNING_MOST)
         self._closed = False
-        replica.on_applied.append(self._hint)
+        view.on_applied.append(self._hint)
 
     def __len__(self) -> int:
         return len(self._all)
@@ -195,8 +195,8 @@ class Subscriptions:
     async def close(self) -> None:
         """End them all; listeners are told. May be called again."""
         self._closed = True
-        if self._hint in self._replica.on_applied:
-            self._replica.on_applied.remove(self._hint)
+        if self._hint in self._view.on_applied:
+            self._view.on_applied.remove(self._hint)
         tasks = [each.task for each in self._all.values() if each.task]
         for each in list(self._all.values()):
             self._end(each, _stopping())

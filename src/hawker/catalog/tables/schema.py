@@ -41,6 +41,7 @@ class Worker(Columns, frozen=True):
     driver: Text | None = None
     capacity: JsonMap | None = None
     since_ms: Count | None = None  # when its database was made
+    began_ms: Count | None = None  # when it was started last
 
 
 class AppRegion(Columns, frozen=True):
@@ -168,7 +169,7 @@ TABLES = (
         columns=Worker,
         views={
             "workers": "select worker as name, region, host, port, proxy_port, state, version, driver, capacity, "
-            f"since_ms from workers_rows where id = worker and id not glob '*[^{NAME_CHARACTERS}]*'"
+            f"since_ms, began_ms from workers_rows where id = worker and id not glob '*[^{NAME_CHARACTERS}]*'"
         },
     ),
     Table(

@@ -18,7 +18,6 @@ import msgspec
 
 from hawker.catalog.view import Changed, RowView
 from hawker.core.outage import NONE_STOOD, Outage
-from hawker.core.ownerlog import began_ms
 from hawker.errors import HawkerError
 from hawker.model.door import Wake, standby_cause
 from hawker.proxy.rounds.running import Rounds
@@ -34,7 +33,7 @@ _STANDBYS = (
     "select id, app, worker, standbys, case when desired = 'started' then '' else stood_for end, stood_at_ms "
     "from machines where standbys <> '[]' and state in ('stopped', 'suspended', 'created')"
 )
-_EPOCHS = "select epoch from _log where owner = ?"
+_BEGAN_MS = "select began_ms from workers where name = ?"
 _NAMED = "select id from machines_rows where standbys <> '[]'"
 ROWS_A_QUERY = 500
 
@@ -146,7 +145,7 @@ class Standbys(Rounds):
             if outage.told:
                 continue
             outage.told = True
-            began_at_ms = self._began_ms(worker)
+            began_at_ms = next((ms for (ms,) in self._view.rows(_BEGAN_MS, (worker,))), 0)
             lost = {machine for machine, its in workers.items() if its == worker}
             _logger.warning("worker.gone", worker=worker, dead=worker in dead, cause="local rule: standbys")
             for standby in standing:
@@ -155,10 +154,6 @@ class Standbys(Rounds):
                 if standby.stood_for == worker and outage.stood_up(standby.machine, standby.stood_at_ms, began_at_ms):
                     continue  # its user has stopped it
                 self._start(standby, worker)
-
-    def _began_ms(self, worker: str) -> int:
-        """When it began last, as its log tells."""
-        return began_ms(max((epoch for (epoch,) in self._view.rows(_EPOCHS, (worker,))), default=0))
 
     def _workers_of(self, machines: set[str]) -> dict[str, str]:
         """By machine: only of those that are meant to run."""

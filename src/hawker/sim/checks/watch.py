@@ -82,7 +82,7 @@ class Watch:
 
 def catalog(node: Node) -> Member | None:
     """A node's member of the catalog, once it serves."""
-    return node.agent.node if node.agent else None
+    return node.member if node.agent else None
 
 
 def check(fleet: Fleet) -> list[str]:

@@ -14,6 +14,9 @@ from pathlib import Path
 from hawker.agent.agent import Agent
 from hawker.agent.outfit import Outfit
 from hawker.agent.settings import AgentSettings, WorkerRole
+from hawker.catalog.base import Catalog, Site
+from hawker.catalog.engines import GOSSIP
+from hawker.catalog.gossip.node import Node as Member
 from hawker.errors import HawkerError
 from hawker.host import Host
 from hawker.model.values import host_port
@@ -78,6 +81,7 @@ class Node:
         self.world = World(Host(self.clock.wall_s, random.Random(0)), programs)
         self.process: Process | None = None
         self.agent: Agent | None = None
+        self.member: Member | None = None  # its agent's, of the built-in engine
         self.host: Host | None = None
         self.lives = 0
         self.recover: Way = ""  # how its operator decided, when its database had lost something
@@ -171,7 +175,7 @@ class Node:
 
     def _stop(self, process: Process, why: str, *, silently: bool) -> None:
         self.on_event("end", why)
-        self.process = self.agent = None
+        self.process = self.agent = self.member = None
         self.world.listener = None
         self.net.loop.kill(process)
         self.net.close_all(process, silently=silently)
@@ -184,10 +188,15 @@ def the_agent(settings: AgentSettings, host: Host, node: Node) -> Agent:
         driver = FakeDriver(node.world)
         return Outfit(driver.for_all(), driver.images)
 
+    def catalog(site: Site) -> Catalog:
+        node.member = Member(site)
+        return node.member
+
     return Agent(
         settings,
         host,
         make_outfit=outfit,
+        make_catalog=catalog if settings.catalog.engine == GOSSIP else None,
         bind=lambda address: host_port("listen", address),
     )
 

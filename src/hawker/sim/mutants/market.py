@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from hawker.broker.claims import Claimed, Claims
 from hawker.broker.releases import Releases
-from hawker.catalog.publish.outbox import Outbox
+from hawker.catalog.publish.owner_log import OwnerLog
 from hawker.core import capacity
 from hawker.model.catalog import Change as CatalogChange
 from hawker.model.catalog import Version
@@ -104,11 +104,10 @@ async def _leaves_the_directory(flows: MachineFlows, context: StepContext) -> Do
     return await flows._clear(context)
 
 
-def _publishes_at_once(outbox: Outbox, tx: Tx, head: LogHeadRow, changes: tuple[CatalogChange, ...]) -> None:
+def _publishes_at_once(log: OwnerLog, tx: Tx, head: LogHeadRow, changes: tuple[CatalogChange, ...]) -> None:
     """Before the commit, which may fail."""
     tx.put(replace(head, head=head.head + 1))
-    if outbox.on_published:
-        outbox.on_published(Version(outbox.owner, head.tier, head.epoch, head.head + 1, changes, head.floor))
+    log.tell(Version(log.owner, head.tier, head.epoch, head.head + 1, changes, head.floor))
 
 
 def _nobody_supersedes(superseding: Generations, machine: MachineRow) -> str:
@@ -179,7 +178,7 @@ MUTANTS: dict[str, Mutant] = {
     "published before the commit": Mutant(
         "the catalog hears of rows that may not be kept",
         ("S11", "S12", "L1"),
-        (Change(Outbox, "_append", _publishes_at_once),),
+        (Change(OwnerLog, "_append", _publishes_at_once),),
         ("full disk", "i/o error"),
     ),
     "generation ignored": Mutant(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hawker.catalog.publish.outbox import TOMBSTONES_KEPT
+from hawker.catalog.publish.owner_log import TOMBSTONES_KEPT
 from hawker.core import hlc
 from hawker.core.ownerlog import HELD_MS
 from hawker.model.catalog import TIERS, LogId, Tier
@@ -164,4 +164,4 @@ def recheck(world: World, node: Node) -> None:
 
 
 async def purge(node: Node, tier: Tier, before_ms: int, kept: int = TOMBSTONES_KEPT) -> None:
-    await node.write(lambda tx: node.outbox.purge(tx, tier, before_ms, kept))
+    await node.write(lambda tx: node.log.purge(tx, tier, before_ms, kept))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from hawker.catalog.publish.outbox import TOMBSTONES_KEPT
+from hawker.catalog.publish.owner_log import TOMBSTONES_KEPT
 from hawker.model.catalog import TIERS
 from hawker.sim.replication.calm import purge, recheck
 from hawker.sim.replication.node import Node

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 from hawker.catalog.gossip.replica import Replica
 from hawker.catalog.publish.outbox import Outbox, Projected
+from hawker.catalog.publish.owner_log import OwnerLog
 from hawker.catalog.tables.schema import Columns, Count, Flag, Table, Text
+from hawker.core import hlc
 from hawker.host import Host
-from hawker.model.catalog import TIERS, Change, LogId, Origin, Tier, Version
+from hawker.model.catalog import TIERS, Change, LogId, Origin, Tier, Values, Version
 from hawker.model.rows import LeaseRow, PublishedRow, TallyRow
 from hawker.sim.platform.disk import CrashDisk
 from hawker.store.db import Store
@@ -80,7 +82,9 @@ class Kinds(NamedTuple):
     """What nodes are made of. A mutant puts something else in the place of one."""
 
     outbox: type[Outbox] = Outbox
+    log: type[OwnerLog] = OwnerLog
     replica: type[Replica] = Replica
+    tick: Callable[[int, int], int] = hlc.tick
 
 
 class Node:
@@ -92,6 +96,7 @@ class Node:
         self.offset_ms = 0
         self.old = False
         self.up = False
+        self.stamp = 0  # the last one that it gave
         self.unknown_rows = 0  # in its replica, as it was killed
         self.rng = random.Random(f"{seed}/{name}")
         self.host = Host(lambda: (now_ms() + self.offset_ms) / 1000, self.rng)
@@ -100,6 +105,7 @@ class Node:
         self.on_published: Callable[[Version], None] = lambda version: None
         self.on_due: Callable[[int], None] = lambda ms: None
         self.store: Store
+        self.log: OwnerLog
         self.outbox: Outbox
         self.replica: Replica
 
@@ -108,8 +114,8 @@ class Node:
         self.store = Store.open("worker.db", self.host, vfs=self.worker_disk.name)
         tables = BEFORE if self.old else NEW
         self.replica = self.kinds.replica.open("catalog.db", self.host, vfs=self.catalog_disk.name, tables=tables)
-        self.outbox = self.kinds.outbox(self.host, self.name, {LeaseRow: lease, TallyRow: tally})
-        self.outbox.newest_stamp = self.replica.newest_stamp
+        self.log = self.kinds.log(self.host, self.name)
+        self.outbox = self.kinds.outbox(self.host, self.log, {LeaseRow: lease, TallyRow: tally})
         self.store.on_change.append(self.outbox.on_change)
         self.up = True
         above = {tier: self.replica.position(LogId(self.name, tier)).epoch for tier in TIERS}
@@ -117,11 +123,11 @@ class Node:
         def change(tx: Tx) -> list[Origin]:
             self.outbox.open(tx, above)
             self.outbox.refresh(tx)
-            return [self.outbox.origin(tx, tier) for tier in TIERS]
+            return [self.log.origin(tx, tier) for tier in TIERS]
 
         origins = await self.store.submit(change)
-        self.outbox.on_published = lambda version: self.on_published(version)
-        self.outbox.on_due = lambda ms: self.on_due(ms)
+        self.log.on_version.append(lambda version: self.on_published(version))
+        self.outbox.on_due.append(lambda ms: self.on_due(ms))
         return origins
 
     def kill(self) -> None:
@@ -139,12 +145,17 @@ class Node:
     async def write(self, change: Callable[[Tx], Any]) -> Any:
         return await self.store.submit(change)
 
+    def put_name(self, tx: Tx, name: str, values: Values) -> None:
+        """A row of a merged table, stamped above all that this node has read or written."""
+        self.stamp = self.kinds.tick(max(self.stamp, self.replica.newest_stamp()), self.host.now_ms())
+        self.outbox.put(tx, "global", Change("names", name, {**values, "stamp": self.stamp}))
+
     def published(self, tier: Tier) -> dict[tuple[str, str], tuple[int, dict[str, Any] | None]]:
         found = self.store.read.select(PublishedRow, "tier = ? order by id", (tier,))
         return {(row.of, row.id): (row.number, row.values) for row in found}
 
     def origin(self, tier: Tier) -> Origin:
-        return self.outbox.origin(self.store.read, tier)
+        return self.log.origin(self.store.read, tier)
 
     def behind(self, tier: Tier) -> bool:
         """Whether the own replica stands behind the own log."""
@@ -153,4 +164,4 @@ class Node:
     def catch_up(self) -> None:
         """Bring the own replica up to the own log."""
         at = {tier: self.replica.position(LogId(self.name, tier)) for tier in TIERS}
-        self.replica.merge([self.outbox.since(self.store.read, tier, at[tier]) for tier in TIERS])
+        self.replica.merge([self.log.since(self.store.read, tier, at[tier]) for tier in TIERS])

@@ -212,7 +212,7 @@ class World:
     async def _raise(self, node: Node, log: LogId, at: Position) -> None:
         before = node.origin(log.tier).epoch
         above = max(at.epoch, before)
-        origin: Origin = await node.write(lambda tx: node.outbox.raise_epoch(tx, log.tier, above))
+        origin: Origin = await node.write(lambda tx: node.log.raise_epoch(tx, log.tier, above))
         if origin.epoch > before:
             self.paths["an epoch was raised because somebody was ahead"] += 1
             self.must(self.truth.begin(origin, node.published(log.tier)))
@@ -271,9 +271,9 @@ class World:
             elif draw < 0.8:
                 tx.put(TallyRow(app=app, machines=rng.randrange(3)))
             elif draw < 0.95:
-                node.outbox.put_merged(tx, "names", name, {"to": to})
+                node.put_name(tx, name, {"to": to})
             else:
-                node.outbox.delete_merged(tx, "names", name, {"to": to})
+                node.put_name(tx, name, {"to": to, "deleted": True})
 
         before = [node.origin(tier).head for tier in TIERS]
         self.report.writes += 1

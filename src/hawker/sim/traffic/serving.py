@@ -195,7 +195,7 @@ class Serving:
     def _is_behind(self, node: Node) -> bool:
         """Whether its replica could not be written, as when the disk is full: then its proxy cannot know."""
         log = LogId(node.name, "region")
-        store, member = self._fleet.store(node), node.agent and node.agent.node
+        store, member = self._fleet.store(node), node.agent and node.member
         head = store.read.get(LogHeadRow, log.tier) if store else None
         return bool(head and member and member.replica.position(log) < Position(head.epoch, head.head))
 
