@@ -11,7 +11,7 @@ from tests.kit.waiting import until
 from tests.proxy.conftest import Stage
 
 from hawker.proxy.base import ServicePort
-from hawker.proxy.embedded.plain import PlainConnection
+from hawker.proxy.embedded.tcp import TcpConnection
 
 
 class Service:
@@ -106,7 +106,7 @@ async def test_what_is_said_early_is_kept_up_to_a_limit_and_passes_whole(stage: 
     data = bytes(range(97, 123)) * 400_000
     sending = asyncio.create_task(user.send(data))
     (connection,) = stage.plane.common.connections
-    assert isinstance(connection, PlainConnection)
+    assert isinstance(connection, TcpConnection)
     await until(lambda: len(connection._early) > 0)
     assert len(connection._early) < 1 << 20
     service.machine.awake.set()

@@ -18,7 +18,7 @@ from tests.kit.waiting import until
 from tests.proxy.conftest import Stage
 from tests.proxy.test_tunnels import plain_machine
 
-from hawker.proxy.embedded.greeting import Greeter
+from hawker.proxy.embedded.protocol_sniffing import ProtocolSniffer
 
 AUTHORITY = Authority()
 TLS_HTTP = ("tls", "http")
@@ -354,7 +354,7 @@ async def test_machines_that_end_a_connection_end_it_for_the_user_too(secure: St
     user = await secure.user(tls=AUTHORITY.client())
     assert (await user.ask("GET / | Connection: close")).body == b"all"
     assert await user.ended() == "closed"
-    assert not [each for each in secure.plane.common.connections if isinstance(each, Greeter)]
+    assert not [each for each in secure.plane.common.connections if isinstance(each, ProtocolSniffer)]
 
 
 async def test_a_user_who_reads_slowly_gets_all_of_the_last_answer(secure: Stage) -> None:

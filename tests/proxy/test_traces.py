@@ -66,9 +66,9 @@ async def collector() -> AsyncIterator[Collector]:
 async def test_a_request_that_wakes_a_machine_leaves_a_trace_of_both_proxies_and_counts_of_the_same_phases(
     tmp_path: Path, collector: Collector
 ) -> None:
-    async with house(tmp_path, traces=collector.url) as it, edge(it, traces=collector.url) as front:
+    async with house(tmp_path, traces=collector.url) as it, edge(it, traces=collector.url) as downstream:
         await it.machine("web")
-        assert await front.get("web") == (200, b"ok")
+        assert await downstream.get("web") == (200, b"ok")
         await until(lambda: len(collector.requests()) == 2)
         assert collector.requests() == {
             "/ edge": ["answer", "connect", "obtain", "wait"],
@@ -80,9 +80,9 @@ async def test_a_request_that_wakes_a_machine_leaves_a_trace_of_both_proxies_and
             assert registry.value("hawker_proxy_phase_seconds_count", phase=phase) == 1
         traced = {span["traceId"] for body in collector.bodies for span in _spans(body)}
         assert len(traced) == 1
-        await front.get("web")  # it is awake: nothing to tell
-        assert front.proxy.traces is not None
-        assert front.proxy.traces.sent == 1
+        await downstream.get("web")  # it is awake: nothing to tell
+        assert downstream.proxy.traces is not None
+        assert downstream.proxy.traces.sent == 1
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,9 @@ async def test_a_request_that_wakes_a_machine_leaves_a_trace_of_both_proxies_and
 async def test_what_a_worker_does_for_a_request_is_known_by_the_trace_that_the_request_is_part_of(
     tmp_path: Path, sent: str, told: str
 ) -> None:
-    async with house(tmp_path) as it, edge(it) as front:
+    async with house(tmp_path) as it, edge(it) as downstream:
         machine = await it.machine("web")
-        assert (await front.get("web", headers=f"traceparent: {sent}\r\n"))[0] == 200
+        assert (await downstream.get("web", headers=f"traceparent: {sent}\r\n"))[0] == 200
         runs = it.worker.store.read.select(RunRow, "resource = ? order by id", (machine,))
         assert [(run.flow, run.trace) for run in runs] == [("machine.create", ""), ("machine.start", told)]
 

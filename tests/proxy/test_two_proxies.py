@@ -25,18 +25,18 @@ def outside() -> Iterator[Path]:
 
 
 async def test_an_edge_reaches_a_sleeping_machine_by_way_of_its_door(tmp_path: Path) -> None:
-    async with house(tmp_path) as it, edge(it) as front:
+    async with house(tmp_path) as it, edge(it) as downstream:
         machine = await it.machine("web")
-        assert await front.get("web") == (200, b"ok")
+        assert await downstream.get("web") == (200, b"ok")
         assert it.story(machine).count("start starting") == 1
-        assert machine not in front.proxy.sites.doors
+        assert machine not in downstream.proxy.sites.doors
         await until(lambda: it.proxy.sites.doors[machine].in_flight == 0)
 
 
 async def test_two_proxies_asked_in_the_same_moment_begin_one_start(tmp_path: Path) -> None:
-    async with house(tmp_path) as it, edge(it) as front:
+    async with house(tmp_path) as it, edge(it) as downstream:
         machine = await it.machine("web", env={"BEFORE_S": "0.05"})
-        answers = await asyncio.gather(*(proxy.get("web") for proxy in (it, front) for _ in range(40)))
+        answers = await asyncio.gather(*(proxy.get("web") for proxy in (it, downstream) for _ in range(40)))
         assert answers == [(200, b"ok")] * 80
         assert it.story(machine).count("start starting") == 1
 
@@ -90,10 +90,10 @@ async def test_a_request_passes_over_a_worker_where_as_many_wait_as_may_and_is_r
         first = await one.machine("web", program=WAITS, env={"GATE": str(gates[0])})
         second = await two.machine("web", program=WAITS, env={"GATE": str(gates[1])})
         await until(lambda: one.shown(second) == two.shown(second) and two.shown(first) == one.shown(first))
-        async with edge(one) as front, edge(one, region="mad") as abroad:
+        async with edge(one) as downstream, edge(one, region="mad") as abroad:
             waiting = [await filled(one, first)]
             gates[1].touch()
-            assert (await front.asked("web", seconds=40))[::2] == (200, b"ok")
+            assert (await downstream.asked("web", seconds=40))[::2] == (200, b"ok")
             assert two.story(second).count("start starting") == 1
 
             await two.stop(second)
@@ -101,7 +101,7 @@ async def test_a_request_passes_over_a_worker_where_as_many_wait_as_may_and_is_r
             gates[1].unlink()
             waiting.append(await filled(two, second))
             await until(lambda: one.shown(second) == "started")
-            for each in (front, abroad):
+            for each in (downstream, abroad):
                 status, headers, body = await each.asked("web", seconds=40)
                 assert (status, headers["retry-after"], body[:4]) == (503, "1", b"PR04")
             for gate in gates:
@@ -127,12 +127,12 @@ async def test_a_request_that_breaks_a_machine_is_sent_no_oftener_by_way_of_two_
     tmp_path: Path, outside: Path, region: str
 ) -> None:
     """The edge chooses the machine, or the proxy of the region that has it."""
-    async with house(tmp_path) as it, edge(it, region=region) as front:
+    async with house(tmp_path) as it, edge(it, region=region) as downstream:
         wrote = outside / "requests"
         wrote.touch()
         wrote.chmod(0o666)
         await it.machine("web", program=BREAKS, env={"WROTE": str(wrote)})
-        status, _ = await front.get("web")
+        status, _ = await downstream.get("web")
         assert status == 502
         assert wrote.read_bytes() == b"." * SENT_MOST
 

@@ -16,17 +16,17 @@ from hawker.proxy.embedded.bodies import Chunks
 from hawker.proxy.embedded.common import Common
 from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.exchange import Exchange
+from hawker.proxy.embedded.h1_writer import H1Writer
 from hawker.proxy.embedded.heads import CHUNKED, BadHead, RequestHead, never_a_head, read_request
-from hawker.proxy.embedded.inlets import Inlet
-from hawker.proxy.embedded.parting import part
-from hawker.proxy.embedded.telling import Telling
+from hawker.proxy.embedded.ingress import Ingress
+from hawker.proxy.embedded.lingering_close import part
 from hawker.proxy.embedded.tunnel import reset
 
 _AWAITED, _BUSY, _LINGER, _CLOSED = -2, -3, -4, -5
 """As what is left to read: the next head; nothing until the answer is out; nothing ever again, but the client's end."""
 
 
-class ClientConnection(Telling, asyncio.Protocol):
+class ClientConnection(H1Writer, asyncio.Protocol):
     """One for each connection that a listener accepts."""
 
     __slots__ = (
@@ -39,8 +39,8 @@ class ClientConnection(Telling, asyncio.Protocol):
         "_held",
         "_hold",
         "_idle_s",
-        "_inlet",
-        "_inlet_of",
+        "_ingress",
+        "_ingress_of",
         "_last",
         "_last_raw",
         "_left",
@@ -49,10 +49,10 @@ class ClientConnection(Telling, asyncio.Protocol):
         "_stopped",
     )
 
-    def __init__(self, common: Common, inlet: Callable[[asyncio.Transport], Inlet]) -> None:
+    def __init__(self, common: Common, ingress: Callable[[asyncio.Transport], Ingress]) -> None:
         self._common = common
-        self._inlet_of = inlet
-        self._inlet: Inlet
+        self._ingress_of = ingress
+        self._ingress: Ingress
         self._settings = common.settings
         self._transport: asyncio.Transport
         self._deadline = Deadline(common.loop, self._late)
@@ -94,9 +94,9 @@ class ClientConnection(Telling, asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)
         self._transport = transport
-        self._inlet = self._inlet_of(transport)
+        self._ingress = self._ingress_of(transport)
         transport.set_write_buffer_limits(self._settings.window_bytes)
-        self._common.came(self, transport, edge=self._inlet.edge)
+        self._common.came(self, transport, edge=self._ingress.edge)
         self._deadline.within(self._head_s)
 
     def data_received(self, data: bytes) -> None:
@@ -229,7 +229,7 @@ class ClientConnection(Telling, asyncio.Protocol):
         self._minor = head.minor
         if not head.keep_alive:
             self._keep = False
-        exchange = self._exchange = Exchange(self._common, self, self._inlet, head)
+        exchange = self._exchange = Exchange(self._common, self, self._ingress, head)
         length = head.length
         if length > 0 or length == CHUNKED:
             self._left = length
@@ -288,7 +288,7 @@ class ClientConnection(Telling, asyncio.Protocol):
             exchange.refuse(refusal)
         else:
             self._common.counters.unread(refusal.status)
-            status, headers, body = self._inlet.refusal(refusal, b"")
+            status, headers, body = self._ingress.refusal(refusal, b"")
             self.answer(status, b"", headers, len(body))
             self.data(body)
             self._left = _LINGER

@@ -17,10 +17,10 @@ from hawker.core.trusted import Trusted
 from hawker.host import Host
 from hawker.proxy.base import Route, Router, ServicePort
 from hawker.proxy.certificates import Certificates, SelfSigned
-from hawker.proxy.embedded.access import AccessLog
+from hawker.proxy.embedded.access_log import AccessLog
+from hawker.proxy.embedded.body_budget import BodyBudget
 from hawker.proxy.embedded.counters import Counters
 from hawker.proxy.embedded.heads import RequestHead
-from hawker.proxy.embedded.keeping import Keep
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.embedded.tunnel import Tunnel
 from hawker.proxy.embedded.uploads import Uploads
@@ -131,7 +131,7 @@ class Common:
         self.replays = Cache()
         self.remembers = False
         """Whether an app has ever asked that the way of its requests be remembered: most never do."""
-        self.keep = Keep(settings.replay_bytes_of_all)
+        self.keep = BodyBudget(settings.replay_bytes_of_all)
         self.uploads = Uploads(settings, self.loop)
         self.limits = ConnectionLimits(
             settings.connections or shares(resource.getrlimit(resource.RLIMIT_NOFILE)[0])[1],

@@ -18,15 +18,15 @@ from hawker.core.retrying import IDEMPOTENT, SENT_MOST
 from hawker.core.tracing import PARENT_LENGTH, parent_of
 from hawker.proxy.base import Failure, Header, Lease, Refused, Route, ServicePort, Waiting
 from hawker.proxy.embedded.common import Common
-from hawker.proxy.embedded.h2_machine import MachineStream
 from hawker.proxy.embedded.h2_pool import H2Pool
+from hawker.proxy.embedded.h2_upstream import UpstreamStream
 from hawker.proxy.embedded.heads import RequestHead
-from hawker.proxy.embedded.inlets import Inlet
-from hawker.proxy.embedded.machine import MachineConnection
+from hawker.proxy.embedded.ingress import Ingress
 from hawker.proxy.embedded.pool import Pool
 from hawker.proxy.embedded.replaying import Replaying, remembered
-from hawker.proxy.embedded.search import NOTHING, Search
+from hawker.proxy.embedded.retry_state import NOTHING, RetryState
 from hawker.proxy.embedded.uploads import Upload
+from hawker.proxy.embedded.upstream_connection import UpstreamConnection
 from hawker.proxy.fields import MACHINE, TIMING
 from hawker.telemetry import get_logger
 
@@ -40,12 +40,12 @@ class Errand:
 
     __slots__ = (
         "_common",
-        "_inlet",
+        "_ingress",
         "_lease",
         "_replaying",
         "_request",
+        "_retry",
         "_route",
-        "_search",
         "_task",
         "_upload",
         "_whole",
@@ -54,12 +54,12 @@ class Errand:
     )
 
     _common: Common
-    _inlet: Inlet
+    _ingress: Ingress
     _request: RequestHead
     _route: Route | None
     _lease: Lease | None
     _task: asyncio.Task[None] | None
-    _search: Search | None
+    _retry: RetryState | None
     _replaying: Replaying | None
     _upload: Upload | None
     _whole: bool
@@ -67,7 +67,7 @@ class Errand:
     sending: bool
     """Whether the request's body is not complete yet."""
 
-    def _send(self, connection: MachineConnection | MachineStream) -> None:
+    def _send(self, connection: UpstreamConnection | UpstreamStream) -> None:
         """Here is a connection to the machine of `_lease`."""
         raise NotImplementedError
 
@@ -96,7 +96,7 @@ class Errand:
             self._upload = self._watched()
         upload = self._upload
         try:
-            route = self._inlet.find(self._request)
+            route = self._ingress.find(self._request)
             if route is None:
                 self._seek()
             elif self._enter(route) and (upload is None or not upload.awaited):
@@ -108,31 +108,31 @@ class Errand:
         """Where the request belongs is known. False: it is answered already. Raises `Refused`."""
         self._route = route
         request = self._request
-        host = self._inlet.redirects(request, route.port)
+        host = self._ingress.redirects(request, route.port)
         if host:
             self._redirect(host)
             return False
         if request.wishes:
             timed = any(name == TIMING for name, _ in request.headers)
-            handed = self._inlet.handed(request)
+            handed = self._ingress.handed(request)
             if handed is not None:
                 self._replay(handed.fields, handed.body, route, handed.machine, self._common.settings.region, timed)
                 return True
-            self._search = Search(self._deadline(), self._inlet.wishes(request), timed=timed)
-        if self._common.remembers and self._inlet.edge:
-            if self._search is None:
-                self._search = Search(self._deadline())
-            remembered(self._common, request, route, self._search)
+            self._retry = RetryState(self._deadline(), self._ingress.wishes(request), timed=timed)
+        if self._common.remembers and self._ingress.edge:
+            if self._retry is None:
+                self._retry = RetryState(self._deadline())
+            remembered(self._common, request, route, self._retry)
         return True
 
     def _take(self, route: Route) -> None:
         """The way without waiting, as far as there is one."""
-        search = self._search
+        retry = self._retry
         lease = None
-        if search is None:
+        if retry is None:
             lease = route.take()
-        elif not search.app:
-            lease = route.take(search.wishes)
+        elif not retry.app:
+            lease = route.take(retry.wishes)
         if lease is not None:
             self._lease = lease
             method = self._request.method
@@ -156,13 +156,13 @@ class Errand:
             return
         route = None
         with suppress(Refused):
-            route = self._inlet.find(self._request)
+            route = self._ingress.find(self._request)
         if route is before:
-            if self._search is not None:
-                self._search.deadline = self._deadline()
+            if self._retry is not None:
+                self._retry.deadline = self._deadline()
             self._take(before)
         else:  # much may have changed since its head came
-            self._route = self._search = None
+            self._route = self._retry = None
             self._seek()
 
     def _seek(self) -> None:
@@ -176,13 +176,13 @@ class Errand:
                     connection = await self._found()
                 except _NotThere as failure:
                     if not self._tries_again(failure.how, failure.problem, sent=False):
-                        assert self._search is not None
-                        raise self._search.outcome() from None
+                        assert self._retry is not None
+                        raise self._retry.outcome() from None
                 else:
                     break
         except Refused as refusal:
             self._task = None
-            self._fail(refusal if self._search is None else self._search.given_up(refusal))
+            self._fail(refusal if self._retry is None else self._retry.given_up(refusal))
             return
         except Exception as error:  # a defect must not leave its client waiting
             _log.error("exchange.failed", request=self.request_id.decode("latin-1"), error=repr(error), exc_info=True)
@@ -193,35 +193,35 @@ class Errand:
         if connection is not None:
             self._send(connection)
 
-    async def _found(self) -> MachineConnection | MachineStream | None:
+    async def _found(self) -> UpstreamConnection | UpstreamStream | None:
         """A connection to a machine that takes the request; None: it is answered already, or its body is awaited.
         Raises `Refused`, `_NotThere`."""
         route = self._route
         now = self._common.now
         begun = now()
         if route is None:
-            route = await self._inlet.load(self._request)
+            route = await self._ingress.load(self._request)
             if not self._enter(route) or (self._upload is not None and self._upload.awaited):
                 return None
-        if self._search is not None and self._search.app:
-            app, self._search.app = self._search.app, ""
+        if self._retry is not None and self._retry.app:
+            app, self._retry.app = self._retry.app, ""
             route = self._route = await self._common.router.other(route, app)
-        search = self._search
-        if search is None:
-            search = self._search = Search(self._deadline())
+        retry = self._retry
+        if retry is None:
+            retry = self._retry = RetryState(self._deadline())
         lease = self._lease
         if lease is None:
-            lease = self._lease = route.take(search.wishes, search.tried) or await route.obtain(
-                search.wishes, search.tried, deadline=search.deadline, request=self._waiting
+            lease = self._lease = route.take(retry.wishes, retry.tried) or await route.obtain(
+                retry.wishes, retry.tried, deadline=retry.deadline, request=self._waiting
             )
             self._spent("obtain", now() - begun, lease)
             begun = now()
         pool = self._pool(route, lease)
-        if not search.fresh and self._request.method != b"CONNECT":
+        if not retry.fresh and self._request.method != b"CONNECT":
             connection = pool.take(lease.address, self._repeatable)
             if connection is not None:
                 return connection
-        search.fresh = False
+        retry.fresh = False
         try:
             connection = await pool.connect(lease.address)
         except TimeoutError:
@@ -238,8 +238,8 @@ class Errand:
         return upstreams.h2 if http2 and self._request.method != b"CONNECT" else upstreams.http1
 
     def _spent(self, phase: str, seconds: float, lease: Lease | None = None) -> None:
-        assert self._search is not None
-        self._search.spent(phase, seconds, self._common.now(), lease.phases if lease is not None else NOTHING)
+        assert self._retry is not None
+        self._retry.spent(phase, seconds, self._common.now(), lease.phases if lease is not None else NOTHING)
         counters = self._common.counters
         counters.spent(phase, seconds)
         if lease is not None:
@@ -262,56 +262,56 @@ class Errand:
     @property
     def _sent_most(self) -> int:
         """How many machines get something of it: another proxy that has chosen the machine counts them itself."""
-        return 1 if self._chosen else max(SENT_MOST - self._inlet.sent, 1)
+        return 1 if self._chosen else max(SENT_MOST - self._ingress.sent, 1)
 
     @property
     def _chosen(self) -> bool:
         """Whether another proxy has chosen the machine."""
-        return not self._inlet.edge and any(name == MACHINE and value for name, value in self._request.headers)
+        return not self._ingress.edge and any(name == MACHINE and value for name, value in self._request.headers)
 
     def _deadline(self) -> float:
-        return min(self._common.now() + self._common.settings.wait_s, self._inlet.until)
+        return min(self._common.now() + self._common.settings.wait_s, self._ingress.until)
 
     def _again(self, how: Failure, problem: str, *, sent: int, stale: bool = False) -> None:
         if self._tries_again(how, problem, sent=sent, stale=stale):
             self._seek()
         else:
-            assert self._search is not None
-            self._fail(self._search.outcome(), acted=sent > 0 and not self._repeatable)
+            assert self._retry is not None
+            self._fail(self._retry.outcome(), acted=sent > 0 and not self._repeatable)
 
     def _tries_again(self, how: Failure, problem: str, *, sent: int, stale: bool = False) -> bool:
         """Note that this machine did not take it; `sent`: how many got something of it. Whether another one may be
         tried."""
-        search = self._search
-        if search is None:
-            search = self._search = Search(self._deadline())
+        retry = self._retry
+        if retry is None:
+            retry = self._retry = RetryState(self._deadline())
         lease = self._lease
         assert lease is not None
         method = self._request.method
         if stale and (self._repeatable or not sent) and self._whole:
-            search.fresh = again = True  # it closed a connection that it had kept long enough: it may be fine
+            retry.fresh = again = True  # it closed a connection that it had kept long enough: it may be fine
         else:
             self._lease = None
             lease.release() if stale else lease.failed(how)
-            search.tried.add(lease.machine)
+            retry.tried.add(lease.machine)
             most = self._common.settings.attempts
             most_sent = self._sent_most
-            again = search.failed(method, how, problem, sent=sent, whole=self._whole, most=most, sent_most=most_sent)
+            again = retry.failed(method, how, problem, sent=sent, whole=self._whole, most=most, sent_most=most_sent)
         self._common.counters.retries += again
         return again
 
     def _fail(self, refusal: Refused, *, acted: bool = False) -> None:
         """No machine took it. `acted`: one may have done what it asks for, all the same."""
-        search = self._search
-        if search is not None and self._whole and not acted:
-            if search.remembered:
-                self._common.replays.forget(search.remembered)
-                self._search = Search(self._deadline(), timed=search.timed)
+        retry = self._retry
+        if retry is not None and self._whole and not acted:
+            if retry.remembered:
+                self._common.replays.forget(retry.remembered)
+                self._retry = RetryState(self._deadline(), timed=retry.timed)
                 self._seek()
                 return
-            back = None if self._replaying is None else self._replaying.back(search)
+            back = None if self._replaying is None else self._replaying.back(retry)
             if back is not None:
-                self._request, self._route, self._search = back
+                self._request, self._route, self._retry = back
                 self._seek()
                 return
         self._refuse(refusal)
@@ -321,7 +321,7 @@ class Errand:
         lease, route = self._lease, self._route
         assert lease is not None
         assert route is not None
-        timed = self._search is not None and self._search.timed
+        timed = self._retry is not None and self._retry.timed
         try:
             self._replay(headers, body, route, lease.machine, lease.region, timed)
         except Refused as refusal:
@@ -346,7 +346,7 @@ class Errand:
             raise Refused(413, "PA01", f"the app hands this request on, and its body is over {most} bytes")
         if self._replaying is None:
             self._replaying = Replaying(self._common)
-        self._request, self._search = self._replaying.follow(replay, self._request, route, machine, region, timed)
+        self._request, self._retry = self._replaying.follow(replay, self._request, route, machine, region, timed)
 
     def _leave(self) -> None:
         if self._task is not None:

@@ -1,6 +1,6 @@
 """One request and its answer: what comes from the client goes to a machine, what the machine says to the client.
 
-Nothing here knows which version of HTTP the client speaks (`Front`).
+Nothing here knows which version of HTTP the client speaks (`Downstream`).
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import math
 from hawker.core.retrying import IDEMPOTENT, may_retry
 from hawker.core.tracing import Mark
 from hawker.proxy.base import Failure, Header, Lease, Refused
-from hawker.proxy.embedded.aside import Aside, Signals
 from hawker.proxy.embedded.bodies import chunk, last_chunk
 from hawker.proxy.embedded.common import Common, Traces
-from hawker.proxy.embedded.compressing import Gzip, compressed, compressible
-from hawker.proxy.embedded.front import Front
-from hawker.proxy.embedded.h2_machine import MachineStream
+from hawker.proxy.embedded.compression import Gzip, compressed, compressible
+from hawker.proxy.embedded.downstream import Downstream
+from hawker.proxy.embedded.h2_upstream import UpstreamStream
 from hawker.proxy.embedded.heads import ABSENT, CHUNKED, AnswerHead, RequestHead
-from hawker.proxy.embedded.inlets import Inlet
-from hawker.proxy.embedded.machine import MachineConnection
+from hawker.proxy.embedded.ingress import Ingress
+from hawker.proxy.embedded.internal_answers import InternalAnswer, Signals
 from hawker.proxy.embedded.outgoing import Outgoing
 from hawker.proxy.embedded.tunnel import Tunnel, keep_watch
 from hawker.proxy.embedded.uploads import Upload
+from hawker.proxy.embedded.upstream_connection import UpstreamConnection
 
 GONE = 499
 """The status in logs and counts of a request whose client left before its answer was complete, as nginx has it."""
@@ -34,14 +34,14 @@ class Exchange(Outgoing):
 
     __slots__ = ("_answered", "_gzip", "begun", "bytes", "first", "machine", "status")
 
-    def __init__(self, common: Common, front: Front, inlet: Inlet, request: RequestHead) -> None:
+    def __init__(self, common: Common, downstream: Downstream, ingress: Ingress, request: RequestHead) -> None:
         self._common = common
-        self._inlet = inlet
+        self._ingress = ingress
         self._request = request
-        self._route = self._lease = self._task = self._search = self._replaying = self._upload = None
+        self._route = self._lease = self._task = self._retry = self._replaying = self._upload = None
         self._whole = True
-        self.request_id = inlet.request_id(request)
-        self._front = front
+        self.request_id = ingress.request_id(request)
+        self._downstream = downstream
         self._connection = None
         self._kept = []
         self._kept_bytes = 0
@@ -83,7 +83,7 @@ class Exchange(Outgoing):
     def refuse(self, refusal: Refused) -> None:
         """The rest of the request cannot be read, or does not come."""
         if self._answered:
-            self._front.cut()
+            self._downstream.cut()
             self.gone()
         elif not self.over:
             self._leave()
@@ -94,15 +94,15 @@ class Exchange(Outgoing):
     # --- for the machine's connection --------------------------------------------------------------------------------
 
     def interim(self, head: AnswerHead) -> None:
-        inlet = self._inlet
+        ingress = self._ingress
         if head.status == 100:
-            passes = self._request.expects and (inlet.hears or self.sending)
+            passes = self._request.expects and (ingress.hears or self.sending)
         else:
-            passes = inlet.hears
+            passes = ingress.hears
             assert self._route is not None
             self._common.observer.hinted(self._route)
         if passes:
-            self._front.interim(head.status, self._inlet.interim(head))
+            self._downstream.interim(head.status, self._ingress.interim(head))
 
     def answer(self, head: AnswerHead) -> None:
         if head.signals and self._heed(head):
@@ -116,42 +116,42 @@ class Exchange(Outgoing):
         route = self._route
         assert route is not None
         lines = None
-        if route.port.compress and self._inlet.edge and compressible(self._request, head):
+        if route.port.compress and self._ingress.edge and compressible(self._request, head):
             self._gzip = Gzip()
-            self._front.answer(head.status, head.reason, compressed(self._headers(head)), CHUNKED)
+            self._downstream.answer(head.status, head.reason, compressed(self._headers(head)), CHUNKED)
             return
-        if self._search is None:
-            lines = self._inlet.answer_lines(head, route.port, self.request_id)
+        if self._retry is None:
+            lines = self._ingress.answer_lines(head, route.port, self.request_id)
         if lines is None:
-            self._front.answer(head.status, head.reason, self._headers(head), head.length)
+            self._downstream.answer(head.status, head.reason, self._headers(head), head.length)
         else:
-            self._front.answer_lines(head.status, head.reason, lines, head.length)
+            self._downstream.answer_lines(head.status, head.reason, lines, head.length)
 
     def data(self, data: bytes) -> None:
         if self._gzip is not None:
             data = self._gzip.add(data)
         if data:
             self.bytes += len(data)
-            self._front.data(data)
+            self._downstream.data(data)
 
     def flush(self) -> None:
         if self._answered:
             if self._gzip is not None and (data := self._gzip.pause()):
-                self._front.data(data)
-            self._front.flush()
+                self._downstream.data(data)
+            self._downstream.flush()
 
     def ended(self, trailers: list[Header]) -> None:
         self._connection = None
         if self._gzip is not None:
-            self._front.data(self._gzip.end())
+            self._downstream.data(self._gzip.end())
         self._finish()
-        self._front.end(trailers)
+        self._downstream.end(trailers)
 
     def broken(self, how: Failure, problem: str) -> None:
         connection, self._connection = self._connection, None
         if self._answered:
             self._finish()
-            self._front.cut()
+            self._downstream.cut()
         else:
             assert connection is not None
             stale = how == "reset" and connection.served > 0 and not connection.heard
@@ -166,15 +166,15 @@ class Exchange(Outgoing):
             return
         self.status = head.status
         self.first = self._common.now()
-        self._tunnel(self._front.switch(head.status, head.reason, self._headers(head)), connection.release(), rest)
+        self._tunnel(self._downstream.switch(head.status, head.reason, self._headers(head)), connection.release(), rest)
 
     def stalled(self, stalled: bool) -> None:
         self._hold(stalled)
 
     @property
     def may_go_elsewhere(self) -> bool:
-        search = self._search
-        tries, sent_tries = (1, 1) if search is None else (search.tries + 1, search.sent_tries + 1)
+        retry = self._retry
+        tries, sent_tries = (1, 1) if retry is None else (retry.tries + 1, retry.sent_tries + 1)
         method, whole = self._request.method, self._whole
         if self._chosen:  # the other proxy makes it elsewhere, if it has it yet: a body it may not have
             return method in IDEMPOTENT and self._request.length in (ABSENT, 0)
@@ -196,27 +196,27 @@ class Exchange(Outgoing):
         length = request.length
         held = self._keeps_too_much
         # Who waits to be told to go on is told so by the machine.
-        awaited = self._inlet.edge and 0 < length <= self._common.settings.replay_bytes and not request.expects
+        awaited = self._ingress.edge and 0 < length <= self._common.settings.replay_bytes and not request.expects
         upload = self._common.uploads.watch(self, sized=length > 0, awaited=awaited and not held)
         upload.held = held
         return upload
 
     # --- to the machine ----------------------------------------------------------------------------------------------
 
-    def _send(self, connection: MachineConnection | MachineStream) -> None:
+    def _send(self, connection: UpstreamConnection | UpstreamStream) -> None:
         lease = self._lease
         route = self._route
         assert lease is not None
         assert route is not None
         request = self._request
-        if isinstance(connection, MachineStream):
+        if isinstance(connection, UpstreamStream):
             self._ask(connection, lease, route.port.idle_timeout_s)
             return
         if request.method == b"CONNECT" and not lease.headers:
             self._join(connection)
             return
         passed = request.passed
-        if passed is not None and not lease.headers and self._search is None:
+        if passed is not None and not lease.headers and self._retry is None:
             data = passed[0] + self.request_id + passed[1]
         else:
             data = self._head(lease)
@@ -233,7 +233,7 @@ class Exchange(Outgoing):
             idle_s += self._common.settings.wait_s
         connection.send(self, request.method, data, idle_s, chunked)
 
-    def _ask(self, stream: MachineStream, lease: Lease, idle_s: float) -> None:
+    def _ask(self, stream: UpstreamStream, lease: Lease, idle_s: float) -> None:
         """The same over HTTP/2."""
         request = self._request
         kept = self._kept
@@ -243,11 +243,11 @@ class Exchange(Outgoing):
         trailers = None if self.sending else self._trailers
         stream.ask(self, request.method, request.target, self._fields(lease), kept, trailers, idle_s)
 
-    def _join(self, connection: MachineConnection) -> None:
+    def _join(self, connection: UpstreamConnection) -> None:
         """Bytes pass between client and machine from here on."""
         self.status = 200
         self.first = self._common.now()
-        self._tunnel(self._front.switch(200, b"", []), connection.release(), b"")
+        self._tunnel(self._downstream.switch(200, b"", []), connection.release(), b"")
 
     def _tunnel(self, client: tuple[asyncio.Transport, bytes], machine: asyncio.Transport, first: bytes) -> None:
         transport, early = client
@@ -278,9 +278,9 @@ class Exchange(Outgoing):
             self._follow(head.headers, body if signals.handed == "json" else None)
 
         if how is not None:
-            Aside(head, self, again).begin(connection, read=False)
-        elif signals.handed and self._inlet.edge:
-            Aside(head, self, follow).begin(connection, read=signals.handed == "json")
+            InternalAnswer(head, self, again).begin(connection, read=False)
+        elif signals.handed and self._ingress.edge:
+            InternalAnswer(head, self, follow).begin(connection, read=signals.handed == "json")
         else:
             return False
         return True
@@ -288,13 +288,15 @@ class Exchange(Outgoing):
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def _headers(self, head: AnswerHead) -> list[Header]:
-        lease, route, search = self._lease, self._route, self._search
+        lease, route, retry = self._lease, self._route, self._retry
         assert lease is not None
         assert route is not None
-        fields = self._inlet.back(head, route.port, self.request_id, lease, head.upgrade if head.status == 101 else b"")
-        if search is not None and search.timed:
-            at = "edge" if self._inlet.edge else "worker"
-            fields.append((b"server-timing", search.timing(at, lease.phases, self.first - self.begun)))
+        fields = self._ingress.back(
+            head, route.port, self.request_id, lease, head.upgrade if head.status == 101 else b""
+        )
+        if retry is not None and retry.timed:
+            at = "edge" if self._ingress.edge else "worker"
+            fields.append((b"server-timing", retry.timing(at, lease.phases, self.first - self.begun)))
         return fields
 
     def _redirect(self, host: bytes) -> None:
@@ -302,7 +304,7 @@ class Exchange(Outgoing):
         self._answer(301, [(b"location", location), (b"content-length", b"0")], b"")
 
     def _refuse(self, refusal: Refused) -> None:
-        self._answer(*self._inlet.refusal(refusal, self.request_id))
+        self._answer(*self._ingress.refusal(refusal, self.request_id))
 
     def _answer(self, status: int, headers: list[Header], body: bytes) -> None:
         """An answer of the proxy's own."""
@@ -311,11 +313,11 @@ class Exchange(Outgoing):
         if self._request.method == b"HEAD":
             body = b""
         self.bytes = len(body)
-        self._front.answer(status, b"", headers, len(body))
+        self._downstream.answer(status, b"", headers, len(body))
         if body:
-            self._front.data(body)
+            self._downstream.data(body)
         self._finish()
-        self._front.end(())
+        self._downstream.end(())
 
     def _finish(self) -> None:
         self.over = True
@@ -334,12 +336,12 @@ class Exchange(Outgoing):
         common, begun, first = self._common, self.begun, self.first
         first_s = first - begun if first else -1.0
         common.counters.answered(self.status, first_s)
-        if common.traces is not None and self._search is not None and self._search.waited:
-            self._trace(common.traces, self._search.marks)
+        if common.traces is not None and self._retry is not None and self._retry.waited:
+            self._trace(common.traces, self._retry.marks)
         if common.access is not None:
             total_s = common.now() - begun
             common.access.add(
-                self._inlet.client,
+                self._ingress.client,
                 self._request,
                 self.request_id,
                 self.status,
@@ -355,7 +357,7 @@ class Exchange(Outgoing):
         traces.add(
             self._request,
             self.request_id,
-            edge=self._inlet.edge,
+            edge=self._ingress.edge,
             begun=self.begun,
             first=self.first,
             ended=self.first if self.status == 101 else now,  # a tunnel may last for days

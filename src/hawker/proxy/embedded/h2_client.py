@@ -19,7 +19,7 @@ from hawker.proxy.embedded.h2_heads import Malformed, read_request, trailers_of
 from hawker.proxy.embedded.h2_transport import StreamTransport
 from hawker.proxy.embedded.h2_wire import Stream, Wire
 from hawker.proxy.embedded.heads import AnswerHead, BadHead
-from hawker.proxy.embedded.inlets import Forwarded, Public, client_of
+from hawker.proxy.embedded.ingress import ForwardedIngress, PublicIngress, client_of
 
 _LOOKS = 4
 """How often within the idle time-out streams are looked at."""
@@ -79,7 +79,7 @@ class H2Connection(Wire):
         self.common.left(self)
 
     @property
-    def inlet(self) -> Public:
+    def ingress(self) -> PublicIngress:
         """For one more request."""
         return self._shared or ForwardedOver2(self.common, self._port, self._client, self._secure, self._app)
 
@@ -156,7 +156,7 @@ class H2Connection(Wire):
             self._deadline.within(self._idle_s / _LOOKS)
 
 
-class Over2(Public):
+class Over2(PublicIngress):
     """A user's connection of HTTP/2."""
 
     __slots__ = ()
@@ -166,7 +166,7 @@ class Over2(Public):
         return None
 
 
-class ForwardedOver2(Forwarded):
+class ForwardedOver2(ForwardedIngress):
     """A request on such a connection of a trusted proxy's."""
 
     __slots__ = ()
@@ -177,7 +177,7 @@ class ForwardedOver2(Forwarded):
 
 
 class H2Request(Stream):
-    """A request and its answer: `hawker.proxy.embedded.front.Front`."""
+    """A request and its answer: `hawker.proxy.embedded.downstream.Downstream`."""
 
     __slots__ = ("_complete", "_connection", "_early", "_exchange", "_head", "_over", "_transport", "trailers")
 
@@ -213,7 +213,7 @@ class H2Request(Stream):
             return
         except BadHead as bad:
             common.counters.unread(bad.status)
-            status, headers, body = self._connection.inlet.refusal(refusals.of_head(bad.problem, bad.status), b"")
+            status, headers, body = self._connection.ingress.refusal(refusals.of_head(bad.problem, bad.status), b"")
             self.answer(status, b"", headers, len(body))
             self.data(body)
             self.end(())
@@ -222,7 +222,7 @@ class H2Request(Stream):
             head.headers.append((b"sec-websocket-key", common.websocket_key()))
             self._early = b""
             self.held = True
-        exchange = self._exchange = Exchange(common, self, self._connection.inlet, head)
+        exchange = self._exchange = Exchange(common, self, self._connection.ingress, head)
         exchange.start()
 
     def came(self, data: bytes) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from hawker.proxy.base import Address
-from hawker.proxy.embedded.h2_machine import MachineLink, MachineStream
+from hawker.proxy.embedded.h2_upstream import UpstreamLink, UpstreamStream
 from hawker.proxy.embedded.pool import Attempts
 from hawker.proxy.embedded.settings import Settings
 
@@ -16,20 +16,20 @@ class H2Pool:
     def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
         self._settings = settings
         self._loop = loop
-        self._links: dict[Address, list[MachineLink]] = {}
+        self._links: dict[Address, list[UpstreamLink]] = {}
         self._attempts = Attempts(settings, loop)
-        self._opening: dict[Address, asyncio.Task[MachineLink]] = {}
+        self._opening: dict[Address, asyncio.Task[UpstreamLink]] = {}
         self._closed = False
         self.opened = 0
 
-    def take(self, address: Address, repeatable: bool) -> MachineStream | None:
+    def take(self, address: Address, repeatable: bool) -> UpstreamStream | None:
         for link in self._links.get(address, ()):
             stream = link.stream()
             if stream is not None:
                 return stream
         return None
 
-    async def connect(self, address: Address) -> MachineStream:
+    async def connect(self, address: Address) -> UpstreamStream:
         """On a new connection, which those that ask at the same time share. Raises `OSError`, `TimeoutError`."""
         while True:
             opening = self._opening.get(address)
@@ -50,7 +50,7 @@ class H2Pool:
                 link.close()
                 raise ConnectionResetError("it takes no requests on its connections")
 
-    def forget(self, link: MachineLink) -> None:
+    def forget(self, link: UpstreamLink) -> None:
         """It takes no more requests."""
         links = self._links.get(link.address)
         if links is not None and link in links:
@@ -79,9 +79,9 @@ class H2Pool:
             if every or stream.unanswered_s(now) >= waited_s:
                 stream.give_up(problem, every)
 
-    def _streams(self, address: Address) -> list[MachineStream]:
+    def _streams(self, address: Address) -> list[UpstreamStream]:
         streams = [stream for link in self._links.get(address, ()) for stream in link.streams.values()]
-        return [stream for stream in streams if isinstance(stream, MachineStream)]
+        return [stream for stream in streams if isinstance(stream, UpstreamStream)]
 
     def close(self) -> None:
         self._closed = True
@@ -89,11 +89,11 @@ class H2Pool:
             for link in list(links):
                 link.close()
 
-    async def _open(self, address: Address) -> MachineLink:
+    async def _open(self, address: Address) -> UpstreamLink:
         try:
             async with self._attempts.one(address):
                 _, link = await self._loop.create_connection(
-                    lambda: MachineLink(address, self.forget, self._settings, self._loop), *address
+                    lambda: UpstreamLink(address, self.forget, self._settings, self._loop), *address
                 )
                 try:
                     await link.ready
@@ -108,13 +108,13 @@ class H2Pool:
         return link
 
 
-def _look(opening: asyncio.Task[MachineLink]) -> None:
+def _look(opening: asyncio.Task[UpstreamLink]) -> None:
     """Perhaps all that waited for it are gone; then nobody else looks at how it ended."""
     if not opening.cancelled():
         opening.exception()
 
 
-def _unwanted(opening: asyncio.Task[MachineLink]) -> None:
+def _unwanted(opening: asyncio.Task[UpstreamLink]) -> None:
     """One that waited for it is gone; it is closed as an unused one unless another takes it."""
     if not opening.cancelled() and opening.exception() is None:
         opening.result().rest()

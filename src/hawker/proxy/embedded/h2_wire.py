@@ -31,7 +31,7 @@ from hyperframe.frame import GoAwayFrame
 
 from hawker.proxy.base import Header
 from hawker.proxy.embedded.h2_floods import TOO_MUCH, Frames, Strikes
-from hawker.proxy.embedded.parting import close, part
+from hawker.proxy.embedded.lingering_close import close, part
 from hawker.proxy.embedded.settings import Settings
 
 _DEFAULT_WINDOW = 65_535

@@ -9,11 +9,11 @@ import math
 from collections.abc import Sequence
 
 from hawker.proxy.base import ANY, Header, Lease
+from hawker.proxy.embedded.downstream import Downstream
 from hawker.proxy.embedded.errand import Errand
-from hawker.proxy.embedded.front import Front
-from hawker.proxy.embedded.h2_machine import MachineStream
+from hawker.proxy.embedded.h2_upstream import UpstreamStream
 from hawker.proxy.embedded.heads import CHUNKED
-from hawker.proxy.embedded.machine import MachineConnection
+from hawker.proxy.embedded.upstream_connection import UpstreamConnection
 from hawker.proxy.fields import ANYWHERE, SENT, WAIT
 
 
@@ -21,10 +21,10 @@ class Outgoing(Errand):
     """The front calls `body` and `body_end` as the body comes, also before `start`. `_connection` is what has the
     request, `over` whether it has had its answer."""
 
-    __slots__ = ("_connection", "_front", "_kept", "_kept_bytes", "_kept_of", "_trailers", "over")
+    __slots__ = ("_connection", "_downstream", "_kept", "_kept_bytes", "_kept_of", "_trailers", "over")
 
-    _connection: MachineConnection | MachineStream | None
-    _front: Front
+    _connection: UpstreamConnection | UpstreamStream | None
+    _downstream: Downstream
     _kept: list[bytes]
     _kept_bytes: int
     _kept_of: str
@@ -69,7 +69,7 @@ class Outgoing(Errand):
     def _hold(self, held: bool) -> None:
         if self._upload is not None:
             self._upload.held = held
-        self._front.hold(held)
+        self._downstream.hold(held)
 
     def _sending_kept(self) -> None:
         if self._keeps_too_much:
@@ -104,19 +104,19 @@ class Outgoing(Errand):
 
     def _fields(self, lease: Lease) -> list[Header]:
         """As they go to the machine."""
-        request, search = self._request, self._search
-        wishes = ANY if search is None else search.wishes
-        fields = self._inlet.forward(request, self.request_id, lease, wishes, request.upgrade)
+        request, retry = self._request, self._retry
+        wishes = ANY if retry is None else retry.wishes
+        fields = self._ingress.forward(request, self.request_id, lease, wishes, request.upgrade)
         if not (request.host or request.minor):  # HTTP/1.0 on a port that is one app's; the machine gets HTTP/1.1
             fields.insert(0, (b"host", self.app.encode()))
-        if search is not None:
-            fields += search.added
+        if retry is not None:
+            fields += retry.added
         if lease.headers:
-            until = self._inlet.until if search is None else search.deadline
+            until = self._ingress.until if retry is None else retry.deadline
             if until < math.inf:
                 fields.append((WAIT, b"%d" % max(0, round((until - self._common.now()) * 1000))))
-            if search is not None and search.sent_tries and ANYWHERE in lease.headers:
-                fields.append((SENT, b"%d" % search.sent_tries))
+            if retry is not None and retry.sent_tries and ANYWHERE in lease.headers:
+                fields.append((SENT, b"%d" % retry.sent_tries))
         return fields
 
     def _head(self, lease: Lease) -> bytes:
@@ -126,7 +126,7 @@ class Outgoing(Errand):
         framing = b"\r\ntransfer-encoding: chunked\r\n\r\n" if request.length == CHUNKED else b"\r\n\r\n"
         lines = b"\r\n".join(map(b": ".join, fields))
         data = b"%b %b HTTP/1.1\r\n%b%b" % (request.method, request.target, lines, framing)
-        if self._search is None and not lease.headers:
+        if self._retry is None and not lease.headers:
             around = data.split(self.request_id)
             if len(around) == 2:  # else the client wrote it, too
                 request.passed = around[0], around[1]

@@ -23,10 +23,10 @@ from hawker.proxy.base import Address, Router
 from hawker.proxy.certificates import Certificates
 from hawker.proxy.embedded.client import ClientConnection
 from hawker.proxy.embedded.common import Challenges, Common, Connection, Observer, Traces, peer_of
-from hawker.proxy.embedded.greeting import Greeter
-from hawker.proxy.embedded.inlets import Backhaul, Inlet
-from hawker.proxy.embedded.plain import PlainConnection
+from hawker.proxy.embedded.ingress import BackhaulIngress, Ingress
+from hawker.proxy.embedded.protocol_sniffing import ProtocolSniffer
 from hawker.proxy.embedded.settings import Settings
+from hawker.proxy.embedded.tcp import TcpConnection
 from hawker.proxy.embedded.tunnel import Tunnel
 from hawker.proxy.embedded.upstreams import UpstreamPools
 
@@ -68,23 +68,23 @@ class EmbeddedPlane:
     async def listen(self, host: str, port: int, *, public: int) -> Address:
         """Serve users at this address as the public port `public`, which apps share. `port` 0: any. Returns the
         address. What a connection speaks is seen by what it says."""
-        return await self._listen(lambda: Greeter(self.common, public), host, port)
+        return await self._listen(lambda: ProtocolSniffer(self.common, public), host, port)
 
     async def listen_own(self, host: str, port: int, *, public: int) -> Address:
         """The same for a public port that one app has to itself."""
-        return await self._listen(lambda: Greeter(self.common, public, own=True), host, port)
+        return await self._listen(lambda: ProtocolSniffer(self.common, public, own=True), host, port)
 
     async def listen_plain(self, host: str, port: int, *, public: int) -> Address:
         """Pass bytes between whoever connects here and the machines that serve the public port `public`."""
-        return await self._listen(lambda: PlainConnection(self.common, public), host, port)
+        return await self._listen(lambda: TcpConnection(self.common, public), host, port)
 
     async def listen_backhaul(self, host: str, port: int) -> Address:
         """Serve other proxies of the cluster at this address."""
 
-        def inlet(transport: asyncio.Transport) -> Inlet:
-            return Backhaul(self.common, peer_of(transport))
+        def ingress(transport: asyncio.Transport) -> Ingress:
+            return BackhaulIngress(self.common, peer_of(transport))
 
-        return await self._listen(lambda: ClientConnection(self.common, inlet), host, port, edge=False)
+        return await self._listen(lambda: ClientConnection(self.common, ingress), host, port, edge=False)
 
     async def _listen(
         self, made: Callable[[], asyncio.Protocol], host: str, port: int, *, edge: bool = True

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from hawker.proxy.base import Address
-from hawker.proxy.embedded.machine import MachineConnection
 from hawker.proxy.embedded.settings import Settings
+from hawker.proxy.embedded.upstream_connection import UpstreamConnection
 from hawker.sockets import Sockets
 
 OFFERED_S = 0.05
@@ -55,13 +55,13 @@ class Pool:
         self._settings = settings
         self._loop = loop
         self._attempts = Attempts(settings, loop)
-        self._idle: dict[Address, list[MachineConnection]] = {}
+        self._idle: dict[Address, list[UpstreamConnection]] = {}
         self._offered: dict[Address, tuple[socket.socket, asyncio.TimerHandle]] = {}
-        self._every: weakref.WeakKeyDictionary[MachineConnection, None] = weakref.WeakKeyDictionary()
+        self._every: weakref.WeakKeyDictionary[UpstreamConnection, None] = weakref.WeakKeyDictionary()
         self._closed = False
         self.opened = 0
 
-    def take(self, address: Address, repeatable: bool) -> MachineConnection | None:
+    def take(self, address: Address, repeatable: bool) -> UpstreamConnection | None:
         """One that waits, or None: `connect` then. For a request that must not be made twice its socket is looked at
         once more: what the machine closes in this very moment is all that is left to go wrong."""
         idle = self._idle.get(address)
@@ -72,10 +72,10 @@ class Pool:
                 return connection
         return None
 
-    async def connect(self, address: Address) -> MachineConnection:
+    async def connect(self, address: Address) -> UpstreamConnection:
         """A new one. Raises `OSError`, `TimeoutError` when it takes too long."""
         sock = self._taken(address)
-        made = partial(MachineConnection, address, self._settings, self, self._loop, self._sockets)
+        made = partial(UpstreamConnection, address, self._settings, self, self._loop, self._sockets)
         async with self._attempts.one(address):
             if sock is None:
                 _, connection = await self._loop.create_connection(made, *address)
@@ -103,7 +103,7 @@ class Pool:
         if sock := self._taken(address):
             sock.close()
 
-    def put(self, connection: MachineConnection) -> None:
+    def put(self, connection: UpstreamConnection) -> None:
         idle = self._idle.get(connection.address)
         if idle is None:
             idle = self._idle[connection.address] = []
@@ -114,7 +114,7 @@ class Pool:
             connection.deadline.within(self._settings.pool_idle_s)
             idle.append(connection)
 
-    def forget(self, connection: MachineConnection) -> None:
+    def forget(self, connection: UpstreamConnection) -> None:
         """It is closed."""
         idle = self._idle.get(connection.address)
         if idle is not None:

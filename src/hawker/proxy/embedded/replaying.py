@@ -7,7 +7,7 @@ from hawker.core.replay_cache import Key, bypasses, keys_of, prefix_key, session
 from hawker.proxy.base import Refused, Route
 from hawker.proxy.embedded.common import Common
 from hawker.proxy.embedded.heads import RequestHead, host_of
-from hawker.proxy.embedded.search import Search
+from hawker.proxy.embedded.retry_state import RetryState
 
 
 class Replaying:
@@ -27,7 +27,7 @@ class Replaying:
 
     def follow(
         self, replay: Replay, request: RequestHead, route: Route, source: str, region: str, timed: bool
-    ) -> tuple[RequestHead, Search]:
+    ) -> tuple[RequestHead, RetryState]:
         """The machine `source` said `replay`. Raises `Refused`."""
         common = self._common
         if self._returned:
@@ -38,22 +38,22 @@ class Replaying:
         common.counters.replays += 1
         now = common.now()
         self._last, self._request, self._route, self._source, self._begun = replay, request, route, source, now
-        search = Search(
+        retry = RetryState(
             now + (replay.timeout_s or common.settings.wait_s),
             replay.wishes(source),
             app=_other(replay, route),
             timed=timed,
         )
-        search.added.append(source_field(replay, source, region, common.now_us()))
+        retry.added.append(source_field(replay, source, region, common.now_us()))
         self._remember(replay, request, route)
-        search.added.append(status_field("bypass" if bypasses(request.headers) else "miss"))
+        retry.added.append(status_field("bypass" if bypasses(request.headers) else "miss"))
         changed = request.changed(*replay.transform.apply(request.target, request.headers))
         for name, value in () if changed.host else changed.headers:  # a request of HTTP/1.0 may have had none
             if name == b"host":
                 changed.host = host_of(value)
-        return changed, search
+        return changed, retry
 
-    def back(self, search: Search) -> tuple[RequestHead, Route, Search] | None:
+    def back(self, retry: RetryState) -> tuple[RequestHead, Route, RetryState] | None:
         """Nobody took it where the replay sent it: how it goes on all the same, if the replay says so."""
         replay, self._last = self._last, None
         wishes = None if replay is None else replay.fallback_wishes(self._source)
@@ -61,10 +61,10 @@ class Replaying:
             return None
         self._returned = True
         now = self._common.now()
-        reason: Reason = "retries_exhausted" if search.tries else "no_candidate"
-        if now >= search.deadline:
+        reason: Reason = "retries_exhausted" if retry.tries else "no_candidate"
+        if now >= retry.deadline:
             reason = "timeout"
-        again = Search(now + self._common.settings.wait_s, wishes, timed=search.timed)
+        again = RetryState(now + self._common.settings.wait_s, wishes, timed=retry.timed)
         again.added.append(failed_field(replay, self._source, reason, round((now - self._begun) * 1000)))
         return self._request, self._route, again
 
@@ -90,19 +90,19 @@ class Replaying:
                     cache.keep(key, replay, ttl_s=entry.ttl_s, allow_bypass=entry.allow_bypass, now=now)
 
 
-def remembered(common: Common, request: RequestHead, route: Route, search: Search) -> None:
-    """Send `search` where requests like this one were sent before."""
+def remembered(common: Common, request: RequestHead, route: Route, retry: RetryState) -> None:
+    """Send `retry` where requests like this one were sent before."""
     keys: list[Key] = keys_of(route.app, request.host, _path(request), request.headers, route.port.replay_cache)
     found = common.replays.find(keys, common.now())
     if found is None:
         return
     if found.allow_bypass and bypasses(request.headers):
-        search.added.append(status_field("bypass"))
+        retry.added.append(status_field("bypass"))
         return
-    search.wishes = found.replay.wishes("")
-    search.app = _other(found.replay, route)
-    search.added.append(status_field("hit"))
-    search.remembered = keys
+    retry.wishes = found.replay.wishes("")
+    retry.app = _other(found.replay, route)
+    retry.added.append(status_field("hit"))
+    retry.remembered = keys
 
 
 def _other(replay: Replay, route: Route) -> str:

@@ -28,7 +28,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     come. 0: a quarter. `trusted` addresses, behind which is everybody, may have any number."""
 
     access_log: str = ""
-    """A file that every request is written to (`hawker.proxy.embedded.access`). Empty: none."""
+    """A file that every request is written to (`hawker.proxy.embedded.access_log`). Empty: none."""
 
     head_bytes: int = 32 << 10
     """Of a request's or an answer's head, and as much again of its trailers. nginx takes 32 KiB, HAProxy 16, Go 1

@@ -10,7 +10,7 @@ from hawker.core.forwarding import REQUEST_ID, inner_request
 from hawker.proxy.base import Header, Lease, Refused, Route, ServicePort, Wishes
 from hawker.proxy.embedded.common import Common
 from hawker.proxy.embedded.heads import AnswerHead, RequestHead
-from hawker.proxy.embedded.inlets import Handed, Public
+from hawker.proxy.embedded.ingress import Handed, PublicIngress
 from hawker.proxy.fields import HANDED, HOPS
 
 CLIENT = b"hawker-client"
@@ -21,7 +21,7 @@ Answered = Callable[[int, str, bytes, Route], None]
 """A machine has answered a user: public port, host, method, route."""
 
 
-class Behind(Public):
+class ActivatorIngress(PublicIngress):
     """A connection of HAProxy's, on which requests of many users come.
 
     Most are as their users wrote them, but for `hawker-client`. Those without that field were on their way to a

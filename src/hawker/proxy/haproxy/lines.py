@@ -10,7 +10,7 @@ import asyncio
 import re
 from collections.abc import Callable
 
-from hawker.proxy.embedded.access import AccessLog, quoted
+from hawker.proxy.embedded.access_log import AccessLog, quoted
 
 SOCKET = "log.sock"
 RING_BYTES = 1 << 20

@@ -20,11 +20,11 @@ from hawker.proxy.base import Address, Refused, Route, Router
 from hawker.proxy.certificates import Certificates
 from hawker.proxy.embedded.client import ClientConnection
 from hawker.proxy.embedded.common import Challenges, Connection, Traces
-from hawker.proxy.embedded.greeting import Greeter
 from hawker.proxy.embedded.plane import EmbeddedPlane
+from hawker.proxy.embedded.protocol_sniffing import ProtocolSniffer
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.embedded.upstreams import UpstreamPools
-from hawker.proxy.haproxy.activator import Behind
+from hawker.proxy.haproxy.activator import ActivatorIngress
 from hawker.proxy.haproxy.carried import Key, Table
 from hawker.proxy.haproxy.config import PLAIN, USUAL, Config, Frontend, map_of
 from hawker.proxy.haproxy.counting import CarriedRequests
@@ -33,7 +33,7 @@ from hawker.proxy.haproxy.lines import SOCKET, Lines
 from hawker.proxy.haproxy.names import Names
 from hawker.proxy.haproxy.process import Process, Reserved, connections_most
 from hawker.proxy.haproxy.runtime import Workers
-from hawker.proxy.haproxy.secured import greeter_of
+from hawker.proxy.haproxy.secured import sniffer_of
 from hawker.proxy.haproxy.settings import HaproxySettings
 from hawker.proxy.haproxy.sockets import bound
 from hawker.proxy.haproxy.written import text
@@ -104,7 +104,7 @@ class HaproxyPlane:
                 await self._find()
                 await self._listen_to_lines()
             await self._listen_behind(public)
-            address = await self._front(host, port, public)
+            address = await self._downstream(host, port, public)
         self._following.begin()
         return address
 
@@ -158,7 +158,7 @@ class HaproxyPlane:
         """Whether HAProxy serves already, since before this process."""
         self._process.prepare()
         wished = (*self._haproxy.plain, *self._tls)
-        config = await self._process.find([*map(str, wished), *map(greeter_of, self._tls)])
+        config = await self._process.find([*map(str, wished), *map(sniffer_of, self._tls)])
         if config is None:
             return
         _logger.info("haproxy.found", directory=config.directory, cause="the proxy is opened")
@@ -192,12 +192,14 @@ class HaproxyPlane:
         answered, tls = self._following.answered, public in self._tls
 
         def requests() -> ClientConnection:
-            return ClientConnection(self._common, lambda _: Behind(self._common, public, answered, secure=tls))
+            return ClientConnection(
+                self._common, lambda _: ActivatorIngress(self._common, public, answered, secure=tls)
+            )
 
         await self.activator.listen_unix(requests, self._process.sockets[str(public)])
         if tls:
-            sock = self._process.sockets[greeter_of(public)]
-            await self.activator.listen_unix(lambda: Greeter(self._common, public, behind=True), sock)
+            sock = self._process.sockets[sniffer_of(public)]
+            await self.activator.listen_unix(lambda: ProtocolSniffer(self._common, public, behind=True), sock)
 
     async def _listen_to_lines(self) -> None:
         access = self._common.access
@@ -212,7 +214,7 @@ class HaproxyPlane:
         carried = self._table.by_backend.get(backend)
         return carried.key[0] if carried else "-"
 
-    async def _front(self, host: str, port: int, public: int) -> Address:
+    async def _downstream(self, host: str, port: int, public: int) -> Address:
         """Have HAProxy listen. Raises `OSError`, `NotStarted`."""
         before = self._process.config
         known = next((each for each in before.frontends if each.public == public), None) if before else None
@@ -280,7 +282,7 @@ class HaproxyPlane:
         self._following.secured(connection, port, name, route)
 
     def hinted(self, route: Route) -> None:
-        """HAProxy does harm to answers that follow one (`Behind`)."""
+        """HAProxy does harm to answers that follow one (`ActivatorIngress`)."""
         self._following.avoid(route.app)
 
     def handed_on(self, route: Route) -> None:

@@ -25,7 +25,7 @@ def socket_of(public: int) -> str:
     return f"tls/{public}.sock"
 
 
-def greeter_of(public: int) -> str:
+def sniffer_of(public: int) -> str:
     """The name of the embedded plane's socket for the others."""
     return f"{public}g"
 
@@ -68,7 +68,7 @@ def first(public: int, bind: str, directory: str, most: int, times: Settings, be
     ]
 
 
-def backends(public: int, own: str, greeter: str) -> list[list[str]]:
+def backends(public: int, own: str, sniffer: str) -> list[list[str]]:
     """The ways from there: to this HAProxy again, and to the embedded plane, which is waited for."""
     return [
         [f"backend l{public} from bytes", f"server us unix@{own} send-proxy-v2"],
@@ -76,7 +76,7 @@ def backends(public: int, own: str, greeter: str) -> list[list[str]]:
             f"backend g{public} from bytes",
             "timeout connect 1s",
             "retries 60",
-            f"server act unix@{greeter} send-proxy-v2",
+            f"server act unix@{sniffer} send-proxy-v2",
         ],
     ]
 

@@ -153,7 +153,7 @@ def _first(config: Config, frontend: Frontend) -> list[str]:
     public, directory = frontend.public, config.directory
     before = [line for line in _client(config.times, public) if "sess.client" not in line]
     ways = secured.backends(
-        public, config.inside(secured.socket_of(public)), config.inside(socket_of(secured.greeter_of(public)))
+        public, config.inside(secured.socket_of(public)), config.inside(socket_of(secured.sniffer_of(public)))
     )
     first = secured.first(public, _bind(frontend), directory, most(config), config.times, before)
     return [_section(lines) for lines in (first, *ways)]

@@ -21,6 +21,7 @@ from hawker.core.routing import Candidate
 from hawker.errors import HawkerError, Unreachable
 from hawker.model import door as words
 from hawker.model.machine import State
+from hawker.proxy.backoff import Backoff
 from hawker.proxy.base import NOBODY, Failure, Refused, Waiting
 from hawker.proxy.groups.places import Place
 from hawker.proxy.known.directory import Machine
@@ -28,7 +29,6 @@ from hawker.proxy.machines.calls import Calls, Declined
 from hawker.proxy.machines.states import leads_back, on_the_way, runs_on
 from hawker.proxy.machines.waking import Looking
 from hawker.proxy.settings import RouterSettings
-from hawker.proxy.trouble import Trouble
 from hawker.telemetry import get_logger
 
 RUNNING = State.started.value
@@ -93,7 +93,7 @@ class Door:
         self._left = False  # whether one has told since then that the machine does not run on, or may have
         self._waits_for = ""
         self._failed_starts = 0
-        self._trouble = Trouble(settings.trouble_s)
+        self._backoff = Backoff(settings.trouble_s)
         self.row(machine)
 
     # --- what is known -----------------------------------------------------------------------------------------------
@@ -193,10 +193,10 @@ class Door:
                 return
         elif self.at_rest:  # it was put to sleep while it was asked, which is no failure
             return
-        place.pool.rest(place.seat, self._trouble.failed(loop.time()), spare=True)
+        place.pool.rest(place.seat, self._backoff.failed(loop.time()), spare=True)
 
     def answered(self, place: Place) -> None:
-        self._trouble.over()
+        self._backoff.over()
         self.used_at = self._now()  # to ask for the running loop is a system call
 
     def heard(self, place: Place, load: bytes) -> None:
@@ -252,7 +252,7 @@ class Door:
             self.used_at = loop.time()
             self.phases = {"start": started - began, "ready": self.used_at - started}
             self._failed_starts = 0
-            self._trouble.over()
+            self._backoff.over()
             if self.machine.state == RUNNING and (self._shown or awake.before == RUNNING):
                 self._trust_rows()  # they have caught up, and tell at once of a stop that is not this proxy's
             else:

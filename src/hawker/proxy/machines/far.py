@@ -8,11 +8,11 @@ from contextlib import suppress
 from typing import Literal
 
 from hawker.client.in_time import in_time
+from hawker.proxy.backoff import Backoff
 from hawker.proxy.base import NO_UPSTREAMS, Address, Failure, Upstreams
 from hawker.proxy.groups.places import Place
 from hawker.proxy.machines.waking import Looking
 from hawker.proxy.settings import RouterSettings
-from hawker.proxy.trouble import Trouble
 
 LOOK_MOST_S = 120.0
 """Then requests try it again, whatever looks have found."""
@@ -49,7 +49,7 @@ class Far:
         self._look: asyncio.Task[None] | None = None
         self._failed: dict[Place, None] = {}  # since it is looked at
         self.away = False
-        self._trouble = Trouble(settings.trouble_s)
+        self._backoff = Backoff(settings.trouble_s)
 
     @property
     def closing(self) -> bool:
@@ -65,7 +65,7 @@ class Far:
         if how == "crowded":  # it is well: others may have room
             place.crowded_until = now + CROWDED_S
             return
-        until = self._trouble.failed(now)
+        until = self._backoff.failed(now)
         if how in ("refused", "timeout"):
             self._failed[place] = None
             self.look(place.address)
@@ -87,7 +87,7 @@ class Far:
 
     def moved(self) -> None:
         """It has another address now. What was found out at the old one says nothing of it."""
-        self._trouble.over()
+        self._backoff.over()
         if self._look is not None:
             self._look.cancel()
             failed = self._failed
@@ -120,7 +120,7 @@ class Far:
                     await self._back(address)
                 finally:
                     ending.cancel()
-            self._trouble.over()
+            self._backoff.over()
             for place in self._failed:
                 place.pool.rest(place.seat, 0.0)
                 place.room.all()
@@ -149,7 +149,7 @@ class Far:
                     await asyncio.sleep(LOOK_S)
 
     def answered(self, place: Place) -> None:
-        self._trouble.over()
+        self._backoff.over()
 
     def heard(self, place: Place, load: bytes) -> None:
         """b"3/20/25": in flight, and the limits, which the row has."""

@@ -8,13 +8,13 @@ from collections.abc import Callable, Collection, Iterator
 from hawker.core.distances import Distances
 from hawker.core.routing import ANY, Wishes
 from hawker.model.regions import expand
+from hawker.proxy.backoff import Backoff
 from hawker.proxy.base import Failure, Header
 from hawker.proxy.groups.group import Site
 from hawker.proxy.known.directory import Worker
 from hawker.proxy.machines.far import CROWDED_S
 from hawker.proxy.settings import RouterSettings
 from hawker.proxy.sites import Sites
-from hawker.proxy.trouble import Trouble
 
 
 class Abroad:
@@ -27,7 +27,7 @@ class Abroad:
         self._settings = settings
         self._random = random
         self._now = asyncio.get_running_loop().time
-        self._trouble: dict[str, Trouble] = {}  # of workers that failed
+        self._backoff: dict[str, Backoff] = {}  # of workers that failed
         self._crowded: dict[tuple[str, str], float] = {}  # until when, by app and region
 
     def here_first(self, site: Site, wishes: Wishes) -> bool:
@@ -79,15 +79,15 @@ class Abroad:
         return self._crowded.get((site.app.name, region), 0.0) > self._now()
 
     def answered(self, worker: str) -> None:
-        self._trouble.pop(worker, None)
+        self._backoff.pop(worker, None)
 
     def failed(self, worker: str) -> None:
-        self._trouble.setdefault(worker, Trouble(self._settings.trouble_s)).failed(self._now())
+        self._backoff.setdefault(worker, Backoff(self._settings.trouble_s)).failed(self._now())
 
     def _troubled(self, worker: str) -> bool:
         """Whether it is left alone."""
-        trouble, far = self._trouble.get(worker), self._sites.fars.get(worker)
-        return (trouble is not None and trouble.until > self._now()) or (far is not None and far.away)
+        backoff, far = self._backoff.get(worker), self._sites.fars.get(worker)
+        return (backoff is not None and backoff.until > self._now()) or (far is not None and far.away)
 
     def _regions(self, site: Site, wishes: Wishes) -> list[str]:
         """Those that have the app, the best first for this request."""

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from hawker.core import idling as idling_rules
 from hawker.core import routing
 from hawker.core.seats import Candidate, Region, Seat
-from hawker.proxy.embedded import search
+from hawker.proxy.embedded import retry_state
 from hawker.proxy.embedded.exchange import Exchange
-from hawker.proxy.embedded.machine import MachineConnection
 from hawker.proxy.embedded.pool import Pool
+from hawker.proxy.embedded.upstream_connection import UpstreamConnection
 from hawker.proxy.machines.door import Door
 from hawker.proxy.rounds.idling import Idling
 from hawker.proxy.routing.common import Common
@@ -50,7 +50,7 @@ def _keeps_none(machine: str, uses: Sequence[Any], used_at: float, *, mine: bool
 _running_of = idling_rules.Running.of
 
 
-def _any_connection(pool: Pool, address: Any, repeatable: bool) -> MachineConnection | None:
+def _any_connection(pool: Pool, address: Any, repeatable: bool) -> UpstreamConnection | None:
     """Whatever waits, to whatever machine."""
     for idle in pool._idle.values():
         if idle:
@@ -99,7 +99,7 @@ PROXY_MUTANTS: dict[str, Mutant] = {
     "POST sent again": Mutant(
         "a request that may have been acted on is sent again",
         ("was delivered",),
-        (Change(search, "may_retry", _sent_again),),
+        (Change(retry_state, "may_retry", _sent_again),),
         ("kill", "kill at an effect"),
     ),
     "any connection": Mutant(

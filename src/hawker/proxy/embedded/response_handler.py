@@ -8,7 +8,7 @@ from hawker.proxy.base import Failure, Header
 from hawker.proxy.embedded.heads import AnswerHead
 
 
-class Asker(Protocol):
+class ResponseHandler(Protocol):
     """Whose request a connection carries. Exactly one of `ended`, `broken` and `switched` comes last."""
 
     def interim(self, head: AnswerHead) -> None: ...
@@ -22,7 +22,7 @@ class Asker(Protocol):
     def broken(self, how: Failure, problem: str) -> None: ...
 
     def switched(self, head: AnswerHead, rest: bytes) -> None:
-        """The connection speaks another protocol from here on, whose first bytes are `rest`. It is the asker's now."""
+        """The connection speaks another protocol from here on, whose first bytes are `rest`. It is the handler's now."""
         ...
 
     def flush(self) -> None:

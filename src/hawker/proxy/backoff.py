@@ -5,7 +5,7 @@ from __future__ import annotations
 MOST_S = 30.0
 
 
-class Trouble:
+class Backoff:
     """Of a machine, or a worker's proxy. Requests that were under way there together fail together: that is one time,
     however many they are. Times are seconds of the caller's clock."""
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from hawker.core.replay import JSON_TYPE
 from hawker.core.retrying import SENT_MOST
 from hawker.proxy.base import Failure, Header, Lease
-from hawker.proxy.embedded.asker import Asker
-from hawker.proxy.embedded.h2_machine import MachineStream
+from hawker.proxy.embedded.h2_upstream import UpstreamStream
 from hawker.proxy.embedded.heads import ABSENT, AnswerHead
-from hawker.proxy.embedded.machine import MachineConnection
+from hawker.proxy.embedded.response_handler import ResponseHandler
+from hawker.proxy.embedded.upstream_connection import UpstreamConnection
 from hawker.proxy.fields import ANYWHERE, ELSEWHERE, LOAD
 
-ASIDE_BYTES = 64 << 10
+INTERNAL_BYTES = 64 << 10
 """Of an answer that is not passed on: what is read so that its connection can be used again, and of a replay's JSON."""
 
 
@@ -52,20 +52,20 @@ _FAILURES: dict[bytes, Failure] = {
 }
 
 
-class Aside(Asker):
-    """Takes the place of a connection's asker until the answer's end, then calls `then` with its body, of which it
-    keeps `ASIDE_BYTES`. When more is to come the connection is closed instead."""
+class InternalAnswer(ResponseHandler):
+    """Takes the place of a connection's handler until the answer's end, then calls `then` with its body, of which it
+    keeps `INTERNAL_BYTES`. When more is to come the connection is closed instead."""
 
-    def __init__(self, head: AnswerHead, of: Asker, then: Callable[[bytes], None]) -> None:
+    def __init__(self, head: AnswerHead, of: ResponseHandler, then: Callable[[bytes], None]) -> None:
         self._of = of
         self._then = then
         self._body: list[bytes] = []
         self._bytes = 0
-        self._large = head.length not in (ABSENT, 0) and not 0 < head.length <= ASIDE_BYTES
+        self._large = head.length not in (ABSENT, 0) and not 0 < head.length <= INTERNAL_BYTES
         self._over = False
-        self._connection: MachineConnection | MachineStream
+        self._connection: UpstreamConnection | UpstreamStream
 
-    def begin(self, connection: MachineConnection | MachineStream, *, read: bool) -> None:
+    def begin(self, connection: UpstreamConnection | UpstreamStream, *, read: bool) -> None:
         """`read`: its body is wanted, whatever its length says."""
         self._connection = connection
         if self._large and not read:
@@ -83,7 +83,7 @@ class Aside(Asker):
 
     def data(self, data: bytes) -> None:
         self._bytes += len(data)
-        if self._bytes <= ASIDE_BYTES:
+        if self._bytes <= INTERNAL_BYTES:
             self._body.append(data)
         elif not self._over:
             self._end()

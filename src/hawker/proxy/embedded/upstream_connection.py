@@ -12,10 +12,10 @@ from typing import Protocol, cast
 
 from hawker.core.retrying import IDEMPOTENT
 from hawker.proxy.base import Address, Failure, Header
-from hawker.proxy.embedded.asker import Asker
 from hawker.proxy.embedded.bodies import Chunks, chunk, last_chunk
 from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.heads import ABSENT, CHUNKED, UNTIL_CLOSE, AnswerHead, BadHead, never_a_head, read_answer
+from hawker.proxy.embedded.response_handler import ResponseHandler
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.embedded.tunnel import reset
 from hawker.sockets import Sockets
@@ -29,12 +29,12 @@ _HEAD = -4
 class Idle(Protocol):
     """Where connections wait for their next request."""
 
-    def put(self, connection: MachineConnection) -> None: ...
+    def put(self, connection: UpstreamConnection) -> None: ...
 
-    def forget(self, connection: MachineConnection) -> None: ...
+    def forget(self, connection: UpstreamConnection) -> None: ...
 
 
-class MachineConnection(asyncio.Protocol):
+class UpstreamConnection(asyncio.Protocol):
     """`served` is how many answers it has brought."""
 
     unseen = False
@@ -42,10 +42,10 @@ class MachineConnection(asyncio.Protocol):
 
     __slots__ = (
         "__weakref__",
-        "_asker",
         "_chunked",
         "_chunks",
         "_guarded",
+        "_handler",
         "_heard",
         "_held",
         "_idle",
@@ -80,7 +80,7 @@ class MachineConnection(asyncio.Protocol):
         self._settings = settings
         self._idle = idle
         self.deadline = Deadline(loop, self._late)
-        self._asker: Asker | None = None
+        self._handler: ResponseHandler | None = None
         self._method = b""
         self._idle_s = settings.idle_timeout_s
         self._held = b""
@@ -96,7 +96,7 @@ class MachineConnection(asyncio.Protocol):
         self._last: AnswerHead
         self._last_raw = self._last_method = b""
 
-    # --- for the asker -----------------------------------------------------------------------------------------------
+    # --- for the response handler -----------------------------------------------------------------------------------------------
 
     @property
     def usable(self) -> bool:
@@ -114,7 +114,7 @@ class MachineConnection(asyncio.Protocol):
 
     def asleep(self) -> None:
         """The machine was put to rest, and answers no more what it has not begun to."""
-        if self._asker is not None and not self._heard and self.usable and not self._has_come():
+        if self._handler is not None and not self._heard and self.usable and not self._has_come():
             self._break("timeout", "it was put to rest before it answered")
 
     @property
@@ -122,10 +122,10 @@ class MachineConnection(asyncio.Protocol):
         """Whether one byte of the answer has come."""
         return self._heard
 
-    def send(self, asker: Asker, method: bytes, data: bytes, idle_s: float, chunked: bool) -> None:
+    def send(self, handler: ResponseHandler, method: bytes, data: bytes, idle_s: float, chunked: bool) -> None:
         """Write a request's head, and as much of its body as is there. `idle_s` is how long nothing may come. What
         follows of the body is `chunked`."""
-        self._asker = asker
+        self._handler = handler
         self._method = method
         self._idle_s = idle_s
         self._chunked = chunked
@@ -134,7 +134,7 @@ class MachineConnection(asyncio.Protocol):
         self._keep = True
         self._interims = self._interim_bytes = 0
         self._large = len(data) > GUARDED_BYTES
-        guarded = method in IDEMPOTENT and len(data) <= GUARDED_BYTES and not asker.sending
+        guarded = method in IDEMPOTENT and len(data) <= GUARDED_BYTES and not handler.sending
         if guarded is not self._guarded:
             self._guard(guarded)
         self.transport.write(data)
@@ -164,13 +164,13 @@ class MachineConnection(asyncio.Protocol):
             self.transport.resume_reading()
         self.deadline.within(self._idle_s)
 
-    def hand_over(self, asker: Asker) -> None:
+    def hand_over(self, handler: ResponseHandler) -> None:
         """Whose answer the rest of this one is."""
-        self._asker = asker
+        self._handler = handler
 
     def abandon(self) -> None:
-        """The asker is gone, and with it the connection: what else would come has nobody to go to."""
-        self._asker = None
+        """The response handler is gone, and with it the connection: what else would come has nobody to go to."""
+        self._handler = None
         self.transport.abort()
 
     def close(self) -> None:
@@ -178,7 +178,7 @@ class MachineConnection(asyncio.Protocol):
 
     def release(self) -> asyncio.Transport:
         """Its transport, for another protocol."""
-        self._asker = None
+        self._handler = None
         self.deadline.close()
         if self._guarded:
             self._guard(False)
@@ -186,14 +186,14 @@ class MachineConnection(asyncio.Protocol):
 
     def unanswered_s(self, now: float) -> float:
         """For how long the first byte of an answer has been awaited; 0 where none is."""
-        if self._asker is None or self._heard or self._asker.sending:
+        if self._handler is None or self._heard or self._handler.sending:
             return 0.0
         return max(0.0, now - (self.deadline.at - self._idle_s))
 
     def give_up(self, problem: str, every: bool) -> None:
         """Whoever is to answer here does not answer anything. `every`: also what cannot be made elsewhere."""
-        asker = self._asker
-        if asker is None or self._heard or not (every or asker.may_go_elsewhere):
+        handler = self._handler
+        if handler is None or self._heard or not (every or handler.may_go_elsewhere):
             return
         if self.usable and not self._has_come():
             self._break("timeout", problem)
@@ -206,8 +206,8 @@ class MachineConnection(asyncio.Protocol):
         transport.set_write_buffer_limits(self._settings.window_bytes)
 
     def data_received(self, data: bytes) -> None:
-        asker = self._asker
-        if asker is None:
+        handler = self._handler
+        if handler is None:
             self.transport.abort()  # bytes nobody asked for: never the next request's answer
             return
         try:
@@ -219,21 +219,21 @@ class MachineConnection(asyncio.Protocol):
         except BadHead as bad:
             self._break("unhealthy", f"its answer is not HTTP: {bad.problem}")
             return
-        if self._asker is asker:
-            asker.flush()
+        if self._handler is handler:
+            handler.flush()
             if not self._paused:
                 self.deadline.within(self._idle_s)
 
     def eof_received(self) -> None:
         """The transport closes itself after this. A body without a length is complete now."""
-        if self._asker is not None and self._left == UNTIL_CLOSE:
+        if self._handler is not None and self._left == UNTIL_CLOSE:
             self._finish([])
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._idle.forget(self)
-        if self._asker is not None and exc is not None:
+        if self._handler is not None and exc is not None:
             self._last_words()
-        if self._asker is not None:
+        if self._handler is not None:
             if isinstance(exc, TimeoutError):
                 self._break("timeout", f"its host acknowledged nothing for {self._settings.connect_timeout_s:g} s")
             else:
@@ -241,12 +241,12 @@ class MachineConnection(asyncio.Protocol):
         self.deadline.close()
 
     def pause_writing(self) -> None:
-        if self._asker is not None:
-            self._asker.stalled(True)
+        if self._handler is not None:
+            self._handler.stalled(True)
 
     def resume_writing(self) -> None:
-        if self._asker is not None:
-            self._asker.stalled(False)
+        if self._handler is not None:
+            self._handler.stalled(False)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -254,8 +254,8 @@ class MachineConnection(asyncio.Protocol):
         if self._held:
             data = self._held + data
             self._held = b""
-        asker = self._asker
-        assert asker is not None
+        handler = self._handler
+        assert handler is not None
         while True:
             if self._method == self._last_method and data.startswith(self._last_raw):
                 head = self._last  # a machine says the same again and again, within a second even its Date
@@ -276,15 +276,15 @@ class MachineConnection(asyncio.Protocol):
                 self._last, self._last_raw, self._last_method = head, raw, self._method
                 break
             if head.status == 101:
-                self._asker = None
-                asker.switched(head, data)
+                self._handler = None
+                handler.switched(head, data)
                 return
             self._interims += 1
             self._interim_bytes += end
             if self._interims > self._settings.interim_answers or self._interim_bytes > self._settings.head_bytes:
                 raise BadHead("it has no end of 1xx answers")
-            asker.interim(head)
-            if self._asker is not asker:
+            handler.interim(head)
+            if self._handler is not handler:
                 return
             if not data:
                 return
@@ -293,27 +293,27 @@ class MachineConnection(asyncio.Protocol):
         if head.length == CHUNKED:
             self._chunks = Chunks(self._settings)
         if self._method == b"CONNECT" and head.status < 300:
-            self._asker = None
-            asker.switched(head, data)
+            self._handler = None
+            handler.switched(head, data)
             return
-        asker.answer(head)
-        if self._asker is not None and (data or head.length in (0, ABSENT)):
+        handler.answer(head)
+        if self._handler is not None and (data or head.length in (0, ABSENT)):
             self._read_body(data)
 
     def _read_body(self, data: bytes) -> None:
-        asker = self._asker
-        assert asker is not None
+        handler = self._handler
+        assert handler is not None
         left = self._left
         if left > 0:
             size = len(data)
             if size < left:
                 self._left = left - size
-                asker.data(data)
+                handler.data(data)
                 return
             if size > left:
                 self._keep = False
                 data = data[:left]
-            asker.data(data)
+            handler.data(data)
             self._finish([])
         elif left == CHUNKED:
             chunks = self._chunks
@@ -325,34 +325,34 @@ class MachineConnection(asyncio.Protocol):
             if pieces:
                 chunks.pieces = []
                 for piece in pieces:
-                    asker.data(piece)
-            if chunks.done and self._asker is asker:
+                    handler.data(piece)
+            if chunks.done and self._handler is handler:
                 self._chunks = None
                 self._finish(list(chunks.trailers))
         elif left == UNTIL_CLOSE:
-            asker.data(data)
+            handler.data(data)
         else:
             if data:
                 self._keep = False
             self._finish([])
 
     def _finish(self, trailers: list[Header]) -> None:
-        asker, self._asker = self._asker, None
-        if asker is None:
+        handler, self._handler = self._handler, None
+        if handler is None:
             return
         self.served += 1
         if self._paused:
             self._paused = False
             self.transport.resume_reading()
         # A request that is not all there leaves its rest on the way, which the machine would take for the next one.
-        unsent = asker.sending or (self._large and self.transport.get_write_buffer_size() > 0)
+        unsent = handler.sending or (self._large and self.transport.get_write_buffer_size() > 0)
         if self._keep and self.usable and not unsent:
             self._left = _HEAD
             self._idle.put(self)
         else:
-            self.transport.close() if not asker.sending else self.transport.abort()
+            self.transport.close() if not handler.sending else self.transport.abort()
             self.deadline.within(self._idle_s)  # for what it never takes of the request
-        asker.ended(trailers)
+        handler.ended(trailers)
 
     def _last_words(self) -> None:
         """A machine that refuses a body answers and closes while we still write; the failed write ends the transport
@@ -368,16 +368,16 @@ class MachineConnection(asyncio.Protocol):
         self._sockets.guard(self.transport, self._settings.connect_timeout_s if guarded else 0.0)
 
     def _break(self, how: Failure, problem: str) -> None:
-        asker, self._asker = self._asker, None
+        handler, self._handler = self._handler, None
         self.transport.abort()
-        if asker is not None:
-            asker.broken(how, problem)
+        if handler is not None:
+            handler.broken(how, problem)
 
     def _late(self) -> None:
         if self.waiting:
             self.transport.close()
-        elif self._asker is not None:
-            if self._asker.sending and not self._heard:
+        elif self._handler is not None:
+            if self._handler.sending and not self._heard:
                 self.deadline.within(self._idle_s)  # it waits for its request: the client's time-out is the one
                 return
             self._break("timeout", f"nothing came from it for {self._idle_s:g} s")

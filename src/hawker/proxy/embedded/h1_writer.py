@@ -16,7 +16,7 @@ from hawker.proxy.embedded.settings import Settings
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
-class Telling:
+class H1Writer:
     """The half of a connection that writes. `_keep`: it serves further requests; `_minor` is of the request's version,
     `_exchange` whose answer it is."""
 

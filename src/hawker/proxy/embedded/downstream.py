@@ -9,7 +9,7 @@ from typing import Protocol
 from hawker.proxy.base import Header
 
 
-class Front(Protocol):
+class Downstream(Protocol):
     """One exchange's client. `answer` comes at most once, after any number of `interim`; `data` follows it, and exactly
     one of `end`, `cut` and `switch` comes last. Nothing is sent before `flush` or the end."""
 

@@ -25,8 +25,8 @@ from hawker.proxy.embedded.client import ClientConnection
 from hawker.proxy.embedded.common import Common, peer_of
 from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.h2_client import H2Connection
-from hawker.proxy.embedded.inlets import Forwarded, Public, client_of
-from hawker.proxy.embedded.plain import PlainConnection
+from hawker.proxy.embedded.ingress import ForwardedIngress, PublicIngress, client_of
+from hawker.proxy.embedded.tcp import TcpConnection
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 UNRECOGNIZED_NAME, PROTOCOL_VERSION, DECODE_ERROR, ACCESS_DENIED = 112, 70, 50, 49
@@ -38,7 +38,7 @@ _PG_TLS, _PG_GSS = b"\x00\x00\x00\x08\x04\xd2\x16\x2f", b"\x00\x00\x00\x08\x04\x
 _OF_NOBODY = ServicePort(handlers=("tls", "http"))
 
 
-class Greeter(asyncio.Protocol):
+class ProtocolSniffer(asyncio.Protocol):
     """A connection at the public port `port`, until it is known whose it is. `own`: the port is one app's alone.
     `behind`: it comes from a program of this host, which tells first where it has it from."""
 
@@ -157,7 +157,7 @@ class Greeter(asyncio.Protocol):
         if route is None:
             self.abort()
         elif _carries_bytes(route.port):
-            carrier = PlainConnection(self._common, self._port, early=self._held, way=self._way)
+            carrier = TcpConnection(self._common, self._port, early=self._held, way=self._way)
             self._become(carrier, self._transport, b"")
         else:
             self._transport.resume_reading()
@@ -171,7 +171,7 @@ class Greeter(asyncio.Protocol):
         route = await self._route(host)
         port = _OF_NOBODY if route is None else route.port
         if route is not None and _carries_bytes(port):
-            self._become(PlainConnection(common, self._port, host, self._held, self._way), self._transport, b"")
+            self._become(TcpConnection(common, self._port, host, self._held, self._way), self._transport, b"")
             return
         if self._postgres and "pg_tls" not in port.handlers:
             self._alert(ACCESS_DENIED)
@@ -193,7 +193,7 @@ class Greeter(asyncio.Protocol):
             return
         carrier: asyncio.Protocol
         if "http" not in port.handlers:
-            carrier = PlainConnection(common, self._port, host, landing.data, self._way)
+            carrier = TcpConnection(common, self._port, host, landing.data, self._way)
             landing.data = b""
         elif transport.get_extra_info("ssl_object").selected_alpn_protocol() == "h2":
             app = "" if route is None else route.app
@@ -271,12 +271,12 @@ class Greeter(asyncio.Protocol):
         """Over TLS, made for `app`."""
         common, port, way = self._common, self._port, self._way
 
-        def inlet(transport: asyncio.Transport) -> Public:
+        def ingress(transport: asyncio.Transport) -> PublicIngress:
             client = peer_of(transport) if way is None else client_of(way)
-            kind = Forwarded if client in common.trusted else Public
+            kind = ForwardedIngress if client in common.trusted else PublicIngress
             return kind(common, port, client, secure, app)
 
-        return ClientConnection(common, inlet)
+        return ClientConnection(common, ingress)
 
     def _become(self, carrier: asyncio.Protocol, transport: asyncio.Transport, data: bytes) -> None:
         """Everything from here on is the carrier's."""
@@ -336,8 +336,8 @@ class _Landing(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, greeter: Greeter) -> None:
-        self._greeter = greeter
+    def __init__(self, sniffer: ProtocolSniffer) -> None:
+        self._sniffer = sniffer
         self.data = b""
         self.lost = False
 
@@ -349,7 +349,7 @@ class _Landing(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
-        self._greeter._over()
+        self._sniffer._over()
 
 
 def _carries_bytes(port: ServicePort) -> bool:

@@ -17,12 +17,12 @@ from hawker.proxy.embedded.common import Common
 from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.exchange import Exchange
 from hawker.proxy.embedded.heads import AnswerHead, RequestHead
-from hawker.proxy.embedded.inlets import Handed, client_of, way_of
+from hawker.proxy.embedded.ingress import Handed, client_of, way_of
 from hawker.proxy.embedded.tunnel import keep_watch
 from hawker.proxy.fields import HOPS
 
 
-class PlainConnection(asyncio.Protocol):
+class TcpConnection(asyncio.Protocol):
     """A client at the public port `port`. `host` is the name by which TLS told its app, "" where the port is one app's;
     `early` is what was read of it already. `way` is what a load balancer has told of it.
 
@@ -58,8 +58,8 @@ class PlainConnection(asyncio.Protocol):
         self._way = self._told or way_of(transport)
         target = b"service:%d" % self._port
         request = RequestHead(b"CONNECT", target, 1, [(b"host", target)])
-        inlet = PlainInlet(self._common, self._port, client_of(self._way), self._host)
-        self._exchange = Exchange(self._common, self, inlet, request)
+        ingress = PlainInlet(self._common, self._port, client_of(self._way), self._host)
+        self._exchange = Exchange(self._common, self, ingress, request)
         self._exchange.start()
 
     def data_received(self, data: bytes) -> None:

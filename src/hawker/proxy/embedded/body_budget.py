@@ -8,7 +8,7 @@ of another find room.
 from __future__ import annotations
 
 
-class Keep:
+class BodyBudget:
     """`bytes` are those of all. Bytes that no app is known for yet count as those of one app more, ""."""
 
     __slots__ = ("_by_app", "_most", "bytes")

@@ -14,7 +14,7 @@ from hawker.proxy.embedded import refusals
 NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
-class Search:
+class RetryState:
     """Made when the first machine did not take a request at once, or it says more than which app it is for. `deadline`
     is of the loop's clock. `app`: another one that it was handed on to, until its route is found. `added` are fields
     for the machine. `remembered`: what this way was remembered by."""

@@ -42,7 +42,7 @@ class Handed(msgspec.Struct, frozen=True):
     body: bytes | None
 
 
-class Inlet(Protocol):
+class Ingress(Protocol):
     client: bytes
     """Where it comes from."""
     secure: bool
@@ -106,7 +106,7 @@ class _Told(Refused):
         self.told = told
 
 
-class Public:
+class PublicIngress:
     """A user's connection to a public port. `app` is whose certificate it was made by, "" for none: what is asked of
     another one over it goes past that app's own choice of TLS, and past whoever looks at names on the way."""
 
@@ -242,7 +242,7 @@ class Public:
         return refusal.status, fields, body
 
 
-class Forwarded(Public):
+class ForwardedIngress(PublicIngress):
     """A connection of a trusted proxy, on which requests of many users come, one after another."""
 
     __slots__ = ()
@@ -256,7 +256,7 @@ class Forwarded(Public):
         return route
 
 
-class Backhaul:
+class BackhaulIngress:
     """Another proxy's connection. Nothing is said to one that does not have the cluster's token."""
 
     __slots__ = ("_app", "_common", "_hops", "_machine", "_port", "_token", "client", "edge", "secure", "sent", "until")

@@ -1,6 +1,6 @@
 """Connections of HTTP/2 to machines that want it (`h2_backend`): many requests on each, as gRPC does.
 
-A stream takes the place of a `MachineConnection` for its exchange. There is no TLS and nothing is agreed upon: the
+A stream takes the place of a `UpstreamConnection` for its exchange. There is no TLS and nothing is agreed upon: the
 machine is said to speak HTTP/2 (RFC 9113, 3.3).
 """
 
@@ -23,18 +23,18 @@ from h2.events import (
 )
 
 from hawker.proxy.base import Address, Header
-from hawker.proxy.embedded.asker import Asker
 from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.h2_heads import read_answer, request_fields, trailers_of
 from hawker.proxy.embedded.h2_wire import Stream, Wire
 from hawker.proxy.embedded.heads import ABSENT, BadHead
+from hawker.proxy.embedded.response_handler import ResponseHandler
 from hawker.proxy.embedded.settings import Settings
 
 _LAST_STREAM = 1 << 30
 """A connection is given up long before it has no numbers for streams any more."""
 
 
-class MachineLink(Wire):
+class UpstreamLink(Wire):
     """A connection. `served` is how many answers it has brought. `left` is called when it takes no more requests."""
 
     _heeded: ClassVar[dict[type[Event], str]] = {
@@ -48,7 +48,7 @@ class MachineLink(Wire):
     def __init__(
         self,
         address: Address,
-        left: Callable[[MachineLink], None],
+        left: Callable[[UpstreamLink], None],
         settings: Settings,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
@@ -61,7 +61,7 @@ class MachineLink(Wire):
         self._left = left
         self._deadline = Deadline(loop, self.close)
 
-    def stream(self) -> MachineStream | None:
+    def stream(self) -> UpstreamStream | None:
         """For one more request; None: it takes no more."""
         most = min(self.h2.remote_settings.max_concurrent_streams, self._settings.h2_streams)
         if self.ended or self.closing or len(self.streams) >= most or self.transport.is_closing():
@@ -71,7 +71,7 @@ class MachineLink(Wire):
             self.close()
             return None
         self._deadline.clear()
-        stream = self.streams[number] = MachineStream(self, number)
+        stream = self.streams[number] = UpstreamStream(self, number)
         return stream
 
     def abort(self) -> None:
@@ -94,22 +94,22 @@ class MachineLink(Wire):
 
     def _response(self, event: ResponseReceived) -> None:
         stream = self.streams.get(event.stream_id)
-        if isinstance(stream, MachineStream):
+        if isinstance(stream, UpstreamStream):
             stream.answered(event.headers, ended=event.stream_ended is not None)
 
     def _interim(self, event: InformationalResponseReceived) -> None:
         stream = self.streams.get(event.stream_id)
-        if isinstance(stream, MachineStream):
+        if isinstance(stream, UpstreamStream):
             stream.answered(event.headers, ended=False)
 
     def _stream_ended(self, event: StreamEnded) -> None:
         stream = self.streams.get(event.stream_id)
-        if isinstance(stream, MachineStream):
+        if isinstance(stream, UpstreamStream):
             stream.all_came()
 
     def _trailers(self, event: TrailersReceived) -> None:
         stream = self.streams.get(event.stream_id)
-        if isinstance(stream, MachineStream):
+        if isinstance(stream, UpstreamStream):
             try:
                 stream.trailers = trailers_of(event.headers, self._settings.fields)
             except BadHead as bad:
@@ -120,7 +120,7 @@ class MachineLink(Wire):
         self._left(self)
         for stream in list(self.streams.values()):
             if stream.id > (event.last_stream_id or 0):
-                assert isinstance(stream, MachineStream)
+                assert isinstance(stream, UpstreamStream)
                 stream.unseen = True
                 self.forget(stream)
                 stream.gone(None)
@@ -143,19 +143,19 @@ class MachineLink(Wire):
         self._left(self)
 
 
-class MachineStream(Stream):
-    """A request to a machine, as `MachineConnection` is for HTTP/1.1. `unseen`: the machine did nothing with it."""
+class UpstreamStream(Stream):
+    """A request to a machine, as `UpstreamConnection` is for HTTP/1.1. `unseen`: the machine did nothing with it."""
 
     __slots__ = (
-        *("_asker", "_bare", "_complete", "_deadline", "_idle_s", "_interim_bytes", "_interims", "_link", "_method"),
+        *("_handler", "_bare", "_complete", "_deadline", "_idle_s", "_interim_bytes", "_interims", "_link", "_method"),
         "_stalled",
         *("heard", "trailers", "unseen"),
     )
 
-    def __init__(self, link: MachineLink, number: int) -> None:
+    def __init__(self, link: UpstreamLink, number: int) -> None:
         super().__init__(link, number)
         self._link = link
-        self._asker: Asker | None = None
+        self._handler: ResponseHandler | None = None
         self._method = b""
         self._idle_s = link._settings.idle_timeout_s
         self._deadline = Deadline(link.loop, self._late)
@@ -167,7 +167,7 @@ class MachineStream(Stream):
         self.unseen = False
         self.trailers: list[Header] = []
 
-    # --- for the asker -----------------------------------------------------------------------------------------------
+    # --- for the response handler -----------------------------------------------------------------------------------------------
 
     @property
     def served(self) -> int:
@@ -175,7 +175,7 @@ class MachineStream(Stream):
 
     def ask(
         self,
-        asker: Asker,
+        handler: ResponseHandler,
         method: bytes,
         target: bytes,
         fields: list[Header],
@@ -184,7 +184,7 @@ class MachineStream(Stream):
         idle_s: float,
     ) -> None:
         """`body` is what is there of it; `trailers` come after it, None: more is to come."""
-        self._asker = asker
+        self._handler = handler
         self._method = method
         self._idle_s = idle_s
         bare = trailers is not None and not trailers and not body
@@ -205,9 +205,9 @@ class MachineStream(Stream):
         self.put(data)
         self._deadline.within(self._idle_s)
         self.wire.wait(self)
-        if self.pending > self._link._settings.window_bytes and not self._stalled and self._asker is not None:
+        if self.pending > self._link._settings.window_bytes and not self._stalled and self._handler is not None:
             self._stalled = True
-            self._asker.stalled(True)
+            self._handler.stalled(True)
 
     def body_end(self, trailers: Sequence[Header]) -> None:
         self._complete = True
@@ -223,12 +223,12 @@ class MachineStream(Stream):
             self.go_on()
         self._deadline.within(self._idle_s)
 
-    def hand_over(self, asker: Asker) -> None:
-        self._asker = asker
+    def hand_over(self, handler: ResponseHandler) -> None:
+        self._handler = handler
 
     def abandon(self) -> None:
-        """The asker is gone. The others of the connection are not."""
-        self._asker = None
+        """The response handler is gone. The others of the connection are not."""
+        self._handler = None
         self._deadline.close()
         self.wire.reset(self, ErrorCodes.CANCEL)
 
@@ -238,22 +238,22 @@ class MachineStream(Stream):
         raise NotImplementedError  # it never switches
 
     def unanswered_s(self, now: float) -> float:
-        """As of `MachineConnection`."""
-        if self._asker is None or self.heard or self._asker.sending:
+        """As of `UpstreamConnection`."""
+        if self._handler is None or self.heard or self._handler.sending:
             return 0.0
         return max(0.0, now - (self._deadline.at - self._idle_s))
 
     def give_up(self, problem: str, every: bool) -> None:
-        """As of `MachineConnection`."""
-        asker = self._asker
-        if asker is not None and not self.heard and (every or asker.may_go_elsewhere):
+        """As of `UpstreamConnection`."""
+        handler = self._handler
+        if handler is not None and not self.heard and (every or handler.may_go_elsewhere):
             self._break(problem)
 
     # --- for the connection ------------------------------------------------------------------------------------------
 
     def answered(self, fields: list[Header], *, ended: bool) -> None:
-        asker = self._asker
-        if asker is None:
+        handler = self._handler
+        if handler is None:
             return
         self.heard = True
         self._deadline.within(self._idle_s)
@@ -265,76 +265,76 @@ class MachineStream(Stream):
                 self._interim_bytes += sum(len(name) + len(value) + 4 for name, value in fields)
                 if self._interims > limits.interim_answers or self._interim_bytes > limits.head_bytes:
                     raise BadHead("it has no end of 1xx answers")
-                asker.interim(head)
+                handler.interim(head)
                 return
         except BadHead as bad:
             self.unreadable(bad)
             return
         self._bare = head.length in (ABSENT, 0)
-        asker.answer(head)
-        if self._asker is asker and not ended:
-            asker.flush()
+        handler.answer(head)
+        if self._handler is handler and not ended:
+            handler.flush()
 
     def unreadable(self, bad: BadHead) -> None:
-        asker, self._asker = self._asker, None
+        handler, self._handler = self._handler, None
         self._deadline.close()
         self.wire.reset(self, ErrorCodes.PROTOCOL_ERROR)
-        if asker is not None:
-            asker.broken("unhealthy", f"its answer is not HTTP: {bad.problem}")
+        if handler is not None:
+            handler.broken("unhealthy", f"its answer is not HTTP: {bad.problem}")
 
     def came(self, data: bytes) -> None:
-        asker = self._asker
-        if asker is not None and data:
+        handler = self._handler
+        if handler is not None and data:
             if self._bare:  # to a client of HTTP/1.1 it would be the next answer
                 self.unreadable(BadHead("it has a body that it cannot have"))
                 return
-            asker.data(data)
-            if self._asker is asker:
-                asker.flush()
+            handler.data(data)
+            if self._handler is handler:
+                handler.flush()
                 if not self.held:
                     self._deadline.within(self._idle_s)
 
     def all_came(self) -> None:
-        asker, self._asker = self._asker, None
+        handler, self._handler = self._handler, None
         self._deadline.close()
         self._link.served += 1
         if self._complete and not self.pending:
             self.wire.forget(self)
         else:
             self.wire.reset(self, ErrorCodes.NO_ERROR)
-        if asker is not None:
-            asker.ended(self.trailers)
+        if handler is not None:
+            handler.ended(self.trailers)
 
     def gone(self, event: StreamReset | None) -> None:
-        asker, self._asker = self._asker, None
+        handler, self._handler = self._handler, None
         self._deadline.close()
         link = self._link
-        if asker is None:
+        if handler is None:
             return
         if event is None:
             problem = link.problem or "it ends the connection"
-            asker.broken("unhealthy" if link.broke_rules else "reset", problem)
+            handler.broken("unhealthy" if link.broke_rules else "reset", problem)
         else:
             self.unseen = event.error_code == ErrorCodes.REFUSED_STREAM
-            asker.broken("reset", f"it reset the stream ({event.error_code!r})")
+            handler.broken("reset", f"it reset the stream ({event.error_code!r})")
 
     def drained(self) -> None:
-        if self._stalled and self._asker is not None:
+        if self._stalled and self._handler is not None:
             self._stalled = False
-            self._asker.stalled(False)
+            self._handler.stalled(False)
 
     def _late(self) -> None:
-        asker = self._asker
-        if asker is None:
+        handler = self._handler
+        if handler is None:
             return
-        if asker.sending and not self.heard:
+        if handler.sending and not self.heard:
             self._deadline.within(self._idle_s)  # it waits for its request: the client's time-out is the one
             return
         self._break(f"nothing came from it for {self._idle_s:g} s")
 
     def _break(self, problem: str) -> None:
-        asker, self._asker = self._asker, None
+        handler, self._handler = self._handler, None
         self._deadline.close()
         self.wire.reset(self, ErrorCodes.CANCEL)
-        if asker is not None:
-            asker.broken("timeout", problem)
+        if handler is not None:
+            handler.broken("timeout", problem)
