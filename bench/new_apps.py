@@ -29,7 +29,7 @@ SERVED = "select s.app from services s join apps a on a.id = s.app where s.ports
 """The apps that a proxy with this catalog finds; what state the machine is in tells it whether to start it."""
 
 
-class Looking:
+class ListenProbe:
     """When each app was known to each agent, as its file says."""
 
     def __init__(self, it: Region) -> None:
@@ -83,7 +83,7 @@ def at(share: float, times: Sequence[float]) -> float:
 async def measure(table: Table, rate: float, count: int) -> None:
     with tempfile.TemporaryDirectory(prefix="hawker-bench-") as home:
         async with region(Path(home), workers=1, edges=2) as it:
-            looking = Looking(it)
+            listen_probe = ListenProbe(it)
             loop = asyncio.get_running_loop()
             began = loop.time()
             answered: dict[str, float] = {}
@@ -92,15 +92,15 @@ async def measure(table: Table, rate: float, count: int) -> None:
                 await asyncio.sleep(began + number / rate - loop.time())
                 answered[f"new-{number}"] = await made(it, number)
 
-            work = asyncio.gather(looking.until_all(count), *(one(number) for number in range(count)))
+            work = asyncio.gather(listen_probe.until_all(count), *(one(number) for number in range(count)))
             await work
             took = max(answered.values()) - min(answered.values())
-            for name, known in looking.known.items():
+            for name, known in listen_probe.known.items():
                 late = [max(0.0, known.get(app, float("inf")) - at_) * 1000 for app, at_ in answered.items()]
                 what = "its worker's proxy" if name.startswith("worker") else name
                 note = f"p99 {at(0.99, late):.0f}, most {max(late):.0f}; made in {took:.2f} s"
                 table.add(f"{count} apps, {rate:g}/s: known to {what}", at(0.5, late), "ms", "p99 100", note)
-            looking.close()
+            listen_probe.close()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

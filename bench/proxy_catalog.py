@@ -31,8 +31,8 @@ from hawker.catalog.gossip.replication import TAKE_S
 from hawker.host import live
 from hawker.model.catalog import Change, LogId, Numbered, Origin, Range, Tier, Values, Version
 from hawker.model.services import Concurrency, PublicPort, concurrency_json, ports_json
-from hawker.proxy.known.claims import Claims
-from hawker.proxy.known.directory import Directory
+from hawker.proxy.catalog_view.index import CatalogIndex
+from hawker.proxy.catalog_view.port_claims import PortClaims
 from hawker.proxy.service import Proxy
 from hawker.proxy.settings import ProxySettings
 
@@ -211,7 +211,7 @@ async def changed(path: Path, sizes: Sizes, touched: int) -> dict[str, float]:
     proxy = await opened(replica) if touched >= 0 else None
     if proxy is not None:
         for app in range(touched):
-            proxy.sites.load(name_of(app))
+            proxy.app_table.load(name_of(app))
     changing = Changing(replica, sizes)
     loop = asyncio.get_running_loop()
     batches = [changing.some(int(sizes.rate * BATCH_S)) for _ in range(int(sizes.seconds / BATCH_S))]
@@ -244,8 +244,8 @@ async def begun(path: Path) -> dict[str, float]:
     replica = Replica.open(path, live())
     found = {}
     for name, make in (
-        ("directory_s", lambda: Directory(replica, "ord")),
-        ("claims_s", lambda: Claims(replica, SHARED)),
+        ("directory_s", lambda: CatalogIndex(replica, "ord")),
+        ("claims_s", lambda: PortClaims(replica, SHARED)),
     ):
         began = perf_counter()
         make().close()

@@ -99,12 +99,12 @@ async def partition(fleet: Fleet, times: Times) -> None:
     """Cut `ord` from the others, and `syd` in two, until membership has declared the deaths. Every broker places on
     what it reaches, from the first moment."""
     near = ["syd-1", "syd-broker"]
-    far = ["syd-2", "syd-3"]
+    remote_proxy = ["syd-2", "syd-3"]
     fleet.network.cut("ord")
     fleet.network.cut(FAR_ROOM)
     began = monotonic()
     await _place_apart(fleet, times, "at once")
-    for here, there in ((near, far), (far, near)):
+    for here, there in ((near, remote_proxy), (remote_proxy, near)):
         dead = f"select name from members where status = 'dead' and name in {tuple(there)}"
         await fleet.seen(dead, here, len(there))
     times.took("two regions cut -> a halved one takes the other half for dead", monotonic() - began)

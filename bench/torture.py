@@ -82,7 +82,7 @@ class Way:
         router = Anyone(FakeRoute("web", [FakeMachine("m1", self.machine.address)]))
         await self._plane.open(router, {"region": "ams", "token": "secret"})
         if isinstance(self._plane, Haproxy) and not self._carried:
-            self._plane.lender.places = 0
+            self._plane.delegator.slots = 0
 
     async def close(self) -> None:
         await self._plane.close()
@@ -109,11 +109,11 @@ class Way:
             return
         self._warm.add(host)
         for _ in range(100):
-            decided = sum(self._plane.common.counters.statuses.values())
+            decided = sum(self._plane.context.counters.statuses.values())
             user = await User.at(self._plane.http)
             await user.ask(f"GET / | Host: {host}")
             await user.close()
-            if sum(self._plane.common.counters.statuses.values()) == decided:
+            if sum(self._plane.context.counters.statuses.values()) == decided:
                 return
             await asyncio.sleep(0.02)
         raise AssertionError(f"HAProxy does not carry {host}")

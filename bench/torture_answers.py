@@ -100,9 +100,9 @@ async def answered(
                 if plane is None:
                     plane = await _opened(kind, upstream, carried=carried)
                 upstream.behaviour, data = saying, answer.data
-                before = sum(plane.common.counters.statuses.values())
+                before = sum(plane.context.counters.statuses.values())
                 outcome = await _judged(answer, plane)
-                if not carried or sum(plane.common.counters.statuses.values()) == before:
+                if not carried or sum(plane.context.counters.statuses.values()) == before:
                     break
                 await plane.close()  # it carries the app no more: an answer before has told that it gives interim ones
                 plane = None
@@ -126,7 +126,7 @@ async def _opened(kind: type[Embedded], upstream: Upstream, *, carried: bool) ->
             await user.close()
             await until(lambda: bool(plane.haproxy.carried))
         else:
-            plane.lender.places = 0
+            plane.delegator.slots = 0
     return plane
 
 

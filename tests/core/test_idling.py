@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from hawker.core.idling import Close, Idler, Pace, Reopen, Running, Stop, Use, Wish
 from hawker.core.rendezvous import ranked
-from hawker.core.routing import Candidate, Nothing, Pool, Seat, Start, Take
+from hawker.core.routing import Candidate, Nothing, Pool, PoolEntry, Start, Take
 
 PACE = Pace(idle_s=60, drain_s=30, headroom=0.7)
 NAMES = ranked("web", [f"m{n}" for n in range(5)])
@@ -213,8 +213,8 @@ class World:
         self.state = {f"m{n}": "stopped" for n in range(self.MACHINES)}
         self.used_at = dict.fromkeys(self.state, 0.0)
         self.until: dict[str, float] = {}  # of starts and stops under way
-        self.ends: list[tuple[float, Seat]] = []
-        self.waiting: list[tuple[float, Seat]] = []
+        self.ends: list[tuple[float, PoolEntry]] = []
+        self.waiting: list[tuple[float, PoolEntry]] = []
         self.machine_s = self.ideal_s = 0.0
         self.served = self.held = self.starts = self.stops = self.closed = 0
         for name in self.state:
@@ -245,16 +245,16 @@ class World:
                 self.state[name] = "started" if self.state[name] == "starting" else "stopped"
                 self.used_at[name] = self.now
                 self.row(name)
-                self.pool.waking(self.pool.seats[name], False)
+                self.pool.waking(self.pool.entries[name], False)
         waiting, self.waiting = self.waiting, []
-        for since, seat in waiting:
-            if self.state[seat.machine] == "started":
-                self.serve(seat)
-            elif self.state[seat.machine] == "stopped":
-                self.start(seat)
-                self.waiting.append((since, seat))
+        for since, entry in waiting:
+            if self.state[entry.machine] == "started":
+                self.serve(entry)
+            elif self.state[entry.machine] == "stopped":
+                self.start(entry)
+                self.waiting.append((since, entry))
             else:
-                self.waiting.append((since, seat))
+                self.waiting.append((since, entry))
                 assert self.now - since < 2 * (self.BOOT_S + self.STOP_S), "it waits for ever"
         for end in [end for end in self.ends if end[0] <= self.now]:
             self.ends.remove(end)
@@ -262,52 +262,52 @@ class World:
             self.used_at[end[1].machine] = self.now
 
     def request(self) -> None:
-        seat = self.pool.take(self.now)
-        if seat is not None:
-            self.serve(seat)
+        entry = self.pool.take(self.now)
+        if entry is not None:
+            self.serve(entry)
             return
         found = self.pool.decide(self.now)
         assert not isinstance(found, Nothing), "there are machines enough"
         if isinstance(found, Take) and found.starting is not None:
             self.start(found.starting)
-        self.pool.enter(found.seat)
+        self.pool.enter(found.entry)
         if isinstance(found, Take):
-            self.serve(found.seat)
+            self.serve(found.entry)
             return
         assert isinstance(found, Start)
-        if not found.pending and self.state[found.seat.machine] == "stopped":
-            self.start(found.seat)
+        if not found.pending and self.state[found.entry.machine] == "stopped":
+            self.start(found.entry)
         self.held += 1
-        self.waiting.append((self.now, found.seat))
+        self.waiting.append((self.now, found.entry))
 
-    def serve(self, seat: Seat) -> None:
+    def serve(self, entry: PoolEntry) -> None:
         """Its count was entered before."""
-        assert self.state[seat.machine] == "started", "a request met a machine that is not up"
+        assert self.state[entry.machine] == "started", "a request met a machine that is not up"
         self.served += 1
-        self.ends.append((self.now + self.rng.uniform(0.2, 2.0), seat))
+        self.ends.append((self.now + self.rng.uniform(0.2, 2.0), entry))
 
-    def start(self, seat: Seat) -> None:
-        assert self.state[seat.machine] == "stopped"
+    def start(self, entry: PoolEntry) -> None:
+        assert self.state[entry.machine] == "stopped"
         self.starts += 1
-        self.state[seat.machine] = "starting"
-        self.until[seat.machine] = self.now + self.BOOT_S
-        self.pool.waking(seat, True)
+        self.state[entry.machine] = "starting"
+        self.until[entry.machine] = self.now + self.BOOT_S
+        self.pool.waking(entry, True)
 
     def look(self) -> None:
         running = [
-            Running.of(name, [Use(in_flight=seat.in_flight, soft=self.SOFT, autostop="stop")], self.used_at[name])
-            for name, seat in self.pool.seats.items()
+            Running.of(name, [Use(in_flight=entry.in_flight, soft=self.SOFT, autostop="stop")], self.used_at[name])
+            for name, entry in self.pool.entries.items()
             if self.state[name] == "started"
         ]
         wish = self.idler.look(self.now, running, coming="starting" in self.state.values())
         if wish is None:
             return
-        seat = self.pool.seats[wish.machine]
+        entry = self.pool.entries[wish.machine]
         self.closed += isinstance(wish, Close)
-        self.pool.closing(seat, isinstance(wish, Close))
+        self.pool.closing(entry, isinstance(wish, Close))
         if isinstance(wish, Stop):
-            assert seat.in_flight == 0, "a request is in flight there"
-            assert not [end for end in self.ends if end[1] is seat]
+            assert entry.in_flight == 0, "a request is in flight there"
+            assert not [end for end in self.ends if end[1] is entry]
             self.stops += 1
             self.state[wish.machine] = "stopping"
             self.until[wish.machine] = self.now + self.STOP_S

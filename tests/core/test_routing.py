@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tests.kit.tiers import costly
 
+from hawker.core.pool_entries import ASLEEP, COMING, Candidate, PoolEntry, list_of
 from hawker.core.rendezvous import ranked
 from hawker.core.routing import (
     ANY,
@@ -30,7 +31,6 @@ from hawker.core.routing import (
     Take,
     Wishes,
 )
-from hawker.core.seats import ASLEEP, COMING, Candidate, Seat, list_of
 
 NAMES = ("m1", "m2", "m3", "m4", "m5")
 
@@ -49,7 +49,7 @@ def pool_of(*rows: Candidate, regions: Collection[str] = (), seed: int = 0) -> P
 def load(pool: Pool, **in_flight: int) -> Pool:
     for machine, count in in_flight.items():
         for _ in range(count):
-            pool.enter(pool.seats[machine])
+            pool.enter(pool.entries[machine])
     return pool
 
 
@@ -59,17 +59,17 @@ def decided(
     """("take", machine), ("take", machine, the one that is started) or ("start"|"wait", machine)."""
     found = pool.decide(now, wishes, tried)
     match found:
-        case Take(seat, starting):
-            return ("take", seat.machine, *([starting.machine] if starting else []))
-        case Start(seat, pending):
-            return ("wait" if pending else "start", seat.machine)
+        case Take(entry, starting):
+            return ("take", entry.machine, *([starting.machine] if starting else []))
+        case Start(entry, pending):
+            return ("wait" if pending else "start", entry.machine)
         case Nothing():
             return found
 
 
 def taken(pool: Pool, wishes: Wishes = ANY, tried: Collection[str] = (), now: float = 0.0) -> str | None:
-    seat = pool.take(now, wishes, tried)
-    return seat.machine if seat else None
+    entry = pool.take(now, wishes, tried)
+    return entry.machine if entry else None
 
 
 # --- load ---
@@ -96,7 +96,7 @@ def test_two_drawn_at_random_are_far_more_even_than_one() -> None:
     pool = pool_of(*(candidate(f"m{n}", soft=1000, hard=0) for n in range(100)))
     for _ in range(1000):
         pool.take(0)
-    counts = [seat.in_flight for seat in pool.seats.values()]
+    counts = [entry.in_flight for entry in pool.entries.values()]
     assert max(counts) <= 13, "one at random: 20 or more"
     assert min(counts) >= 4
 
@@ -107,18 +107,18 @@ def test_above_the_soft_limit_requests_go_on_to_the_hard_one_when_all_are_there(
     for _ in range(2):
         found = pool.decide(0)
         assert isinstance(found, Take)
-        pool.enter(found.seat)
-    assert {seat.in_flight for seat in pool.seats.values()} == {3}
+        pool.enter(found.entry)
+    assert {entry.in_flight for entry in pool.entries.values()} == {3}
     assert decided(pool) is FULL
 
 
 def test_a_request_that_ends_makes_room() -> None:
     pool = load(pool_of(candidate("m1")), m1=3)
     assert decided(pool) is FULL
-    pool.leave(pool.seats["m1"])
+    pool.leave(pool.entries["m1"])
     assert decided(pool) == ("take", "m1")
     assert taken(pool) is None
-    pool.leave(pool.seats["m1"])
+    pool.leave(pool.entries["m1"])
     assert taken(pool) == "m1"
 
 
@@ -140,20 +140,20 @@ def test_a_sleeping_app_has_one_machine_started_and_the_rest_of_the_requests_wai
     pool = pool_of(*(candidate(name, state="stopped", hard=0) for name in NAMES))
     first = ranked("web", NAMES)[0]
     assert decided(pool) == ("start", first)
-    pool.waking(pool.seats[first], True)
+    pool.waking(pool.entries[first], True)
     for _ in range(1000):
         assert decided(pool) == ("wait", first)
-        pool.enter(pool.seats[first])
+        pool.enter(pool.entries[first])
     pool.put(candidate(first, hard=0))
     assert decided(pool) == ("wait", first), "it is said to run, but not known to take requests"
-    pool.waking(pool.seats[first], False)
+    pool.waking(pool.entries[first], False)
     assert decided(pool)[:2] == ("take", first)  # type: ignore[index]
 
 
 def test_when_more_wait_than_a_machine_may_ever_take_another_is_started() -> None:
     pool = pool_of(*(candidate(name, state="stopped", hard=3) for name in NAMES))
     first, second = ranked("web", NAMES)[:2]
-    pool.waking(pool.seats[first], True)
+    pool.waking(pool.entries[first], True)
     load(pool, **{first: 3})
     assert decided(pool) == ("start", second)
 
@@ -175,7 +175,7 @@ def test_a_suspended_machine_is_woken_before_a_stopped_one_and_that_before_one_t
         for expected in states:
             found = pool_of(*rows).decide(0)
             assert isinstance(found, Start)
-            assert found.seat.row.state == expected
+            assert found.entry.row.state == expected
             rows = [row for row in rows if row.state != expected]
 
 
@@ -190,7 +190,7 @@ def test_proxies_that_see_the_same_machines_start_the_same_one(machines: set[str
 def test_a_machine_that_stops_and_was_full_a_moment_ago_is_waited_for() -> None:
     """What another proxy told of its load counts for a while, also when its row is newer."""
     pool = pool_of(candidate("m1", soft=1, hard=1))
-    pool.told(pool.seats["m1"], 1, now=0.0)
+    pool.told(pool.entries["m1"], 1, now=0.0)
     pool.put(candidate("m1", soft=1, hard=1, state="stopping"))
     assert decided(pool) == FULL
     assert decided(pool, tried=["m1"]) == TRIED
@@ -225,10 +225,10 @@ def test_a_machine_whose_checks_fail_takes_nothing_and_another_is_started() -> N
 
 def test_a_machine_that_failed_rests_until_its_time_or_until_its_row_changes() -> None:
     pool = pool_of(candidate("m1"))
-    pool.rest(pool.seats["m1"], 5.0)
+    pool.rest(pool.entries["m1"], 5.0)
     assert decided(pool, now=4.9) is UNWELL
     assert taken(pool, now=5.0) == "m1"
-    pool.rest(pool.seats["m1"], 100.0)
+    pool.rest(pool.entries["m1"], 100.0)
     pool.put(candidate("m1"))
     assert taken(pool, now=6.0) is None, "the row is the same"
     pool.put(candidate("m1", soft=3))
@@ -237,7 +237,7 @@ def test_a_machine_that_failed_rests_until_its_time_or_until_its_row_changes() -
 
 def test_a_spare_one_takes_what_no_other_can_and_no_more_than_its_hard_limit() -> None:
     pool = pool_of(candidate("m1"), candidate("m2"), candidate("m3", state="stopped"))
-    pool.rest(pool.seats["m1"], 5.0, spare=True)
+    pool.rest(pool.entries["m1"], 5.0, spare=True)
     assert decided(pool) == ("take", "m2")
     load(pool, m2=3)
     assert decided(pool) == ("start", "m3")
@@ -246,14 +246,14 @@ def test_a_spare_one_takes_what_no_other_can_and_no_more_than_its_hard_limit() -
     load(pool, m1=3)
     assert decided(pool, tried=["m3"]) is FULL
     pool.put(candidate("m1", healthy=False))
-    pool.rest(pool.seats["m1"], 5.0, spare=True)
+    pool.rest(pool.entries["m1"], 5.0, spare=True)
     assert decided(pool, tried=["m2", "m3"]) is UNWELL
 
 
 def test_each_rest_ends_at_its_own_time() -> None:
     pool = pool_of(candidate("m1"), candidate("m2"))
-    pool.rest(pool.seats["m1"], 1.0)
-    pool.rest(pool.seats["m2"], 100.0)
+    pool.rest(pool.entries["m1"], 1.0)
+    pool.rest(pool.entries["m2"], 100.0)
     assert taken(pool, now=0.5) is None
     assert taken(pool, now=1.0) == "m1"
 
@@ -261,7 +261,7 @@ def test_each_rest_ends_at_its_own_time() -> None:
 def test_a_machine_that_failed_to_start_lately_is_not_the_one_to_start() -> None:
     pool = pool_of(*(candidate(name, state="stopped") for name in NAMES))
     first, second = ranked("web", NAMES)[:2]
-    pool.rest(pool.seats[first], 10.0)
+    pool.rest(pool.entries[first], 10.0)
     assert decided(pool) == ("start", second)
     assert decided(pool, now=10.0) == ("start", first)
 
@@ -278,20 +278,20 @@ def test_what_was_tried_is_not_tried_again() -> None:
 
 def test_load_that_another_proxy_tells_of_counts_beside_our_own_and_is_forgotten() -> None:
     pool = load(pool_of(candidate("m1")), m1=1)
-    seat = pool.seats["m1"]
-    pool.told(seat, 3, now=0.0)
-    assert (seat.in_flight, decided(pool)) == (3, FULL)
-    pool.leave(seat)
-    assert (seat.in_flight, decided(pool)) == (2, ("take", "m1"))
+    entry = pool.entries["m1"]
+    pool.told(entry, 3, now=0.0)
+    assert (entry.in_flight, decided(pool)) == (3, FULL)
+    pool.leave(entry)
+    assert (entry.in_flight, decided(pool)) == (2, ("take", "m1"))
     assert taken(pool, now=LOAD_KNOWN_S - 0.01) is None
     assert taken(pool, now=LOAD_KNOWN_S + 0.1) == "m1", "nothing was heard of it for long"
-    assert seat.in_flight == 1
+    assert entry.in_flight == 1
 
 
 def test_news_of_load_that_comes_again_keeps_it_known() -> None:
     pool = pool_of(candidate("m1"))
     for n in range(50):
-        pool.told(pool.seats["m1"], 3, now=n * LOAD_KNOWN_S / 2)
+        pool.told(pool.entries["m1"], 3, now=n * LOAD_KNOWN_S / 2)
         assert decided(pool, now=n * LOAD_KNOWN_S / 2) is FULL
 
 
@@ -300,7 +300,7 @@ def test_news_of_load_that_comes_again_keeps_it_known() -> None:
 
 def test_a_machine_about_to_stop_takes_only_what_no_other_can() -> None:
     pool = load(pool_of(candidate("m1"), candidate("m2")), m2=2)
-    pool.closing(pool.seats["m1"], True)
+    pool.closing(pool.entries["m1"], True)
     assert decided(pool) == ("take", "m2")
     load(pool, m2=1)
     assert decided(pool) == ("take", "m1")
@@ -308,12 +308,12 @@ def test_a_machine_about_to_stop_takes_only_what_no_other_can() -> None:
     assert decided(pool) is FULL
     assert decided(pool, Wishes(force_machine="m1")) is FULL
     for _ in range(3):
-        pool.leave(pool.seats["m1"])
+        pool.leave(pool.entries["m1"])
     assert decided(pool, Wishes(force_machine="m1")) == ("take", "m1")
     pool.put(candidate("m1", state="stopping"))
     assert decided(pool) == ("start", "m1"), "once it has stopped"
     pool.put(candidate("m1"))
-    pool.closing(pool.seats["m1"], False)
+    pool.closing(pool.entries["m1"], False)
     assert taken(pool) == "m1"
 
 
@@ -336,7 +336,7 @@ def test_a_machine_near_by_is_started_while_one_far_away_takes_the_request() -> 
     pool = pool_of(candidate("near", state="stopped"), candidate("far", region="ord"))
     assert taken(pool) is None
     assert decided(pool) == ("take", "far", "near")
-    pool.waking(pool.seats["near"], True)
+    pool.waking(pool.entries["near"], True)
     assert decided(pool) == ("take", "far")
     load(pool, far=3)
     assert decided(pool) == ("wait", "near")
@@ -356,7 +356,7 @@ def test_what_is_started_is_in_the_nearest_region() -> None:
 
 def doubting(pool: Pool, *machines: str) -> Pool:
     for machine in machines:
-        pool.doubt(pool.seats[machine], True)
+        pool.doubt(pool.entries[machine], True)
     return pool
 
 
@@ -366,8 +366,8 @@ def test_a_machine_whose_worker_may_be_gone_takes_only_what_no_other_can() -> No
     assert decided(pool) == ("take", "m2")
     load(pool, m2=1)
     assert decided(pool) == ("take", "m1"), "the other one is full"
-    pool.leave(pool.seats["m2"])
-    pool.doubt(pool.seats["m1"], False)
+    pool.leave(pool.entries["m2"])
+    pool.doubt(pool.entries["m1"], False)
     assert taken(pool) == "m1"
 
 
@@ -383,7 +383,7 @@ def test_one_in_doubt_that_a_request_must_have_gets_it() -> None:
     pool = doubting(pool_of(candidate("m1"), candidate("m2")), "m1")
     assert decided(pool, Wishes(force_machine="m1")) == ("take", "m1")
     assert decided(pool, Wishes(prefer_machine="m1")) == ("take", "m2")
-    pool.rest(pool.seats["m1"], 5.0)
+    pool.rest(pool.entries["m1"], 5.0)
     assert decided(pool, Wishes(force_machine="m1")) is UNWELL, "it has failed here, too"
 
 
@@ -447,16 +447,16 @@ def test_elsewhere_is_anywhere_but_there() -> None:
 
 def test_requests_of_a_machine_whose_row_goes_and_comes_back_still_count() -> None:
     pool = load(pool_of(candidate("m1")), m1=3)
-    seat = pool.seats["m1"]
+    entry = pool.entries["m1"]
     pool.remove("m1")
     assert decided(pool) is NOT_HERE
-    pool.leave(seat)
+    pool.leave(entry)
     pool.put(candidate("m1"))
-    assert pool.seats["m1"].in_flight == 2
+    assert pool.entries["m1"].in_flight == 2
     pool.remove("m1")
     for _ in range(2):
-        pool.leave(seat)
-    assert pool.put(candidate("m1")) is not seat, "nothing is kept of what is over"
+        pool.leave(entry)
+    assert pool.put(candidate("m1")) is not entry, "nothing is kept of what is over"
 
 
 def test_a_machine_that_is_in_another_region_now_is_chosen_there() -> None:
@@ -492,11 +492,11 @@ WISHES = st.just(ANY) | st.builds(
 ORDER = ["ams", "ord", "syd"]
 
 
-def can_take(seat: Seat, now: float) -> bool:
+def can_take(entry: PoolEntry, now: float) -> bool:
     """What the rules say of a machine, from its row and from what happened, without any list."""
-    row = seat.row
+    row = entry.row
     runs = row.state == "started" and row.healthy and not row.cordoned
-    return runs and not (seat.waking or seat.closing) and seat.rests_until <= now and not seat.full
+    return runs and not (entry.waking or entry.closing) and entry.rests_until <= now and not entry.full
 
 
 class Rules(RuleBasedStateMachine):
@@ -506,7 +506,7 @@ class Rules(RuleBasedStateMachine):
     def begin(self, seed: int, rows: list[Candidate]) -> None:
         self.pool = pool_of(*rows, regions=ORDER[1:], seed=seed)
         self.now = 0.0
-        self.in_flight: list[Seat] = []
+        self.in_flight: list[PoolEntry] = []
 
     @rule(row=ROWS)
     def put(self, row: Candidate) -> None:
@@ -518,18 +518,18 @@ class Rules(RuleBasedStateMachine):
 
     @rule(machine=st.sampled_from(NAMES), what=st.sampled_from(["waking", "closing", "doubt"]), on=st.booleans())
     def mark(self, machine: str, what: str, on: bool) -> None:
-        if seat := self.pool.seats.get(machine):
-            getattr(self.pool, what)(seat, on)
+        if entry := self.pool.entries.get(machine):
+            getattr(self.pool, what)(entry, on)
 
     @rule(machine=st.sampled_from(NAMES), seconds=st.floats(0.001, 3))
     def rest(self, machine: str, seconds: float) -> None:
-        if seat := self.pool.seats.get(machine):
-            self.pool.rest(seat, self.now + seconds)
+        if entry := self.pool.entries.get(machine):
+            self.pool.rest(entry, self.now + seconds)
 
     @rule(machine=st.sampled_from(NAMES), count=st.integers(0, 6))
     def told(self, machine: str, count: int) -> None:
-        if seat := self.pool.seats.get(machine):
-            self.pool.told(seat, count, self.now)
+        if entry := self.pool.entries.get(machine):
+            self.pool.told(entry, count, self.now)
 
     @rule(seconds=st.floats(0.1, 2))
     def wait(self, seconds: float) -> None:
@@ -544,82 +544,82 @@ class Rules(RuleBasedStateMachine):
     def request(self, wishes: Wishes, tried: set[str], quick: bool) -> None:
         if quick:
             found = self.pool.decide(self.now, wishes, tried)
-            seat = self.pool.take(self.now, wishes, tried)
-            if seat is not None:
-                self.in_flight.append(seat)
+            entry = self.pool.take(self.now, wishes, tried)
+            if entry is not None:
+                self.in_flight.append(entry)
                 assert isinstance(found, Take)
                 assert found.starting is None
-                assert seat.in_flight <= seat.soft
-                self.pool.leave(seat)
-                self.check(Take(seat), wishes, tried)
-                self.pool.enter(seat)
+                assert entry.in_flight <= entry.soft
+                self.pool.leave(entry)
+                self.check(Take(entry), wishes, tried)
+                self.pool.enter(entry)
             return
         decision = self.pool.decide(self.now, wishes, tried)
         self.check(decision, wishes, tried)
         if not isinstance(decision, Nothing):
-            self.pool.enter(decision.seat)
-            self.in_flight.append(decision.seat)
+            self.pool.enter(decision.entry)
+            self.in_flight.append(decision.entry)
 
     def check(self, decision: Decision, wishes: Wishes, tried: set[str]) -> None:
         allowed = self.pool._wanted(wishes)
-        seats = [
-            seat
-            for seat in self.pool.seats.values()
-            if seat.region in allowed and seat.machine not in tried and seat.machine != wishes.not_machine
+        entries = [
+            entry
+            for entry in self.pool.entries.values()
+            if entry.region in allowed and entry.machine not in tried and entry.machine != wishes.not_machine
         ]
         if wishes.force_machine:
-            seats = [seat for seat in seats if seat.machine == wishes.force_machine]
-        able = [seat for seat in seats if can_take(seat, self.now)]
+            entries = [entry for entry in entries if entry.machine == wishes.force_machine]
+        able = [entry for entry in entries if can_take(entry, self.now)]
         if isinstance(decision, Nothing):
             assert not able
             return
-        if not decision.seat.doubtful:
-            able = [seat for seat in able if not seat.doubtful]
-        elif seats and not wishes.force_machine:
-            assert all(seat.doubtful for seat in able), "one without doubts can take it"
-        seat = decision.seat
-        assert seat in seats
-        assert not seat.full
+        if not decision.entry.doubtful:
+            able = [entry for entry in able if not entry.doubtful]
+        elif entries and not wishes.force_machine:
+            assert all(entry.doubtful for entry in able), "one without doubts can take it"
+        entry = decision.entry
+        assert entry in entries
+        assert not entry.full
         if isinstance(decision, Start):
             assert not able
-            row = seat.row
+            row = entry.row
             assert not row.cordoned
-            assert seat.rests_until <= self.now
-            assert decision.pending == (seat.waking or row.state in COMING)
+            assert entry.rests_until <= self.now
+            assert decision.pending == (entry.waking or row.state in COMING)
             assert decision.pending or (row.autostart and row.state in ASLEEP)
             return
         if decision.starting:
             assert decision.starting.row.state in ASLEEP
             assert decision.starting.row.autostart
             assert not decision.starting.waking
-        if seat.machine in (wishes.prefer_machine, wishes.force_machine):
+        if entry.machine in (wishes.prefer_machine, wishes.force_machine):
             return
-        if not seat.closing:
-            assert can_take(seat, self.now)
-        nearer = allowed[: allowed.index(seat.region)]
+        if not entry.closing:
+            assert can_take(entry, self.now)
+        nearer = allowed[: allowed.index(entry.region)]
         assert not [other for other in able if other.region in nearer], "a nearer region can take it"
-        beside = [other for other in able if other.region == seat.region]
-        if seat.closing:
+        beside = [other for other in able if other.region == entry.region]
+        if entry.closing:
             assert not beside
-        elif seat.in_flight >= seat.soft and not seat.doubtful:
+        elif entry.in_flight >= entry.soft and not entry.doubtful:
             assert all(other.in_flight >= other.soft for other in beside), "over soft only if all are"
 
     @invariant()
     def every_count_is_what_is_in_flight(self) -> None:
-        counts = Counter(seat.machine for seat in self.in_flight)
-        for seat in self.pool.seats.values():
-            assert seat.own == counts[seat.machine]
-            assert seat.in_flight == seat.own + seat.others
+        counts = Counter(entry.machine for entry in self.in_flight)
+        for entry in self.pool.entries.values():
+            assert entry.own == counts[entry.machine]
+            assert entry.in_flight == entry.own + entry.others
 
     @invariant()
     def every_seat_is_where_its_own_list_says(self) -> None:
         for home in self.pool._regions.values():
             lists = (home.free, home.busy, home.full, home.leaving, home.coming, home.asleep, home.unwell)
-            placed = [seat for each in lists for seat in each]
-            assert all(seat.list is each and each[seat.place] is seat for each in lists for seat in each)
-            assert set(placed) <= {seat for seat in self.pool.seats.values() if seat.home is home}
-            assert all(seat.list is list_of(seat, home) for seat in self.pool.seats.values() if seat.home is home)
-            assert home.seats == sum(seat.home is home for seat in self.pool.seats.values())
+            placed = [entry for each in lists for entry in each]
+            assert all(entry.list is each and each[entry.index] is entry for each in lists for entry in each)
+            assert set(placed) <= {entry for entry in self.pool.entries.values() if entry.home is home}
+            assert all(entry.list is list_of(entry, home) for entry in self.pool.entries.values() if entry.home is home)
+            assert home.entries == sum(entry.home is home for entry in self.pool.entries.values())
 
 
 TestRules = Rules.TestCase

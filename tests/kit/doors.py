@@ -186,7 +186,7 @@ class House:
 
     async def rest(self, machine: str, how: Literal["stop", "suspend"]) -> bool:
         """As the proxy puts an idle machine to rest."""
-        door = self.proxy.sites.doors[machine]
+        door = self.proxy.app_table.doors[machine]
         await self.in_state(machine, "started")
         await until(lambda: not door.in_flight and not door.opening)
         return await door.rest(how)

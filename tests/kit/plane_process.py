@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from tests.kit.routers import FakeLender, FakeMachine, FakeRoute, FakeRouter
+from tests.kit.routers import FakeDelegator, FakeMachine, FakeRoute, FakeRouter
 
 import hawker.host
 from hawker.proxy.base import ServicePort
@@ -35,7 +35,9 @@ async def main(directory: str, machine: str, of_tls: str = "") -> None:
     if certificates is not None:
         await certificates.look()
     upstreams = UpstreamPools(settings, host.sockets)
-    engine = HaproxyPlane(router, FakeLender(router), settings, haproxy, Path(directory), host, upstreams, certificates)
+    engine = HaproxyPlane(
+        router, FakeDelegator(router), settings, haproxy, Path(directory), host, upstreams, certificates
+    )
     _, port = await engine.listen("127.0.0.1", 0, public=443 if of_tls else 80)
     print(port, file=said, flush=True)
     reader = asyncio.StreamReader()

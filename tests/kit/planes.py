@@ -8,14 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from tests.kit.routers import FakeLender, FakeRouter
+from tests.kit.routers import FakeDelegator, FakeRouter
 
 import hawker.host
 from hawker.host import Host
 from hawker.proxy.base import Address
 from hawker.proxy.certificates import Certificates
 from hawker.proxy.data_plane import DataPlane
-from hawker.proxy.embedded.common import Challenges, Common
+from hawker.proxy.embedded.context import Challenges, PlaneContext
 from hawker.proxy.embedded.plane import EmbeddedPlane
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.embedded.upstreams import UpstreamPools
@@ -26,7 +26,7 @@ from hawker.proxy.haproxy.settings import HaproxySettings
 class Plane(Protocol):
     """A data plane as tests have it. `http` is public port 80, `tls` the port 443, `backhaul` for other proxies, `tcp`
     public port 5432 for bytes alone, `own` the same for whatever the service of the app says that has it to itself.
-    `settings` are those of the embedded plane, and `certificates`, a directory. `common` is what the connections of
+    `settings` are those of the embedded plane, and `certificates`, a directory. `context` is what the connections of
     Hawker's own code share. `keeps`: programs that keep connections to machines."""
 
     http: Address
@@ -37,7 +37,7 @@ class Plane(Protocol):
     keeps: int
 
     @property
-    def common(self) -> Common: ...
+    def context(self) -> PlaneContext: ...
 
     async def open(self, router: FakeRouter, settings: dict[str, Any]) -> None: ...
 
@@ -60,8 +60,8 @@ class Embedded:
         self.challenges = challenges
 
     @property
-    def common(self) -> Common:
-        return self.activator.common
+    def context(self) -> PlaneContext:
+        return self.activator.context
 
     async def open(self, router: FakeRouter, settings: dict[str, Any]) -> None:
         settings = dict(settings)
@@ -96,7 +96,7 @@ class Haproxy(Embedded):
     """`directory` is HAProxy's."""
 
     keeps = 2
-    lender: FakeLender
+    delegator: FakeDelegator
     haproxy: HaproxyPlane
 
     def __init__(self, haproxy: HaproxySettings | None = None) -> None:
@@ -105,10 +105,10 @@ class Haproxy(Embedded):
         self._haproxy = haproxy or HaproxySettings(look_s=0.02, backends=4)
 
     def made(self, router: FakeRouter, settings: Settings, host: Host, certificates: Certificates | None) -> DataPlane:
-        self.lender = FakeLender(router)
+        self.delegator = FakeDelegator(router)
         self.haproxy = HaproxyPlane(
             router,
-            self.lender,
+            self.delegator,
             settings,
             self._haproxy,
             self.directory / "h",

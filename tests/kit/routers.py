@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection
 
 from hawker.proxy.base import ANY, NOBODY, Address, Failure, Header, Refused, Route, ServicePort, Waiting, Wishes
-from hawker.proxy.lending import Borrower, Lent, Offer
+from hawker.proxy.delegation import Delegate, DelegatedMachine, Delegation
 
 HTTP = ServicePort(handlers=("http",))
 
@@ -156,39 +156,39 @@ class FakeRouter:
         return FakeRoute(app, [each for each in route.machines if machine in ("", each.name)], route.port)
 
 
-class FakeLender:
+class FakeDelegator:
     """Lends of each route the machine that is taken first, as long as it refuses no connection."""
 
     def __init__(self, router: FakeRouter) -> None:
         self._router = router
-        self.borrower: Borrower | None = None
-        self.places = 20
+        self.delegate: Delegate | None = None
+        self.slots = 20
         self.breaks: set[str] = set()
         """Apps of which nothing can be told."""
 
-    def lend_to(self, borrower: Borrower | None) -> None:
-        self.borrower = borrower
+    def delegate_to(self, delegate: Delegate | None) -> None:
+        self.delegate = delegate
 
     def changed(self, app: str) -> None:
-        assert self.borrower is not None
-        self.borrower.changed(app)
+        assert self.delegate is not None
+        self.delegate.changed(app)
 
     async def withdraw(self, machine: str) -> bool:
-        assert self.borrower is not None
-        return await self.borrower.withdraw(machine)
+        assert self.delegate is not None
+        return await self.delegate.withdraw(machine)
 
-    def offer(self, app: str, port: int) -> Offer | None:
+    def delegation(self, app: str, port: int) -> Delegation | None:
         if app in self.breaks:
             raise ValueError(f"a row of app {app} makes no sense")
         route = self._router.routes.get(f"{app}.example")
         if route is None:
             return None
         first = next((each for each in route.machines if each.awake.is_set()), None)
-        if first is None or first.refuses or first.headers or not self.places:
-            return Offer(route.port, {})
-        return Offer(route.port, {first.name: Lent(first.address, self.places)})
+        if first is None or first.refuses or first.headers or not self.slots:
+            return Delegation(route.port, {})
+        return Delegation(route.port, {first.name: DelegatedMachine(first.address, self.slots)})
 
-    def filled(self, app: str, port: int, machine: str, places: int, now: int, moved: bool) -> None:
+    def filled(self, app: str, port: int, machine: str, slots: int, now: int, moved: bool) -> None:
         for each in self._machines(app, machine):
             each.carried = now
 

@@ -27,7 +27,7 @@ from hawker.host import Host
 from hawker.proxy.acme import BACK_OFF_S, Issuer
 from hawker.proxy.base import ServicePort
 from hawker.proxy.certificates import Certificates
-from hawker.proxy.embedded.common import Challenges
+from hawker.proxy.embedded.context import Challenges
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.settings import AcmeSettings
 

@@ -14,8 +14,8 @@ from tests.kit.fleets import REGION, Fleet
 from tests.kit.tiers import costly
 from tests.kit.waiting import until
 
-from hawker.proxy.known.claims import Claims
-from hawker.proxy.known.directory import Directory, Machine
+from hawker.proxy.catalog_view.index import CatalogIndex, Machine
+from hawker.proxy.catalog_view.port_claims import PortClaims
 
 WORKERS, APPS, MACHINES = ("ord-1", "ord-2"), ("web", "db"), ("m1", "m2", "m3")
 
@@ -110,7 +110,7 @@ def test_what_is_kept_is_what_a_fresh_look_finds(
             fleet.machine(machine, "web")
             fleet.service(machine, "web", ports=((80, 80, ("http",)), (5000, 5001, ())))
             fleet.check(machine, "web", status="passing")
-        kept, claims = Directory(fleet.replica, REGION), Claims(fleet.replica, (80,))
+        kept, claims = CatalogIndex(fleet.replica, REGION), PortClaims(fleet.replica, (80,))
         told: dict[str, Machine] = {}
 
         def tell(app: Any, before: Machine | None, now: Machine | None) -> None:
@@ -137,7 +137,7 @@ def test_what_is_kept_is_what_a_fresh_look_finds(
                 kept.settle()
         kept.settle()
         claims.settle()
-        fresh, fresh_claims = Directory(fleet.replica, REGION), Claims(fleet.replica, (80,))
+        fresh, fresh_claims = CatalogIndex(fleet.replica, REGION), PortClaims(fleet.replica, (80,))
         for name in APPS:
             mine, theirs = kept.load(name), fresh.load(name)
             assert (mine is None) == (theirs is None)
@@ -162,7 +162,7 @@ async def test_a_bad_row_is_counted_and_told_and_stops_nothing(fleet: Fleet) -> 
         fleet.machine(machine, "web")
         fleet.service(machine, "web")
     fleet.service("m2", "web", ports=((0, 80, ()),))
-    directory = Directory(fleet.replica, REGION)
+    directory = CatalogIndex(fleet.replica, REGION)
     app = directory.load("web")
     assert app is not None
     assert [len(app.machines[machine].services) for machine in ("m1", "m2")] == [1, 0]
@@ -179,7 +179,7 @@ async def test_a_bad_row_is_counted_and_told_and_stops_nothing(fleet: Fleet) -> 
 async def test_changes_are_read_in_the_next_turn_of_the_loop(fleet: Fleet) -> None:
     fleet.app("web")
     fleet.machine("m1", "web", state="stopped")
-    directory = Directory(fleet.replica, REGION)
+    directory = CatalogIndex(fleet.replica, REGION)
     app = directory.load("web")
     assert app is not None
     fleet.machine("m1", "web", state="started")
@@ -193,7 +193,7 @@ async def test_machines_that_changed_together_are_told_in_one_order_whatever_the
     fleet.app("web")
     for machine in MACHINES:
         fleet.machine(machine, "web", state="stopped")
-    directory = Directory(fleet.replica, REGION)
+    directory = CatalogIndex(fleet.replica, REGION)
     assert directory.load("web") is not None
     told: list[str] = []
     directory.on_machine.append(lambda app, before, now: told.append(now.id if now else ""))
@@ -211,7 +211,7 @@ async def test_of_several_apps_on_one_port_the_older_one_has_it(fleet: Fleet) ->
     fleet.app("early", created_at_ms=1)
     for app in ("late", "early"):
         fleet.service(f"m-{app}", app, ports=((5432, 5433, ()), (80, 80, ("http",))))
-    claims = Claims(fleet.replica, (80, 443))
+    claims = PortClaims(fleet.replica, (80, 443))
     assert claims.ports == {5432: "early", 5433: "early"}
     told: list[dict[int, str]] = []
     claims.on_ports.append(lambda: told.append(claims.ports))
@@ -226,7 +226,7 @@ async def test_an_app_of_which_is_not_known_when_it_was_made_takes_no_port_from_
     fleet.put("ord-1", "apps", broken={"org": "personal", "stamp": 1})
     for app in ("late", "broken"):
         fleet.service(f"m-{app}", app, ports=((5432, 5432, ()), (5433 if app == "broken" else 5434, 5434, ())))
-    claims = Claims(fleet.replica, ())
+    claims = PortClaims(fleet.replica, ())
     assert claims.ports == {5432: "late", 5433: "broken", 5434: "late"}
     claims.close()
 
@@ -235,7 +235,7 @@ async def test_a_deleted_app_has_no_port_whatever_its_machines_say(fleet: Fleet)
     for created_at_ms, app in enumerate(("early", "late"), 1):
         fleet.app(app, created_at_ms=created_at_ms)
         fleet.service(f"m-{app}", app, ports=((5432, 5432, ()),))
-    claims = Claims(fleet.replica, ())
+    claims = PortClaims(fleet.replica, ())
     assert claims.ports == {5432: "early"}
     fleet.put("ord-1", "apps", early={"org": "personal", "created_at_ms": 1, "stamp": 2, "deleted": True})
     await until(lambda: claims.ports == {5432: "late"})
@@ -249,7 +249,7 @@ async def test_a_machine_whose_checks_do_not_pass_gets_no_requests_of_that_servi
     fleet.machine("m1", "web")
     fleet.service("m1", "web")
     fleet.check("m1", "web", status="critical")
-    directory = Directory(fleet.replica, REGION)
+    directory = CatalogIndex(fleet.replica, REGION)
     app = directory.load("web")
     assert app is not None
     assert not app.machines["m1"].passes(8080)

@@ -24,12 +24,12 @@ from hawker.core.routing import ANY, Take, Wishes
 from hawker.errors import Unreachable
 from hawker.model import door as words
 from hawker.model.machine import State
+from hawker.proxy.app_table import AppTable
 from hawker.proxy.base import Failure, Lease, Refused
-from hawker.proxy.known.directory import Directory
+from hawker.proxy.catalog_view.index import CatalogIndex
 from hawker.proxy.machines.calls import Declined, Released, Workers
 from hawker.proxy.routing.router import ProxyRouter
 from hawker.proxy.settings import RouterSettings
-from hawker.proxy.sites import Sites
 
 MACHINES = ("m1", "m2", "m3")
 LIMITS = {"m1": (1, 1), "m2": (1, 2), "m3": (2, 2)}
@@ -124,15 +124,17 @@ class Story:
         self.workers_port = 4281
         self.fleet.worker("ord-1")
         self.fleet.app("web")
-        self.directory = Directory(self.fleet.replica, "ord")
+        self.index = CatalogIndex(self.fleet.replica, "ord")
         routing = RouterSettings(queue=6)
         random = self.fleet.host.rng.random
         calls = Workers("token", "ord-1", self)
-        self.sites = Sites(self.directory, calls, routing, worker="ord-1", region="ord", token="token", random=random)
-        self.router = ProxyRouter(self.sites, routing, domain="apps.example", claims=lambda port: "", random=random)
+        self.app_table = AppTable(
+            self.index, calls, routing, worker="ord-1", region="ord", token="token", random=random
+        )
+        self.router = ProxyRouter(self.app_table, routing, domain="apps.example", claims=lambda port: "", random=random)
         for machine in self.machines.values():
             self.show(machine)
-        self.sites.load("web")
+        self.app_table.load("web")
 
     # --- the worker --------------------------------------------------------------------------------------------------
 
@@ -246,7 +248,7 @@ class Story:
             lease.failed(how)
 
     async def do_rest(self, machine: str, how: Any) -> None:
-        if door := self.sites.doors.get(machine):
+        if door := self.app_table.doors.get(machine):
             self.rests.append(asyncio.ensure_future(door.rest(how)))
 
     async def do_user(self, machine: str, starts: bool) -> None:
@@ -294,7 +296,7 @@ class Story:
     async def settle(self) -> None:
         """Until all has happened that is due now."""
         await asyncio.sleep(0)
-        self.directory.settle()
+        self.index.settle()
         for _ in range(20):
             await asyncio.sleep(0)
 
@@ -309,17 +311,17 @@ class Story:
         for request in self.requests:
             if request.task.done() and not request.task.cancelled():
                 request.task.result()
-        site = self.sites.find("web")
-        assert site is not None
+        routed = self.app_table.find("web")
+        assert routed is not None
         now = asyncio.get_running_loop().time()
-        for group in set(site.groups.values()):
-            for force, queue in group.room.queues.items():
+        for group in set(routed.groups.values()):
+            for force, queue in group.wait_queue.queues.items():
                 found = group.pool.decide(now, Wishes(force_machine=force)) if queue.idle else None
                 if isinstance(found, Take):
-                    others = [each for each in self.requests if found.seat.machine in each.tried]
+                    others = [each for each in self.requests if found.entry.machine in each.tried]
                     assert queue.idle <= len(others), f"{queue.idle} wait for {force or 'any'}, and {found} would do"
         for name in MACHINES:
-            door = self.sites.doors.get(name)
+            door = self.app_table.doors.get(name)
             held = len(self.at(name))
             assert (door.in_flight if door else 0) >= held or not self.machines[name].there, f"{name} has {held}"
 
@@ -340,22 +342,22 @@ class Story:
         for request in [each for each in self.requests if each.lease is not None]:
             self.end(request, None)
         await self.settle()
-        site = self.sites.find("web")
-        assert site is not None
-        assert not site.busy
-        for group in site.groups.values():
-            assert (group.held, group.room.count, group.room.queues) == (0, 0, {})
-            for seat in group.pool.seats.values():
-                assert (seat.own, seat.in_flight, seat.waking, seat.closing) == (0, 0, False, False), seat
-        assert set(self.sites.doors) == {name for name, each in self.machines.items() if each.there}
+        routed = self.app_table.find("web")
+        assert routed is not None
+        assert not routed.busy
+        for group in routed.groups.values():
+            assert (group.held, group.wait_queue.count, group.wait_queue.queues) == (0, 0, {})
+            for entry in group.pool.entries.values():
+                assert (entry.own, entry.in_flight, entry.waking, entry.closing) == (0, 0, False, False), entry
+        assert set(self.app_table.doors) == {name for name, each in self.machines.items() if each.there}
 
     async def close(self) -> None:
         for request in self.requests:
             request.task.cancel()
         await asyncio.gather(*(request.task for request in self.requests), *self.rests, return_exceptions=True)
         await self.router.close()
-        await self.sites.workers.close()
-        self.directory.close()
+        await self.app_table.workers.close()
+        self.index.close()
         self.fleet.close()
         for machine in self.machines.values():
             machine.close()

@@ -181,7 +181,7 @@ async def test_the_access_log_has_a_line_a_request(embedded: Stage, tmp_path: Pa
     await embedded.machine()
     user = await embedded.user()
     answer = await user.ask('GET /a?b=c | User-Agent: a "b" | Referer: http://x/')
-    engine(embedded).common.access.flush()
+    engine(embedded).context.access.flush()
     path.rename(tmp_path / "old")
     await user.ask("HEAD / | Host: none.example")
     await embedded.close()
@@ -242,7 +242,7 @@ async def test_no_connection_is_used_from_before_a_machine_was_put_to_rest(stage
     plane = await stage.open()
     assert isinstance(plane, Embedded)
     assert (await stage.ask("GET /")).status == 200
-    plane.common.upstreams.let_go(machine.address, asleep=False)
+    plane.context.upstreams.let_go(machine.address, asleep=False)
     assert (await stage.ask(f"{method} / | Content-Length: 0")).status == 200
     assert [visit.connection for visit in machine.visits] == [1, 2]
     assert stage.web.machines[0].failures == []
@@ -271,7 +271,7 @@ async def test_who_connects_to_a_machine_that_is_put_to_rest_does_not_wait_for_i
         await until(lambda: bool(machine.in_flight))
         async with asyncio.timeout(10):
             while not asked.done():
-                plane.common.upstreams.let_go(machine.address, asleep=False)
+                plane.context.upstreams.let_go(machine.address, asleep=False)
                 await asyncio.wait((asked,), timeout=0.01)
         assert machine.failures == ["timeout"]
         assert (await asked).status in (502, 503, 504)

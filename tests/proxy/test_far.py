@@ -12,11 +12,11 @@ from tests.kit.doors import free_port
 from tests.kit.waiting import until
 
 from hawker.core.routing import Candidate, Pool
+from hawker.proxy.apps.endpoints import Endpoint
+from hawker.proxy.apps.wait_queue import WaitQueue
 from hawker.proxy.base import Address, NoUpstreams
-from hawker.proxy.groups.places import Place
-from hawker.proxy.groups.rooms import Room
-from hawker.proxy.machines.far import Far
-from hawker.proxy.machines.waking import Looking
+from hawker.proxy.machines.listen_probe import ListenProbe
+from hawker.proxy.machines.remote_proxy import RemoteProxy
 from hawker.proxy.settings import RouterSettings
 from hawker.sockets import Sockets
 
@@ -30,9 +30,9 @@ class Worker(NoUpstreams):
         self.pool = Pool("web", "ord", random=Random(1).random)
         self.given_up: list[str] = []
         settings = RouterSettings(trouble_s=0.05, hung_s=0.25)
-        self.far = Far("ord-1", settings, Looking(Sockets()), upstreams=self)
-        seat = self.pool.put(Candidate(machine="m1", region="ord", state="started"))
-        self.place = Place(self.pool, seat, Room(), self.far, (self.address,))
+        self.remote_proxy = RemoteProxy("ord-1", settings, ListenProbe(Sockets()), upstreams=self)
+        entry = self.pool.put(Candidate(machine="m1", region="ord", state="started"))
+        self.endpoint = Endpoint(self.pool, entry, WaitQueue(), self.remote_proxy, (self.address,))
 
     def give_up(self, address: Address, problem: str, *, waited_s: float = 0.0, every: bool = False) -> None:
         self.given_up.append(problem)
@@ -48,41 +48,41 @@ class Worker(NoUpstreams):
         return await asyncio.start_server(serve, *self.address)
 
     def chosen(self) -> bool:
-        seat = self.pool.take(asyncio.get_running_loop().time())
-        if seat is not None:
-            self.pool.leave(seat)
-        return seat is not None
+        entry = self.pool.take(asyncio.get_running_loop().time())
+        if entry is not None:
+            self.pool.leave(entry)
+        return entry is not None
 
 
 async def test_one_that_refuses_is_chosen_again_as_soon_as_it_listens() -> None:
     it = Worker()
-    it.far.failed(it.place, "refused")
-    await until(lambda: it.far.away)
+    it.remote_proxy.failed(it.endpoint, "refused")
+    await until(lambda: it.remote_proxy.away)
     assert not it.chosen()
     async with await it.listen():
         await until(it.chosen)
-    await it.far.close()
+    await it.remote_proxy.close()
 
 
 async def test_one_that_answers_itself_is_left_alone_only_as_its_machine_is() -> None:
     it = Worker()
     async with await it.listen():
-        it.far.failed(it.place, "timeout")
+        it.remote_proxy.failed(it.endpoint, "timeout")
         assert not it.chosen()
         await until(it.chosen)
-    await it.far.close()
+    await it.remote_proxy.close()
 
 
 async def test_one_that_takes_connections_and_says_nothing_is_not_chosen_before_it_does() -> None:
     it = Worker()
     it.silent = True
     async with await it.listen():
-        it.far.failed(it.place, "timeout")
-        await until(lambda: it.far.away)
+        it.remote_proxy.failed(it.endpoint, "timeout")
+        await until(lambda: it.remote_proxy.away)
         assert not it.chosen()
         it.silent = False
         await until(it.chosen)
-    await it.far.close()
+    await it.remote_proxy.close()
 
 
 @pytest.mark.parametrize("turns", range(2, 8))
@@ -100,10 +100,10 @@ async def test_one_that_answers_is_not_taken_for_hung_by_a_proxy_that_stood_stil
 
     async with await it.listen():
         loop.call_soon(stand_still, turns)
-        it.far.look(it.address)
-        while (looking := it.far._look) is not None and not looking.done():
-            assert not it.far.away
+        it.remote_proxy.look(it.address)
+        while (listen_probe := it.remote_proxy._look) is not None and not listen_probe.done():
+            assert not it.remote_proxy.away
             await asyncio.sleep(0)
         assert stood_still
         assert it.given_up == []
-    await it.far.close()
+    await it.remote_proxy.close()

@@ -126,7 +126,7 @@ async def test_a_machine_that_has_no_end_of_pings_and_takes_no_answer_is_cut_off
         writer.transport.abort()
 
     async def links() -> list[Any]:
-        pool = stage.plane.common.upstreams.h2
+        pool = stage.plane.context.upstreams.h2
         await until(lambda: any(pool._links.values()))
         return [link for every in pool._links.values() for link in every]
 

@@ -19,7 +19,7 @@ import msgspec
 import pytest
 from tests.kit.planes import Haproxy
 from tests.kit.raw_http import Answer, Broken, Upstream, Visit, chunked, echo, head, hello, saying
-from tests.kit.routers import FakeLender
+from tests.kit.routers import FakeDelegator
 from tests.kit.waiting import at_rest, eventually, until
 from tests.proxy.conftest import Stage
 from tests.proxy.test_replays import handing, handing_json
@@ -55,9 +55,9 @@ class Hot(Stage):
         return self.plane.haproxy
 
     @property
-    def lender(self) -> FakeLender:
+    def delegator(self) -> FakeDelegator:
         assert isinstance(self.plane, Haproxy)
-        return self.plane.lender
+        return self.plane.delegator
 
     @property
     def decided(self) -> int:
@@ -329,7 +329,7 @@ async def test_what_is_over_the_soft_limit_is_decided_one_by_one() -> None:
     async with hot() as stage:
         machine = await stage.machine(slow_until(go))
         await stage.open()
-        stage.lender.places = 2
+        stage.delegator.slots = 2
         await stage.warm()
         users = [await stage.user() for _ in range(2)]
         for user in users:
@@ -352,13 +352,13 @@ async def test_a_machine_is_given_back_only_when_nothing_is_in_flight_there() ->
     async with hot() as stage:
         machine = await stage.machine(slow_until(go))
         await stage.warm()
-        withdraw = stage.lender.withdraw
+        withdraw = stage.delegator.withdraw
         user = await stage.user()
         await user.send(head("GET /slow"))
         await until(lambda: len(machine.visits) == 2)
         giving_back = asyncio.ensure_future(withdraw("m1"))
         await until(lambda: stage.web.machines[0].carried == 1)
-        stage.lender.places = 0
+        stage.delegator.slots = 0
         assert not await giving_back
         assert (await stage.ask("GET /")).status == 200
         assert stage.decided == 2, "it gets no more"
@@ -377,15 +377,15 @@ async def test_a_machine_that_is_given_back_has_no_connection_left_and_gets_new_
         for user in users:
             assert (await user.answer()).body == b"hello"
         assert machine.held > 1
-        withdraw = stage.lender.withdraw
-        stage.lender.places = 0
+        withdraw = stage.delegator.withdraw
+        stage.delegator.slots = 0
         assert await withdraw("m1")
-        stage.plane.common.upstreams.let_go(
+        stage.plane.context.upstreams.let_go(
             machine.address, asleep=False
         )  # as its door does, for those of the activator
         await until(lambda: machine.held == 0)
-        stage.lender.places = 20
-        stage.lender.changed("web")
+        stage.delegator.slots = 20
+        stage.delegator.changed("web")
 
         async def carried() -> bool:
             decided = stage.decided
@@ -406,7 +406,7 @@ async def test_no_connection_is_kept_to_where_a_machine_was_also_if_a_request_wa
         after = Upstream(hello)
         await after.open()
         stage.web.machines[0].address = after.address
-        stage.lender.changed("web")
+        stage.delegator.changed("web")
 
         async def moved() -> bool:
             await other.ask("GET /")
@@ -438,7 +438,7 @@ async def test_no_connection_is_kept_to_where_a_machine_was_if_a_request_came_th
         busy, late, user = [await stage.user() for _ in range(3)]
         await busy.send(head("GET /slow | Host: other.example"))
         await until(lambda: len(other.visits) == 2)
-        stage.lender.changed("other")
+        stage.delegator.changed("other")
         await until(lambda: stage.router.routes["other.example"].machines[0].carried == 1)
 
         before = await stage.machine(slow_until(go))
@@ -447,7 +447,7 @@ async def test_no_connection_is_kept_to_where_a_machine_was_if_a_request_came_th
         await until(lambda: len(before.visits) == 2)
         after = await stage.upstream()
         stage.web.machines[0].address = after.address
-        stage.lender.changed("web")
+        stage.delegator.changed("web")
 
         async def moved() -> bool:
             await user.ask("GET /")
@@ -460,7 +460,7 @@ async def test_no_connection_is_kept_to_where_a_machine_was_if_a_request_came_th
             assert (await each.answer()).status == 200
 
         async def carried() -> bool:
-            stage.lender.changed("web")
+            stage.delegator.changed("web")
             decided = stage.decided
             await user.ask("GET /")
             return stage.decided == decided
@@ -479,8 +479,8 @@ async def test_a_machine_that_is_given_back_has_lost_also_the_connection_whose_r
         user = await stage.user()
         await user.send(head("GET /slow"))
         await until(lambda: len(machine.visits) == 2)
-        withdraw = stage.lender.withdraw
-        stage.lender.places = 0
+        withdraw = stage.delegator.withdraw
+        stage.delegator.slots = 0
         assert not await withdraw("m1"), "a request is in flight there"
         go.set()
         assert (await user.answer()).body == b"hello"
@@ -547,7 +547,7 @@ async def test_a_reload_makes_room_for_more_apps_and_no_request_fails() -> None:
         assert before.serving in now.old, "it finishes what it has"
         assert stage.engine.carried == {WEB, ("other", 80), ("third", 80)}
         await until(lambda: stage.web.machines[0].carried == 1)
-        withdraw = stage.lender.withdraw
+        withdraw = stage.delegator.withdraw
         assert not await withdraw("m1"), "a request is in flight there, from before the reload"
         go.set()
         assert (await slow.answer()).body == b"hello"
@@ -559,12 +559,12 @@ async def test_a_service_that_changes_is_served_as_it_says_now() -> None:
         await stage.machine()
         await stage.warm()
         stage.serves(set_headers=((b"x-own", b"new"),))
-        stage.lender.changed("web")
+        stage.delegator.changed("web")
         await until(lambda: WEB not in stage.engine.carried)
         assert (await stage.warm())["x-own"] == "new"
         assert (await stage.ask("GET /"))["x-own"] == "new"
         stage.serves(force_https=True)
-        stage.lender.changed("web")
+        stage.delegator.changed("web")
         await until(lambda: WEB not in stage.engine.carried)
         assert (await stage.ask("GET /")).status == 301
 
@@ -578,13 +578,13 @@ async def test_an_app_of_which_nothing_can_be_told_keeps_haproxy_from_no_other(
         await stage.machine(route=stage.app("later"))
         await stage.warm()
         await stage.warm("other")
-        stage.lender.breaks.add("web")
+        stage.delegator.breaks.add("web")
         for _ in range(3):
-            stage.lender.changed("web")
+            stage.delegator.changed("web")
             before = stage.router.routes["other.example"].machines[0].address
             after = await stage.upstream()
             stage.router.routes["other.example"].machines[0].address = after.address
-            stage.lender.changed("other")
+            stage.delegator.changed("other")
 
             async def moved(upstream: Upstream = after) -> bool:
                 decided = stage.decided
@@ -606,8 +606,8 @@ async def test_what_haproxy_says_does_not_fill_the_disk() -> None:
         with log.open("ab") as said:
             said.write(bytes(LOG_MOST + 1))
         await until(lambda: log.stat().st_size < LOG_MOST)
-        stage.lender.places = 0  # what it says next stands at the beginning
-        stage.lender.changed("web")
+        stage.delegator.slots = 0  # what it says next stands at the beginning
+        stage.delegator.changed("web")
         await until(lambda: WEB not in stage.engine.carried)
         await until(lambda: 0 < log.stat().st_size < LOG_MOST)
 
@@ -647,7 +647,7 @@ async def test_an_app_whose_service_changes_again_and_again_is_carried_each_time
         await stage.warm()
         for number in range(4):
             stage.serves(set_headers=((b"x-own", b"%d" % number),))
-            stage.lender.changed("web")
+            stage.delegator.changed("web")
             await until(lambda: WEB not in stage.engine.carried)
             await stage.warm()
             decided = stage.decided
@@ -760,17 +760,17 @@ async def test_what_was_left_to_go_on_and_is_not_wished_for_any_more_ends() -> N
     try:
         other = await plane.haproxy.listen("127.0.0.1", 0, public=81)
         master = (await plane.haproxy.workers()).master
-        plane.common.retiring = True  # as it is when the agent is begun anew
+        plane.context.retiring = True  # as it is when the agent is begun anew
         await plane.haproxy.close()
 
         one = msgspec.structs.replace(settings, plain=(80,))
         embedded, host = Settings(**stage.settings), hawker.host.live()
-        upstreams, router = UpstreamPools(embedded, host.sockets), plane.common.router
-        again = HaproxyPlane(router, plane.lender, embedded, one, plane.directory / "h", host, upstreams)
+        upstreams, router = UpstreamPools(embedded, host.sockets), plane.context.router
+        again = HaproxyPlane(router, plane.delegator, embedded, one, plane.directory / "h", host, upstreams)
         await again.listen(*plane.http, public=80)
         await until(lambda: not listens(other))
         assert listens(plane.http)
-        again.activator.common.retiring = True
+        again.activator.context.retiring = True
         await again.close()
 
         await end_left(settings, plane.directory / "h", 1.0)

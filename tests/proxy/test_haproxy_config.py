@@ -56,7 +56,7 @@ def config(
             Kind(number=1, public=80, service=service, count=1),
             Kind(number=2, public=443, service=USUAL, count=1),
         ),
-        servers={"k0b0": (Server(machine="m1", host="fdaa::1", port=8080, places=19),)},
+        servers={"k0b0": (Server(machine="m1", host="fdaa::1", port=8080, slots=19),)},
         times=Settings(region="ams", token="secret"),
         sockets={"80": 7},
         logged=True,

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from tests.kit.routers import FakeLender, FakeRouter
+from tests.kit.routers import FakeDelegator, FakeRouter
 
 import hawker.host
 from hawker.listening import Listening
@@ -26,7 +26,7 @@ async def test_it_listens_where_the_program_before_this_one_did_so_itself(tmp_pa
         router, host = FakeRouter(), hawker.host.live(Listening([handed]))
         engine = HaproxyPlane(
             router,
-            FakeLender(router),
+            FakeDelegator(router),
             Settings(),
             HaproxySettings(backends=1),
             tmp_path / "h",

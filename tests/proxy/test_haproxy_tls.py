@@ -147,7 +147,7 @@ async def test_a_certificate_is_changed_while_users_are_served_and_is_there_when
         kept, worker = await stage.one(), await stage.engine.workers()
         before = serial(kept), serial(await stage.one(name=OTHER))
         AUTHORITY.write(tmp_path, WEB, days=100)
-        certificates = stage.plane.common.certificates
+        certificates = stage.plane.context.certificates
         assert certificates is not None
         await certificates.look()
 
@@ -215,13 +215,13 @@ async def test_a_name_whose_app_or_certificate_wants_something_else_is_the_embed
         await stage.carried()
         for change in ({"tls_versions": ("TLSv1.3",)}, {"alpn": ("http/1.1",)}, {"handlers": ()}, {"h2_backend": True}):
             stage.serves(**change)
-            stage.lender.changed("web")
+            stage.delegator.changed("web")
             await until(lambda: WEB not in stage.engine.opened(443))
             stage.serves(handlers=("tls", "http"), alpn=("h2", "http/1.1"), tls_versions=("TLSv1.2", "TLSv1.3"))
             stage.serves(h2_backend=False)
             await stage.opened()
         (tmp_path / f"{WEB}.crt").unlink()
-        certificates = stage.plane.common.certificates
+        certificates = stage.plane.context.certificates
         assert certificates is not None
         await certificates.look()
         await until(lambda: WEB not in stage.engine.opened(443))

@@ -665,7 +665,7 @@ async def test_a_client_that_asks_on_and_on_and_takes_no_answer_is_cut_off(stage
     user.writer.transport.pause_reading()  # type: ignore[attr-defined]  # both ways are one transport
     user.h2.initiate_connection()
     await user.send()
-    engine = plane.common
+    engine = plane.context
     await until(lambda: any(isinstance(each, H2Connection) for each in engine.connections))
     (connection,) = engine.connections
     assert isinstance(connection, H2Connection)

@@ -13,13 +13,13 @@ from tests.kit.fleets import Fleet
 
 from hawker.model import door as words
 from hawker.model.machine import State
+from hawker.proxy.app_table import AppTable
+from hawker.proxy.background.idling import Idling
 from hawker.proxy.base import Lease
-from hawker.proxy.known.directory import Directory
+from hawker.proxy.catalog_view.index import CatalogIndex
 from hawker.proxy.machines.calls import Released, Workers
-from hawker.proxy.rounds.idling import Idling
 from hawker.proxy.routing.router import ProxyRouter
 from hawker.proxy.settings import RouterSettings
-from hawker.proxy.sites import Sites
 
 pytestmark = pytest.mark.virtual_time
 
@@ -50,20 +50,24 @@ class Here:
         self.fleet = fleet
         self.port = port
         self.worker = Worker()
-        self.directory = Directory(fleet.replica, "ord")
+        self.index = CatalogIndex(fleet.replica, "ord")
         settings = RouterSettings(idle_s=IDLE_S)
         random: Callable[[], float] = fleet.host.rng.random
         calls = Workers("token", "ord-1", self.worker)
-        self.sites = Sites(self.directory, calls, settings, worker="ord-1", region="ord", token="token", random=random)
-        self.router = ProxyRouter(self.sites, settings, domain="apps.example", claims=lambda port: "", random=random)
-        self.idling = Idling(self.sites, fleet.replica, random)
+        self.app_table = AppTable(
+            self.index, calls, settings, worker="ord-1", region="ord", token="token", random=random
+        )
+        self.router = ProxyRouter(
+            self.app_table, settings, domain="apps.example", claims=lambda port: "", random=random
+        )
+        self.idling = Idling(self.app_table, fleet.replica, random)
 
     def machine(
         self, machine: str, app: str = "web", *, state: str = "started", worker: str = "ord-1", autostop: str = "stop"
     ) -> None:
         self.fleet.machine(machine, app, state=state, worker=worker)
         self.fleet.service(machine, app, internal=self.port, worker=worker, autostop=autostop)
-        self.directory.settle()
+        self.index.settle()
 
     def member(self, name: str, status: str) -> None:
         self.fleet.replica.keep_member(name, region="ord", status=status)
@@ -82,9 +86,9 @@ class Here:
 
     def closed(self) -> list[str]:
         """Machines that get no request that another can take."""
-        site = self.sites.load("web")
-        assert site is not None
-        return sorted({place.machine for place in site.places.values() if place.seat.closing})
+        routed = self.app_table.load("web")
+        assert routed is not None
+        return sorted({endpoint.machine for endpoint in routed.endpoints.values() if endpoint.entry.closing})
 
 
 @pytest.fixture
@@ -98,8 +102,8 @@ async def here(tmp_path: Path) -> AsyncIterator[Here]:
     here = Here(fleet, listening.getsockname()[1])
     yield here
     await here.router.close()
-    await here.sites.workers.close()
-    here.directory.close()
+    await here.app_table.workers.close()
+    here.index.close()
     fleet.close()
     listening.close()
 
@@ -149,7 +153,7 @@ async def test_machines_of_a_worker_that_may_be_gone_neither_keep_others_awake_n
     for number in range(2, 8):
         here.fleet.machine(f"m{number}", "web", worker="ord-2", state=state)
         here.fleet.service(f"m{number}", "web", worker="ord-2", **service)
-    here.directory.settle()
+    here.index.settle()
     here.machine("n1", "db")
     here.machine("n2", "db", worker="ord-2", state="starting")
     await here.look()

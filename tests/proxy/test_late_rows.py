@@ -18,13 +18,13 @@ from hawker.core.routing import ANY
 from hawker.errors import Unreachable
 from hawker.model import door as words
 from hawker.model.machine import State
+from hawker.proxy.app_table import AppTable
 from hawker.proxy.base import Address, Lease, NoUpstreams, Route
-from hawker.proxy.known.directory import Directory
+from hawker.proxy.catalog_view.index import CatalogIndex
 from hawker.proxy.machines.calls import Released, Workers
 from hawker.proxy.machines.states import runs_on
 from hawker.proxy.routing.router import ProxyRouter
 from hawker.proxy.settings import RouterSettings
-from hawker.proxy.sites import Sites
 
 PATIENCE_S = 30.0
 
@@ -68,14 +68,16 @@ class Worker(NoUpstreams):
         fleet.worker("ord-1")
         fleet.app("web")
         self.show("started")
-        self.directory = Directory(fleet.replica, "ord")
+        self.index = CatalogIndex(fleet.replica, "ord")
         settings, random = RouterSettings(), lambda: 0.5
         calls = Workers("token", "ord-1", self)
-        self.sites = Sites(
-            self.directory, calls, settings, worker="ord-1", region="ord", token="token", random=random, upstreams=self
+        self.app_table = AppTable(
+            self.index, calls, settings, worker="ord-1", region="ord", token="token", random=random, upstreams=self
         )
-        self.router = ProxyRouter(self.sites, settings, domain="apps.example", claims=lambda port: "", random=random)
-        self.sites.load("web")
+        self.router = ProxyRouter(
+            self.app_table, settings, domain="apps.example", claims=lambda port: "", random=random
+        )
+        self.app_table.load("web")
 
     def offer(self, address: Address, sock: socket.socket) -> None:
         sock.close()
@@ -83,8 +85,8 @@ class Worker(NoUpstreams):
         tells, self.tells = self.tells, ()
         for state in tells:
             self.show(state)
-            self.directory.settle()
-            assert self.sites.doors["m1"].machine.state == state
+            self.index.settle()
+            assert self.app_table.doors["m1"].machine.state == state
         if tells:
             self.then()
 
@@ -111,7 +113,7 @@ class Worker(NoUpstreams):
         route = await self.router.load(80, "web.apps.example")
         first = route.take(ANY, ())
         assert first is not None
-        self.sites.on_let_go.append(lambda address, asleep: self.hung_up.append(asleep))
+        self.app_table.on_let_go.append(lambda address, asleep: self.hung_up.append(asleep))
         first.failed("refused")
         return route.take(ANY, ()) or await self.obtain(route)
 
@@ -127,8 +129,8 @@ async def worker(directory: Path) -> AsyncIterator[Worker]:
             yield it
         finally:
             await it.router.close()
-            await it.sites.workers.close()
-            it.directory.close()
+            await it.app_table.workers.close()
+            it.index.close()
             it.fleet.close()
 
 
@@ -145,7 +147,7 @@ async def test_a_program_that_was_let_go_keeps_its_connection_whatever_is_told_o
         lease = await it.request()
         assert not it.runs.is_set()  # its worker has yet to say that it runs
         assert (it.wakes, len(it.connections), it.hung_up) == (1, 1, [])
-        assert it.sites.doors["m1"].state == "started"
+        assert it.app_table.doors["m1"].state == "started"
         it.runs.set()
         lease.release()
 
@@ -164,16 +166,16 @@ async def test_what_listens_and_was_stopped_since_is_not_asked(tmp_path: Path) -
         it.then = lambda: setattr(it, "state", State.stopping)
         (await it.request()).release()
         assert (it.wakes, it.starts, len(it.connections)) == (2, 2, 2)
-        assert it.sites.doors["m1"].instance == "i2"
+        assert it.app_table.doors["m1"].instance == "i2"
 
 
 async def test_a_stop_that_its_worker_tells_of_is_believed_until_rows_tell_of_it_or_of_a_start(tmp_path: Path) -> None:
     async with worker(tmp_path) as it:
         (await it.request()).release()
-        door = it.sites.doors["m1"]
+        door = it.app_table.doors["m1"]
         assert door.state == "started"
-        it.sites.rests("m1", "stopped")
-        it.sites.rests("no-such-machine", "stopped")
+        it.app_table.rests("m1", "stopped")
+        it.app_table.rests("no-such-machine", "stopped")
         assert door.state == "started"  # inside the commit nothing is done
         await asyncio.sleep(0)
         assert door.state == "stopping"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hawker.proxy.machines.waking import TRY_S, Looking
+from hawker.proxy.machines.listen_probe import TRY_S, ListenProbe
 from hawker.sockets import Sockets
 
 
@@ -30,16 +30,16 @@ async def test_a_port_takes_connections_once_somebody_listens(host: str) -> None
         except OSError:
             pytest.skip(f"this host has no {host}")
         address = host, sock.getsockname()[1]
-        assert not await Looking(Sockets()).connects(address, TRY_S)
+        assert not await ListenProbe(Sockets()).connects(address, TRY_S)
         sock.listen()
-        assert await Looking(Sockets()).connects(address, TRY_S)
+        assert await ListenProbe(Sockets()).connects(address, TRY_S)
 
 
 async def test_a_host_may_be_known_by_its_name(listener: socket.socket) -> None:
     with closing(listener):
         listener.listen()
-        assert await Looking(Sockets()).connects(("localhost", listener.getsockname()[1]), 5.0)
-    assert not await Looking(Sockets()).connects(("no-such-host.invalid", 80), TRY_S)
+        assert await ListenProbe(Sockets()).connects(("localhost", listener.getsockname()[1]), 5.0)
+    assert not await ListenProbe(Sockets()).connects(("no-such-host.invalid", 80), TRY_S)
 
 
 async def test_nobody_waits_long_for_a_host_that_says_nothing(listener: socket.socket) -> None:
@@ -51,26 +51,26 @@ async def test_nobody_waits_long_for_a_host_that_says_nothing(listener: socket.s
             sock.setblocking(False)
             sock.connect_ex(listener.getsockname())
         async with asyncio.timeout(5):
-            assert not await Looking(Sockets()).connects(listener.getsockname(), 0.01)
+            assert not await ListenProbe(Sockets()).connects(listener.getsockname(), 0.01)
         for sock in waiting:
             sock.close()
 
 
 async def test_a_program_is_seen_to_listen_however_many_others_are_looked_at(listener: socket.socket) -> None:
-    looking = Looking(Sockets())
+    listen_probe = ListenProbe(Sockets())
     with closing(listener), closing(socket.socket()) as silent:
         silent.bind(("127.0.0.1", 0))
-        others = [asyncio.ensure_future(looking.until_listening([silent.getsockname()])) for _ in range(20)]
-        mine = asyncio.ensure_future(looking.until_listening([silent.getsockname(), listener.getsockname()]))
+        others = [asyncio.ensure_future(listen_probe.until_listening([silent.getsockname()])) for _ in range(20)]
+        mine = asyncio.ensure_future(listen_probe.until_listening([silent.getsockname(), listener.getsockname()]))
         await asyncio.sleep(0)
-        assert looking.machines == 21
+        assert listen_probe.machines == 21
         listener.listen()
         async with asyncio.timeout(5):
             assert await mine == listener.getsockname()
         for other in others:
             other.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        assert looking.machines == 0
+        assert listen_probe.machines == 0
 
 
 async def test_machines_that_wake_at_once_hold_up_nobody(listener: socket.socket) -> None:
@@ -80,12 +80,12 @@ async def test_machines_that_wake_at_once_hold_up_nobody(listener: socket.socket
     def slept() -> int:
         return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
-    looking = Looking(Sockets())
+    listen_probe = ListenProbe(Sockets())
     with closing(listener):
         before = slept()
-        waiting = [asyncio.ensure_future(looking.until_listening([listener.getsockname()])) for _ in range(100)]
+        waiting = [asyncio.ensure_future(listen_probe.until_listening([listener.getsockname()])) for _ in range(100)]
         await asyncio.sleep(0)
-        assert looking.machines == len(waiting)
+        assert listen_probe.machines == len(waiting)
         assert slept() - before < 20
         for each in waiting:
             each.cancel()

@@ -27,7 +27,7 @@ async def long(visit: Visit) -> None:
 
 async def written(stage: Stage) -> None:
     """The proxy has handed all of it to its transport, and as much as there is room for to the system."""
-    connections: Collection[Any] = stage.plane.common.connections
+    connections: Collection[Any] = stage.plane.context.connections
 
     def left() -> int:
         transports = [getattr(each, "transport", None) or each._transport for each in connections]

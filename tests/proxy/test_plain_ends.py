@@ -105,7 +105,7 @@ async def test_what_is_said_early_is_kept_up_to_a_limit_and_passes_whole(stage: 
     user = await held(stage, service)
     data = bytes(range(97, 123)) * 400_000
     sending = asyncio.create_task(user.send(data))
-    (connection,) = stage.plane.common.connections
+    (connection,) = stage.plane.context.connections
     assert isinstance(connection, TcpConnection)
     await until(lambda: len(connection._early) > 0)
     assert len(connection._early) < 1 << 20

@@ -15,15 +15,15 @@ from tests.kit.fleets import REGION, Fleet
 from tests.kit.tiers import costly
 
 from hawker.core.routing import Wishes
+from hawker.proxy.app_delegator import AppDelegator
+from hawker.proxy.app_table import AppTable
+from hawker.proxy.background.standby import Named
 from hawker.proxy.base import Refused
-from hawker.proxy.known.claims import Claims
-from hawker.proxy.known.directory import Directory
-from hawker.proxy.lender import SiteLender
+from hawker.proxy.catalog_view.index import CatalogIndex
+from hawker.proxy.catalog_view.port_claims import PortClaims
 from hawker.proxy.machines.calls import Workers
-from hawker.proxy.rounds.standby import Named
 from hawker.proxy.routing.router import ProxyRouter
 from hawker.proxy.settings import RouterSettings
-from hawker.proxy.sites import Sites
 
 GOOD, ITS_PORT, BACKHAUL = "a-good-app", 5432, 4290
 OTHERS = ("other", "x" * 300, "a.b", "\0", "")
@@ -117,16 +117,16 @@ class Served:
         fleet.machine("good", GOOD, worker="ord-2")
         fleet.service("good", GOOD, worker="ord-2", ports=((80, 80, ("http",)), (ITS_PORT, ITS_PORT, ())))
         fleet.check("good", GOOD, status="passing", worker="ord-2")
-        self.directory, self.claims = Directory(fleet.replica, REGION), Claims(fleet.replica, (80,))
+        self.directory, self.claims = CatalogIndex(fleet.replica, REGION), PortClaims(fleet.replica, (80,))
         self.named = Named(fleet.replica)
         self.workers = Workers("token", "")
         random = fleet.host.rng.random
-        self.sites = Sites(
+        self.app_table = AppTable(
             self.directory, self.workers, RouterSettings(), worker="", region=REGION, token="token", random=random
         )
-        self.lender = SiteLender(self.sites)
+        self.delegator = AppDelegator(self.app_table)
         self.router = ProxyRouter(
-            self.sites,
+            self.app_table,
             RouterSettings(),
             domain="example",
             claims=lambda port: self.claims.ports.get(port, ""),
@@ -146,7 +146,7 @@ class Served:
                         lease = route.take(wishes)
                         if lease is not None:
                             lease.release()
-                self.lender.offer(name, port_)
+                self.delegator.delegation(name, port_)
         assert self.claims.ports[ITS_PORT] == GOOD
         for port_, host in ((80, f"{GOOD}.example"), (ITS_PORT, "")):
             route = await self.router.load(port_, host)

@@ -8,7 +8,7 @@ import pytest
 
 from hawker.model.services import Concurrency, ReplayCache, check_services, concurrency_json, ports_json
 from hawker.proxy.base import ServicePort
-from hawker.proxy.known.published import served, service_port
+from hawker.proxy.catalog_view.published import served, service_port
 
 NOTHING = {
     "machine": "0123456789abcd",

@@ -16,7 +16,7 @@ from tests.kit.waiting import until
 
 from hawker.host import live
 from hawker.proxy.embedded.settings import Settings
-from hawker.proxy.machines.far import SILENT_TIMES
+from hawker.proxy.machines.remote_proxy import SILENT_TIMES
 from hawker.proxy.service import Proxy
 from hawker.proxy.settings import ProxySettings, RouterSettings
 
@@ -129,7 +129,7 @@ async def test_what_waits_at_a_proxy_that_hangs_goes_elsewhere_if_it_may_be_made
     edge.one.goes.set()
     assert await once == "ord-1"
     assert edge.one.asked.count("POST") == 1
-    await until(lambda: not edge.proxy.sites.fars["ord-1"].away)
+    await until(lambda: not edge.proxy.app_table.remote_proxies["ord-1"].away)
     assert set(await edge.by("db")) == {"ord-1", "ord-2"}
 
 
@@ -160,12 +160,12 @@ async def test_a_proxy_that_is_back_at_another_address_gets_requests_at_once(edg
     edge.machine("web", "ord-1")
     await edge.one.close()
     waits = asyncio.create_task(edge.ask("web"))
-    far = edge.proxy.sites.far("ord-1")
-    await until(lambda: far.away)
+    remote_proxy = edge.proxy.app_table.remote_proxy("ord-1")
+    await until(lambda: remote_proxy.away)
     edge.one = Door("ord-1")
     edge.fleet.worker("ord-1", proxy=await edge.one.open())
     assert await asyncio.wait_for(waits, 5) == "ord-1"
-    assert not far.away
+    assert not remote_proxy.away
     await edge.one.close()
 
 
@@ -186,13 +186,13 @@ async def test_a_worker_that_membership_suspects_gets_what_no_other_can_take(edg
 
 
 async def test_an_edge_learns_how_far_other_regions_are(edge: Edge) -> None:
-    far = Door("far-1")
-    edge.fleet.worker("far-1", region="basement", proxy=await far.open())
+    remote_proxy = Door("far-1")
+    edge.fleet.worker("far-1", region="basement", proxy=await remote_proxy.open())
     edge.fleet.worker("gone-1", region="attic", proxy=1)
     await edge.proxy.measuring.look()
     assert 0 < edge.proxy.router.distances.distance("basement") < 0.1
     assert edge.proxy.router.distances.nearest(["attic", "lhr", "basement"]) == ["basement", "lhr", "attic"]
-    await far.close()
+    await remote_proxy.close()
 
 
 # --- programs --------------------------------------------------------------------------------------------------------

@@ -56,13 +56,13 @@ async def test_a_request_goes_to_the_region_that_is_named(stage: Stage) -> None:
 async def test_what_a_user_asked_for_does_not_overrule_a_replay_behind_another_proxy(stage: Stage) -> None:
     """Which chooses by the same fields."""
     await stage.machine(handing("region=fra"))
-    far = await stage.machine(region="fra", headers=((b"hawker-app", b"web"),))
+    remote_proxy = await stage.machine(region="fra", headers=((b"hawker-app", b"web"),))
     answer = await stage.ask("GET / | Fly-Force-Instance-Id: m1 | Fly-Prefer-Region: ams")
-    assert (answer.status, far.visits[0].all("fly-force-instance-id")) == (200, [])
-    assert far.visits[0]["fly-prefer-region"] == "ams"
+    assert (answer.status, remote_proxy.visits[0].all("fly-force-instance-id")) == (200, [])
+    assert remote_proxy.visits[0]["fly-prefer-region"] == "ams"
     stage.web.machines[0].awake.clear()
     assert (await stage.ask("GET / | Fly-Force-Instance-Id: m2")).status == 200
-    assert far.visits[1]["fly-force-instance-id"] == "m2"
+    assert remote_proxy.visits[1]["fly-force-instance-id"] == "m2"
 
 
 async def test_elsewhere_is_any_but_the_one_that_says_so(stage: Stage) -> None:

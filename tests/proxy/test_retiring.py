@@ -28,7 +28,7 @@ async def test_a_kept_connection_has_its_next_request_answered_and_is_told_to_be
     user = await stage.user()
     assert (await user.ask("GET /")).all("connection") == []
     retiring = asyncio.create_task((await engine_of(stage)).retire())
-    await until(lambda: stage.plane.common.retiring)
+    await until(lambda: stage.plane.context.retiring)
     answer = await user.ask("POST / | Content-Length: 1", b"x")
     assert (answer.status, answer["connection"]) == (200, "close")
     async with in_time(SOON_S):
@@ -57,7 +57,7 @@ async def test_new_connections_are_served_while_old_requests_have_their_time(sta
     await slow.send(head("GET /slow"))
     await until(lambda: len(machine.visits) == 1)
     retiring = asyncio.create_task((await engine_of(stage)).retire())
-    await until(lambda: stage.plane.common.retiring)
+    await until(lambda: stage.plane.context.retiring)
     answer = await stage.ask("GET /quick")
     assert (answer.body, answer["connection"]) == (b"hello", "close")
     assert not retiring.done()
@@ -73,7 +73,7 @@ async def test_who_was_let_in_last_is_answered_too(stage: Stage) -> None:
     engine = await engine_of(stage)
     await engine.retire()
     late = await stage.user()
-    await until(lambda: len(engine.common.connections) == 1)
+    await until(lambda: len(engine.context.connections) == 1)
     closing = asyncio.create_task(engine.close())
 
     async def refuses() -> bool:
@@ -98,6 +98,6 @@ async def test_tunnels_have_their_time_before_and_none_after_that(stage: Stage) 
     assert (await user.head(upgrade=True)).status == 101
     engine = await engine_of(stage)
     await engine.retire()
-    assert len(engine.common.tunnels) == 1
+    assert len(engine.context.tunnels) == 1
     async with in_time(SOON_S):
         await engine.close()

@@ -17,13 +17,13 @@ from tests.kit.waiting import until
 from hawker.core.routing import Wishes
 from hawker.model import door as words
 from hawker.model.machine import State
+from hawker.proxy.app_table import AppTable
 from hawker.proxy.base import Failure, Lease, Refused
-from hawker.proxy.known.directory import Directory
+from hawker.proxy.catalog_view.index import CatalogIndex
 from hawker.proxy.machines.calls import Declined, Released, Workers
 from hawker.proxy.routing.router import UNKNOWN_MOST, UNKNOWN_S, ProxyRouter
 from hawker.proxy.routing.routes import LOOK_AGAIN_S, ProxyRoute
 from hawker.proxy.settings import RouterSettings
-from hawker.proxy.sites import Sites
 
 pytestmark = pytest.mark.virtual_time
 
@@ -68,14 +68,14 @@ class Here:
         self.fleet = fleet
         self.port = port
         self.worker = Worker()
-        self.directory = Directory(fleet.replica, "ord")
+        self.index = CatalogIndex(fleet.replica, "ord")
         settings = RouterSettings(queue=8, start_again_s=5.0)
         calls = Workers("token", "ord-1", self.worker)
-        self.sites = Sites(
-            self.directory, calls, settings, worker="ord-1", region="ord", token="token", random=fleet.host.rng.random
+        self.app_table = AppTable(
+            self.index, calls, settings, worker="ord-1", region="ord", token="token", random=fleet.host.rng.random
         )
         self.router = ProxyRouter(
-            self.sites,
+            self.app_table,
             settings,
             domain="apps.example",
             claims=lambda port: "",
@@ -110,8 +110,8 @@ async def here(tmp_path: Path) -> AsyncIterator[Here]:
     here = Here(fleet, listening.getsockname()[1])
     yield here
     await here.router.close()
-    await here.sites.workers.close()
-    here.directory.close()
+    await here.app_table.workers.close()
+    here.index.close()
     fleet.close()
     listening.close()
 
@@ -134,11 +134,11 @@ async def test_a_machine_that_serves_nothing_has_no_door(here: Here) -> None:
     here.fleet.machine("n1", "web")
     (await here.obtain()).release()
     here.fleet.machine("n2", "web")
-    here.directory.settle()
-    assert set(here.sites.doors) == {"m1"}
+    here.index.settle()
+    assert set(here.app_table.doors) == {"m1"}
     here.fleet.put("ord-1", "machines", m1=None)
-    here.directory.settle()
-    assert here.sites.doors == {}
+    here.index.settle()
+    assert here.app_table.doors == {}
 
 
 async def test_what_is_unknown_is_held_for_a_while_by_who_has_yet_to_catch_up_and_then_asked_to_come_again(
@@ -236,7 +236,7 @@ async def test_a_machine_that_is_full_has_another_one_started_beside_it(here: He
     leases = [await here.obtain() for _ in range(2)]
     assert [lease.machine for lease in leases] == ["m1", "m1"]  # the second did not wait for it
     await until(lambda: here.worker.woken == ["m2"])
-    await until(lambda: not here.sites.doors["m2"].opening)
+    await until(lambda: not here.app_table.doors["m2"].opening)
     assert (await here.obtain()).machine == "m2"
 
 
@@ -254,7 +254,7 @@ async def test_a_connection_to_a_program_that_was_let_go_proves_that_it_runs(her
     here.worker.lets_go = True
     here.worker.go.clear()
     lease = await here.obtain()
-    assert (lease.machine, here.sites.doors["m1"].state) == ("m1", "started")
+    assert (lease.machine, here.app_table.doors["m1"].state) == ("m1", "started")
     here.worker.go.set()
 
 
@@ -264,7 +264,7 @@ async def test_a_start_that_failed_does_not_keep_from_waiting_for_room_elsewhere
     here.worker.answers = [Declined(422, "start_failed", "machine did not start: no such program")]
     first = await here.obtain()
     waiting = asyncio.ensure_future(here.obtain())
-    await until(lambda: here.worker.woken == ["m2"] and not here.sites.doors["m2"].opening)
+    await until(lambda: here.worker.woken == ["m2"] and not here.app_table.doors["m2"].opening)
     first.release()
     assert (await waiting).machine == "m1"
 
@@ -291,14 +291,14 @@ async def test_one_that_its_user_stops_as_a_request_reaches_it_is_started_for_th
     for _ in range(3):
         lease = await here.obtain()
         here.machine("m1", state="stopped")
-        await until(lambda: here.sites.doors["m1"].state == "stopped")
+        await until(lambda: here.app_table.doors["m1"].state == "stopped")
         lease.failed(how)
         began, woken = loop.time(), len(here.worker.woken)
         (await here.obtain(tried=("m1",))).release()
         assert len(here.worker.woken) == woken + 1
         assert loop.time() - began < SOON_S
         here.machine("m1")
-        await until(lambda: here.sites.doors["m1"].machine.state == "started")
+        await until(lambda: here.app_table.doors["m1"].machine.state == "started")
 
 
 async def test_one_that_is_stopped_before_its_checks_pass_is_started_again(here: Here) -> None:
@@ -306,7 +306,7 @@ async def test_one_that_is_stopped_before_its_checks_pass_is_started_again(here:
 
     async def becomes(state: str) -> None:
         here.machine("m1", state=state)
-        await until(lambda: here.sites.doors["m1"].machine.state == state)
+        await until(lambda: here.app_table.doors["m1"].machine.state == state)
 
     here.machine("m1", state="updating")
     here.fleet.check("m1", "web", status="warning", service=f"tcp/{here.port}")
@@ -326,7 +326,7 @@ async def test_one_that_is_stopped_before_its_checks_pass_is_started_again(here:
 async def test_a_request_in_the_middle_of_a_stop_waits_for_its_end_and_starts_it_again(here: Here) -> None:
     here.machine("m1")
     (await here.obtain()).release()
-    door = here.sites.doors["m1"]
+    door = here.app_table.doors["m1"]
     here.worker.go.clear()
     resting = asyncio.ensure_future(door.rest("stop"))
     await asyncio.sleep(0)
@@ -342,10 +342,10 @@ async def test_a_request_in_the_middle_of_a_stop_waits_for_its_end_and_starts_it
 async def test_a_machine_with_a_request_is_not_put_to_rest(here: Here) -> None:
     here.machine("m1")
     lease = await here.obtain()
-    assert not await here.sites.doors["m1"].rest("stop")
+    assert not await here.app_table.doors["m1"].rest("stop")
     lease.release()
-    assert await here.sites.doors["m1"].rest("stop")
-    assert not await here.sites.doors["m1"].rest("stop")
+    assert await here.app_table.doors["m1"].rest("stop")
+    assert not await here.app_table.doors["m1"].rest("stop")
     assert here.worker.rested == ["m1"]
 
 
@@ -353,7 +353,7 @@ async def test_a_program_that_was_started_again_meanwhile_is_put_to_rest_at_the_
     here.machine("m1", state="stopped")
     (await here.obtain()).release()
     here.worker.instance = "another"
-    door = here.sites.doors["m1"]
+    door = here.app_table.doors["m1"]
     assert not await door.rest("stop")
     (await here.obtain()).release()  # it runs on
     assert await door.rest("stop")
@@ -409,14 +409,14 @@ async def test_an_app_of_another_region_is_asked_for_there(here: Here) -> None:
         await here.obtain(SOON_S)
     lease = await here.obtain(tried=("mad-1",))
     assert lease.region == "mad"  # held until it is tried again: one failure says little of a whole worker
-    assert here.sites.load("web").held == 0  # type: ignore[union-attr]
+    assert here.app_table.load("web").held == 0  # type: ignore[union-attr]
     lease.heard(b"")
     lease.failed("reset")
     lease = await here.obtain()  # and what a machine does nothing of its proxy, which told of it
     assert lease.region == "mad"
     lease.failed("refused")
     here.machine("m1")
-    await until(lambda: (app := here.directory.find("web")) is not None and bool(app.machines))
+    await until(lambda: (app := here.index.find("web")) is not None and bool(app.machines))
     assert (await here.obtain()).machine == "m1"
 
 
@@ -475,7 +475,7 @@ async def test_over_the_backhaul_a_machine_of_another_worker_is_elsewhere(here: 
     lease.release()
     here.fleet.machine("m1", "web", worker="ord-2", generation=2)
     here.fleet.service("m1", "web", internal=here.port, worker="ord-2")
-    await until(lambda: (app := here.directory.find("web")) is not None and app.machines["m1"].worker == "ord-2")
+    await until(lambda: (app := here.index.find("web")) is not None and app.machines["m1"].worker == "ord-2")
     assert route.take() is None  # it was given to another worker meanwhile
     with pytest.raises(Refused) as refused:
         await route.obtain(deadline=asyncio.get_running_loop().time() + 5)
@@ -500,11 +500,11 @@ async def test_requests_in_flight_are_still_counted_when_services_change(here: H
     here.machine("m1", soft=1, hard=2)
     lease = await here.obtain()
     here.fleet.service("m1", "web", internal=here.port, soft=1, hard=2, ports=((80, 80, HTTP), (8443, 8443, HTTP)))
-    here.directory.settle()
-    assert here.sites.doors["m1"].in_flight == 1
+    here.index.settle()
+    assert here.app_table.doors["m1"].in_flight == 1
     assert lease.load == b"1/1/2"
     lease.release()
-    assert here.sites.doors["m1"].in_flight == 0
+    assert here.app_table.doors["m1"].in_flight == 0
 
 
 async def test_an_app_that_is_deleted_is_found_no_more(here: Here) -> None:
@@ -538,7 +538,7 @@ async def test_a_request_that_must_wait_for_one_machine_is_in_nobodys_way(here: 
     here.machine("m2")
     here.fleet.check("m2", "web", status="critical", service=f"tcp/{here.port}")
     route = await here.route()
-    await until(lambda: bool(route.site.app.machines["m2"].failing))
+    await until(lambda: bool(route.routed.app.machines["m2"].failing))
     late = asyncio.get_running_loop().time() + 5
     waits = asyncio.ensure_future(route.obtain(Wishes(force_machine="m2"), deadline=late))
     await asyncio.sleep(0)
@@ -599,7 +599,7 @@ async def test_the_only_machine_is_not_left_alone_for_one_answer_that_is_none(he
     lease = route.take()
     assert lease is not None
     here.machine("m2")
-    await until(lambda: "m2" in route.site.app.machines)
+    await until(lambda: "m2" in route.routed.app.machines)
     lease.failed(how)
     leases = [await here.obtain() for _ in range(8)]
     assert {lease.machine for lease in leases} == {"m2"}
@@ -610,7 +610,7 @@ async def test_the_only_machine_is_not_left_alone_for_one_answer_that_is_none(he
 async def test_apps_that_nobody_asks_for_are_dropped_from_memory(here: Here) -> None:
     """But those with requests under way, and those with machines of this worker, which only their doors know of."""
     here.machine("m1")
-    here.sites.settings = replace(here.sites.settings, apps=4)
+    here.app_table.settings = replace(here.app_table.settings, apps=4)
     for number in range(20):
         here.fleet.app(f"app-{number}")
         here.fleet.machine(f"of-{number}", f"app-{number}", worker="ord-2")
@@ -621,17 +621,17 @@ async def test_apps_that_nobody_asks_for_are_dropped_from_memory(here: Here) -> 
         return here.router.find(80, host) or await here.router.load(80, host)
 
     await here.route()
-    door = here.sites.doors["m1"]
+    door = here.app_table.doors["m1"]
     first = await route("app-0")
     lease = first.take()
     assert lease is not None
     forgotten = await route("app-1")
     for number in range(2, 20):
         await route(f"app-{number}")
-    assert here.directory.loaded <= 5
-    assert here.sites.doors["m1"] is door
-    assert (await route("app-0")).site is first.site
-    assert forgotten.site.dropped
+    assert here.index.loaded <= 5
+    assert here.app_table.doors["m1"] is door
+    assert (await route("app-0")).routed is first.routed
+    assert forgotten.routed.dropped
     assert forgotten.take() is None
     again = await forgotten.obtain(deadline=asyncio.get_running_loop().time() + 1)
     assert again.machine == "of-1"
@@ -639,15 +639,15 @@ async def test_apps_that_nobody_asks_for_are_dropped_from_memory(here: Here) -> 
     lease.release()
     for number in range(1, 20):
         await route(f"app-{number}")
-    assert first.site.dropped
-    assert len(here.sites.doors) == 1
+    assert first.routed.dropped
+    assert len(here.app_table.doors) == 1
 
 
 @pytest.mark.parametrize("change", ["services", "worker"])
 async def test_a_stop_under_way_is_not_forgotten_when_rows_change(here: Here, change: str) -> None:
     here.machine("m1")
     await here.route()
-    door = here.sites.doors["m1"]
+    door = here.app_table.doors["m1"]
     here.worker.go.clear()
     resting = asyncio.ensure_future(door.rest("stop"))
     await until(lambda: here.worker.rested == ["m1"])
@@ -655,7 +655,7 @@ async def test_a_stop_under_way_is_not_forgotten_when_rows_change(here: Here, ch
         here.fleet.service("m1", "web", internal=here.port, ports=((80, 81, ("http",)),))
     else:
         here.fleet.worker("ord-1", port=4299)
-    here.directory.settle()
+    here.index.settle()
     route = await here.route()
     assert route.take() is None
     obtaining = asyncio.ensure_future(route.obtain(deadline=asyncio.get_running_loop().time() + 5))
@@ -674,7 +674,7 @@ async def test_a_start_under_way_is_not_forgotten_when_rows_change(here: Here) -
     await until(lambda: here.worker.woken == ["m1"])
     here.fleet.machine("m1", "web", state="started")
     here.fleet.service("m1", "web", internal=here.port, ports=((80, 81, ("http",)),))
-    here.directory.settle()
+    here.index.settle()
     assert (await here.route()).take() is None, "it runs, and does not listen yet"
     here.worker.go.set()
     (await obtaining).release()
@@ -688,8 +688,8 @@ async def test_requests_in_flight_are_still_counted_after_any_changes_of_rows(he
             here.fleet.worker("ord-1", port=4300 + number)
         else:
             here.fleet.service("m1", "web", internal=here.port, soft=1, hard=2, ports=((80, 81 + number, ("http",)),))
-        here.directory.settle()
-    assert here.sites.doors["m1"].in_flight == 1
+        here.index.settle()
+    assert here.app_table.doors["m1"].in_flight == 1
     second = await here.obtain()
     assert second.load == b"2/1/2"
     first.release()
@@ -697,21 +697,21 @@ async def test_requests_in_flight_are_still_counted_after_any_changes_of_rows(he
     third = await here.obtain()
     assert third.load == b"1/1/2"
     third.release()
-    assert here.sites.doors["m1"].in_flight == 0
+    assert here.app_table.doors["m1"].in_flight == 0
 
 
 async def test_requests_in_flight_count_again_once_their_machine_is_back_among_the_rows(here: Here) -> None:
     here.machine("m1", soft=1, hard=2)
     lease = await here.obtain()
     here.fleet.put("ord-1", "services", **{f"m1/tcp/{here.port}": None})
-    here.directory.settle()
-    assert "m1" not in here.sites.doors
+    here.index.settle()
+    assert "m1" not in here.app_table.doors
     here.machine("m1", soft=1, hard=2)
-    here.directory.settle()
-    assert here.sites.doors["m1"].in_flight == 1
+    here.index.settle()
+    assert here.app_table.doors["m1"].in_flight == 1
     assert (await here.obtain()).load == b"2/1/2"
     lease.release()
-    assert here.sites.doors["m1"].in_flight == 1
+    assert here.app_table.doors["m1"].in_flight == 1
 
 
 async def test_no_more_wait_for_a_machine_that_comes_up_again_than_it_takes(here: Here) -> None:
@@ -720,11 +720,11 @@ async def test_no_more_wait_for_a_machine_that_comes_up_again_than_it_takes(here
     (await here.obtain()).failed("refused")
     waiting = [asyncio.ensure_future(here.obtain(tried=("m1",))) for _ in range(4)]
     await until(lambda: here.worker.woken == ["m1"])
-    assert here.sites.doors["m1"].in_flight == 2
+    assert here.app_table.doors["m1"].in_flight == 2
     here.worker.go.set()
     for _ in range(4):
         done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        assert here.sites.doors["m1"].in_flight <= 2
+        assert here.app_table.doors["m1"].in_flight <= 2
         one = done.pop()
         waiting.remove(one)
         one.result().release()

@@ -15,11 +15,11 @@ from hawker.core.outage import Outage
 from hawker.errors import Unreachable
 from hawker.model import door as words
 from hawker.model.machine import State
-from hawker.proxy.known.directory import Directory
+from hawker.proxy.app_table import AppTable
+from hawker.proxy.background.standby import Named, Standby, Standbys
+from hawker.proxy.catalog_view.index import CatalogIndex
 from hawker.proxy.machines.calls import Workers
-from hawker.proxy.rounds.standby import Named, Standby, Standbys
 from hawker.proxy.settings import RouterSettings
-from hawker.proxy.sites import Sites
 
 
 class Calls:
@@ -77,11 +77,13 @@ async def test_a_standby_that_was_started_for_an_outage_and_stopped_is_left_alon
     standby = {**primary, "state": "stopped", "desired": desired, "standbys": '["m0"]'}
     fleet.put("ord-2", "machines", m0=primary)
     fleet.put("ord-1", "machines", m1={**standby, "stood_for": stood_for, "stood_at_ms": STOOD_AT_MS})
-    calls, directory = Calls(), Directory(fleet.replica, REGION)
+    calls, directory = Calls(), CatalogIndex(fleet.replica, REGION)
     workers = Workers("token", "ord-1", calls)
     random = fleet.host.rng.random
-    sites = Sites(directory, workers, RouterSettings(), worker="ord-1", region=REGION, token="token", random=random)
-    standbys = Standbys(sites, fleet.replica, random)
+    app_table = AppTable(
+        directory, workers, RouterSettings(), worker="ord-1", region=REGION, token="token", random=random
+    )
+    standbys = Standbys(app_table, fleet.replica, random)
     if heard is not None:
         standbys.outages["ord-2"] = Outage(asyncio.get_running_loop().time())
         standbys.outages["ord-2"].heard(asyncio.get_running_loop().time(), heard)
@@ -111,11 +113,13 @@ def a_pair(fleet: Fleet) -> Callable[..., None]:
 
 
 @asynccontextmanager
-async def looking(fleet: Fleet, calls: Calls) -> AsyncIterator[Standbys]:
-    directory, workers = Directory(fleet.replica, REGION), Workers("token", "ord-1", calls)
+async def listen_probe(fleet: Fleet, calls: Calls) -> AsyncIterator[Standbys]:
+    directory, workers = CatalogIndex(fleet.replica, REGION), Workers("token", "ord-1", calls)
     random = fleet.host.rng.random
-    sites = Sites(directory, workers, RouterSettings(), worker="ord-1", region=REGION, token="token", random=random)
-    standbys = Standbys(sites, fleet.replica, random)
+    app_table = AppTable(
+        directory, workers, RouterSettings(), worker="ord-1", region=REGION, token="token", random=random
+    )
+    standbys = Standbys(app_table, fleet.replica, random)
     yield standbys
     await standbys.close()
     await workers.close()
@@ -136,7 +140,7 @@ async def test_what_another_proxy_did_about_an_outage_is_not_done_again_and_the_
     """A proxy that was a second behind another started the standby again, which its user had stopped by then."""
     fleet, calls = Fleet(tmp_path), Calls()
     publish = a_pair(fleet)
-    async with looking(fleet, calls) as standbys:
+    async with listen_probe(fleet, calls) as standbys:
         for stood_at_ms, woken in ((STOOD_AT_MS, []), (0, ["m1"])):
             with socket.create_server(("127.0.0.1", 0)) as listener:
                 fleet.worker("ord-2", port=listener.getsockname()[1])
@@ -158,7 +162,7 @@ async def test_a_start_that_failed_is_not_tried_again_once_another_proxy_has_sta
     fleet, calls = Fleet(tmp_path), Calls(failing=2)
     publish = a_pair(fleet)
     fleet.worker("ord-2", port=1)
-    async with looking(fleet, calls) as standbys:
+    async with listen_probe(fleet, calls) as standbys:
         while len(calls.woken) < 2:
             await looks(standbys, 1)
         publish(stood_for="ord-2", stood_at_ms=STOOD_AT_MS)

@@ -205,7 +205,7 @@ async def test_tls_alone_ends_here_and_bytes_go_on(secure: Stage) -> None:
     await user.send(b"hello")
     assert await user.bytes(5) == b"HELLO"
     assert seen == [b"hello"]
-    assert len(secure.plane.common.tunnels) == 1
+    assert len(secure.plane.context.tunnels) == 1
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
@@ -276,7 +276,7 @@ async def test_at_a_port_of_its_own_an_app_has_no_certificate_but_its_own(secure
 
         def answer(self, host: str, target: bytes) -> None: ...
 
-    plane.common.challenges = Orders()
+    plane.context.challenges = Orders()
     for name in ("web.example", "made-up.example"):
         with pytest.raises(ssl.SSLError, match="UNRECOGNIZED_NAME"):
             await secure.user("own", tls=AUTHORITY.client(), name=name)
@@ -354,7 +354,7 @@ async def test_machines_that_end_a_connection_end_it_for_the_user_too(secure: St
     user = await secure.user(tls=AUTHORITY.client())
     assert (await user.ask("GET / | Connection: close")).body == b"all"
     assert await user.ended() == "closed"
-    assert not [each for each in secure.plane.common.connections if isinstance(each, ProtocolSniffer)]
+    assert not [each for each in secure.plane.context.connections if isinstance(each, ProtocolSniffer)]
 
 
 async def test_a_user_who_reads_slowly_gets_all_of_the_last_answer(secure: Stage) -> None:

@@ -20,8 +20,8 @@ from hawker.proxy.settings import RouterSettings
 @pytest.fixture
 def outside() -> Iterator[Path]:
     """For what a machine's program finds or writes."""
-    with open_directory() as place:
-        yield place
+    with open_directory() as endpoint:
+        yield endpoint
 
 
 async def test_an_edge_reaches_a_sleeping_machine_by_way_of_its_door(tmp_path: Path) -> None:
@@ -29,8 +29,8 @@ async def test_an_edge_reaches_a_sleeping_machine_by_way_of_its_door(tmp_path: P
         machine = await it.machine("web")
         assert await downstream.get("web") == (200, b"ok")
         assert it.story(machine).count("start starting") == 1
-        assert machine not in downstream.proxy.sites.doors
-        await until(lambda: it.proxy.sites.doors[machine].in_flight == 0)
+        assert machine not in downstream.proxy.app_table.doors
+        await until(lambda: it.proxy.app_table.doors[machine].in_flight == 0)
 
 
 async def test_two_proxies_asked_in_the_same_moment_begin_one_start(tmp_path: Path) -> None:
@@ -79,9 +79,9 @@ async def test_a_request_passes_over_a_worker_where_as_many_wait_as_may_and_is_r
     async def filled(it: House, machine: str) -> asyncio.Task[tuple[int, dict[str, str], bytes]]:
         """A request that waits there for the machine, at the worker's own proxy."""
         waiting = asyncio.create_task(it.asked("web", headers=f"fly-force-instance-id: {machine}\r\n", seconds=50))
-        site = it.proxy.sites.load("web")
-        assert site is not None
-        await until(lambda: any(group.held for group in site.groups.values()))
+        routed = it.proxy.app_table.load("web")
+        assert routed is not None
+        await until(lambda: any(group.held for group in routed.groups.values()))
         await it.in_state(machine, "started")
         return waiting
 
@@ -90,7 +90,7 @@ async def test_a_request_passes_over_a_worker_where_as_many_wait_as_may_and_is_r
         first = await one.machine("web", program=WAITS, env={"GATE": str(gates[0])})
         second = await two.machine("web", program=WAITS, env={"GATE": str(gates[1])})
         await until(lambda: one.shown(second) == two.shown(second) and two.shown(first) == one.shown(first))
-        async with edge(one) as downstream, edge(one, region="mad") as abroad:
+        async with edge(one) as downstream, edge(one, region="mad") as other_regions:
             waiting = [await filled(one, first)]
             gates[1].touch()
             assert (await downstream.asked("web", seconds=40))[::2] == (200, b"ok")
@@ -101,7 +101,7 @@ async def test_a_request_passes_over_a_worker_where_as_many_wait_as_may_and_is_r
             gates[1].unlink()
             waiting.append(await filled(two, second))
             await until(lambda: one.shown(second) == "started")
-            for each in (downstream, abroad):
+            for each in (downstream, other_regions):
                 status, headers, body = await each.asked("web", seconds=40)
                 assert (status, headers["retry-after"], body[:4]) == (503, "1", b"PR04")
             for gate in gates:

@@ -32,7 +32,7 @@ def state(writer: asyncio.StreamWriter) -> int:
 def all_came(stage: Stage) -> bool:
     """Whether the plane has all of the only request."""
     assert isinstance(stage.plane, Embedded)
-    (connection,) = stage.plane.common.connections
+    (connection,) = stage.plane.context.connections
     assert isinstance(connection, ClientConnection)
     assert connection._exchange is not None
     return not connection._exchange.sending
@@ -147,7 +147,7 @@ async def test_an_app_whose_bodies_wait_leaves_room_to_keep_those_of_another(sta
         sending.append(asyncio.ensure_future(user.ask(f"POST / | Content-Length: {LARGE // 2}", b"x" * (LARGE // 2))))
     await until(lambda: machine.waiting == 2)
     assert isinstance(stage.plane, Embedded)
-    engine = stage.plane.common
+    engine = stage.plane.context
     await until(lambda: engine.keep.bytes > most // 2)
     await at_rest(lambda: engine.keep.bytes)
     other = stage.app("other")
@@ -171,7 +171,7 @@ async def test_what_is_kept_of_bodies_is_bounded_for_all_requests_together(stage
         user = await stage.user()
         sending.append(asyncio.ensure_future(user.ask(f"POST / | Content-Length: {size}", b"x" * size)))
     assert isinstance(stage.plane, Embedded)
-    engine = stage.plane.common
+    engine = stage.plane.context
     await until(lambda: machine.waiting == users)
     assert most // 2 < await at_rest(lambda: engine.keep.bytes) < most // 2 + users * (512 << 10)
     machine.awake.set()

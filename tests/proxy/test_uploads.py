@@ -29,7 +29,7 @@ async def paced(user: User, answer: asyncio.Task[Answer], piece: bytes) -> Answe
 def uploads(stage: Stage) -> list[Upload]:
     """Those that are watched, in their order."""
     assert isinstance(stage.plane, Embedded)
-    return list(stage.plane.common.uploads._under_way)
+    return list(stage.plane.context.uploads._under_way)
 
 
 async def test_a_body_that_can_be_kept_is_there_before_a_place_is_taken(stage: Stage) -> None:
@@ -165,7 +165,7 @@ async def test_so_may_any_of_a_service_that_speaks_http2(stage: Stage) -> None:
 async def test_those_who_wait_have_the_places_of_bodies_that_come_slowly_the_slowest_first(stage: Stage) -> None:
     stage.settings |= {"upload_look_s": 0.1}
     machine = await stage.machine(echo)
-    (place,) = stage.web.machines
+    (endpoint,) = stage.web.machines
     users = [await stage.user() for _ in range(3)]
     for count, user in enumerate(users, 1):
         await user.send(head("POST / | Transfer-Encoding: chunked"))
@@ -175,18 +175,18 @@ async def test_those_who_wait_have_the_places_of_bodies_that_come_slowly_the_slo
     quickly = asyncio.create_task(paced(users[2], quick, b"800\r\n" + b"x" * 0x800 + b"\r\n"))
     looked = uploads(stage)
     await until(lambda: all(0 < upload.rate < 8192 for upload in looked[1:2]) and looked[0].rate == 0)
-    assert place.in_flight == 3, "as long as nobody waits a slow body is in nobody's way"
-    place.wanted = 1
+    assert endpoint.in_flight == 3, "as long as nobody waits a slow body is in nobody's way"
+    endpoint.wanted = 1
     answer = await still
-    place.wanted = 0
+    endpoint.wanted = 0
     assert (answer.status, b"others wait" in answer.body) == (408, True)
-    assert place.in_flight == 2
-    place.wanted = 5
+    assert endpoint.in_flight == 2
+    endpoint.wanted = 5
     assert (await slowly).status == 408
     since = looked[2].since
     await until(lambda: looked[2].since > since)
-    assert place.in_flight == 1, "who is quick enough is left alone"
-    place.wanted = 0
+    assert endpoint.in_flight == 1, "who is quick enough is left alone"
+    endpoint.wanted = 0
     for task in (quickly, quick):
         task.cancel()
     await asyncio.gather(quickly, quick, return_exceptions=True)

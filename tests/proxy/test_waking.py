@@ -38,7 +38,7 @@ async def test_two_hundred_requests_at_once_begin_one_start(tmp_path: Path) -> N
         answers = await asyncio.gather(*(it.get("web") for _ in range(200)))
         assert answers == [(200, b"ok")] * 200
         assert it.story(machine).count("start starting") == 1
-        assert it.proxy.sites.doors[machine].in_flight == 0
+        assert it.proxy.app_table.doors[machine].in_flight == 0
 
 
 async def test_a_machine_that_others_started_is_waited_for_until_it_listens(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ async def test_no_request_meets_a_machine_that_is_being_stopped(tmp_path: Path) 
     async with house(tmp_path) as it:
         machine = await it.machine("web")
         assert (await it.get("web"))[0] == 200
-        door = it.proxy.sites.doors[machine]
+        door = it.proxy.app_table.doors[machine]
         stopped = 0
         for number in range(12):
             await until(lambda: not door.in_flight and door.state == "started")
@@ -82,7 +82,7 @@ async def test_a_machine_that_others_put_to_rest_is_known_to_rest_however_lately
     async with house(tmp_path) as it:
         machine = await it.machine("web", env={"BEFORE_S": "0.2"})
         assert (await it.get("web"))[0] == 200
-        door = it.proxy.sites.doors[machine]
+        door = it.proxy.app_table.doors[machine]
         await it.in_state(machine, "started")
         await it.worker.waking.rest(words.Rest(app="web", machine=machine, how="suspend", why="a user"))
         await it.in_state(machine, "suspended")
@@ -96,7 +96,7 @@ async def test_a_stop_is_known_at_once_at_its_door_however_late_the_catalog_tell
         machine, other = await it.machine("web"), await it.machine("other")
         assert await it.get("web") == (200, b"ok")
         await it.in_state(machine, "started")
-        door = it.proxy.sites.doors[machine]
+        door = it.proxy.app_table.doors[machine]
         cordon = it.worker.waking._machines.cordon
         await asyncio.gather(*(cordon("other", other, Request(id=""), cordoned=n % 2 == 0) for n in range(400)))
         await it.worker.waking.rest(words.Rest(app="web", machine=machine, how="stop", why="a user"))
@@ -112,24 +112,24 @@ async def test_kept_connections_are_let_go_before_a_machine_is_put_to_rest(tmp_p
     async with house(tmp_path) as it:
         machine = await it.machine("web", started=True)
         assert (await it.get("web"))[0] == 200
-        door = it.proxy.sites.doors[machine]
+        door = it.proxy.app_table.doors[machine]
         at_once: list[tuple[Address, str]] = []
-        it.proxy.sites.on_let_go.append(lambda address, asleep: at_once.append((address, it.row(machine).state)))
+        it.proxy.app_table.on_let_go.append(lambda address, asleep: at_once.append((address, it.row(machine).state)))
         assert await it.rest(machine, "suspend")
-        (place,) = door.places.values()
-        assert at_once[0] == (place.address, "started")
+        (endpoint,) = door.endpoints.values()
+        assert at_once[0] == (endpoint.address, "started")
 
 
 async def test_connections_are_let_go_when_others_put_a_machine_to_rest(tmp_path: Path) -> None:
     async with house(tmp_path) as it:
         machine = await it.machine("web", started=True)
         assert (await it.get("web"))[0] == 200
-        door = it.proxy.sites.doors[machine]
-        (place,) = door.places.values()
+        door = it.proxy.app_table.doors[machine]
+        (endpoint,) = door.endpoints.values()
         gone: list[Address] = []
-        it.proxy.sites.on_let_go.append(lambda address, asleep: gone.append(address))
+        it.proxy.app_table.on_let_go.append(lambda address, asleep: gone.append(address))
         await it.worker.waking.rest(words.Rest(app="web", machine=machine, how="stop", why="a user"))
-        await until(lambda: place.address in gone)
+        await until(lambda: endpoint.address in gone)
         assert door.state != "started"
 
 
@@ -138,7 +138,7 @@ async def test_a_request_in_flight_at_a_machine_that_others_suspend_wakes_it(tmp
     async with house(tmp_path) as it:
         machine = await it.machine("web", env={"ANSWER_S": "0.5"}, started=True)
         asked = asyncio.ensure_future(it.get("web"))
-        await until(lambda: machine in it.proxy.sites.doors and bool(it.proxy.sites.doors[machine].in_flight))
+        await until(lambda: machine in it.proxy.app_table.doors and bool(it.proxy.app_table.doors[machine].in_flight))
         await it.worker.waking.rest(words.Rest(app="web", machine=machine, how="suspend", why="a user"))
         assert await asked == (200, b"ok")
         assert it.story(machine).count("start started") == 2
@@ -177,8 +177,8 @@ async def test_who_cannot_be_started_is_told_why_at_once(tmp_path: Path) -> None
 async def test_a_program_that_was_let_go_and_that_the_kernel_does_not_take_is_waited_for_no_more(
     tmp_path: Path,
 ) -> None:
-    with open_directory() as place:
-        broken = place / "broken"
+    with open_directory() as endpoint:
+        broken = endpoint / "broken"
         broken.write_bytes(b"\x7fELF")
         broken.chmod(0o755)
         await is_not_waited_for(tmp_path, broken)

@@ -2,9 +2,9 @@
 
     pool = Pool("web", "ams", random=rng.random)
     pool.put(Candidate(machine="...", region="ams", state="started", ...))     # as rows change
-    seat = pool.take(now)                           # in flight there from now on, or None:
+    entry = pool.take(now)                          # in flight there from now on, or None:
     decision = pool.decide(now)                     # Take, Start or Nothing; nothing is counted yet
-    pool.enter(decision.seat) ... pool.leave(seat)
+    pool.enter(decision.entry) ... pool.leave(entry)
 
 A pool has the machines of one service of one app, sorted by how loaded they are (below the soft limit, below the hard
 one, full), and keeps them sorted as requests come and go: to choose looks at two of them, however many there are. The
@@ -25,10 +25,10 @@ from math import inf
 
 import msgspec
 
+from hawker.core.pool_entries import Candidate as Candidate
+from hawker.core.pool_entries import PoolEntry as PoolEntry
+from hawker.core.pool_entries import Region, has_room, is_coming, is_open, is_spare, less_loaded, list_of, to_start
 from hawker.core.rendezvous import weight
-from hawker.core.seats import Candidate as Candidate
-from hawker.core.seats import Region, has_room, is_coming, is_open, is_spare, less_loaded, list_of, to_start
-from hawker.core.seats import Seat as Seat
 from hawker.model.regions import expand
 
 LOAD_KNOWN_S = 1.0
@@ -56,14 +56,14 @@ class Take(msgspec.Struct, frozen=True):
     """This machine runs and has room. `starting` is to be started meanwhile: all that run here are at their soft
     limits, or farther away."""
 
-    seat: Seat
-    starting: Seat | None = None
+    entry: PoolEntry
+    starting: PoolEntry | None = None
 
 
 class Start(msgspec.Struct, frozen=True):
     """None that runs can take the request: it waits for this one. `pending`: it is on its way already."""
 
-    seat: Seat
+    entry: PoolEntry
     pending: bool = False
 
 
@@ -90,123 +90,123 @@ class Pool:
 
     def __init__(self, app: str, region: str, regions: Sequence[str] = (), *, random: Callable[[], float]) -> None:
         self.app = app
-        self.seats: dict[str, Seat] = {}
+        self.entries: dict[str, PoolEntry] = {}
         self._random = random
         self._here = Region(region)
         self._order = list(dict.fromkeys((region, *regions)))
         self._regions = {region: self._here}
-        self._parted: dict[str, Seat] = {}  # machines whose rows are gone, with requests still in flight
-        self._timed: dict[Seat, None] = {}
+        self._leaving: dict[str, PoolEntry] = {}  # machines whose rows are gone, with requests still in flight
+        self._timed: dict[PoolEntry, None] = {}
         self._due = inf
         self._looked = -inf
 
     @property
     def busy(self) -> bool:
-        """Whether any machine has requests in flight, or places that are lent."""
-        return bool(self._parted) or any(seat.own or seat.lent for seat in self.seats.values())
+        """Whether any machine has requests in flight, or slots that are delegated."""
+        return bool(self._leaving) or any(entry.own or entry.delegated for entry in self.entries.values())
 
     # --- what rows say ---
 
-    def put(self, row: Candidate) -> Seat:
+    def put(self, row: Candidate) -> PoolEntry:
         """A machine that is new or has changed. Whatever changed ends its rest."""
-        seat = self.seats.get(row.machine)
-        if seat is None:
-            seat = self._parted.pop(row.machine, None) or Seat(row, weight(self.app, row.machine))
-            self.seats[row.machine] = seat
-        elif seat.row == row:
-            return seat
+        entry = self.entries.get(row.machine)
+        if entry is None:
+            entry = self._leaving.pop(row.machine, None) or PoolEntry(row, weight(self.app, row.machine))
+            self.entries[row.machine] = entry
+        elif entry.row == row:
+            return entry
         home = self._regions.get(row.region)
         if home is None:
             home = self._regions[row.region] = Region(row.region)
             if row.region not in self._order:
                 self._order.append(row.region)
-        if seat.home is not home:
-            self._leave_home(seat)
-            seat.home = home
-            home.seats += 1
-        seat.row, seat.region, seat.soft = row, row.region, row.soft
-        seat.limit()
-        seat.rests_until = 0.0
-        self._place(seat)
-        return seat
+        if entry.home is not home:
+            self._leave_home(entry)
+            entry.home = home
+            home.entries += 1
+        entry.row, entry.region, entry.soft = row, row.region, row.soft
+        entry.limit()
+        entry.rests_until = 0.0
+        self._place(entry)
+        return entry
 
     def remove(self, machine: str) -> None:
         """A machine that is gone. Requests in flight there may still leave, and count again if it comes back."""
-        seat = self.seats.pop(machine, None)
-        if seat is None:
+        entry = self.entries.pop(machine, None)
+        if entry is None:
             return
-        self._leave_home(seat)
-        self._timed.pop(seat, None)
-        seat.waking = seat.closing = False
-        if seat.own:
-            self._parted[machine] = seat
+        self._leave_home(entry)
+        self._timed.pop(entry, None)
+        entry.waking = entry.closing = False
+        if entry.own:
+            self._leaving[machine] = entry
 
     # --- what happens ---
 
-    def enter(self, seat: Seat) -> None:
+    def enter(self, entry: PoolEntry) -> None:
         """Another request in flight there, or waiting for it to start."""
-        seat.own += 1
-        seat.in_flight += 1
-        if seat.in_flight == seat.soft or seat.in_flight == seat.hard:
-            self._place(seat)
+        entry.own += 1
+        entry.in_flight += 1
+        if entry.in_flight == entry.soft or entry.in_flight == entry.hard:
+            self._place(entry)
 
-    def leave(self, seat: Seat) -> None:
-        seat.own -= 1
-        seat.in_flight -= 1
-        if seat.in_flight == seat.soft - 1 or seat.in_flight == seat.hard - 1:
-            self._place(seat)
-        if not seat.own and self._parted:
-            self._parted.pop(seat.machine, None)
+    def leave(self, entry: PoolEntry) -> None:
+        entry.own -= 1
+        entry.in_flight -= 1
+        if entry.in_flight == entry.soft - 1 or entry.in_flight == entry.hard - 1:
+            self._place(entry)
+        if not entry.own and self._leaving:
+            self._leaving.pop(entry.machine, None)
 
-    def told(self, seat: Seat, in_flight: int, now: float) -> None:
+    def told(self, entry: PoolEntry, in_flight: int, now: float) -> None:
         """All that is in flight at a machine, as its own proxy says, this proxy's requests among it."""
-        seat.told_until = now + LOAD_KNOWN_S
-        others = in_flight - seat.own if in_flight > seat.own else 0
-        if others != seat.others:
-            seat.in_flight += others - seat.others
-            seat.others = others
-            self._place(seat)
-        if others and seat not in self._timed:
-            self._watch(seat, seat.told_until)
+        entry.told_until = now + LOAD_KNOWN_S
+        others = in_flight - entry.own if in_flight > entry.own else 0
+        if others != entry.others:
+            entry.in_flight += others - entry.others
+            entry.others = others
+            self._place(entry)
+        if others and entry not in self._timed:
+            self._watch(entry, entry.told_until)
 
-    def lend(self, seat: Seat, places: int, filled: int) -> None:
+    def delegate(self, entry: PoolEntry, slots: int, filled: int) -> None:
         """Somebody carries requests past this proxy, and may fill so many places without asking; `filled` are, as far
         as is known. 0 places: it fills no more, and `filled` only gets smaller. What is said holds until it is said
-        anew. Places are fewer than the hard limit (`lendable`)."""
-        seat.told_until = inf
-        seat.lent = places
-        seat.in_flight += filled - seat.others
-        seat.others = filled
-        seat.limit()
-        self._place(seat)
+        anew. Places are fewer than the hard limit (`delegable`)."""
+        entry.told_until = inf
+        entry.delegated = slots
+        entry.in_flight += filled - entry.others
+        entry.others = filled
+        entry.limit()
+        self._place(entry)
 
-    def rest(self, seat: Seat, until: float, *, spare: bool = False) -> None:
+    def rest(self, entry: PoolEntry, until: float, *, spare: bool = False) -> None:
         """It failed, or its row is wrong: it is neither chosen nor started before then, unless its row changes.
         `spare`: it is chosen all the same where no other can take the request, and none can be started."""
-        seat.rests_until, seat.spare = until, spare
-        self._place(seat)
-        self._watch(seat, until)
+        entry.rests_until, entry.spare = until, spare
+        self._place(entry)
+        self._watch(entry, until)
 
-    def waking(self, seat: Seat, on: bool) -> None:
+    def waking(self, entry: PoolEntry, on: bool) -> None:
         """Its start is under way, whatever its row says, until it is known to take requests."""
-        seat.waking = on
-        self._place(seat)
+        entry.waking = on
+        self._place(entry)
 
-    def doubt(self, seat: Seat, on: bool) -> None:
+    def doubt(self, entry: PoolEntry, on: bool) -> None:
         """Its worker may be gone, as others say: it is left alone where another machine takes the request."""
-        if seat.doubtful is not on:
-            seat.doubtful = on
-            self._place(seat)
+        if entry.doubtful is not on:
+            entry.doubtful = on
+            self._place(entry)
 
-    def closing(self, seat: Seat, on: bool) -> None:
+    def closing(self, entry: PoolEntry, on: bool) -> None:
         """It is about to be stopped: it takes no request that another machine can. Once the stop can not be taken back
         any more, `put` it as stopping."""
-        seat.closing = on
-        self._place(seat)
+        entry.closing = on
+        self._place(entry)
 
     # --- the choice ---
 
-    def take(self, now: float, wishes: Wishes = ANY, tried: Collection[str] = ()) -> Seat | None:
+    def take(self, now: float, wishes: Wishes = ANY, tried: Collection[str] = ()) -> PoolEntry | None:
         """A machine below its soft limit, where nothing is to be started: the request is in flight there now. None:
         `decide`."""
         if now >= self._due:
@@ -215,46 +215,46 @@ class Pool:
         count = len(free)
         if tried or not count or (wishes is not ANY and wishes != ANY):
             found = self.decide(now, wishes, tried)
-            if not isinstance(found, Take) or found.starting is not None or found.seat.in_flight >= found.seat.soft:
+            if not isinstance(found, Take) or found.starting is not None or found.entry.in_flight >= found.entry.soft:
                 return None
-            seat = found.seat
+            entry = found.entry
         elif count == 1:
-            seat = free[0]
+            entry = free[0]
         else:
             one = int(self._random() * count)
             two = int(self._random() * (count - 1))
-            seat = less_loaded(free[one], free[two if two < one else two + 1])
-        seat.own += 1
-        seat.in_flight += 1
-        if seat.in_flight == seat.soft or seat.in_flight == seat.hard:
-            self._place(seat)
-        return seat
+            entry = less_loaded(free[one], free[two if two < one else two + 1])
+        entry.own += 1
+        entry.in_flight += 1
+        if entry.in_flight == entry.soft or entry.in_flight == entry.hard:
+            self._place(entry)
+        return entry
 
     def decide(self, now: float, wishes: Wishes = ANY, tried: Collection[str] = ()) -> Decision:
-        """What is best for the request now. Counts nothing: `enter` the seat of what is done."""
+        """What is best for the request now. Counts nothing: `enter` the entry of what is done."""
         if now >= self._due:
             self._lapse(now)
         regions = self._wanted(wishes)
         if wishes.force_machine:
             return self._forced(wishes, regions, tried)
         if wishes.prefer_machine not in tried and wishes.prefer_machine != wishes.not_machine:
-            seat = self.seats.get(wishes.prefer_machine)
-            if seat is not None and is_open(seat) and (not wishes.force_regions or seat.region in regions):
-                return Take(seat)
+            entry = self.entries.get(wishes.prefer_machine)
+            if entry is not None and is_open(entry) and (not wishes.force_regions or entry.region in regions):
+                return Take(entry)
         out = {*tried, wishes.not_machine}
-        waited: Seat | None = None
+        waited: PoolEntry | None = None
         for name in regions:
             home = self._regions.get(name)
-            if home is None or not home.seats:
+            if home is None or not home.entries:
                 continue
             start = None
-            seat = self._draw(home.free, out)
-            if seat is None:
+            entry = self._draw(home.free, out)
+            if entry is None:
                 start = to_start(home, out)
-                seat = self._draw(home.busy, out) or self._draw(filter(has_room, home.leaving), out)
+                entry = self._draw(home.busy, out) or self._draw(filter(has_room, home.leaving), out)
             waited = waited or start
-            if seat is not None:
-                return Take(seat, None if waited is None or is_coming(waited) else waited)
+            if entry is not None:
+                return Take(entry, None if waited is None or is_coming(waited) else waited)
         if waited is not None:
             return Start(waited, is_coming(waited))
         homes = [home for name in regions if (home := self._regions.get(name))]
@@ -267,30 +267,34 @@ class Pool:
         return self._why(regions, out)
 
     def _forced(self, wishes: Wishes, regions: Sequence[str], tried: Collection[str]) -> Decision:
-        seat = self.seats.get(wishes.force_machine)
-        if seat is None or seat.machine == wishes.not_machine or (wishes.force_regions and seat.region not in regions):
+        entry = self.entries.get(wishes.force_machine)
+        if (
+            entry is None
+            or entry.machine == wishes.not_machine
+            or (wishes.force_regions and entry.region not in regions)
+        ):
             return GONE
-        if seat.machine in tried:
+        if entry.machine in tried:
             return TRIED
-        home = seat.home
-        assert home is not None  # every seat of `seats` has one
-        if is_open(seat) or is_spare(seat) or (seat.list is home.leaving and not seat.full):
-            return Take(seat)
-        if seat.list is home.coming or seat.list is home.asleep:
-            return FULL if seat.full else Start(seat, is_coming(seat))
-        if seat.list is home.full or seat.list is home.leaving:
+        home = entry.home
+        assert home is not None  # every entry of `entries` has one
+        if is_open(entry) or is_spare(entry) or (entry.list is home.leaving and not entry.full):
+            return Take(entry)
+        if entry.list is home.coming or entry.list is home.asleep:
+            return FULL if entry.full else Start(entry, is_coming(entry))
+        if entry.list is home.full or entry.list is home.leaving:
             return FULL
-        return UNWELL if seat.list is home.unwell else NOT_HERE
+        return UNWELL if entry.list is home.unwell else NOT_HERE
 
     def _why(self, regions: Sequence[str], out: Collection[str]) -> Nothing:
         homes = [home for name in regions if (home := self._regions.get(name))]
         # One that sleeps and was not started has all the requests already that it takes.
-        lists = [seats for home in homes for seats in (home.full, home.leaving, home.coming, home.asleep)]
-        if any(seat.machine not in out for seats in lists for seat in seats):
+        lists = [entries for home in homes for entries in (home.full, home.leaving, home.coming, home.asleep)]
+        if any(entry.machine not in out for entries in lists for entry in entries):
             return FULL
-        if any(seat.machine not in out for home in homes for seat in home.unwell):
+        if any(entry.machine not in out for home in homes for entry in home.unwell):
             return UNWELL
-        return TRIED if any(machine in self.seats for machine in out) else NOT_HERE
+        return TRIED if any(machine in self.entries for machine in out) else NOT_HERE
 
     def _wanted(self, wishes: Wishes) -> Sequence[str]:
         """The regions that may take it, the best first."""
@@ -300,9 +304,9 @@ class Pool:
             return expand(",".join((*wishes.prefer_regions, "any")), self._order)
         return self._order
 
-    def _draw(self, seats: Iterable[Seat], out: Collection[str]) -> Seat | None:
+    def _draw(self, entries: Iterable[PoolEntry], out: Collection[str]) -> PoolEntry | None:
         """The less loaded of two drawn at random, of those that are not `out`."""
-        left = [seat for seat in seats if seat.machine not in out]
+        left = [entry for entry in entries if entry.machine not in out]
         count = len(left)
         if count < 2:
             return left[0] if left else None
@@ -310,60 +314,63 @@ class Pool:
         two = int(self._random() * (count - 1))
         return less_loaded(left[one], left[two if two < one else two + 1])
 
-    # --- where a seat is ---
+    # --- where an entry is ---
 
-    def _place(self, seat: Seat) -> None:
+    def _place(self, entry: PoolEntry) -> None:
         """Into the list where it belongs now."""
-        home = seat.home
+        home = entry.home
         if home is None:
             return
-        there = list_of(seat, home)
-        if there is seat.list:
+        there = list_of(entry, home)
+        if there is entry.list:
             return
-        self._take_out(seat)
+        self._take_out(entry)
         if there is not None:
-            seat.list, seat.place = there, len(there)
-            there.append(seat)
+            entry.list, entry.index = there, len(there)
+            there.append(entry)
 
-    def _take_out(self, seat: Seat) -> None:
-        if seat.list is not None:
-            last = seat.list.pop()
-            if last is not seat:
-                seat.list[seat.place] = last
-                last.place = seat.place
-            seat.list = None
+    def _take_out(self, entry: PoolEntry) -> None:
+        if entry.list is not None:
+            last = entry.list.pop()
+            if last is not entry:
+                entry.list[entry.index] = last
+                last.index = entry.index
+            entry.list = None
 
-    def _leave_home(self, seat: Seat) -> None:
-        self._take_out(seat)
-        if seat.home is not None:
-            seat.home.seats -= 1
-            seat.home = None
+    def _leave_home(self, entry: PoolEntry) -> None:
+        self._take_out(entry)
+        if entry.home is not None:
+            entry.home.entries -= 1
+            entry.home = None
 
     # --- time ---
 
-    def _watch(self, seat: Seat, until: float) -> None:
-        self._timed[seat] = None
+    def _watch(self, entry: PoolEntry, until: float) -> None:
+        self._timed[entry] = None
         self._due = min(self._due, max(until, self._looked + LAPSE_S))
 
     def _lapse(self, now: float) -> None:
         """End the rests and forget the news whose time is over."""
         self._looked, self._due = now, inf
-        for seat in [*self._timed]:
-            if seat.rests_until <= now:
-                seat.rests_until = 0.0
-            if seat.told_until <= now:
-                seat.in_flight -= seat.others
-                seat.others = 0
-            self._place(seat)
-            untils = [*([seat.rests_until] if seat.rests_until else []), *([seat.told_until] if seat.others else [])]
+        for entry in [*self._timed]:
+            if entry.rests_until <= now:
+                entry.rests_until = 0.0
+            if entry.told_until <= now:
+                entry.in_flight -= entry.others
+                entry.others = 0
+            self._place(entry)
+            untils = [
+                *([entry.rests_until] if entry.rests_until else []),
+                *([entry.told_until] if entry.others else []),
+            ]
             untils = [until for until in untils if until < inf]
             if untils:
-                self._watch(seat, min(untils))
+                self._watch(entry, min(untils))
             else:
-                self._timed.pop(seat, None)
+                self._timed.pop(entry, None)
 
 
-def lendable(soft: int, hard: int) -> int:
+def delegable(soft: int, hard: int) -> int:
     """Places of a machine that may be filled without asking, so that its hard limit holds, 0: none. What is over its
     soft limit is decided one by one, and so is the last one."""
     return min(soft, hard - 1) if hard else soft

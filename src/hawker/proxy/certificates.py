@@ -105,7 +105,7 @@ class Certificates:
         self._chosen: dict[Certificate, list[str]] = {}
         self.version = 0
         self._warned: dict[str, float] = {}
-        self._looking = asyncio.Lock()
+        self._listen_probe = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -150,7 +150,7 @@ class Certificates:
 
     async def look(self) -> None:
         """See what has changed, now."""
-        async with self._looking:
+        async with self._listen_probe:
             await self._look()
 
     async def _look(self) -> None:

@@ -19,29 +19,29 @@ from hawker.plugins import installed
 from hawker.proxy.base import Router
 from hawker.proxy.certificates import Certificates
 from hawker.proxy.data_plane import DataPlane
-from hawker.proxy.embedded.common import Challenges, Traces
+from hawker.proxy.delegation import Delegator
+from hawker.proxy.embedded.context import Challenges, Traces
 from hawker.proxy.embedded.plane import EmbeddedPlane
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.embedded.upstreams import UpstreamPools
 from hawker.proxy.haproxy.plane import HaproxyPlane
 from hawker.proxy.haproxy.process import Process, end_left
 from hawker.proxy.haproxy.settings import HaproxySettings
-from hawker.proxy.lending import Lender
 from hawker.proxy.settings import GROUP, ProxySettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
     """What a data plane is made of. `proxy` are the operator's words, `embedded` those for Hawker's own HTTP code,
-    complete with what the agent knows. `lender` makes what lends machines to a program outside this process. `files` is
-    the agent's directory, None where it has none."""
+    complete with what the agent knows. `delegator` makes what delegates machines to a program outside this process.
+    `files` is the agent's directory, None where it has none."""
 
     proxy: ProxySettings
     embedded: Settings
     router: Router
     upstreams: UpstreamPools
     host: Host
-    lender: Callable[[], Lender]
+    delegator: Callable[[], Delegator]
     certificates: Certificates | None = None
     challenges: Challenges | None = None
     traces: Traces | None = None
@@ -89,7 +89,7 @@ class _Haproxy:
             raise Invalid("proxy.haproxy.directory", "", "say where HAProxy's files are to be")
         return HaproxyPlane(
             parts.router,
-            parts.lender(),
+            parts.delegator(),
             parts.embedded,
             self._ports(parts.proxy, parts.files),
             _directory(parts.proxy, parts.files),

@@ -23,24 +23,24 @@ from hawker.errors import HawkerError, Invalid, StoreError
 from hawker.host import Host
 from hawker.model.values import host_port
 from hawker.proxy.acme import Issuer
+from hawker.proxy.app_delegator import AppDelegator
+from hawker.proxy.app_table import AppTable
+from hawker.proxy.background.idling import Idling
+from hawker.proxy.background.liveness import Liveness
+from hawker.proxy.background.measuring import Measuring
+from hawker.proxy.background.ports import OpenPorts
+from hawker.proxy.background.standby import Standbys
 from hawker.proxy.base import Address
+from hawker.proxy.catalog_view.index import CatalogIndex
+from hawker.proxy.catalog_view.port_claims import PortClaims
 from hawker.proxy.certificates import Certificates
 from hawker.proxy.data_plane import DataPlane
 from hawker.proxy.embedded.upstreams import UpstreamPools
 from hawker.proxy.health import Gauges, Health
-from hawker.proxy.known.claims import Claims
-from hawker.proxy.known.directory import Directory
-from hawker.proxy.lender import SiteLender
 from hawker.proxy.machines.calls import Own, Workers
 from hawker.proxy.planes import Parts, end_left_programs, factory
-from hawker.proxy.rounds.idling import Idling
-from hawker.proxy.rounds.measuring import Measuring
-from hawker.proxy.rounds.ports import OpenPorts
-from hawker.proxy.rounds.pulse import Pulse
-from hawker.proxy.rounds.standby import Standbys
 from hawker.proxy.routing.router import ProxyRouter
 from hawker.proxy.settings import AcmeSettings, ProxySettings
-from hawker.proxy.sites import Sites
 from hawker.proxy.traces import Traces, endpoint_of
 
 APPS_A_QUERY = 500
@@ -153,14 +153,14 @@ class Proxy:
 
     def health(self) -> Health:
         """A proxy that is behind in the catalog says so: whoever sends it traffic should send it elsewhere."""
-        directory, sites = self.directory, self.sites
+        index, app_table = self.index, self.app_table
         return Health(
             reason=self._unfit(),
-            skipped=directory.skipped,
-            bad={f"{table}/{key}": why for (table, key), why in directory.bad.items()},
-            apps=directory.loaded,
-            doors=len(sites.doors),
-            opening=sum(door.opening for door in sites.doors.values()),
+            skipped=index.skipped,
+            bad={f"{table}/{key}": why for (table, key), why in index.bad.items()},
+            apps=index.loaded,
+            doors=len(app_table.doors),
+            opening=sum(door.opening for door in app_table.doors.values()),
             certificates=self._certificate_problems(),
             closed=dict(self.ports.missing) if self.ports else {},
         )
@@ -182,9 +182,9 @@ class Proxy:
     ) -> None:
         settings = self.settings
         shared = settings.shared_ports()
-        self.directory = directory = Directory(view, region)
-        stack.callback(directory.close)
-        self.claims = claims = Claims(view, shared)
+        self.index = index = CatalogIndex(view, region)
+        stack.callback(index.close)
+        self.claims = claims = PortClaims(view, shared)
         stack.callback(claims.close)
         self.workers = workers = Workers(token, worker, own)
         stack.push_async_callback(workers.close)
@@ -193,8 +193,8 @@ class Proxy:
         options |= {"trusted": settings.trusted, "proxy_protocol": settings.proxy_protocol}
         embedded = msgspec.structs.replace(settings.embedded, **options)
         upstreams = UpstreamPools(embedded, host.sockets)
-        self.sites = sites = Sites(
-            directory,
+        self.app_table = app_table = AppTable(
+            index,
             workers,
             settings.routing,
             worker=worker,
@@ -205,10 +205,10 @@ class Proxy:
             upstreams=upstreams,
         )
         if own is not None:
-            own.on_rest.append(sites.rests)
-            stack.callback(own.on_rest.remove, sites.rests)
+            own.on_rest.append(app_table.rests)
+            stack.callback(own.on_rest.remove, app_table.rests)
         self.router = router = ProxyRouter(
-            sites,
+            app_table,
             settings.routing,
             domain=settings.domain,
             claims=self._claimed,
@@ -216,15 +216,15 @@ class Proxy:
             complete=self._complete,
         )
         stack.push_async_callback(router.close)
-        self.measuring = Measuring(directory, region, router.distances, random)
+        self.measuring = Measuring(index, region, router.distances, random)
         if settings.listen or settings.tcp:  # else none of its requests go to other regions
             self.measuring.begin()
             stack.push_async_callback(self.measuring.close)
-        self.standbys = Standbys(sites, view, random)
+        self.standbys = Standbys(app_table, view, random)
         self.standbys.begin()
         stack.push_async_callback(self.standbys.close)
         if worker:
-            self.idling = self._idling = Idling(sites, view, random)
+            self.idling = self._idling = Idling(app_table, view, random)
             self.idling.begin()
             stack.push_async_callback(self.idling.close)
         self.certificates = certificates = await self._certificates(stack, host, files)
@@ -236,7 +236,7 @@ class Proxy:
             router=router,
             upstreams=upstreams,
             host=host,
-            lender=lambda: SiteLender(sites),
+            delegator=lambda: AppDelegator(app_table),
             certificates=certificates,
             challenges=self.issuer,
             traces=self.traces,
@@ -247,9 +247,9 @@ class Proxy:
             self.traces.begin()
             stack.push_async_callback(self.traces.close)  # after the last request
         stack.push_async_callback(plane.close)
-        pulse = Pulse(sites, upstreams)
-        pulse.begin()
-        stack.push_async_callback(pulse.close)
+        liveness = Liveness(app_table, upstreams)
+        liveness.begin()
+        stack.push_async_callback(liveness.close)
         if self.issuer is not None:
             await self.issuer.open()
             stack.push_async_callback(self.issuer.close)
@@ -290,7 +290,7 @@ class Proxy:
     ) -> Issuer:
         def turn(name: str) -> int:
             """How many proxies come before this one for something that each does about this name."""
-            others = (each.name for each in self.directory.workers.values() if each.proxy_port)
+            others = (each.name for each in self.index.workers.values() if each.proxy_port)
             return ranked(name, {worker, *others}).index(worker)
 
         def gone(apps: Collection[str]) -> Collection[str]:

@@ -15,8 +15,8 @@ from hawker.core.metrics import Family
 from hawker.core.tracing import Mark, Span, Value, otlp, parent_of, path_of, spans_of
 from hawker.errors import HawkerError, Invalid
 from hawker.host import Host
+from hawker.proxy.background.loop import BackgroundLoop
 from hawker.proxy.embedded.heads import RequestHead
-from hawker.proxy.rounds.running import Rounds
 from hawker.telemetry import get_logger
 
 EVERY_S = 1.0
@@ -36,7 +36,7 @@ def endpoint_of(field: str, url: str) -> tuple[str, int, str]:
     raise Invalid(field, url, "write http://HOST:PORT/v1/traces, where a collector takes OTLP over HTTP as JSON")
 
 
-class Traces(Rounds):
+class Traces(BackgroundLoop):
     """`begin`, then `close`."""
 
     def __init__(self, url: str, host: Host, *, region: str, proxy: str) -> None:

@@ -13,7 +13,7 @@ from typing import cast
 from hawker.proxy.base import Header, Refused
 from hawker.proxy.embedded import refusals
 from hawker.proxy.embedded.bodies import Chunks
-from hawker.proxy.embedded.common import Common
+from hawker.proxy.embedded.context import PlaneContext
 from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.exchange import Exchange
 from hawker.proxy.embedded.h1_writer import H1Writer
@@ -32,7 +32,7 @@ class ClientConnection(H1Writer, asyncio.Protocol):
     __slots__ = (
         "_choked",
         "_chunks",
-        "_common",
+        "_context",
         "_deadline",
         "_ended",
         "_head_s",
@@ -49,13 +49,13 @@ class ClientConnection(H1Writer, asyncio.Protocol):
         "_stopped",
     )
 
-    def __init__(self, common: Common, ingress: Callable[[asyncio.Transport], Ingress]) -> None:
-        self._common = common
+    def __init__(self, context: PlaneContext, ingress: Callable[[asyncio.Transport], Ingress]) -> None:
+        self._context = context
         self._ingress_of = ingress
         self._ingress: Ingress
-        self._settings = common.settings
+        self._settings = context.settings
         self._transport: asyncio.Transport
-        self._deadline = Deadline(common.loop, self._late)
+        self._deadline = Deadline(context.loop, self._late)
         self._exchange: Exchange | None = None
         self._left = _AWAITED
         self._held = b""
@@ -66,10 +66,10 @@ class ClientConnection(H1Writer, asyncio.Protocol):
         self._hold = False  # the machine takes no more of the body
         self._choked = False  # the client takes no more of the answer
         self._ended = False  # the client has said its last
-        self._keep = not common.retiring
+        self._keep = not context.retiring
         self._minor = 1
-        self._head_s = common.settings.head_timeout_s
-        self._idle_s = common.settings.idle_timeout_s
+        self._head_s = context.settings.head_timeout_s
+        self._idle_s = context.settings.idle_timeout_s
         self._out: list[bytes] = []
         self._chunked = False
         self._last: RequestHead
@@ -96,7 +96,7 @@ class ClientConnection(H1Writer, asyncio.Protocol):
         self._transport = transport
         self._ingress = self._ingress_of(transport)
         transport.set_write_buffer_limits(self._settings.window_bytes)
-        self._common.came(self, transport, edge=self._ingress.edge)
+        self._context.came(self, transport, edge=self._ingress.edge)
         self._deadline.within(self._head_s)
 
     def data_received(self, data: bytes) -> None:
@@ -132,7 +132,7 @@ class ClientConnection(H1Writer, asyncio.Protocol):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._common.left(self)
+        self._context.left(self)
         self._deadline.close()
         self._left = _CLOSED
         exchange, self._exchange = self._exchange, None
@@ -229,7 +229,7 @@ class ClientConnection(H1Writer, asyncio.Protocol):
         self._minor = head.minor
         if not head.keep_alive:
             self._keep = False
-        exchange = self._exchange = Exchange(self._common, self, self._ingress, head)
+        exchange = self._exchange = Exchange(self._context, self, self._ingress, head)
         length = head.length
         if length > 0 or length == CHUNKED:
             self._left = length
@@ -287,7 +287,7 @@ class ClientConnection(H1Writer, asyncio.Protocol):
         if exchange is not None:
             exchange.refuse(refusal)
         else:
-            self._common.counters.unread(refusal.status)
+            self._context.counters.unread(refusal.status)
             status, headers, body = self._ingress.refusal(refusal, b"")
             self.answer(status, b"", headers, len(body))
             self.data(body)
@@ -354,7 +354,7 @@ class ClientConnection(H1Writer, asyncio.Protocol):
 
     def switch(self, status: int, reason: bytes, headers: list[Header]) -> tuple[asyncio.Transport, bytes]:
         self._write_head(status, reason, headers)
-        self._common.left(self)
+        self._context.left(self)
         self._deadline.close()
         self._exchange = None
         early, self._held = self._held, b""

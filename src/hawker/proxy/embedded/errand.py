@@ -17,7 +17,7 @@ from hawker.core.replay import BadReplay, read_json, replay_of
 from hawker.core.retrying import IDEMPOTENT, SENT_MOST
 from hawker.core.tracing import PARENT_LENGTH, parent_of
 from hawker.proxy.base import Failure, Header, Lease, Refused, Route, ServicePort, Waiting
-from hawker.proxy.embedded.common import Common
+from hawker.proxy.embedded.context import PlaneContext
 from hawker.proxy.embedded.h2_pool import H2Pool
 from hawker.proxy.embedded.h2_upstream import UpstreamStream
 from hawker.proxy.embedded.heads import RequestHead
@@ -39,7 +39,7 @@ class Errand:
     `_send`, `_redirect` or `_refuse`, the last perhaps after `_again`, which is for a machine that did not answer."""
 
     __slots__ = (
-        "_common",
+        "_context",
         "_ingress",
         "_lease",
         "_replaying",
@@ -53,7 +53,7 @@ class Errand:
         "sending",
     )
 
-    _common: Common
+    _context: PlaneContext
     _ingress: Ingress
     _request: RequestHead
     _route: Route | None
@@ -116,13 +116,13 @@ class Errand:
             timed = any(name == TIMING for name, _ in request.headers)
             handed = self._ingress.handed(request)
             if handed is not None:
-                self._replay(handed.fields, handed.body, route, handed.machine, self._common.settings.region, timed)
+                self._replay(handed.fields, handed.body, route, handed.machine, self._context.settings.region, timed)
                 return True
             self._retry = RetryState(self._deadline(), self._ingress.wishes(request), timed=timed)
-        if self._common.remembers and self._ingress.edge:
+        if self._context.remembers and self._ingress.edge:
             if self._retry is None:
                 self._retry = RetryState(self._deadline())
-            remembered(self._common, request, route, self._retry)
+            remembered(self._context, request, route, self._retry)
         return True
 
     def _take(self, route: Route) -> None:
@@ -137,7 +137,7 @@ class Errand:
             self._lease = lease
             method = self._request.method
             if method != b"CONNECT":
-                pool = self._pool(route, lease) if route.port.h2_backend else self._common.upstreams.http1
+                pool = self._pool(route, lease) if route.port.h2_backend else self._context.upstreams.http1
                 connection = pool.take(lease.address, method in IDEMPOTENT)
                 if connection is not None:
                     self._send(connection)
@@ -166,7 +166,7 @@ class Errand:
             self._seek()
 
     def _seek(self) -> None:
-        self._task = self._common.spawn(self._sought())
+        self._task = self._context.spawn(self._sought())
 
     async def _sought(self) -> None:
         """The way with waiting: load the app, obtain a machine, connect, until one has the request."""
@@ -197,7 +197,7 @@ class Errand:
         """A connection to a machine that takes the request; None: it is answered already, or its body is awaited.
         Raises `Refused`, `_NotThere`."""
         route = self._route
-        now = self._common.now
+        now = self._context.now
         begun = now()
         if route is None:
             route = await self._ingress.load(self._request)
@@ -205,7 +205,7 @@ class Errand:
                 return None
         if self._retry is not None and self._retry.app:
             app, self._retry.app = self._retry.app, ""
-            route = self._route = await self._common.router.other(route, app)
+            route = self._route = await self._context.router.other(route, app)
         retry = self._retry
         if retry is None:
             retry = self._retry = RetryState(self._deadline())
@@ -234,13 +234,13 @@ class Errand:
     def _pool(self, route: Route, lease: Lease) -> Pool | H2Pool:
         """Between proxies there is HTTP/1.1 alone, and so for what leaves HTTP altogether."""
         http2 = route.port.h2_backend and not lease.headers and not self._request.upgrade
-        upstreams = self._common.upstreams
+        upstreams = self._context.upstreams
         return upstreams.h2 if http2 and self._request.method != b"CONNECT" else upstreams.http1
 
     def _spent(self, phase: str, seconds: float, lease: Lease | None = None) -> None:
         assert self._retry is not None
-        self._retry.spent(phase, seconds, self._common.now(), lease.phases if lease is not None else NOTHING)
-        counters = self._common.counters
+        self._retry.spent(phase, seconds, self._context.now(), lease.phases if lease is not None else NOTHING)
+        counters = self._context.counters
         counters.spent(phase, seconds)
         if lease is not None:
             for name, of_it in lease.phases.items():
@@ -270,7 +270,7 @@ class Errand:
         return not self._ingress.edge and any(name == MACHINE and value for name, value in self._request.headers)
 
     def _deadline(self) -> float:
-        return min(self._common.now() + self._common.settings.wait_s, self._ingress.until)
+        return min(self._context.now() + self._context.settings.wait_s, self._ingress.until)
 
     def _again(self, how: Failure, problem: str, *, sent: int, stale: bool = False) -> None:
         if self._tries_again(how, problem, sent=sent, stale=stale):
@@ -294,10 +294,10 @@ class Errand:
             self._lease = None
             lease.release() if stale else lease.failed(how)
             retry.tried.add(lease.machine)
-            most = self._common.settings.attempts
+            most = self._context.settings.attempts
             most_sent = self._sent_most
             again = retry.failed(method, how, problem, sent=sent, whole=self._whole, most=most, sent_most=most_sent)
-        self._common.counters.retries += again
+        self._context.counters.retries += again
         return again
 
     def _fail(self, refusal: Refused, *, acted: bool = False) -> None:
@@ -305,7 +305,7 @@ class Errand:
         retry = self._retry
         if retry is not None and self._whole and not acted:
             if retry.remembered:
-                self._common.replays.forget(retry.remembered)
+                self._context.replays.forget(retry.remembered)
                 self._retry = RetryState(self._deadline(), timed=retry.timed)
                 self._seek()
                 return
@@ -335,17 +335,17 @@ class Errand:
         self, headers: list[Header], body: bytes | None, route: Route, machine: str, region: str, timed: bool
     ) -> None:
         """Have the request go where a machine has said. Raises `Refused`."""
-        self._common.observer.handed_on(route)
+        self._context.observer.handed_on(route)
         try:
             replay = replay_of(headers) if body is None else read_json(body)
         except BadReplay as bad:
             raise Refused(502, "PA03", f"the app hands this request on, but {bad}") from None
         assert replay is not None
         if not self._whole:
-            most = self._common.settings.replay_bytes
+            most = self._context.settings.replay_bytes
             raise Refused(413, "PA01", f"the app hands this request on, and its body is over {most} bytes")
         if self._replaying is None:
-            self._replaying = Replaying(self._common)
+            self._replaying = Replaying(self._context)
         self._request, self._retry = self._replaying.follow(replay, self._request, route, machine, region, timed)
 
     def _leave(self) -> None:

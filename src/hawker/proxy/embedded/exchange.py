@@ -12,8 +12,8 @@ from hawker.core.retrying import IDEMPOTENT, may_retry
 from hawker.core.tracing import Mark
 from hawker.proxy.base import Failure, Header, Lease, Refused
 from hawker.proxy.embedded.bodies import chunk, last_chunk
-from hawker.proxy.embedded.common import Common, Traces
 from hawker.proxy.embedded.compression import Gzip, compressed, compressible
+from hawker.proxy.embedded.context import PlaneContext, Traces
 from hawker.proxy.embedded.downstream import Downstream
 from hawker.proxy.embedded.h2_upstream import UpstreamStream
 from hawker.proxy.embedded.heads import ABSENT, CHUNKED, AnswerHead, RequestHead
@@ -34,8 +34,8 @@ class Exchange(Outgoing):
 
     __slots__ = ("_answered", "_gzip", "begun", "bytes", "first", "machine", "status")
 
-    def __init__(self, common: Common, downstream: Downstream, ingress: Ingress, request: RequestHead) -> None:
-        self._common = common
+    def __init__(self, context: PlaneContext, downstream: Downstream, ingress: Ingress, request: RequestHead) -> None:
+        self._context = context
         self._ingress = ingress
         self._request = request
         self._route = self._lease = self._task = self._retry = self._replaying = self._upload = None
@@ -50,7 +50,7 @@ class Exchange(Outgoing):
         self._gzip: Gzip | None = None
         self.sending = request.length > 0 or request.length == CHUNKED
         self.over = False
-        self.begun = common.now()
+        self.begun = context.now()
         self.first = 0.0
         self.status = 0
         self.bytes = 0
@@ -100,14 +100,14 @@ class Exchange(Outgoing):
         else:
             passes = ingress.hears
             assert self._route is not None
-            self._common.observer.hinted(self._route)
+            self._context.observer.hinted(self._route)
         if passes:
             self._downstream.interim(head.status, self._ingress.interim(head))
 
     def answer(self, head: AnswerHead) -> None:
         if head.signals and self._heed(head):
             return
-        self.first = self._common.now()
+        self.first = self._context.now()
         self._answered = True
         self._whole = False
         if self._kept_bytes:
@@ -165,7 +165,7 @@ class Exchange(Outgoing):
             self._again("unhealthy", "it switched protocols unasked", sent=True)
             return
         self.status = head.status
-        self.first = self._common.now()
+        self.first = self._context.now()
         self._tunnel(self._downstream.switch(head.status, head.reason, self._headers(head)), connection.release(), rest)
 
     def stalled(self, stalled: bool) -> None:
@@ -196,8 +196,8 @@ class Exchange(Outgoing):
         length = request.length
         held = self._keeps_too_much
         # Who waits to be told to go on is told so by the machine.
-        awaited = self._ingress.edge and 0 < length <= self._common.settings.replay_bytes and not request.expects
-        upload = self._common.uploads.watch(self, sized=length > 0, awaited=awaited and not held)
+        awaited = self._ingress.edge and 0 < length <= self._context.settings.replay_bytes and not request.expects
+        upload = self._context.uploads.watch(self, sized=length > 0, awaited=awaited and not held)
         upload.held = held
         return upload
 
@@ -230,7 +230,7 @@ class Exchange(Outgoing):
         self._connection = connection
         idle_s = route.port.idle_timeout_s
         if lease.headers:  # another proxy may hold it first, and looks at the machine's time itself
-            idle_s += self._common.settings.wait_s
+            idle_s += self._context.settings.wait_s
         connection.send(self, request.method, data, idle_s, chunked)
 
     def _ask(self, stream: UpstreamStream, lease: Lease, idle_s: float) -> None:
@@ -246,7 +246,7 @@ class Exchange(Outgoing):
     def _join(self, connection: UpstreamConnection) -> None:
         """Bytes pass between client and machine from here on."""
         self.status = 200
-        self.first = self._common.now()
+        self.first = self._context.now()
         self._tunnel(self._downstream.switch(200, b"", []), connection.release(), b"")
 
     def _tunnel(self, client: tuple[asyncio.Transport, bytes], machine: asyncio.Transport, first: bytes) -> None:
@@ -255,8 +255,8 @@ class Exchange(Outgoing):
         idle_s = self._route.port.idle_timeout_s
         if "http" not in self._route.port.handlers:
             idle_s = math.inf
-            keep_watch(machine, self._common.settings.gone_s)
-        Tunnel(transport, machine, idle_s, self._tunnelled, self._common).start(early, first)
+            keep_watch(machine, self._context.settings.gone_s)
+        Tunnel(transport, machine, idle_s, self._tunnelled, self._context).start(early, first)
 
     def _heed(self, head: AnswerHead) -> bool:
         """An answer with fields meant for this proxy. True: it is not the client's."""
@@ -322,7 +322,7 @@ class Exchange(Outgoing):
     def _finish(self) -> None:
         self.over = True
         if self._upload is not None:
-            self._common.uploads.drop(self._upload)
+            self._context.uploads.drop(self._upload)
         if self._kept_bytes:
             self._forget_kept()
         lease, self._lease = self._lease, None
@@ -333,14 +333,14 @@ class Exchange(Outgoing):
 
     def _record(self) -> None:
         """For counts and the log."""
-        common, begun, first = self._common, self.begun, self.first
+        context, begun, first = self._context, self.begun, self.first
         first_s = first - begun if first else -1.0
-        common.counters.answered(self.status, first_s)
-        if common.traces is not None and self._retry is not None and self._retry.waited:
-            self._trace(common.traces, self._retry.marks)
-        if common.access is not None:
-            total_s = common.now() - begun
-            common.access.add(
+        context.counters.answered(self.status, first_s)
+        if context.traces is not None and self._retry is not None and self._retry.waited:
+            self._trace(context.traces, self._retry.marks)
+        if context.access is not None:
+            total_s = context.now() - begun
+            context.access.add(
                 self._ingress.client,
                 self._request,
                 self.request_id,
@@ -353,7 +353,7 @@ class Exchange(Outgoing):
             )
 
     def _trace(self, traces: Traces, marks: list[Mark]) -> None:
-        now = self._common.now()
+        now = self._context.now()
         traces.add(
             self._request,
             self.request_id,

@@ -12,7 +12,7 @@ from h2.events import Event, RequestReceived, StreamEnded, StreamReset, Trailers
 from hawker.core.preface import Way
 from hawker.proxy.base import Header, Refused, ServicePort
 from hawker.proxy.embedded import refusals
-from hawker.proxy.embedded.common import Common, peer_of
+from hawker.proxy.embedded.context import PlaneContext, peer_of
 from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.exchange import Exchange
 from hawker.proxy.embedded.h2_heads import Malformed, read_request, trailers_of
@@ -35,9 +35,9 @@ class H2Connection(Wire):
         TrailersReceived: "_trailers",
     }
 
-    def __init__(self, common: Common, port: int, secure: bool, app: str = "", way: Way | None = None) -> None:
-        super().__init__(common.settings, common.now, client_side=False)
-        self.common = common
+    def __init__(self, context: PlaneContext, port: int, secure: bool, app: str = "", way: Way | None = None) -> None:
+        super().__init__(context.settings, context.now, client_side=False)
+        self.context = context
         self._way = way
         self._shared: Over2 | None = None  # unless a trusted proxy brings requests of many users
         self._client = b""
@@ -45,8 +45,8 @@ class H2Connection(Wire):
         self._secure = secure
         self._app = app
         self._draining = False
-        self._idle_s = common.settings.idle_timeout_s
-        self._deadline = Deadline(common.loop, self._late)
+        self._idle_s = context.settings.idle_timeout_s
+        self._deadline = Deadline(context.loop, self._late)
         self._served = 0
 
     @property
@@ -66,22 +66,22 @@ class H2Connection(Wire):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)
-        self.common.came(self, transport)
+        self.context.came(self, transport)
         self._client = peer_of(transport) if self._way is None else client_of(self._way)
-        if self._client not in self.common.trusted:
-            self._shared = Over2(self.common, self._port, self._client, self._secure, self._app)
+        if self._client not in self.context.trusted:
+            self._shared = Over2(self.context, self._port, self._client, self._secure, self._app)
         self._deadline.within(self._settings.head_timeout_s)
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._deadline.close()
-        self.common.left(self)
+        self.context.left(self)
 
     @property
     def ingress(self) -> PublicIngress:
         """For one more request."""
-        return self._shared or ForwardedOver2(self.common, self._port, self._client, self._secure, self._app)
+        return self._shared or ForwardedOver2(self.context, self._port, self._client, self._secure, self._app)
 
     # --- events ------------------------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class H2Connection(Wire):
 
     def refuse(self, stream: H2Request) -> None:
         """What came on it breaks the rules of HTTP/2."""
-        self.common.counters.unread(400)
+        self.context.counters.unread(400)
         self.reset(stream, ErrorCodes.PROTOCOL_ERROR)
         stream.gone(None)
         self.strike()
@@ -204,25 +204,25 @@ class H2Request(Stream):
     # --- what comes --------------------------------------------------------------------------------------------------
 
     def begin(self, fields: list[Header], *, ended: bool) -> None:
-        common = self._connection.common
+        context = self._connection.context
         self._complete = ended
         try:
-            head = read_request(fields, ended=ended, fields_max=common.settings.fields)
+            head = read_request(fields, ended=ended, fields_max=context.settings.fields)
         except Malformed:
             self._connection.refuse(self)
             return
         except BadHead as bad:
-            common.counters.unread(bad.status)
+            context.counters.unread(bad.status)
             status, headers, body = self._connection.ingress.refusal(refusals.of_head(bad.problem, bad.status), b"")
             self.answer(status, b"", headers, len(body))
             self.data(body)
             self.end(())
             return
         if head.upgrade:
-            head.headers.append((b"sec-websocket-key", common.websocket_key()))
+            head.headers.append((b"sec-websocket-key", context.websocket_key()))
             self._early = b""
             self.held = True
-        exchange = self._exchange = Exchange(common, self, self._connection.ingress, head)
+        exchange = self._exchange = Exchange(context, self, self._connection.ingress, head)
         exchange.start()
 
     def came(self, data: bytes) -> None:
@@ -291,7 +291,7 @@ class H2Request(Stream):
 
     def data(self, data: bytes) -> None:
         self.put(data)
-        if self.pending > self._connection.common.settings.window_bytes and self._exchange is not None:
+        if self.pending > self._connection.context.settings.window_bytes and self._exchange is not None:
             self._exchange.pause()
 
     def flush(self) -> None:
@@ -330,7 +330,7 @@ class H2Request(Stream):
         """As RFC 8441 says it: 200, and what came before is the tunnel's."""
         self._exchange = None
         early, self._early = self._early or b"", None
-        transport = self._transport = StreamTransport(self, self._connection.common.settings.window_bytes)
+        transport = self._transport = StreamTransport(self, self._connection.context.settings.window_bytes)
         if not self.shut:
             kept = [field for field in headers if field[0] not in _OF_UPGRADES]
             self.wire.send_head(self, [(b":status", b"200"), *kept])
@@ -345,7 +345,7 @@ class H2Request(Stream):
         if held or self._early is not None:
             self.held = True
         elif self.held:
-            self.moved_at = self._connection.common.now()
+            self.moved_at = self._connection.context.now()
             self.go_on()
 
 

@@ -167,7 +167,7 @@ class UpstreamStream(Stream):
         self.unseen = False
         self.trailers: list[Header] = []
 
-    # --- for the response handler -----------------------------------------------------------------------------------------------
+    # --- for the response handler -------------------------------------------------------------------------------------
 
     @property
     def served(self) -> int:

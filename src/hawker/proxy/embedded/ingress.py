@@ -1,6 +1,6 @@
 """How requests of a connection come in: from users at a public port, or from another proxy over the backhaul.
 
-An inlet says where a request belongs and what becomes of its fields, both ways. One for each connection.
+An ingress says where a request belongs and what becomes of its fields, both ways. One for each connection.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hawker.core.preface import Way
 from hawker.core.trusted import Told
 from hawker.proxy.base import ANY, Header, Lease, Refused, Route, ServicePort, Wishes
 from hawker.proxy.embedded import refusals
-from hawker.proxy.embedded.common import Common
+from hawker.proxy.embedded.context import PlaneContext
 from hawker.proxy.embedded.heads import AnswerHead, RequestHead
 from hawker.proxy.fields import ANYWHERE, APP, ELSEWHERE, HOPS, LOAD, MACHINE, PORT, SENT, TIMING, TOKEN, WAIT
 
@@ -110,14 +110,26 @@ class PublicIngress:
     """A user's connection to a public port. `app` is whose certificate it was made by, "" for none: what is asked of
     another one over it goes past that app's own choice of TLS, and past whoever looks at names on the way."""
 
-    __slots__ = ("_app", "_common", "_edge", "_https", "_of_old", "_peer", "_port", "_told", "client", "edge", "secure")
+    __slots__ = (
+        "_app",
+        "_context",
+        "_edge",
+        "_https",
+        "_of_old",
+        "_peer",
+        "_port",
+        "_told",
+        "client",
+        "edge",
+        "secure",
+    )
 
     _version = b"1.1"
     hears = True
     until: float = math.inf
     sent: int = 0
 
-    def __init__(self, common: Common, port: int, client: bytes, secure: bool, app: str = "") -> None:
+    def __init__(self, context: PlaneContext, port: int, client: bytes, secure: bool, app: str = "") -> None:
         self.client = client
         self._app = app
         self.secure = secure
@@ -125,26 +137,26 @@ class PublicIngress:
         self._peer = client
         self._told: Told | None = None
         self.edge = True
-        self._common = common
+        self._context = context
         self._port = port
         self._edge = self._edge_of(self._version)
         self._of_old: Edge | None = None
 
     def request_id(self, request: RequestHead) -> bytes:
-        return self._common.next_id()
+        return self._context.next_id()
 
     def find(self, request: RequestHead) -> Route | None:
         if request.method == b"CONNECT":
             raise Refused(405, "PH01", "this proxy makes no tunnels")
-        if request.target[:13] == b"/.well-known/" and self._common.challenges is not None and not self.secure:
-            answer = self._common.challenges.answer(request.host, request.target)
+        if request.target[:13] == b"/.well-known/" and self._context.challenges is not None and not self.secure:
+            answer = self._context.challenges.answer(request.host, request.target)
             if answer is not None:
                 raise _Told(answer)
-        route = self._common.router.find(self._port, request.host)
+        route = self._context.router.find(self._port, request.host)
         return route if route is None else self._same(route)
 
     async def load(self, request: RequestHead) -> Route:
-        return self._same(await self._common.router.load(self._port, request.host))
+        return self._same(await self._context.router.load(self._port, request.host))
 
     def _same(self, route: Route) -> Route:
         if self._app and route.app != self._app:
@@ -173,7 +185,7 @@ class PublicIngress:
     def _heed(self, request: RequestHead, peer: bytes) -> None:
         """Of a request that a trusted proxy brings: who asks, and how. Where it says nothing, it is the one who
         asks."""
-        told = self._common.trusted.told(peer, request.headers)
+        told = self._context.trusted.told(peer, request.headers)
         if told != self._told or peer != self._peer:
             self._told, self._peer, self._of_old = told, peer, None
             self.client = told.client
@@ -183,7 +195,7 @@ class PublicIngress:
     def _edge_of(self, version: bytes) -> Edge:
         told = self._told
         scheme = b"https" if self._https else b"http"
-        region = self._common.settings.region.encode()
+        region = self._context.settings.region.encode()
         return Edge(self.client, scheme, self._port, region, version, self._peer, 0 if told is None else told.port)
 
     def wishes(self, request: RequestHead) -> Wishes:
@@ -220,12 +232,12 @@ class PublicIngress:
         self, head: AnswerHead, port: ServicePort, request_id: bytes, lease: Lease, upgrade: bytes
     ) -> list[Header]:
         version = VERSIONS[head.minor]
-        return self._common.answer_of(port).fields(head.headers, request_id, version=version, upgrade=upgrade)
+        return self._context.answer_of(port).fields(head.headers, request_id, version=version, upgrade=upgrade)
 
     def answer_lines(self, head: AnswerHead, port: ServicePort, request_id: bytes) -> Sequence[bytes] | None:
         passed = head.passed
         if passed is None or passed[0] is not port:
-            rules = self._common.answer_of(port)
+            rules = self._context.answer_of(port)
             version = VERSIONS[head.minor]
             lines = b"\r\n".join(map(b": ".join, rules.fields(head.headers, request_id, version=version)))
             around = lines.split(request_id)
@@ -238,7 +250,7 @@ class PublicIngress:
         if isinstance(refusal, _Told):
             length = b"%d" % len(refusal.told)
             return 200, [(b"content-type", b"application/octet-stream"), (b"content-length", length)], refusal.told
-        fields, body = refusals.answer(refusal, self._common.settings.name, request_id)
+        fields, body = refusals.answer(refusal, self._context.settings.name, request_id)
         return refusal.status, fields, body
 
 
@@ -259,15 +271,27 @@ class ForwardedIngress(PublicIngress):
 class BackhaulIngress:
     """Another proxy's connection. Nothing is said to one that does not have the cluster's token."""
 
-    __slots__ = ("_app", "_common", "_hops", "_machine", "_port", "_token", "client", "edge", "secure", "sent", "until")
+    __slots__ = (
+        "_app",
+        "_context",
+        "_hops",
+        "_machine",
+        "_port",
+        "_token",
+        "client",
+        "edge",
+        "secure",
+        "sent",
+        "until",
+    )
     hears = True
 
-    def __init__(self, common: Common, client: bytes) -> None:
+    def __init__(self, context: PlaneContext, client: bytes) -> None:
         self.client = client
         self.secure = False
         self.edge = False
-        self._common = common
-        self._token = common.settings.token.encode()
+        self._context = context
+        self._token = context.settings.token.encode()
         self._app = self._machine = ""
         self._port = self._hops = self.sent = 0
         self.until = math.inf
@@ -277,7 +301,7 @@ class BackhaulIngress:
         for name, value in request.headers:
             if name == REQUEST_ID:
                 return value
-        return self._common.next_id()
+        return self._context.next_id()
 
     def find(self, request: RequestHead) -> Route | None:
         token = app = port = machine = b""
@@ -304,13 +328,13 @@ class BackhaulIngress:
             raise Refused(401, "PB01", "this is for proxies of the cluster")
         try:
             self._hops, self.sent, number = int(hops), int(sent), int(port)
-            self.until = math.inf if wait is None else self._common.now() + int(wait) / 1000
+            self.until = math.inf if wait is None else self._context.now() + int(wait) / 1000
         except ValueError:
             raise Refused(400, "PB02", "hawker-port, -hops, -wait and -sent are numbers") from None
-        if self._hops > self._common.settings.hops:
+        if self._hops > self._context.settings.hops:
             raise Refused(508, "PB03", f"this request went through {self._hops} proxies already")
         self._machine = machine.decode("latin-1")
-        return self._common.router.inner(app.decode("latin-1"), number, self._machine)
+        return self._context.router.inner(app.decode("latin-1"), number, self._machine)
 
     async def load(self, request: RequestHead) -> Route:
         raise NotImplementedError  # `inner` always finds
@@ -354,7 +378,7 @@ class BackhaulIngress:
     def refusal(self, refusal: Refused, request_id: bytes) -> tuple[int, list[Header], bytes]:
         """What another proxy may try elsewhere is told as such: `refused` before a byte was sent, `reset` or `timeout`
         when the machine may have acted."""
-        fields, body = refusals.answer(refusal, self._common.settings.name, request_id)
+        fields, body = refusals.answer(refusal, self._context.settings.name, request_id)
         reason = _ELSEWHERE.get(refusal.code)
         if reason is None:
             return refusal.status, fields, body

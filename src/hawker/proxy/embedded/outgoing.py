@@ -62,7 +62,7 @@ class Outgoing(Errand):
             self._connection.body_end(trailers)
         upload = self._upload
         if upload is not None:
-            self._common.uploads.drop(upload)
+            self._context.uploads.drop(upload)
             if upload.awaited:
                 self._all_came()
 
@@ -80,13 +80,13 @@ class Outgoing(Errand):
     @property
     def _keeps_too_much(self) -> bool:
         self._keep(0)
-        common = self._common
-        return self._kept_bytes > common.settings.replay_bytes or common.keep.too_much(self._kept_of)
+        context = self._context
+        return self._kept_bytes > context.settings.replay_bytes or context.keep.too_much(self._kept_of)
 
     def _keep(self, more: int) -> None:
         """Count so many bytes more, all for the app that the request is for by now: it is not known from the start, and
         another one may get it."""
-        keep, app = self._common.keep, self.app
+        keep, app = self._context.keep, self.app
         if self._kept_bytes and self._kept_of != app:
             keep.drop(self._kept_of, self._kept_bytes)
             keep.add(app, self._kept_bytes)
@@ -96,7 +96,7 @@ class Outgoing(Errand):
 
     def _forget_kept(self) -> None:
         if self._kept_bytes:
-            self._common.keep.drop(self._kept_of, self._kept_bytes)
+            self._context.keep.drop(self._kept_of, self._kept_bytes)
         self._kept_bytes = 0
         self._kept = []
 
@@ -114,7 +114,7 @@ class Outgoing(Errand):
         if lease.headers:
             until = self._ingress.until if retry is None else retry.deadline
             if until < math.inf:
-                fields.append((WAIT, b"%d" % max(0, round((until - self._common.now()) * 1000))))
+                fields.append((WAIT, b"%d" % max(0, round((until - self._context.now()) * 1000))))
             if retry is not None and retry.sent_tries and ANYWHERE in lease.headers:
                 fields.append((SENT, b"%d" % retry.sent_tries))
         return fields

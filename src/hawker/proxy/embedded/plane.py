@@ -22,7 +22,7 @@ from hawker.listening import LOT, close_gently, let_wait
 from hawker.proxy.base import Address, Router
 from hawker.proxy.certificates import Certificates
 from hawker.proxy.embedded.client import ClientConnection
-from hawker.proxy.embedded.common import Challenges, Common, Connection, Observer, Traces, peer_of
+from hawker.proxy.embedded.context import Challenges, Connection, Observer, PlaneContext, Traces, peer_of
 from hawker.proxy.embedded.ingress import BackhaulIngress, Ingress
 from hawker.proxy.embedded.protocol_sniffing import ProtocolSniffer
 from hawker.proxy.embedded.settings import Settings
@@ -37,7 +37,7 @@ BACKLOG = 4096
 
 
 class EmbeddedPlane:
-    """A `hawker.proxy.data_plane.DataPlane`, made on the running loop. Its connections share `common`."""
+    """A `hawker.proxy.data_plane.DataPlane`, made on the running loop. Its connections share `context`."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class EmbeddedPlane:
         traces: Traces | None = None,
         observer: Observer | None = None,
     ) -> None:
-        self.common = Common(
+        self.context = PlaneContext(
             router, settings, host, upstreams, certificates, challenges=challenges, traces=traces, observer=observer
         )
-        self.counters = self.common.counters
+        self.counters = self.context.counters
         self._settings = settings
         self._listening = host.listening
         self._servers: list[asyncio.AbstractServer] = []
@@ -68,28 +68,28 @@ class EmbeddedPlane:
     async def listen(self, host: str, port: int, *, public: int) -> Address:
         """Serve users at this address as the public port `public`, which apps share. `port` 0: any. Returns the
         address. What a connection speaks is seen by what it says."""
-        return await self._listen(lambda: ProtocolSniffer(self.common, public), host, port)
+        return await self._listen(lambda: ProtocolSniffer(self.context, public), host, port)
 
     async def listen_own(self, host: str, port: int, *, public: int) -> Address:
         """The same for a public port that one app has to itself."""
-        return await self._listen(lambda: ProtocolSniffer(self.common, public, own=True), host, port)
+        return await self._listen(lambda: ProtocolSniffer(self.context, public, own=True), host, port)
 
     async def listen_plain(self, host: str, port: int, *, public: int) -> Address:
         """Pass bytes between whoever connects here and the machines that serve the public port `public`."""
-        return await self._listen(lambda: TcpConnection(self.common, public), host, port)
+        return await self._listen(lambda: TcpConnection(self.context, public), host, port)
 
     async def listen_backhaul(self, host: str, port: int) -> Address:
         """Serve other proxies of the cluster at this address."""
 
         def ingress(transport: asyncio.Transport) -> Ingress:
-            return BackhaulIngress(self.common, peer_of(transport))
+            return BackhaulIngress(self.context, peer_of(transport))
 
-        return await self._listen(lambda: ClientConnection(self.common, ingress), host, port, edge=False)
+        return await self._listen(lambda: ClientConnection(self.context, ingress), host, port, edge=False)
 
     async def _listen(
         self, made: Callable[[], asyncio.Protocol], host: str, port: int, *, edge: bool = True
     ) -> Address:
-        servers = await self._listening.serve(lambda: _Entry(self.common, made, edge), host, port, backlog=BACKLOG)
+        servers = await self._listening.serve(lambda: _Entry(self.context, made, edge), host, port, backlog=BACKLOG)
         self._servers += servers
         address = _address(servers[0])
         self._at[address] = servers
@@ -97,7 +97,7 @@ class EmbeddedPlane:
 
     async def listen_unix(self, made: Callable[[], asyncio.Protocol], sock: socket.socket) -> None:
         """Serve programs of this host, such as a proxy before this one, at a bound socket of the file system."""
-        server = await self.common.loop.create_unix_server(made, sock=sock, backlog=LOT)
+        server = await self.context.loop.create_unix_server(made, sock=sock, backlog=LOT)
         let_wait(server, BACKLOG)
         self._servers.append(server)
 
@@ -111,67 +111,67 @@ class EmbeddedPlane:
         """Before `close`, when another one takes the listening sockets over: end the connections that there are within
         the settings' `drain_s`. New ones are served meanwhile, each for one request: nobody waits for those that take
         long."""
-        common, settings = self.common, self._settings
-        common.retiring = True
-        leaving: list[Connection | Tunnel] = [*common.connections, *common.tunnels]
+        context, settings = self.context, self._settings
+        context.retiring = True
+        leaving: list[Connection | Tunnel] = [*context.connections, *context.tunnels]
 
         def of_those() -> object:
-            while leaving and leaving[-1] not in common.connections and leaving[-1] not in common.tunnels:
+            while leaving and leaving[-1] not in context.connections and leaving[-1] not in context.tunnels:
                 leaving.pop()
             return leaving
 
         try:
-            for connection in list(common.connections):
+            for connection in list(context.connections):
                 connection.drain(patiently=True)
             await self._left_within(min(PATIENCE_S, settings.drain_s), of_those)
             for connection in [each for each in leaving if not isinstance(each, Tunnel)]:
-                if connection in common.connections:
+                if connection in context.connections:
                     connection.drain()
             await self._left_within(settings.drain_s - PATIENCE_S, of_those)
         except asyncio.CancelledError:
-            common.retiring = False  # there is no other one
+            context.retiring = False  # there is no other one
             raise
 
     async def close(self) -> None:
         """Take no more connections, finish what is in flight within the settings' `drain_s`, then cut the rest. After
         `retire` it is a matter of `pause_s`, in which new connections wait, and tunnels have had their time."""
-        common, settings = self.common, self._settings
+        context, settings = self.context, self._settings
         await close_gently(self._servers)
-        if common.retiring:
-            for connection in list(common.connections):
+        if context.retiring:
+            for connection in list(context.connections):
                 connection.drain(patiently=True)
-            await self._left_within(min(PATIENCE_S, settings.pause_s), lambda: common.connections)
-        for connection in list(common.connections):
+            await self._left_within(min(PATIENCE_S, settings.pause_s), lambda: context.connections)
+        for connection in list(context.connections):
             connection.drain()
-        common.upstreams.close()
-        if common.retiring:
-            await self._left_within(settings.pause_s, lambda: common.connections)
+        context.upstreams.close()
+        if context.retiring:
+            await self._left_within(settings.pause_s, lambda: context.connections)
         else:
-            await self._left_within(settings.drain_s, lambda: common.connections or common.tunnels)
-        for connection in list(common.connections):
+            await self._left_within(settings.drain_s, lambda: context.connections or context.tunnels)
+        for connection in list(context.connections):
             connection.abort()
-        for tunnel in list(common.tunnels):
+        for tunnel in list(context.tunnels):
             tunnel.abort()
-        await common.close()
+        await context.close()
 
     async def _left_within(self, seconds: float, remaining: Callable[[], object]) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self.common.left_by(remaining)
+                await self.context.left_by(remaining)
 
 
 class _Entry(asyncio.Protocol):
     """Lets a connection in. One over the limits is closed at once: each takes a descriptor that a request under way
     needs."""
 
-    def __init__(self, common: Common, made: Callable[[], asyncio.Protocol], edge: bool) -> None:
-        self._common = common
+    def __init__(self, context: PlaneContext, made: Callable[[], asyncio.Protocol], edge: bool) -> None:
+        self._context = context
         self._made = made
         self._edge = edge
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)
-        if not self._common.limits.has_room(self._common.address_of(transport) if self._edge else b""):
+        if not self._context.limits.has_room(self._context.address_of(transport) if self._edge else b""):
             transport.abort()
             return
         protocol = self._made()

@@ -22,7 +22,7 @@ from hawker.core.preface import BadPreface, Way, read_preface
 from hawker.proxy.base import Refused, Route, ServicePort
 from hawker.proxy.certificates import Certificate
 from hawker.proxy.embedded.client import ClientConnection
-from hawker.proxy.embedded.common import Common, peer_of
+from hawker.proxy.embedded.context import PlaneContext, peer_of
 from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.h2_client import H2Connection
 from hawker.proxy.embedded.ingress import ForwardedIngress, PublicIngress, client_of
@@ -42,12 +42,12 @@ class ProtocolSniffer(asyncio.Protocol):
     """A connection at the public port `port`, until it is known whose it is. `own`: the port is one app's alone.
     `behind`: it comes from a program of this host, which tells first where it has it from."""
 
-    def __init__(self, common: Common, port: int, *, own: bool = False, behind: bool = False) -> None:
-        self._common = common
+    def __init__(self, context: PlaneContext, port: int, *, own: bool = False, behind: bool = False) -> None:
+        self._context = context
         self._port = port
         self._own = own
         self._transport: asyncio.Transport
-        self._deadline = Deadline(common.loop, self.abort)
+        self._deadline = Deadline(context.loop, self.abort)
         self._held = b""
         self._postgres = False
         self._behind = behind
@@ -75,10 +75,10 @@ class ProtocolSniffer(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)
         self._transport = transport
-        self._common.came(self, transport)
-        self._deadline.within(self._common.settings.head_timeout_s)
-        if self._port in self._common.settings.proxy_protocol and not self._behind:
-            self._preface = peer_of(transport) in self._common.trusted
+        self._context.came(self, transport)
+        self._deadline.within(self._context.settings.head_timeout_s)
+        if self._port in self._context.settings.proxy_protocol and not self._behind:
+            self._preface = peer_of(transport) in self._context.trusted
         if self._own and not self._preface:
             self._begin(self._whose())
 
@@ -93,7 +93,7 @@ class ProtocolSniffer(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.close()
-        self._common.left(self)
+        self._context.left(self)
         if self._task is not None and self._landing is None:
             self._task.cancel()
 
@@ -130,7 +130,7 @@ class ProtocolSniffer(asyncio.Protocol):
                 self._asked_by_postgres()
         elif held[0] == 0x50 and H2_PREFACE.startswith(held[:24]):
             if len(held) >= 24:
-                carrier = H2Connection(self._common, self._port, secure=False, way=self._way)
+                carrier = H2Connection(self._context, self._port, secure=False, way=self._way)
                 self._become(carrier, self._transport, held)
         else:
             self._become(self._http1(secure=False), self._transport, held)
@@ -148,7 +148,7 @@ class ProtocolSniffer(asyncio.Protocol):
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self._transport.pause_reading()
-        self._task = self._common.spawn(work)
+        self._task = self._context.spawn(work)
 
     async def _whose(self) -> None:
         """The port is one app's: what does its service speak here?"""
@@ -157,7 +157,7 @@ class ProtocolSniffer(asyncio.Protocol):
         if route is None:
             self.abort()
         elif _carries_bytes(route.port):
-            carrier = TcpConnection(self._common, self._port, early=self._held, way=self._way)
+            carrier = TcpConnection(self._context, self._port, early=self._held, way=self._way)
             self._become(carrier, self._transport, b"")
         else:
             self._transport.resume_reading()
@@ -166,12 +166,12 @@ class ProtocolSniffer(asyncio.Protocol):
 
     async def _secured(self, hello: ClientHello) -> None:
         """TLS: by whose certificate, or is it not for this proxy to open at all?"""
-        common = self._common
+        context = self._context
         host = "" if self._own else hello.name
         route = await self._route(host)
         port = _OF_NOBODY if route is None else route.port
         if route is not None and _carries_bytes(port):
-            self._become(TcpConnection(common, self._port, host, self._held, self._way), self._transport, b"")
+            self._become(TcpConnection(context, self._port, host, self._held, self._way), self._transport, b"")
             return
         if self._postgres and "pg_tls" not in port.handlers:
             self._alert(ACCESS_DENIED)
@@ -180,11 +180,11 @@ class ProtocolSniffer(asyncio.Protocol):
         if not self._own or await self._is_of(hello.name, route):
             certificate = await self._certificate(hello.name, route)
         if certificate is None:
-            common.counters.handshakes_failed += 1
+            context.counters.handshakes_failed += 1
             self._alert(UNRECOGNIZED_NAME)
             return
         if all(hello.newest < number for number in map(NUMBERS.__getitem__, port.tls_versions)):
-            common.counters.handshakes_failed += 1
+            context.counters.handshakes_failed += 1
             self._alert(PROTOCOL_VERSION)  # of asyncio's own such answers nobody hears
             return
         transport = await self._handshake(certificate, port)
@@ -193,16 +193,16 @@ class ProtocolSniffer(asyncio.Protocol):
             return
         carrier: asyncio.Protocol
         if "http" not in port.handlers:
-            carrier = TcpConnection(common, self._port, host, landing.data, self._way)
+            carrier = TcpConnection(context, self._port, host, landing.data, self._way)
             landing.data = b""
         elif transport.get_extra_info("ssl_object").selected_alpn_protocol() == "h2":
             app = "" if route is None else route.app
-            carrier = H2Connection(common, self._port, secure=True, app=app, way=self._way)
+            carrier = H2Connection(context, self._port, secure=True, app=app, way=self._way)
         else:
             carrier = self._http1(secure=True, app="" if route is None else route.app)
         self._become(carrier, transport, landing.data)
         if route is not None and isinstance(carrier, ClientConnection | H2Connection):
-            common.observer.secured(carrier, self._port, host, route)
+            context.observer.secured(carrier, self._port, host, route)
 
     async def _is_of(self, name: str, route: Route | None) -> bool:
         """Whether a name may be said at a port that one app has to itself. With another app's certificate it would be
@@ -214,19 +214,19 @@ class ProtocolSniffer(asyncio.Protocol):
 
     async def _certificate(self, name: str, route: Route | None) -> Certificate | None:
         """One may be had while the client waits, for an app that speaks TLS here."""
-        common = self._common
+        context = self._context
         wanted = route is not None and not {"tls", "pg_tls"}.isdisjoint(route.port.handlers)
         found = None
-        if common.certificates is not None:
-            if wanted and common.challenges is not None and not common.certificates.covers(name):
-                await common.challenges.want(name)
-            found = common.certificates.find(name)
+        if context.certificates is not None:
+            if wanted and context.challenges is not None and not context.certificates.covers(name):
+                await context.challenges.want(name)
+            found = context.certificates.find(name)
         if found is None and wanted and route is not None and route.port.self_signed:
-            found = common.self_signed.find(name)
+            found = context.self_signed.find(name)
         return found
 
     async def _handshake(self, certificate: Certificate, port: ServicePort) -> asyncio.Transport | None:
-        loop, settings = self._common.loop, self._common.settings
+        loop, settings = self._context.loop, self._context.settings
         alpn = [name for name in port.alpn if name in _SPOKEN] if "http" in port.handlers else port.alpn
         context = certificate.context(() if "pg_tls" in port.handlers else alpn, port.tls_versions)
         hello, self._held = self._held, b""
@@ -248,18 +248,18 @@ class ProtocolSniffer(asyncio.Protocol):
         try:
             await shaken
         except OSError:  # of ssl, too
-            self._common.counters.handshakes_failed += 1
+            self._context.counters.handshakes_failed += 1
             self._over()
             return None
         except asyncio.CancelledError:
             self._over()
             raise
-        self._common.counters.handshakes += 1
+        self._context.counters.handshakes += 1
         return landing.transport
 
     async def _route(self, host: str) -> Route | None:
         """None: nobody serves this name here. Over HTTP that is said with more words."""
-        router = self._common.router
+        router = self._context.router
         try:
             return router.find(self._port, host) or await router.load(self._port, host)
         except Refused:
@@ -269,14 +269,14 @@ class ProtocolSniffer(asyncio.Protocol):
 
     def _http1(self, *, secure: bool, app: str = "") -> ClientConnection:
         """Over TLS, made for `app`."""
-        common, port, way = self._common, self._port, self._way
+        context, port, way = self._context, self._port, self._way
 
         def ingress(transport: asyncio.Transport) -> PublicIngress:
             client = peer_of(transport) if way is None else client_of(way)
-            kind = ForwardedIngress if client in common.trusted else PublicIngress
-            return kind(common, port, client, secure, app)
+            kind = ForwardedIngress if client in context.trusted else PublicIngress
+            return kind(context, port, client, secure, app)
 
-        return ClientConnection(common, ingress)
+        return ClientConnection(context, ingress)
 
     def _become(self, carrier: asyncio.Protocol, transport: asyncio.Transport, data: bytes) -> None:
         """Everything from here on is the carrier's."""
@@ -296,7 +296,7 @@ class ProtocolSniffer(asyncio.Protocol):
 
     def _over(self) -> None:
         self._deadline.close()
-        self._common.left(self)
+        self._context.left(self)
 
 
 class _Tls(SSLProtocol):

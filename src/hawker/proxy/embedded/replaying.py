@@ -5,7 +5,7 @@ from __future__ import annotations
 from hawker.core.replay import Reason, Replay, Transform, failed_field, source_field
 from hawker.core.replay_cache import Key, bypasses, keys_of, prefix_key, session_key, status_field
 from hawker.proxy.base import Refused, Route
-from hawker.proxy.embedded.common import Common
+from hawker.proxy.embedded.context import PlaneContext
 from hawker.proxy.embedded.heads import RequestHead, host_of
 from hawker.proxy.embedded.retry_state import RetryState
 
@@ -13,10 +13,10 @@ from hawker.proxy.embedded.retry_state import RetryState
 class Replaying:
     """The replays of one request. `follow` says how it goes on, `back` how when that failed."""
 
-    __slots__ = ("_begun", "_common", "_count", "_last", "_request", "_returned", "_route", "_source")
+    __slots__ = ("_begun", "_context", "_count", "_last", "_request", "_returned", "_route", "_source")
 
-    def __init__(self, common: Common) -> None:
-        self._common = common
+    def __init__(self, context: PlaneContext) -> None:
+        self._context = context
         self._count = 0
         self._returned = False
         self._last: Replay | None = None
@@ -29,22 +29,22 @@ class Replaying:
         self, replay: Replay, request: RequestHead, route: Route, source: str, region: str, timed: bool
     ) -> tuple[RequestHead, RetryState]:
         """The machine `source` said `replay`. Raises `Refused`."""
-        common = self._common
+        context = self._context
         if self._returned:
             raise Refused(502, "PA03", "the app hands on what came back to it because that had failed before")
         self._count += 1
-        if self._count > common.settings.replays:
+        if self._count > context.settings.replays:
             raise Refused(508, "PA02", f"this request was handed on {self._count - 1} times already")
-        common.counters.replays += 1
-        now = common.now()
+        context.counters.replays += 1
+        now = context.now()
         self._last, self._request, self._route, self._source, self._begun = replay, request, route, source, now
         retry = RetryState(
-            now + (replay.timeout_s or common.settings.wait_s),
+            now + (replay.timeout_s or context.settings.wait_s),
             replay.wishes(source),
             app=_other(replay, route),
             timed=timed,
         )
-        retry.added.append(source_field(replay, source, region, common.now_us()))
+        retry.added.append(source_field(replay, source, region, context.now_us()))
         self._remember(replay, request, route)
         retry.added.append(status_field("bypass" if bypasses(request.headers) else "miss"))
         changed = request.changed(*replay.transform.apply(request.target, request.headers))
@@ -60,22 +60,22 @@ class Replaying:
         if replay is None or wishes is None:
             return None
         self._returned = True
-        now = self._common.now()
+        now = self._context.now()
         reason: Reason = "retries_exhausted" if retry.tries else "no_candidate"
         if now >= retry.deadline:
             reason = "timeout"
-        again = RetryState(now + self._common.settings.wait_s, wishes, timed=retry.timed)
+        again = RetryState(now + self._context.settings.wait_s, wishes, timed=retry.timed)
         again.added.append(failed_field(replay, self._source, reason, round((now - self._begun) * 1000)))
         return self._request, self._route, again
 
     def _remember(self, replay: Replay, request: RequestHead, route: Route) -> None:
         """Where the app wants that, and the replay says the same for all such requests."""
-        cache, now = self._common.replays, self._common.now()
+        cache, now = self._context.replays, self._context.now()
         remember, sessions = replay.remember, route.port.replay_cache
         if remember is None and not sessions:
             return
         path = _path(request)
-        self._common.remembers = True
+        self._context.remembers = True
         if remember is not None and remember.invalidate:
             cache.forget(keys_of(route.app, request.host, path, request.headers, sessions))
             return
@@ -90,10 +90,10 @@ class Replaying:
                     cache.keep(key, replay, ttl_s=entry.ttl_s, allow_bypass=entry.allow_bypass, now=now)
 
 
-def remembered(common: Common, request: RequestHead, route: Route, retry: RetryState) -> None:
+def remembered(context: PlaneContext, request: RequestHead, route: Route, retry: RetryState) -> None:
     """Send `retry` where requests like this one were sent before."""
     keys: list[Key] = keys_of(route.app, request.host, _path(request), request.headers, route.port.replay_cache)
-    found = common.replays.find(keys, common.now())
+    found = context.replays.find(keys, context.now())
     if found is None:
         return
     if found.allow_bypass and bypasses(request.headers):

@@ -22,7 +22,8 @@ class ResponseHandler(Protocol):
     def broken(self, how: Failure, problem: str) -> None: ...
 
     def switched(self, head: AnswerHead, rest: bytes) -> None:
-        """The connection speaks another protocol from here on, whose first bytes are `rest`. It is the handler's now."""
+        """The connection speaks another protocol from here on, whose first bytes are `rest`. It is the handler's
+        now."""
         ...
 
     def flush(self) -> None:

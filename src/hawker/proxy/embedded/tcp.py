@@ -13,7 +13,7 @@ from typing import cast
 
 from hawker.core.preface import Way, write_preface
 from hawker.proxy.base import ANY, Header, Lease, Refused, Route, ServicePort, Wishes
-from hawker.proxy.embedded.common import Common
+from hawker.proxy.embedded.context import PlaneContext
 from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.exchange import Exchange
 from hawker.proxy.embedded.heads import AnswerHead, RequestHead
@@ -29,8 +29,10 @@ class TcpConnection(asyncio.Protocol):
     What it says before a machine is there is kept, as much as there is room for: it is only by reading that its end is
     noticed, and nobody is held, nor a machine started, for who has left."""
 
-    def __init__(self, common: Common, port: int, host: str = "", early: bytes = b"", way: Way | None = None) -> None:
-        self._common = common
+    def __init__(
+        self, context: PlaneContext, port: int, host: str = "", early: bytes = b"", way: Way | None = None
+    ) -> None:
+        self._context = context
         self._port = port
         self._host = host
         self._early = early
@@ -38,7 +40,7 @@ class TcpConnection(asyncio.Protocol):
         self._way: Way
         self._transport: asyncio.Transport
         self._exchange: Exchange | None = None
-        self._deadline = Deadline(common.loop, self.abort)
+        self._deadline = Deadline(context.loop, self.abort)
 
     @property
     def busy(self) -> bool:
@@ -53,18 +55,18 @@ class TcpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)
         self._transport = transport
-        keep_watch(transport, self._common.settings.gone_s)
-        self._common.came(self, transport)
+        keep_watch(transport, self._context.settings.gone_s)
+        self._context.came(self, transport)
         self._way = self._told or way_of(transport)
         target = b"service:%d" % self._port
         request = RequestHead(b"CONNECT", target, 1, [(b"host", target)])
-        ingress = PlainInlet(self._common, self._port, client_of(self._way), self._host)
-        self._exchange = Exchange(self._common, self, ingress, request)
+        ingress = PlainInlet(self._context, self._port, client_of(self._way), self._host)
+        self._exchange = Exchange(self._context, self, ingress, request)
         self._exchange.start()
 
     def data_received(self, data: bytes) -> None:
         self._early += data
-        if len(self._early) > self._common.settings.head_bytes:
+        if len(self._early) > self._context.settings.head_bytes:
             self._transport.pause_reading()
 
     def eof_received(self) -> bool:
@@ -75,12 +77,12 @@ class TcpConnection(asyncio.Protocol):
         if not (listens and self._transport.can_write_eof()):
             return False
         self._transport.pause_reading()  # the tunnel is told of it when it goes on to read
-        self._deadline.within(self._common.settings.half_closed_s)
+        self._deadline.within(self._context.settings.half_closed_s)
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.close()
-        self._common.left(self)
+        self._context.left(self)
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.gone()
@@ -115,7 +117,7 @@ class TcpConnection(asyncio.Protocol):
         assert exchange is not None
         assert exchange.port is not None
         self._deadline.close()
-        self._common.left(self)
+        self._context.left(self)
         version = exchange.port.proxy_protocol
         return self._transport, (write_preface(version, self._way) if version else b"") + self._early
 
@@ -126,27 +128,27 @@ class TcpConnection(asyncio.Protocol):
 class PlainInlet:
     """Where the connections of a public port belong: those that asked for the name `host`, if they ask for names."""
 
-    __slots__ = ("_common", "_host", "_port", "client", "edge", "secure")
+    __slots__ = ("_context", "_host", "_port", "client", "edge", "secure")
     hears = False
     until: float = math.inf
     sent: int = 0
 
-    def __init__(self, common: Common, port: int, client: bytes, host: str = "") -> None:
+    def __init__(self, context: PlaneContext, port: int, client: bytes, host: str = "") -> None:
         self.client = client
         self.secure = False
         self.edge = False
-        self._common = common
+        self._context = context
         self._port = port
         self._host = host
 
     def request_id(self, request: RequestHead) -> bytes:
-        return self._common.next_id()
+        return self._context.next_id()
 
     def find(self, request: RequestHead) -> Route | None:
-        return self._common.router.find(self._port, self._host)
+        return self._context.router.find(self._port, self._host)
 
     async def load(self, request: RequestHead) -> Route:
-        return await self._common.router.load(self._port, self._host)
+        return await self._context.router.load(self._port, self._host)
 
     def redirects(self, request: RequestHead, port: ServicePort) -> bytes:
         return b""

@@ -96,7 +96,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._last: AnswerHead
         self._last_raw = self._last_method = b""
 
-    # --- for the response handler -----------------------------------------------------------------------------------------------
+    # --- for the response handler -------------------------------------------------------------------------------------
 
     @property
     def usable(self) -> bool:

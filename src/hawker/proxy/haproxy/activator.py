@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from hawker.core.forwarding import REQUEST_ID, inner_request
 from hawker.proxy.base import Header, Lease, Refused, Route, ServicePort, Wishes
-from hawker.proxy.embedded.common import Common
+from hawker.proxy.embedded.context import PlaneContext
 from hawker.proxy.embedded.heads import AnswerHead, RequestHead
 from hawker.proxy.embedded.ingress import Handed, PublicIngress
 from hawker.proxy.fields import HANDED, HOPS
@@ -35,16 +35,16 @@ class ActivatorIngress(PublicIngress):
     hears = False
     __slots__ = ("_answered", "_host", "_method", "_name", "_passed", "_route", "_trusting", "_version")
 
-    def __init__(self, common: Common, port: int, answered: Answered, *, secure: bool = False) -> None:
+    def __init__(self, context: PlaneContext, port: int, answered: Answered, *, secure: bool = False) -> None:
         self._version = b"1.1"
-        super().__init__(common, port, b"", secure)
+        super().__init__(context, port, b"", secure)
         self._name = ""
         self._answered = answered
         self._host = ""
         self._method = b""
         self._route: Route | None = None
         self._passed = False
-        self._trusting = bool(common.trusted)
+        self._trusting = bool(context.trusted)
 
     def request_id(self, request: RequestHead) -> bytes:
         client = request_id = b""
@@ -61,7 +61,7 @@ class ActivatorIngress(PublicIngress):
         version = version or b"1.1"
         self._passed = not any(name == CLIENT for name, _ in request.headers)
         self._host, self._method, self._route = request.host, request.method, None
-        if self._trusting and not self._passed and client in self._common.trusted:
+        if self._trusting and not self._passed and client in self._context.trusted:
             if version != self._version:
                 self._version, self._told = version, None
             self._heed(request, client)
@@ -71,7 +71,7 @@ class ActivatorIngress(PublicIngress):
             self._https = self.secure
             self._version = version
             self._edge = self._edge_of(self._version)
-        return request_id if self._passed and request_id else self._common.next_id()
+        return request_id if self._passed and request_id else self._context.next_id()
 
     def find(self, request: RequestHead) -> Route | None:
         self._app = ""
@@ -87,7 +87,7 @@ class ActivatorIngress(PublicIngress):
         return self._route
 
     async def _app_of(self, name: str) -> str:
-        router = self._common.router
+        router = self._context.router
         try:
             return (router.find(self._port, name) or await router.load(self._port, name)).app
         except Refused:

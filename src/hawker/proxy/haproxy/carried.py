@@ -12,9 +12,9 @@ from collections.abc import Set as AbstractSet
 from ipaddress import ip_address
 
 from hawker.proxy.base import Address, ServicePort
+from hawker.proxy.delegation import DelegatedMachine
 from hawker.proxy.haproxy.config import Config, Kind, Server, backends, carries, map_of
 from hawker.proxy.haproxy.runtime import CLASSES, Usage
-from hawker.proxy.lending import Lent
 
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 HOSTS_MOST = 64
@@ -27,11 +27,11 @@ Key = tuple[str, int]
 class Machine:
     """In a backend. `open`: it is given requests. `leaving`: it gets none until it was taken out and put in anew."""
 
-    __slots__ = ("address", "answers", "leaving", "now", "open", "places", "total")
+    __slots__ = ("address", "answers", "leaving", "now", "open", "slots", "total")
 
-    def __init__(self, address: Address, places: int, *, open: bool) -> None:
+    def __init__(self, address: Address, slots: int, *, open: bool) -> None:
         self.address = address
-        self.places = places
+        self.slots = slots
         self.open = open
         self.leaving = False
         self.now = 0
@@ -63,47 +63,47 @@ class Carried:
     def open(self) -> int:
         return sum(machine.open for machine in self.machines.values())
 
-    def steps(self, lent: Mapping[str, Lent]) -> tuple[list[Server], set[str]]:
+    def steps(self, delegated: Mapping[str, DelegatedMachine]) -> tuple[list[Server], set[str]]:
         """Machines to be given requests, or in another way, and those to be given none.
 
         One that has moved is given none until it was taken out: a connection to where it was, on which something was
         under way, would be kept afterwards, and used as long as it is open.
         """
         wanted: list[Server] = []
-        for name, one in lent.items():
+        for name, one in delegated.items():
             known = self.machines.get(name)
             if known is None:
                 if not (_WORD.fullmatch(name) and _is_ip(one.address[0])):
                     continue  # of a row that makes no sense: it would be read as another command
-                known = self.machines[name] = Machine(one.address, one.places, open=False)
+                known = self.machines[name] = Machine(one.address, one.slots, open=False)
             if known.leaving or known.address != one.address:
                 continue
-            if not known.open or known.places != one.places:
-                known.places = one.places
-                wanted.append(Server(machine=name, host=one.address[0], port=one.address[1], places=one.places))
+            if not known.open or known.slots != one.slots:
+                known.slots = one.slots
+                wanted.append(Server(machine=name, host=one.address[0], port=one.address[1], slots=one.slots))
         return wanted, {
             name
             for name, known in self.machines.items()
-            if known.open and (known.leaving or not self._stays(name, lent))
+            if known.open and (known.leaving or not self._stays(name, delegated))
         }
 
-    def left(self, lent: Mapping[str, Lent]) -> list[str]:
+    def left(self, delegated: Mapping[str, DelegatedMachine]) -> list[str]:
         """Machines that are to be taken out, where nothing is in flight as far as is known."""
         return [
             name
             for name, known in self.machines.items()
-            if not (known.open or known.now) and (known.leaving or not self._stays(name, lent))
+            if not (known.open or known.now) and (known.leaving or not self._stays(name, delegated))
         ]
 
-    def _stays(self, name: str, lent: Mapping[str, Lent]) -> bool:
-        one = lent.get(name)
+    def _stays(self, name: str, delegated: Mapping[str, DelegatedMachine]) -> bool:
+        one = delegated.get(name)
         return one is not None and one.address == self.machines[name].address
 
     def adopt(self, addresses: Mapping[str, Address], usage: Mapping[str, Usage]) -> None:
         """What HAProxy has already."""
         for name, address in addresses.items():
             one = usage.get(name) or Usage(now=0, total=0, taken=False)
-            machine = self.machines[name] = Machine(address, one.places, open=one.taken)
+            machine = self.machines[name] = Machine(address, one.slots, open=one.taken)
             machine.now, machine.total, machine.answers = one.now, one.total, one.answers
 
     def answered(self, usage: Mapping[str, Usage]) -> list[int]:
@@ -216,7 +216,7 @@ class Table:
         """Of each backend, those that are given requests."""
         return {
             carried.backend: tuple(
-                Server(machine=name, host=machine.address[0], port=machine.address[1], places=machine.places)
+                Server(machine=name, host=machine.address[0], port=machine.address[1], slots=machine.slots)
                 for name, machine in carried.machines.items()
                 if machine.open
             )

@@ -27,12 +27,12 @@ _SAFE_VALUE = re.compile(rb"[A-Za-z0-9 .,;:/=+*()@?!<>_-]{0,512}")
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine in a backend. `places`: requests that it may be given at a time."""
+    """A machine in a backend. `slots`: requests that it may be given at a time."""
 
     machine: str
     host: str
     port: int
-    places: int
+    slots: int
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +109,7 @@ def server_words(server: Server) -> str:
     until it is said to be up: the check that this needs is never really made."""
     host = f"[{server.host}]" if ":" in server.host else server.host
     return (
-        f"{host}:{server.port} maxconn {server.places} pool-max-conn 1000 pool-purge-delay 4s "
+        f"{host}:{server.port} maxconn {server.slots} pool-max-conn 1000 pool-purge-delay 4s "
         "check inter 24d fall 1000 observe layer4 error-limit 1 on-error mark-down"
     )
 

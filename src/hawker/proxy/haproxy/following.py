@@ -1,6 +1,6 @@
 """HAProxy follows what is lent and wished for: it is told of apps and machines, and what is in flight is looked at.
 
-following = Following(process, table, lender, carried_requests.add, settings, serve, names, connections)
+following = Following(process, table, delegator, carried_requests.add, settings, serve, names, connections)
 following.begin()
 following.answered(80, "web.example", b"GET", route)
 ...
@@ -16,7 +16,8 @@ from contextlib import suppress
 from hawker.core.retrying import SAFE
 from hawker.errors import HawkerError, Unreachable
 from hawker.proxy.base import Route, ServicePort
-from hawker.proxy.embedded.common import Connection
+from hawker.proxy.delegation import Delegator
+from hawker.proxy.embedded.context import Connection
 from hawker.proxy.haproxy.carried import HOSTS_MOST, NOTHING, Carried, Key, Table, fits, forgetting, naming
 from hawker.proxy.haproxy.config import Server, carries
 from hawker.proxy.haproxy.names import Names
@@ -24,7 +25,6 @@ from hawker.proxy.haproxy.process import NotStarted, Process
 from hawker.proxy.haproxy.runtime import INTERIM, Usage, adding, closing, emptying, opening
 from hawker.proxy.haproxy.settings import HaproxySettings
 from hawker.proxy.haproxy.wished import Wish, Wished
-from hawker.proxy.lending import Lender
 from hawker.telemetry import get_logger
 
 EMPTY_S = 60.0
@@ -51,7 +51,7 @@ class Following:
         self,
         process: Process,
         table: Table,
-        lender: Lender,
+        delegator: Delegator,
         count: Callable[[Sequence[int]], None],
         settings: HaproxySettings,
         serve: Callable[[], Awaitable[None]],
@@ -62,7 +62,7 @@ class Following:
         self._process = process
         self._runtime = process.runtime
         self._table = table
-        self._lender = lender
+        self._delegator = delegator
         self._count = count
         self._settings = settings
         self._serve = serve
@@ -84,7 +84,7 @@ class Following:
     def begin(self) -> None:
         """May be called again."""
         if self._runner is None:
-            self._lender.lend_to(self)
+            self._delegator.delegate_to(self)
             self._runner = self._loop.create_task(self._run(), name="haproxy")
 
     async def close(self) -> bool:
@@ -93,7 +93,7 @@ class Following:
         runner, self._runner = self._runner, None
         if runner is None:
             return False
-        self._lender.lend_to(None)
+        self._delegator.delegate_to(None)
         self._stirred.set()
         await runner
         return True
@@ -142,7 +142,7 @@ class Following:
             self.changed(app)
 
     def changed(self, app: str) -> None:
-        """As of `Borrower`."""
+        """As of `Delegate`."""
         self._dirty.add(app)
         if self._names is not None:
             self._names.changed(app)
@@ -243,9 +243,9 @@ class Following:
         told, down = carried.seen(usage)
         for name, moved in told:
             machine = carried.machines[name]
-            self._lender.filled(*carried.key, name, machine.places if machine.open else 0, machine.now, moved)
+            self._delegator.filled(*carried.key, name, machine.slots if machine.open else 0, machine.now, moved)
         for name in down:
-            self._lender.refused(*carried.key, name)
+            self._delegator.refused(*carried.key, name)
 
     async def _follow(self) -> None:
         """What has changed."""
@@ -284,11 +284,11 @@ class Following:
 
     async def _follow_one(self, carried: Carried) -> None:
         app, port = carried.key
-        offer = self._lender.offer(app, port)
+        delegation = self._delegator.delegation(app, port)
         kind = self._table.kinds[int(carried.backend[1:].partition("b")[0])]
-        if offer is None or offer.service != kind.service or app in self._avoiding:
+        if delegation is None or delegation.service != kind.service or app in self._avoiding:
             carried.leaving = True
-        machines = {} if offer is None or carried.leaving else offer.machines
+        machines = {} if delegation is None or carried.leaving else delegation.machines
         if not machines and not carried.leaving:
             carried.empty_since = carried.empty_since or self._now()
             carried.leaving = self._now() - carried.empty_since > EMPTY_S
@@ -303,7 +303,7 @@ class Following:
         for server in wanted:
             known = carried.machines[server.machine]
             known.open = known.leaving = True  # until HAProxy has said that it has it
-            self._lender.filled(app, port, server.machine, server.places, known.now, False)
+            self._delegator.filled(app, port, server.machine, server.slots, known.now, False)
         for server in wanted:
             await self._open(carried, server, known=server.machine in before)
         if unwanted:
@@ -311,7 +311,7 @@ class Following:
             for name in unwanted:
                 machine = carried.machines[name]
                 machine.open = False
-                self._lender.filled(app, port, name, 0, machine.now, False)
+                self._delegator.filled(app, port, name, 0, machine.now, False)
         tried = {server.machine for server in wanted}
         if left := [name for name in carried.left(machines) if name not in tried]:
             await self._take_out(carried, left)
@@ -331,7 +331,7 @@ class Following:
         machine.leaving = bool(problems)
         if problems:
             machine.open = False
-            self._lender.filled(*carried.key, server.machine, 0, machine.now, False)
+            self._delegator.filled(*carried.key, server.machine, 0, machine.now, False)
             _logger.warning("haproxy.not_added", machine=server.machine, said=problems[0], cause="a machine has room")
 
     async def _take_out(self, carried: Carried, names: list[str]) -> None:
@@ -362,20 +362,20 @@ class Following:
                 self._wished.again(key, wish)  # it is about to be given back
             return
         if carried is None:
-            offer = self._lender.offer(*key)
-            if offer is None or not offer.machines or not carries(offer.service, tls=self._tls(key[1])):
+            delegation = self._delegator.delegation(*key)
+            if delegation is None or not delegation.machines or not carries(delegation.service, tls=self._tls(key[1])):
                 return
-            carried = self._table.take(key, offer.service)
+            carried = self._table.take(key, delegation.service)
             if carried is None:
                 before = self._table.kinds_now()
-                if not self._room(key[1], offer.service):
+                if not self._room(key[1], delegation.service):
                     return
                 try:
                     await self._serve()
                 except NotStarted:
                     self._table.restore_kinds(before)  # it may be these that HAProxy does not take
                     raise
-                carried = self._table.take(key, offer.service)
+                carried = self._table.take(key, delegation.service)
                 assert carried is not None  # there is room now
             await self._follow_one(carried)
         config = self._process.config

@@ -14,14 +14,14 @@ from weakref import WeakKeyDictionary
 
 from hawker.errors import Unreachable
 from hawker.proxy.certificates import Certificate, Certificates
-from hawker.proxy.embedded.common import Connection
+from hawker.proxy.delegation import Delegator
+from hawker.proxy.embedded.context import Connection
 from hawker.proxy.embedded.counters import Counters
 from hawker.proxy.haproxy.carried import Key as Carried
 from hawker.proxy.haproxy.config import carries
 from hawker.proxy.haproxy.keyring import Key, Keyring, key_of
 from hawker.proxy.haproxy.runtime import Runtime
 from hawker.proxy.haproxy.secured import names_of
-from hawker.proxy.lending import Lender
 
 UNUSED_S = 600.0
 """How long a name stays open that nobody asks for."""
@@ -52,7 +52,7 @@ class Names:
         ports: Iterable[int],
         certificates: Certificates,
         runtime: Runtime,
-        lender: Lender,
+        delegator: Delegator,
         counters: Counters,
         now: Callable[[], float],
     ) -> None:
@@ -61,7 +61,7 @@ class Names:
         self._directory = str(directory)
         self._certificates = certificates
         self._runtime = runtime
-        self._lender = lender
+        self._delegator = delegator
         self._counters = counters
         self._counted = dict.fromkeys(self.ports, (0, 0, 0))
         self._now = now
@@ -208,8 +208,8 @@ class Names:
             self._counted[port] = shaken_now, failed_now, failing_now
 
     def _fits(self, port: int, app: str) -> bool:
-        offer = self._lender.offer(app, port)
-        return offer is not None and carries(offer.service, tls=True)
+        delegation = self._delegator.delegation(app, port)
+        return delegation is not None and carries(delegation.service, tls=True)
 
     async def _close(self, port: int, name: str) -> None:
         """Its next connections are the embedded plane's."""

@@ -1,6 +1,6 @@
 """The data plane with HAProxy before the shared public ports that speak HTTP, and the embedded one behind it.
 
-    plane = HaproxyPlane(router, lender, settings, haproxy, directory, host, upstreams, certificates)
+    plane = HaproxyPlane(router, delegator, settings, haproxy, directory, host, upstreams, certificates)
     await plane.listen("0.0.0.0", 80, public=80)
 
 Where TLS is spoken HAProxy ends it for some names, and the embedded plane for all others. Ports of one app, and the
@@ -18,8 +18,9 @@ from hawker.errors import HawkerError
 from hawker.host import Host
 from hawker.proxy.base import Address, Refused, Route, Router
 from hawker.proxy.certificates import Certificates
+from hawker.proxy.delegation import Delegator
 from hawker.proxy.embedded.client import ClientConnection
-from hawker.proxy.embedded.common import Challenges, Connection, Traces
+from hawker.proxy.embedded.context import Challenges, Connection, Traces
 from hawker.proxy.embedded.plane import EmbeddedPlane
 from hawker.proxy.embedded.protocol_sniffing import ProtocolSniffer
 from hawker.proxy.embedded.settings import Settings
@@ -37,18 +38,17 @@ from hawker.proxy.haproxy.secured import sniffer_of
 from hawker.proxy.haproxy.settings import HaproxySettings
 from hawker.proxy.haproxy.sockets import bound
 from hawker.proxy.haproxy.written import text
-from hawker.proxy.lending import Lender
 from hawker.telemetry import get_logger
 
 
 class HaproxyPlane:
-    """A `hawker.proxy.data_plane.DataPlane`. `lender` says which machines HAProxy may give requests to, `directory` is
-    HAProxy's own. `activator` is the embedded plane behind it."""
+    """A `hawker.proxy.data_plane.DataPlane`. `delegator` says which machines HAProxy may give requests to, `directory`
+    is HAProxy's own. `activator` is the embedded plane behind it."""
 
     def __init__(
         self,
         router: Router,
-        lender: Lender,
+        delegator: Delegator,
         settings: Settings,
         haproxy: HaproxySettings,
         directory: Path,
@@ -63,11 +63,11 @@ class HaproxyPlane:
         self.activator = EmbeddedPlane(
             router, settings, host, upstreams, certificates, challenges=challenges, traces=traces, observer=self
         )
-        self._common = common = self.activator.common
-        self.counters = common.counters
+        self._context = context = self.activator.context
+        self.counters = context.counters
         self.carried_requests = CarriedRequests()
         self._settings = settings
-        self._lender = lender
+        self._delegator = delegator
         self._logs = bool(settings.access_log) and haproxy.log
         self._haproxy = haproxy
         self._process = Process(haproxy, directory, settings.name, lambda: self._following.stir())
@@ -76,16 +76,18 @@ class HaproxyPlane:
         self._names: Names | None = None
         self._tls = () if certificates is None else tuple(port for port in haproxy.tls if port not in haproxy.plain)
         if certificates is not None and self._tls:
-            self._names = Names(directory, self._tls, certificates, self._runtime, lender, self.counters, common.now)
+            self._names = Names(
+                directory, self._tls, certificates, self._runtime, delegator, self.counters, context.now
+            )
         self._following = Following(
             self._process,
             table,
-            lender,
+            delegator,
             self.carried_requests.add,
             haproxy,
             self._serve,
             self._names,
-            common.connections,
+            context.connections,
         )
         self._sought = False
         self._frontends: dict[int, Frontend] = {}
@@ -143,7 +145,7 @@ class HaproxyPlane:
     async def close(self) -> None:
         """Raises nothing of HAProxy's."""
         if await self._following.close():
-            if self._haproxy.stays or self._common.retiring:
+            if self._haproxy.stays or self._context.retiring:
                 self._process.leave()
             else:
                 await self._process.end(self._settings.drain_s)
@@ -151,7 +153,7 @@ class HaproxyPlane:
                     self._names.keyring.remove()
             for carried in self._table.carried.values():
                 for name in carried.machines:
-                    self._lender.filled(*carried.key, name, 0, 0, False)
+                    self._delegator.filled(*carried.key, name, 0, 0, False)
         await self.activator.close()
 
     async def _find(self) -> None:
@@ -178,12 +180,12 @@ class HaproxyPlane:
                 carried.adopt(addresses.get(backend, {}), usage.get(backend, {}))
         if self._names is not None and any(frontend.tls for frontend in config.frontends):
             await self._names.adopt(self._whose)
-            await self._names.follow(self._table.carried, self._common.connections)
+            await self._names.follow(self._table.carried, self._context.connections)
 
     async def _whose(self, port: int, host: str) -> Key:
         """The app that a host belongs to. One that is gone has no name, and offers nothing."""
         try:
-            route = self._common.router.find(port, host) or await self._common.router.load(port, host)
+            route = self._context.router.find(port, host) or await self._context.router.load(port, host)
         except Refused:
             return f"?{host}", port
         return route.app, port
@@ -193,16 +195,16 @@ class HaproxyPlane:
 
         def requests() -> ClientConnection:
             return ClientConnection(
-                self._common, lambda _: ActivatorIngress(self._common, public, answered, secure=tls)
+                self._context, lambda _: ActivatorIngress(self._context, public, answered, secure=tls)
             )
 
         await self.activator.listen_unix(requests, self._process.sockets[str(public)])
         if tls:
             sock = self._process.sockets[sniffer_of(public)]
-            await self.activator.listen_unix(lambda: ProtocolSniffer(self._common, public, behind=True), sock)
+            await self.activator.listen_unix(lambda: ProtocolSniffer(self._context, public, behind=True), sock)
 
     async def _listen_to_lines(self) -> None:
-        access = self._common.access
+        access = self._context.access
         if access is None or not self._logs:
             return
         path = self._process.directory / SOCKET
@@ -227,7 +229,7 @@ class HaproxyPlane:
                 return host, known.port
             await self._serve()
             return host, known.port
-        self._common.host.listening.leave(host, port)  # there was no HAProxy, or at another address
+        self._context.host.listening.leave(host, port)  # there was no HAProxy, or at another address
         reserved = Reserved(host, port)
         try:
             tls = public in self._tls
@@ -258,7 +260,7 @@ class HaproxyPlane:
             threads=self._haproxy.threads,
             connections=connections_most(),
             region=self._settings.region,
-            prefix=process.config.prefix if process.config else self._common.prefix.decode(),
+            prefix=process.config.prefix if process.config else self._context.prefix.decode(),
             frontends=tuple(self._frontends.values()),
             kinds=tuple(self._table.kinds),
             servers=self._table.servers(),

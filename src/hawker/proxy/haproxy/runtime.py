@@ -41,13 +41,13 @@ class Workers(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a machine in a backend has: requests `now` (waiting ones among them), and all there ever were; `places` for
+    """What a machine in a backend has: requests `now` (waiting ones among them), and all there ever were; `slots` for
     them. `up`: it has refused no connection; `taken`: it is given requests. `answers`: of each of `CLASSES`."""
 
     now: int
     total: int
     answers: tuple[int, ...] = (0,) * len(CLASSES)
-    places: int = 0
+    slots: int = 0
     up: bool = True
     taken: bool = True
 
@@ -199,7 +199,7 @@ def opening(backend: str, server: Server) -> list[str]:
     """That give requests to one that is there, at this very address. HAProxy would keep connections to another one."""
     at = f"{backend}/{server.machine}"
     return [
-        f"set maxconn server {at} {server.places}",
+        f"set maxconn server {at} {server.slots}",
         f"set server {at} health up",
         f"set server {at} state ready",
     ]
@@ -229,7 +229,7 @@ def _add(found: dict[str, dict[str, Usage]], row: dict[str, str]) -> None:
             now=now,
             total=total,
             answers=answers,
-            places=_number(row["slim"]),
+            slots=_number(row["slim"]),
             up=not status.startswith("DOWN"),
             taken=not status.startswith(("MAINT", "DOWN")),
         )

@@ -12,7 +12,7 @@ from hawker.client.connection import Peer
 from hawker.errors import HawkerError, Unreachable
 from hawker.http.app import REQUEST_ID, WORKER
 from hawker.model import door
-from hawker.proxy.known.directory import Worker
+from hawker.proxy.catalog_view.index import Worker
 
 REST_S = 10.0
 _T = TypeVar("_T")

@@ -21,13 +21,13 @@ from hawker.core.routing import Candidate
 from hawker.errors import HawkerError, Unreachable
 from hawker.model import door as words
 from hawker.model.machine import State
+from hawker.proxy.apps.endpoints import Endpoint
 from hawker.proxy.backoff import Backoff
 from hawker.proxy.base import NOBODY, Failure, Refused, Waiting
-from hawker.proxy.groups.places import Place
-from hawker.proxy.known.directory import Machine
+from hawker.proxy.catalog_view.index import Machine
 from hawker.proxy.machines.calls import Calls, Declined
+from hawker.proxy.machines.listen_probe import ListenProbe
 from hawker.proxy.machines.states import leads_back, on_the_way, runs_on
-from hawker.proxy.machines.waking import Looking
 from hawker.proxy.settings import RouterSettings
 from hawker.telemetry import get_logger
 
@@ -57,30 +57,31 @@ class NotOpened(Refused):
 
 
 class Door:
-    """One machine of a worker. `calls` reach that worker; `places` are the machine's in groups, kept by the router."""
+    """One machine of a worker. `calls` reach that worker; `endpoints` are the machine's in groups, kept by the
+    router."""
 
     def __init__(
         self,
         machine: Machine,
         calls: Calls,
         settings: RouterSettings,
-        looking: Looking,
+        listen_probe: ListenProbe,
         changed: Callable[[Door], None],
         withdraw: Callable[[str], Awaitable[bool]],
-        hang_up: Callable[[Place, bool], None],
+        hang_up: Callable[[Endpoint, bool], None],
     ) -> None:
         """`changed` is called when a start has succeeded or failed: requests that wait for room may look again.
         `withdraw` takes the machine from whoever carries requests past this proxy; False: some are still under way.
         `hang_up` ends connections to it that carry nothing; when it rests, also those that have no answer yet."""
         self.machine = machine
         self.calls = calls
-        self.places: dict[int, Place] = {}  # by internal port
+        self.endpoints: dict[int, Endpoint] = {}  # by internal port
         self.instance = ""
         self._now = asyncio.get_running_loop().time
         self.used_at = self._now()  # when the last request ended
         self.phases: dict[str, float] = {}
         self._settings = settings
-        self._looking = looking
+        self._listen_probe = listen_probe
         self._changed = changed
         self._withdraw = withdraw
         self._hang_up = hang_up
@@ -101,7 +102,7 @@ class Door:
     @property
     def in_flight(self) -> int:
         """Requests at the machine, those that wait for its start among them."""
-        return sum(place.seat.in_flight for place in self.places.values())
+        return sum(endpoint.entry.in_flight for endpoint in self.endpoints.values())
 
     @property
     def state(self) -> str:
@@ -151,8 +152,8 @@ class Door:
         return row if row.state == self.state else replace(row, state=self.state)
 
     def _no_connections(self, *, asleep: bool = False) -> None:
-        for place in self.places.values():
-            self._hang_up(place, asleep)
+        for endpoint in self.endpoints.values():
+            self._hang_up(endpoint, asleep)
 
     def _still_asleep(self) -> None:
         if self._opening is None and self.state in ASLEEP:
@@ -170,17 +171,17 @@ class Door:
         self._put()
 
     def _put(self) -> None:
-        for place in self.places.values():
-            if place.seat.home is not None:
-                place.pool.put(self.candidate(place.seat.row))
+        for endpoint in self.endpoints.values():
+            if endpoint.entry.home is not None:
+                endpoint.pool.put(self.candidate(endpoint.entry.row))
 
     def _show_waking(self) -> None:
-        for place in self.places.values():
-            place.pool.waking(place.seat, self._opening is not None)
+        for endpoint in self.endpoints.values():
+            endpoint.pool.waking(endpoint.entry, self._opening is not None)
 
     # --- what requests meet ------------------------------------------------------------------------------------------
 
-    def failed(self, place: Place, how: Failure) -> None:
+    def failed(self, endpoint: Endpoint, how: Failure) -> None:
         """A machine that refuses connections, or breaks them before an answer, is looked at until it takes some; one
         that runs and is silent is left alone for a while."""
         loop = asyncio.get_running_loop()
@@ -193,13 +194,13 @@ class Door:
                 return
         elif self.at_rest:  # it was put to sleep while it was asked, which is no failure
             return
-        place.pool.rest(place.seat, self._backoff.failed(loop.time()), spare=True)
+        endpoint.pool.rest(endpoint.entry, self._backoff.failed(loop.time()), spare=True)
 
-    def answered(self, place: Place) -> None:
+    def answered(self, endpoint: Endpoint) -> None:
         self._backoff.over()
         self.used_at = self._now()  # to ask for the running loop is a system call
 
-    def heard(self, place: Place, load: bytes) -> None:
+    def heard(self, endpoint: Endpoint, load: bytes) -> None:
         """It is counted here."""
 
     # --- starting ----------------------------------------------------------------------------------------------------
@@ -310,8 +311,8 @@ class Door:
         """Whether it takes connections within a while. Raises what `starting` raises."""
         with suppress(TimeoutError):
             async with asyncio.timeout(ASK_AGAIN_S):
-                for place in list(self.places.values()):
-                    place.address = await self._looking.until_listening(place.addresses, starting)
+                for endpoint in list(self.endpoints.values()):
+                    endpoint.address = await self._listen_probe.until_listening(endpoint.addresses, starting)
                 return True
         return False
 
@@ -342,8 +343,8 @@ class Door:
         seconds = min(self._settings.start_again_s * 2**self._failed_starts, START_AGAIN_MOST_S)
         self._failed_starts = min(self._failed_starts + 1, 10)
         _logger.warning("door.not_opened", machine=self.machine.id, code=error.code, error=error.message)
-        for place in self.places.values():
-            place.pool.rest(place.seat, loop.time() + seconds)
+        for endpoint in self.endpoints.values():
+            endpoint.pool.rest(endpoint.entry, loop.time() + seconds)
         return error
 
     # --- stopping ----------------------------------------------------------------------------------------------------
@@ -356,8 +357,8 @@ class Door:
 
     def keep_closed(self, closed: bool) -> None:
         """Give it no request that another machine can take."""
-        for place in self.places.values():
-            place.pool.closing(place.seat, closed)
+        for endpoint in self.endpoints.values():
+            endpoint.pool.closing(endpoint.entry, closed)
 
     async def rest(self, how: Literal["stop", "suspend"]) -> bool:
         """Stop or suspend the machine if nothing is in flight. False: it runs on. Requests that come meanwhile wait
@@ -365,7 +366,7 @@ class Door:
         if self.in_flight or self._opening is not None or self._resting is not None or self.state != RUNNING:
             return False
         self._resting = asyncio.get_running_loop().create_future()
-        kept_closed = any(place.seat.closing for place in self.places.values())
+        kept_closed = any(endpoint.entry.closing for endpoint in self.endpoints.values())
         self.keep_closed(True)
         wish = words.Rest(app=self.machine.app, machine=self.machine.id, how=how, instance=self.instance)
         try:

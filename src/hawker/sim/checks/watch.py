@@ -62,9 +62,9 @@ class Watch:
         held, before = ledger.held(store.read), self._held.get(node.process)
         self._held[node.process] = held
         for name in RESOURCES if before else ():
-            room, booked = role.capacity[name], getattr(held, name)
-            if booked > max(room, getattr(before, name)):
-                self.violations.append(f"S1: {now} books {booked} of {room} {name}")
+            wait_queue, booked = role.capacity[name], getattr(held, name)
+            if booked > max(wait_queue, getattr(before, name)):
+                self.violations.append(f"S1: {now} books {booked} of {wait_queue} {name}")
         self.violations += [f"S20: {now}: {wrong}" for wrong in ledger.audit(store.read)]
 
     def _head(self, log: LogId) -> Position | None:

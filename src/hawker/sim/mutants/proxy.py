@@ -9,26 +9,26 @@ from msgspec.structs import replace
 
 from hawker.core import idling as idling_rules
 from hawker.core import routing
-from hawker.core.seats import Candidate, Region, Seat
+from hawker.core.pool_entries import Candidate, PoolEntry, Region
+from hawker.proxy.background.idling import Idling
 from hawker.proxy.embedded import retry_state
 from hawker.proxy.embedded.exchange import Exchange
 from hawker.proxy.embedded.pool import Pool
 from hawker.proxy.embedded.upstream_connection import UpstreamConnection
 from hawker.proxy.machines.door import Door
-from hawker.proxy.rounds.idling import Idling
-from hawker.proxy.routing.common import Common
+from hawker.proxy.routing.context import RoutingContext
 from hawker.sim.mutants.base import Mutant
 from hawker.sim.platform.processes import current_process
 from hawker.sim.platform.replacing import Change
 
 
-def _one_more(seat: Seat) -> None:
-    seat.hard = seat.row.hard + 1 if seat.row.hard else 0
+def _one_more(entry: PoolEntry) -> None:
+    entry.hard = entry.row.hard + 1 if entry.row.hard else 0
 
 
-def _any_that_sleeps(home: Region, out: Collection[str], **options: Any) -> Seat | None:
+def _any_that_sleeps(home: Region, out: Collection[str], **options: Any) -> PoolEntry | None:
     """Not the same for every proxy."""
-    asleep = [seat for seat in home.asleep if seat.machine not in out]
+    asleep = [entry for entry in home.asleep if entry.machine not in out]
     return asleep[len(current_process().name) % len(asleep)] if asleep else None
 
 
@@ -60,7 +60,7 @@ def _any_connection(pool: Pool, address: Any, repeatable: bool) -> UpstreamConne
     return None
 
 
-def _knows_all(common: Common) -> bool:
+def _knows_all(context: RoutingContext) -> bool:
     return True
 
 
@@ -94,7 +94,9 @@ PROXY_MUTANTS: dict[str, Mutant] = {
         (Change(routing, "to_start", _any_that_sleeps),),
     ),
     "one over the hard limit": Mutant(
-        "a machine gets one request more than it takes", ("in flight, and takes",), (Change(Seat, "limit", _one_more),)
+        "a machine gets one request more than it takes",
+        ("in flight, and takes",),
+        (Change(PoolEntry, "limit", _one_more),),
     ),
     "POST sent again": Mutant(
         "a request that may have been acted on is sent again",
@@ -116,7 +118,7 @@ PROXY_MUTANTS: dict[str, Mutant] = {
     "404 without knowing": Mutant(
         "an edge that lost its catalog says that apps are not there before it has caught up",
         ("got 404",),
-        (Change(Common, "complete", _knows_all),),
+        (Change(RoutingContext, "complete", _knows_all),),
         ("lost catalog",),
     ),
     "break not told": Mutant(

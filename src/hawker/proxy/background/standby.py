@@ -20,8 +20,8 @@ from hawker.catalog.view import Changed, RowView
 from hawker.core.outage import NONE_STOOD, Outage
 from hawker.errors import HawkerError
 from hawker.model.door import Wake, standby_cause
-from hawker.proxy.rounds.running import Rounds
-from hawker.proxy.sites import Sites
+from hawker.proxy.app_table import AppTable
+from hawker.proxy.background.loop import BackgroundLoop
 from hawker.telemetry import get_logger
 
 LOOK_S = 1.0
@@ -100,12 +100,12 @@ def _some(ids: set[str]) -> list[list[str]]:
     return [ordered[first : first + ROWS_A_QUERY] for first in range(0, len(ordered), ROWS_A_QUERY)]
 
 
-class Standbys(Rounds):
+class Standbys(BackgroundLoop):
     """`outages` are those of workers that are looked at, by worker."""
 
-    def __init__(self, sites: Sites, view: RowView, random: Callable[[], float]) -> None:
+    def __init__(self, app_table: AppTable, view: RowView, random: Callable[[], float]) -> None:
         super().__init__("standbys", LOOK_S, random)
-        self._sites = sites
+        self._app_table = app_table
         self._view = view
         self._named = Named(view)
         self.outages: dict[str, Outage] = {}
@@ -124,7 +124,7 @@ class Standbys(Rounds):
         standing = self._named.standing()
         workers = self._workers_of({machine for standby in standing for machine in standby.of})
         # One that was acted on is not over because the standby runs now: its user may stop it meanwhile.
-        acted_on = {name for name, its in self.outages.items() if its.told and name in self._sites.directory.workers}
+        acted_on = {name for name, its in self.outages.items() if its.told and name in self._app_table.index.workers}
         looked_at = sorted(acted_on.union(workers.values()))
         for name in self.outages.keys() - set(looked_at):
             del self.outages[name]
@@ -136,7 +136,7 @@ class Standbys(Rounds):
             return
         dead = {name for (name,) in self._view.rows("select name from members where status = 'dead'")}
         now = asyncio.get_running_loop().time()
-        after_s = self._sites.settings.gone_s
+        after_s = self._app_table.settings.gone_s
         gone = [name for name in looked_at if self.outages[name].gone(now, dead=name in dead, after_s=after_s)]
         if any(not self.outages[name].told for name in gone):
             standing = self._named.standing()  # others may have acted during the looks
@@ -165,8 +165,8 @@ class Standbys(Rounds):
     async def _look_at(self, worker: str, stood: Mapping[str, int]) -> None:
         now = asyncio.get_running_loop().time
         outage = self.outages.setdefault(worker, Outage(now()))
-        at = self._sites.directory.workers.get(worker)
-        if at is not None and await self._sites.looking.connects((at.host, at.port), CONNECT_S):
+        at = self._app_table.index.workers.get(worker)
+        if at is not None and await self._app_table.listen_probe.connects((at.host, at.port), CONNECT_S):
             outage.heard(now(), stood)
         else:
             outage.failed()
@@ -187,13 +187,13 @@ class Standbys(Rounds):
         why = standby_cause(gone)
         wish = Wake(app=standby.app, machine=standby.machine, why=why)
         while (outage := self.outages.get(gone)) is not None and outage.told:
-            worker = self._sites.directory.workers.get(standby.worker)
+            worker = self._app_table.index.workers.get(standby.worker)
             if worker is None:
                 return
             try:
                 if self._stood_since(standby, gone):
                     return
-                await self._sites.workers.of(worker).wake(wish)
+                await self._app_table.workers.of(worker).wake(wish)
             except HawkerError as error:
                 _logger.warning("standby.not_started", machine=standby.machine, error=error.message, cause=why)
                 await asyncio.sleep(AGAIN_S)

@@ -10,8 +10,8 @@ import asyncio
 from hawker.catalog.view import RowView
 from hawker.errors import HawkerError
 from hawker.proxy.base import Address
+from hawker.proxy.catalog_view.port_claims import PortClaims
 from hawker.proxy.data_plane import DataPlane
-from hawker.proxy.known.claims import Claims
 from hawker.telemetry import get_logger
 
 AGAIN_S = 10.0
@@ -20,7 +20,7 @@ AGAIN_S = 10.0
 class OpenPorts:
     """`begin`, then `close`. `opened` are addresses by public port; `missing` says why others are not open."""
 
-    def __init__(self, plane: DataPlane, claims: Claims, view: RowView, host: str, worker: str) -> None:
+    def __init__(self, plane: DataPlane, claims: PortClaims, view: RowView, host: str, worker: str) -> None:
         """`host` is the address to open them at, `worker` whose machines are on this host, "" for none."""
         self._plane = plane
         self._claims = claims

@@ -97,7 +97,7 @@ class Unobserved:
     def secured(self, connection: Connection, port: int, name: str, route: Route) -> None: ...
 
 
-class Common:
+class PlaneContext:
     """Made on the running loop."""
 
     def __init__(

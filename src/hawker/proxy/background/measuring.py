@@ -8,9 +8,9 @@ import struct
 from collections.abc import Callable
 
 from hawker.core.distances import Distances
+from hawker.proxy.background.loop import BackgroundLoop
 from hawker.proxy.base import Address
-from hawker.proxy.known.directory import Directory
-from hawker.proxy.rounds.running import Rounds
+from hawker.proxy.catalog_view.index import CatalogIndex
 
 EVERY_S = 30.0
 """For each region. With what `Distances` remembers, one that is farther away now is known for that after four
@@ -22,10 +22,10 @@ _RTT_AT = 68
 """Of `struct tcp_info` (linux/tcp.h): `tcpi_rtt`, in microseconds."""
 
 
-class Measuring(Rounds):
-    def __init__(self, directory: Directory, region: str, distances: Distances, random: Callable[[], float]) -> None:
+class Measuring(BackgroundLoop):
+    def __init__(self, index: CatalogIndex, region: str, distances: Distances, random: Callable[[], float]) -> None:
         super().__init__("measuring", EVERY_S, random, first_s=FIRST_S)
-        self._directory = directory
+        self._directory = index
         self._region = region
         self._distances = distances
 

@@ -27,7 +27,7 @@ _ROWS = "select id, app, ports from services where ports <> '[]' and protocol = 
 _TEXTS = "select distinct ports from services where ports <> '[]' and protocol = 'tcp'"
 
 
-class Claims:
+class PortClaims:
     """`ports`: apps by public port. `on_ports` is told when they are different. `close` when done."""
 
     def __init__(self, view: RowView, shared_ports: Iterable[int]) -> None:

@@ -8,10 +8,10 @@ from contextlib import suppress
 from typing import Literal
 
 from hawker.client.in_time import in_time
+from hawker.proxy.apps.endpoints import Endpoint
 from hawker.proxy.backoff import Backoff
 from hawker.proxy.base import NO_UPSTREAMS, Address, Failure, Upstreams
-from hawker.proxy.groups.places import Place
-from hawker.proxy.machines.waking import Looking
+from hawker.proxy.machines.listen_probe import ListenProbe
 from hawker.proxy.settings import RouterSettings
 
 LOOK_MOST_S = 120.0
@@ -28,26 +28,26 @@ error: an agent that is stalled is ended by its watchdog before that."""
 PROBLEM = "its worker's proxy says nothing"
 
 
-class Far:
-    """A worker's proxy, as the keeper of places there. One that refuses connections, or takes them and says nothing, is
-    looked at until it answers; it is `away` so long, and none of its machines is chosen."""
+class RemoteProxy:
+    """A worker's proxy, which owns the endpoints there. One that refuses connections, or takes them and says nothing,
+    is looked at until it answers; it is `away` so long, and none of its machines is chosen."""
 
     def __init__(
         self,
         worker: str,
         settings: RouterSettings,
-        looking: Looking,
-        places: Callable[[], Iterable[Place]] = tuple,
+        listen_probe: ListenProbe,
+        endpoints: Callable[[], Iterable[Endpoint]] = tuple,
         upstreams: Upstreams = NO_UPSTREAMS,
     ) -> None:
-        """`places` gives all that it keeps. `upstreams` are told when requests wait at its address in vain."""
+        """`endpoints` gives all that it keeps. `upstreams` are told when requests wait at its address in vain."""
         self.worker = worker
         self._settings = settings
-        self._looking = looking
-        self._places = places
+        self._listen_probe = listen_probe
+        self._places = endpoints
         self._upstreams = upstreams
         self._look: asyncio.Task[None] | None = None
-        self._failed: dict[Place, None] = {}  # since it is looked at
+        self._failed: dict[Endpoint, None] = {}  # since it is looked at
         self.away = False
         self._backoff = Backoff(settings.trouble_s)
 
@@ -55,28 +55,28 @@ class Far:
     def closing(self) -> bool:
         return False  # its own proxy sees to that
 
-    def failed(self, place: Place, how: Failure) -> None:
+    def failed(self, endpoint: Endpoint, how: Failure) -> None:
         """A row that is wrong is not believed for a while. What broke or was silent is left alone, for longer each
         time; if it is the proxy that is silent, until it answers again."""
         now = asyncio.get_running_loop().time()
         if how == "elsewhere":
-            place.pool.rest(place.seat, now + self._settings.stale_s)
+            endpoint.pool.rest(endpoint.entry, now + self._settings.stale_s)
             return
         if how == "crowded":  # it is well: others may have room
-            place.crowded_until = now + CROWDED_S
+            endpoint.crowded_until = now + CROWDED_S
             return
         until = self._backoff.failed(now)
         if how in ("refused", "timeout"):
-            self._failed[place] = None
-            self.look(place.address)
+            self._failed[endpoint] = None
+            self.look(endpoint.address)
             if self.away:
                 until = now + LOOK_MOST_S
-        place.pool.rest(place.seat, until)
+        endpoint.pool.rest(endpoint.entry, until)
 
-    def seated(self, place: Place) -> None:
+    def added(self, endpoint: Endpoint) -> None:
         """It keeps this one from now on, or its row has changed."""
         if self.away:
-            self._leave_alone(place)
+            self._leave_alone(endpoint)
 
     def look(self, address: Address) -> None:
         """Whether it is there at all, unless that is being looked at."""
@@ -92,9 +92,9 @@ class Far:
             self._look.cancel()
             failed = self._failed
             self.away, self._failed, self._look = False, {}, None
-            for place in failed:
-                place.pool.rest(place.seat, 0.0)
-                place.room.all()
+            for endpoint in failed:
+                endpoint.pool.rest(endpoint.entry, 0.0)
+                endpoint.wait_queue.all()
 
     async def close(self) -> None:
         if self._look is not None:
@@ -111,8 +111,8 @@ class Far:
             if asking.done() and asking.result():
                 return
             self.away = True
-            for place in [*self._failed, *self._places()]:
-                self._leave_alone(place)
+            for endpoint in [*self._failed, *self._places()]:
+                self._leave_alone(endpoint)
             if not await asking:
                 self._upstreams.give_up(address, PROBLEM)
                 ending = asyncio.get_running_loop().create_task(self._end(address))
@@ -121,9 +121,9 @@ class Far:
                 finally:
                     ending.cancel()
             self._backoff.over()
-            for place in self._failed:
-                place.pool.rest(place.seat, 0.0)
-                place.room.all()
+            for endpoint in self._failed:
+                endpoint.pool.rest(endpoint.entry, 0.0)
+                endpoint.wait_queue.all()
         finally:
             asking.cancel()
             if self._look is asyncio.current_task():
@@ -136,26 +136,26 @@ class Far:
         if await said(address, hung_s * ANSWER_PART) == "nothing":
             self._upstreams.give_up(address, PROBLEM, every=True)
 
-    def _leave_alone(self, place: Place) -> None:
-        self._failed[place] = None
-        place.pool.rest(place.seat, asyncio.get_running_loop().time() + LOOK_MOST_S)
+    def _leave_alone(self, endpoint: Endpoint) -> None:
+        self._failed[endpoint] = None
+        endpoint.pool.rest(endpoint.entry, asyncio.get_running_loop().time() + LOOK_MOST_S)
 
     async def _back(self, address: Address) -> None:
         within_s = self._settings.hung_s * ANSWER_PART
         with suppress(TimeoutError):
             async with asyncio.timeout(LOOK_MOST_S):
-                await self._looking.until_listening((address,))
+                await self._listen_probe.until_listening((address,))
                 while not await answers(address, within_s):  # noqa: ASYNC110  # it is not in this process
                     await asyncio.sleep(LOOK_S)
 
-    def answered(self, place: Place) -> None:
+    def answered(self, endpoint: Endpoint) -> None:
         self._backoff.over()
 
-    def heard(self, place: Place, load: bytes) -> None:
+    def heard(self, endpoint: Endpoint, load: bytes) -> None:
         """b"3/20/25": in flight, and the limits, which the row has."""
         count = load.partition(b"/")[0]
         if count.isdigit() and len(count) < 10:
-            place.pool.told(place.seat, int(count), asyncio.get_running_loop().time())
+            endpoint.pool.told(endpoint.entry, int(count), asyncio.get_running_loop().time())
 
 
 async def answers(address: Address, within_s: float) -> bool:

@@ -36,7 +36,7 @@ AT_ONCE = 4
 """Machines that are looked at as often as that; with twice as many, half as often."""
 
 
-class Looking:
+class ListenProbe:
     """Looks at machines on their way up, of one proxy."""
 
     def __init__(self, sockets: Sockets, offer: Callable[[Address, socket.socket], None] = NO_UPSTREAMS.offer) -> None:

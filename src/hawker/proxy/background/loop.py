@@ -10,7 +10,7 @@ from hawker.errors import HawkerError
 from hawker.telemetry import get_logger
 
 
-class Rounds:
+class BackgroundLoop:
     """`begin`, then `close`: it has a `look` about every `pause_s` in between, for the first time after `first_s`. The
     next one comes whatever goes wrong in one.
 

@@ -1,6 +1,6 @@
 """What the catalog says of apps and workers, in memory: an app from its first use on, and all workers.
 
-    directory = Directory(view, region)
+    directory = CatalogIndex(view, region)
     app = directory.find("web") or directory.load("web")
 
 What is kept is read again row by row as the catalog tells of changed keys, so that a fleet that changes all the time
@@ -21,7 +21,7 @@ import msgspec
 from hawker.catalog.view import Changed, RowView
 from hawker.core.doubt import doubted
 from hawker.errors import StoreError
-from hawker.proxy.known.published import Served, served
+from hawker.proxy.catalog_view.published import Served, served
 from hawker.telemetry import get_logger
 
 ROWS_A_TURN = 200
@@ -100,7 +100,7 @@ OnMachine = Callable[[App, Machine | None, Machine | None], None]
 """A machine of a loaded app was one thing, and is another now; None: not there."""
 
 
-class Directory:
+class CatalogIndex:
     """`close` when done. `bad` are rows that were passed over, by table and key, with the reason; `skipped` counts
     them. `on_app` is told of apps that were deleted, or exist in other regions now, `on_worker` of workers, `on_doubt`
     of those that are in doubt now, or no more (`hawker.core.doubt`)."""

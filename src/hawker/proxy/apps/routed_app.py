@@ -9,42 +9,42 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from hawker.core.routing import Pool
+from hawker.proxy.apps.endpoints import Endpoint
+from hawker.proxy.apps.wait_queue import WaitQueue
 from hawker.proxy.base import ServicePort
-from hawker.proxy.groups.places import Place
-from hawker.proxy.groups.rooms import Room
-from hawker.proxy.known.directory import App, Machine
-from hawker.proxy.known.published import service_port
+from hawker.proxy.catalog_view.index import App, Machine
+from hawker.proxy.catalog_view.published import service_port
 
 Shape = frozenset[tuple[int, frozenset[tuple[int, int]]]]
 """Ports inside with their ranges of public ports: what the groups of an app follow from."""
 
 
-class Group:
+class EndpointGroup:
     """Machines of an app that serve the same public ports. `held` counts requests that wait."""
 
     def __init__(self, app: str, pool: Pool) -> None:
         self.app = app
         self.pool = pool
-        self.room = Room()
+        self.wait_queue = WaitQueue()
         self.held = 0
 
 
-class Site:
+class RoutedApp:
     """One app's groups, by port inside, and the places of its machines."""
 
     def __init__(self, app: App) -> None:
         self.app = app
-        self.groups: dict[int, Group] = {}
-        self.places: dict[tuple[str, int], Place] = {}  # by machine and port inside
-        self.parted: dict[tuple[str, int], Place] = {}  # that are gone, with requests still in flight
+        self.groups: dict[int, EndpointGroup] = {}
+        self.endpoints: dict[tuple[str, int], Endpoint] = {}  # by machine and port inside
+        self.leaving: dict[tuple[str, int], Endpoint] = {}  # that are gone, with requests still in flight
         self.shape: Shape = frozenset()
         self.held = 0  # requests that wait for another region
         self.version = 0  # of what public ports lead to
         self.used = True  # since it was looked at last as one to be dropped
         self.dropped = False
-        self._ports: dict[int, tuple[Group, ServicePort] | None] = {}
+        self._ports: dict[int, tuple[EndpointGroup, ServicePort] | None] = {}
 
-    def at(self, port: int) -> tuple[Group, ServicePort] | None:
+    def at(self, port: int) -> tuple[EndpointGroup, ServicePort] | None:
         """Who serves a public port, and how."""
         if port not in self._ports:
             self._ports[port] = self._look(port)
@@ -58,9 +58,9 @@ class Site:
     def busy(self) -> bool:
         """Whether requests are in flight at its machines, wait for them, or are carried past this proxy."""
         groups = self.groups.values()
-        return self.held > 0 or any(group.held or group.room.count or group.pool.busy for group in groups)
+        return self.held > 0 or any(group.held or group.wait_queue.count or group.pool.busy for group in groups)
 
-    def _look(self, port: int) -> tuple[Group, ServicePort] | None:
+    def _look(self, port: int) -> tuple[EndpointGroup, ServicePort] | None:
         for _, machine in sorted(self.app.machines.items(), reverse=True):
             for service in machine.services:
                 public = service.at(port)

@@ -9,22 +9,22 @@ from collections.abc import Callable
 
 from hawker.catalog.view import RowView
 from hawker.core.idling import Close, Idler, Pace, Reopen, Running, Stop, Use
-from hawker.core.seats import COMING
+from hawker.core.pool_entries import COMING
 from hawker.errors import StoreError
-from hawker.proxy.groups.group import Site
+from hawker.proxy.app_table import AppTable
+from hawker.proxy.apps.routed_app import RoutedApp
+from hawker.proxy.background.loop import BackgroundLoop
 from hawker.proxy.machines.door import RUNNING, Door
-from hawker.proxy.rounds.running import Rounds
-from hawker.proxy.sites import Sites
 from hawker.telemetry import get_logger
 
 _APPS = "select distinct app from services where worker = ? and autostop not in ('', 'off') order by app"
 
 
-class Idling(Rounds):
-    def __init__(self, sites: Sites, view: RowView, random: Callable[[], float]) -> None:
-        settings = sites.settings
+class Idling(BackgroundLoop):
+    def __init__(self, app_table: AppTable, view: RowView, random: Callable[[], float]) -> None:
+        settings = app_table.settings
         super().__init__("autostop", settings.idle_look_s, random)
-        self._sites = sites
+        self._app_table = app_table
         self._view = view
         self._pace = Pace(idle_s=settings.idle_s, drain_s=settings.drain_s, headroom=settings.headroom)
         self._idlers: dict[str, Idler] = {}
@@ -32,15 +32,15 @@ class Idling(Rounds):
 
     async def look(self) -> None:
         """Once at all apps that have machines here which may be stopped. Raises `StoreError`."""
-        apps = [app for (app,) in self._view.rows(_APPS, (self._sites.worker,))]
+        apps = [app for (app,) in self._view.rows(_APPS, (self._app_table.worker,))]
         for gone in sorted(self._idlers.keys() - set(apps)):
             self._reopen(self._idlers.pop(gone).closed)
         self._failing.intersection_update(apps)
         for app in apps:
             try:
-                site = self._sites.load(app)
-                if site is not None:
-                    await self._look_at(site)
+                routed = self._app_table.load(app)
+                if routed is not None:
+                    await self._look_at(routed)
             except StoreError as error:
                 _logger.warning("autostop.not_read", app=app, error=error.message, cause="local rule: autostop")
             except Exception:  # what goes wrong with one app is its own
@@ -51,34 +51,34 @@ class Idling(Rounds):
                 self._failing.discard(app)
             await asyncio.sleep(0)  # of many apps none keeps requests waiting
 
-    async def _look_at(self, site: Site) -> None:
-        name = site.app.name
+    async def _look_at(self, routed: RoutedApp) -> None:
+        name = routed.app.name
         idler = self._idlers.setdefault(name, Idler(name, self._pace))
-        running, coming = self._seen(site)
+        running, coming = self._seen(routed)
         closed = idler.closed
         wish = idler.look(asyncio.get_running_loop().time(), running, coming)
         if closed != idler.closed:  # it does not take requests now, perhaps, and will be as good as any
             self._reopen(closed)
         match wish:
-            case Stop(machine=machine, how=how) if door := self._sites.doors.get(machine):
+            case Stop(machine=machine, how=how) if door := self._app_table.doors.get(machine):
                 await door.rest(how)
-            case Close(machine=machine) if door := self._sites.doors.get(machine):
+            case Close(machine=machine) if door := self._app_table.doors.get(machine):
                 door.keep_closed(True)
             case Reopen(machine=machine):
                 self._reopen(machine)
 
     def _reopen(self, machine: str) -> None:
-        door = self._sites.doors.get(machine)
+        door = self._app_table.doors.get(machine)
         if door is not None and not door.closing:
             door.keep_closed(False)
 
-    def _seen(self, site: Site) -> tuple[list[Running], bool]:
+    def _seen(self, routed: RoutedApp) -> tuple[list[Running], bool]:
         """What runs, and whether something is on its way. What a worker had that may be gone is neither: nobody can
         use it, and it would be on its way for ever."""
         running: list[Running] = []
         coming = False
-        doubted = self._sites.directory.doubted - {self._sites.worker}
-        for machine in site.app.machines.values():
+        doubted = self._app_table.index.doubted - {self._app_table.worker}
+        for machine in routed.app.machines.values():
             if machine.worker in doubted:
                 continue
             door = self._door(machine.id, machine.worker)
@@ -88,10 +88,10 @@ class Idling(Rounds):
             elif state == RUNNING and not machine.cordoned and machine.services:
                 uses = []
                 for service in machine.services:
-                    place = site.places.get((machine.id, service.internal_port))
+                    endpoint = routed.endpoints.get((machine.id, service.internal_port))
                     uses.append(
                         Use(
-                            in_flight=place.seat.in_flight if place else 0,
+                            in_flight=endpoint.entry.in_flight if endpoint else 0,
                             soft=service.concurrency.soft_limit,
                             autostop=service.autostop,
                             minimum=service.min_machines_running,
@@ -103,7 +103,7 @@ class Idling(Rounds):
 
     def _door(self, machine: str, worker: str) -> Door | None:
         """Only of this proxy's own worker: nobody else knows all that is in flight."""
-        return self._sites.doors.get(machine) if worker == self._sites.worker else None
+        return self._app_table.doors.get(machine) if worker == self._app_table.worker else None
 
 
 _logger = get_logger()

@@ -8,66 +8,66 @@ from collections.abc import Callable, Collection, Iterator
 from hawker.core.distances import Distances
 from hawker.core.routing import ANY, Wishes
 from hawker.model.regions import expand
+from hawker.proxy.app_table import AppTable
+from hawker.proxy.apps.routed_app import RoutedApp
 from hawker.proxy.backoff import Backoff
 from hawker.proxy.base import Failure, Header
-from hawker.proxy.groups.group import Site
-from hawker.proxy.known.directory import Worker
-from hawker.proxy.machines.far import CROWDED_S
+from hawker.proxy.catalog_view.index import Worker
+from hawker.proxy.machines.remote_proxy import CROWDED_S
 from hawker.proxy.settings import RouterSettings
-from hawker.proxy.sites import Sites
 
 
-class Abroad:
+class OtherRegions:
     """The other regions as one proxy knows them: which is near, and whose proxies are left alone for a while. Made on
     the running loop."""
 
-    def __init__(self, sites: Sites, settings: RouterSettings, random: Callable[[], float]) -> None:
-        self.distances = Distances(sites.region)
-        self._sites = sites
+    def __init__(self, app_table: AppTable, settings: RouterSettings, random: Callable[[], float]) -> None:
+        self.distances = Distances(app_table.region)
+        self._app_table = app_table
         self._settings = settings
         self._random = random
         self._now = asyncio.get_running_loop().time
         self._backoff: dict[str, Backoff] = {}  # of workers that failed
         self._crowded: dict[tuple[str, str], float] = {}  # until when, by app and region
 
-    def here_first(self, site: Site, wishes: Wishes) -> bool:
+    def here_first(self, routed: RoutedApp, wishes: Wishes) -> bool:
         """Whether a request that wishes for regions is for the own one before all others that have the app."""
-        own = self._sites.region
-        order = [own, *self._regions(site, ANY)]
+        own = self._app_table.region
+        order = [own, *self._regions(routed, ANY)]
         wanted = expand(",".join(wishes.force_regions or (*wishes.prefer_regions, "any")), order)
         return next((region for region in wanted if region in order), own) == own
 
-    def lease(self, site: Site, wishes: Wishes, tried: Collection[str], port: Header) -> RegionLease | None:
+    def lease(self, routed: RoutedApp, wishes: Wishes, tried: Collection[str], port: Header) -> RegionLease | None:
         """A proxy of the nearest region that has the app, to choose there; `port` is the public one, as it is told.
         Where a machine is that must take the request, and is not here, nobody here knows: each region is asked once."""
         asked = set()
         if wishes.force_machine:
-            found = (self._sites.directory.workers.get(name) for name in tried)
+            found = (self._app_table.index.workers.get(name) for name in tried)
             asked = {worker.region for worker in found if worker is not None}
-        for region in self._regions(site, wishes):
-            if region in asked or self._is_crowded(site, region):
+        for region in self._regions(routed, wishes):
+            if region in asked or self._is_crowded(routed, region):
                 continue
-            workers = self._sites.directory.workers_of(site.app.name, region)
+            workers = self._app_table.index.workers_of(routed.app.name, region)
             open_ = [w for w in workers if w.name not in tried and not self._troubled(w.name)]
             if open_:
                 worker = open_[int(self._random() * len(open_))]
-                headers = (*self._sites.backhaul(site.app.name, ""), port, *_wished(wishes))
-                return RegionLease(self, site.app.name, worker, headers)
+                headers = (*self._app_table.backhaul(routed.app.name, ""), port, *_wished(wishes))
+                return RegionLease(self, routed.app.name, worker, headers)
         return None
 
-    def resting(self, site: Site, wishes: Wishes) -> set[str]:
+    def resting(self, routed: RoutedApp, wishes: Wishes) -> set[str]:
         """Workers that would be asked if they had not failed a moment ago."""
         if wishes.force_machine:
             return set()
-        directory = self._sites.directory
+        index = self._app_table.index
         workers = [
-            worker for region in self._regions(site, wishes) for worker in directory.workers_of(site.app.name, region)
+            worker for region in self._regions(routed, wishes) for worker in index.workers_of(routed.app.name, region)
         ]
         return {worker.name for worker in workers if self._troubled(worker.name)}
 
-    def crowded(self, site: Site, wishes: Wishes) -> bool:
+    def crowded(self, routed: RoutedApp, wishes: Wishes) -> bool:
         """Whether a region would be asked if as many requests did not wait there as may."""
-        return any(self._is_crowded(site, region) for region in self._regions(site, wishes))
+        return any(self._is_crowded(routed, region) for region in self._regions(routed, wishes))
 
     def full(self, app: str, region: str) -> None:
         """A proxy there says so: another one of that region would find the same machines."""
@@ -75,8 +75,8 @@ class Abroad:
         self._crowded = {key: until for key, until in self._crowded.items() if until > now}
         self._crowded[app, region] = now + CROWDED_S
 
-    def _is_crowded(self, site: Site, region: str) -> bool:
-        return self._crowded.get((site.app.name, region), 0.0) > self._now()
+    def _is_crowded(self, routed: RoutedApp, region: str) -> bool:
+        return self._crowded.get((routed.app.name, region), 0.0) > self._now()
 
     def answered(self, worker: str) -> None:
         self._backoff.pop(worker, None)
@@ -86,13 +86,13 @@ class Abroad:
 
     def _troubled(self, worker: str) -> bool:
         """Whether it is left alone."""
-        backoff, far = self._backoff.get(worker), self._sites.fars.get(worker)
-        return (backoff is not None and backoff.until > self._now()) or (far is not None and far.away)
+        backoff, remote_proxy = self._backoff.get(worker), self._app_table.remote_proxies.get(worker)
+        return (backoff is not None and backoff.until > self._now()) or (remote_proxy is not None and remote_proxy.away)
 
-    def _regions(self, site: Site, wishes: Wishes) -> list[str]:
+    def _regions(self, routed: RoutedApp, wishes: Wishes) -> list[str]:
         """Those that have the app, the best first for this request."""
-        order = [region for region in self._settings.regions if region in site.app.elsewhere]
-        order += self.distances.nearest(region for region in site.app.elsewhere if region not in order)
+        order = [region for region in self._settings.regions if region in routed.app.elsewhere]
+        order += self.distances.nearest(region for region in routed.app.elsewhere if region not in order)
         if wishes.force_regions:
             return [each for each in expand(",".join(wishes.force_regions), order) if each in order]
         if wishes.prefer_regions:
@@ -104,10 +104,10 @@ class RegionLease:
     """`hawker.proxy.base.Lease` of whatever machine a proxy of another region chooses; `machine` names that proxy's
     worker."""
 
-    __slots__ = ("_abroad", "_answers", "_app", "address", "headers", "machine", "phases", "region")
+    __slots__ = ("_answers", "_app", "_other_regions", "address", "headers", "machine", "phases", "region")
 
-    def __init__(self, abroad: Abroad, app: str, worker: Worker, headers: tuple[Header, ...]) -> None:
-        self._abroad = abroad
+    def __init__(self, other_regions: OtherRegions, app: str, worker: Worker, headers: tuple[Header, ...]) -> None:
+        self._other_regions = other_regions
         self._app = app
         self._answers = False
         self.machine = worker.name
@@ -130,13 +130,13 @@ class RegionLease:
         self._answers = True
 
     def release(self) -> None:
-        self._abroad.answered(self.machine)
+        self._other_regions.answered(self.machine)
 
     def failed(self, how: Failure) -> None:
         if how == "crowded":
-            self._abroad.full(self._app, self.region)
+            self._other_regions.full(self._app, self.region)
         elif how != "elsewhere" and not self._answers:
-            self._abroad.failed(self.machine)
+            self._other_regions.failed(self.machine)
 
 
 def _wished(wishes: Wishes) -> Iterator[Header]:

@@ -1,5 +1,5 @@
-"""The machines of a pool (`hawker.core.routing`): what rows say of each, what is in flight there, and the list where it
-belongs by both."""
+"""The entries of a pool (`hawker.core.routing`): one for each machine, with what the rows say of it, how many requests
+are in flight there, and the list that it belongs to by both."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     autostart: bool = True
 
 
-class Seat:
+class PoolEntry:
     """A machine in a pool. To be read only, but for `data`, which is the caller's own."""
 
     __slots__ = (
-        *("closing", "data", "doubtful", "hard", "home", "in_flight", "lent", "list", "machine", "others", "own"),
-        *("place", "region", "rests_until", "row", "soft", "spare", "told_until", "waking", "weight"),
+        *("closing", "data", "doubtful", "hard", "home", "in_flight", "delegated", "list", "machine", "others", "own"),
+        *("index", "region", "rests_until", "row", "soft", "spare", "told_until", "waking", "weight"),
     )
 
     def __init__(self, row: Candidate, of: tuple[bytes, str]) -> None:
@@ -47,7 +47,7 @@ class Seat:
         self.others = 0
         self.in_flight = 0
         """`own`, and `others` that another proxy told of."""
-        self.lent = 0
+        self.delegated = 0
         """Places that whoever carries requests past this proxy may fill without asking; `others` are those filled."""
         self.waking = False
         self.closing = False
@@ -60,101 +60,102 @@ class Seat:
         self.data: Any = None
         self.weight = of
         self.home: Region | None = None
-        self.list: list[Seat] | None = None
-        self.place = 0
+        self.list: list[PoolEntry] | None = None
+        self.index = 0
 
     def __repr__(self) -> str:
-        return f"<Seat {self.machine} {self.row.state} {self.in_flight}/{self.soft}/{self.hard}>"
+        return f"<PoolEntry {self.machine} {self.row.state} {self.in_flight}/{self.soft}/{self.hard}>"
 
     @property
     def full(self) -> bool:
         return 0 < self.hard <= self.in_flight
 
     def limit(self) -> None:
-        """Set `hard`, the hard limit as `in_flight` counts to it: places that are lent and not filled are taken."""
+        """Set `hard`, the hard limit as `in_flight` counts to it: slots that are delegated and not filled count as
+        taken."""
         hard = self.row.hard
-        self.hard = max(1, hard - max(0, self.lent - self.others)) if hard else 0
+        self.hard = max(1, hard - max(0, self.delegated - self.others)) if hard else 0
 
 
 class Region:
-    """The seats of a region, each in one of the lists, or in none."""
+    """The pool entries of a region. Each is in one of the lists, or in none."""
 
-    __slots__ = ("asleep", "busy", "coming", "free", "full", "leaving", "name", "seats", "unwell")
+    __slots__ = ("asleep", "busy", "coming", "entries", "free", "full", "leaving", "name", "unwell")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.free: list[Seat] = []
-        self.busy: list[Seat] = []
-        self.full: list[Seat] = []
-        self.leaving: list[Seat] = []
-        self.coming: list[Seat] = []
-        self.asleep: list[Seat] = []
-        self.unwell: list[Seat] = []
-        self.seats = 0
+        self.free: list[PoolEntry] = []
+        self.busy: list[PoolEntry] = []
+        self.full: list[PoolEntry] = []
+        self.leaving: list[PoolEntry] = []
+        self.coming: list[PoolEntry] = []
+        self.asleep: list[PoolEntry] = []
+        self.unwell: list[PoolEntry] = []
+        self.entries = 0
 
 
-def list_of(seat: Seat, home: Region) -> list[Seat] | None:
+def list_of(entry: PoolEntry, home: Region) -> list[PoolEntry] | None:
     """None: nothing can bring it to take requests, or nothing may."""
-    row = seat.row
+    row = entry.row
     if row.cordoned:
         return None
-    if seat.rests_until:
+    if entry.rests_until:
         return home.unwell
-    if seat.waking:
+    if entry.waking:
         return home.coming
     if row.state == RUNNING:
-        if not row.healthy or seat.doubtful:
+        if not row.healthy or entry.doubtful:
             return home.unwell
-        if seat.closing:
+        if entry.closing:
             return home.leaving
-        count = seat.in_flight
-        if count < seat.soft and (count < seat.hard or not seat.hard):
+        count = entry.in_flight
+        if count < entry.soft and (count < entry.hard or not entry.hard):
             return home.free
-        return home.busy if count < seat.hard or not seat.hard else home.full
+        return home.busy if count < entry.hard or not entry.hard else home.full
     if row.state in COMING:
         return home.coming
     return home.asleep if row.state in ASLEEP and row.autostart else None
 
 
-def to_start(home: Region, out: Collection[str], *, doubtful: bool = False) -> Seat | None:
+def to_start(home: Region, out: Collection[str], *, doubtful: bool = False) -> PoolEntry | None:
     """What a request would wait for: one that is on its way with room for it, or the one to start. Of machines that are
     `doubtful`, or of those that are not."""
 
-    def may(seat: Seat) -> bool:
-        return seat.doubtful is doubtful and seat.machine not in out and not seat.full
+    def may(entry: PoolEntry) -> bool:
+        return entry.doubtful is doubtful and entry.machine not in out and not entry.full
 
     coming = list(filter(may, home.coming))
     if coming:
-        return min(coming, key=lambda seat: (seat.in_flight, seat.weight))
+        return min(coming, key=lambda entry: (entry.in_flight, entry.weight))
     asleep = list(filter(may, home.asleep))
     return max(
         asleep,
-        key=lambda seat: (seat.row.state == "suspended", seat.row.state == "stopped", seat.weight),
+        key=lambda entry: (entry.row.state == "suspended", entry.row.state == "stopped", entry.weight),
         default=None,
     )
 
 
-def is_open(seat: Seat) -> bool:
+def is_open(entry: PoolEntry) -> bool:
     """Whether it takes requests below its hard limit."""
-    home = seat.home
-    return home is not None and (seat.list is home.free or seat.list is home.busy)
+    home = entry.home
+    return home is not None and (entry.list is home.free or entry.list is home.busy)
 
 
-def is_spare(seat: Seat) -> bool:
+def is_spare(entry: PoolEntry) -> bool:
     """Whether it rests, or is in doubt, and takes what no other can below its hard limit."""
-    up = seat.row.state == RUNNING and seat.row.healthy and not (seat.row.cordoned or seat.waking or seat.closing)
-    return (seat.spare if seat.rests_until > 0 else seat.doubtful) and up and not seat.full
+    up = entry.row.state == RUNNING and entry.row.healthy and not (entry.row.cordoned or entry.waking or entry.closing)
+    return (entry.spare if entry.rests_until > 0 else entry.doubtful) and up and not entry.full
 
 
-def is_coming(seat: Seat) -> bool:
+def is_coming(entry: PoolEntry) -> bool:
     """Whether it is on its way up."""
-    return seat.home is not None and seat.list is seat.home.coming
+    return entry.home is not None and entry.list is entry.home.coming
 
 
-def has_room(seat: Seat) -> bool:
-    return not seat.full
+def has_room(entry: PoolEntry) -> bool:
+    return not entry.full
 
 
-def less_loaded(one: Seat, two: Seat) -> Seat:
+def less_loaded(one: PoolEntry, two: PoolEntry) -> PoolEntry:
     """For its size."""
     return two if two.in_flight * one.soft < one.in_flight * two.soft else one

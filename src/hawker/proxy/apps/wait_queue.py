@@ -15,7 +15,7 @@ import asyncio
 from itertools import count
 
 
-class Room:
+class WaitQueue:
     """`queues` by the machine that its requests must have, "" for those that any will do for; none is empty. `count` is
     how many wait in all of them."""
 
@@ -26,15 +26,15 @@ class Room:
         self.count = 0
         self._numbers = count()
 
-    def join(self, machine: str) -> Turn:
+    def join(self, machine: str) -> Waiter:
         """`leave` it in the end."""
         queue = self.queues.get(machine)
         if queue is None:
             queue = self.queues[machine] = Queue()
-        turn = Turn(self, queue, machine, next(self._numbers))
-        queue.turns[turn.number] = turn
+        waiter = Waiter(self, queue, machine, next(self._numbers))
+        queue.waiters[waiter.number] = waiter
         self.count += 1
-        return turn
+        return waiter
 
     def before(self, machine: str) -> bool:
         """Whether others were there before one that comes now, and wait for the same."""
@@ -50,9 +50,9 @@ class Room:
         found = None
         for name in (machine, ""):
             queue = self.queues.get(name)
-            turn = queue.first(after) if queue is not None and queue.idle else None
-            if turn is not None and (found is None or turn.number < found.number):
-                found = turn
+            waiter = queue.first(after) if queue is not None and queue.idle else None
+            if waiter is not None and (found is None or waiter.number < found.number):
+                found = waiter
         if found is not None:
             found.call(machine)
 
@@ -60,69 +60,69 @@ class Room:
         """Something is different: each may look again."""
         for queue in self.queues.values():
             if queue.idle:
-                for turn in queue.turns.values():
-                    turn.call("")
+                for waiter in queue.waiters.values():
+                    waiter.call("")
 
 
 class Queue:
-    """`turns` by number, in order; `idle` of them were not called since they last looked."""
+    """`waiters` by number, in order; `idle` of them were not called since they last looked."""
 
-    __slots__ = ("idle", "turns")
+    __slots__ = ("idle", "waiters")
 
     def __init__(self) -> None:
-        self.turns: dict[int, Turn] = {}
+        self.waiters: dict[int, Waiter] = {}
         self.idle = 0
 
-    def first(self, after: int) -> Turn | None:
-        return next((turn for turn in self.turns.values() if turn.number > after and turn.idle), None)
+    def first(self, after: int) -> Waiter | None:
+        return next((waiter for waiter in self.waiters.values() if waiter.number > after and waiter.idle), None)
 
 
-class Turn:
+class Waiter:
     """A request's place in a queue. `called`: a machine has room for it, "" when it only looks again."""
 
-    __slots__ = ("_machine", "_queue", "_waiter", "called", "number", "room")
+    __slots__ = ("_future", "_machine", "_queue", "called", "number", "wait_queue")
 
-    def __init__(self, room: Room, queue: Queue, machine: str, number: int) -> None:
-        self.room = room
+    def __init__(self, wait_queue: WaitQueue, queue: Queue, machine: str, number: int) -> None:
+        self.wait_queue = wait_queue
         self.number = number
         self.called = ""
         self._queue = queue
         self._machine = machine
-        self._waiter: asyncio.Future[None] | None = None
+        self._future: asyncio.Future[None] | None = None
 
     @property
     def idle(self) -> bool:
-        return self._waiter is not None and not self._waiter.done()
+        return self._future is not None and not self._future.done()
 
     def call(self, machine: str) -> None:
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            self._waiter = None
+        future = self._future
+        if future is not None and not future.done():
+            self._future = None
             self._queue.idle -= 1
             self.called = machine
-            waiter.set_result(None)
+            future.set_result(None)
 
     async def wait(self, until: float) -> None:
         """Until it is called, at most until then (of the loop's clock)."""
         loop = asyncio.get_running_loop()
         self.called = ""
-        waiter = self._waiter = loop.create_future()
+        future = self._future = loop.create_future()
         self._queue.idle += 1
         timer = loop.call_at(until, self.call, "")
         try:
-            await waiter
+            await future
         finally:
             timer.cancel()
-            if self._waiter is not None:  # it was cancelled
-                self._waiter = None
+            if self._future is not None:  # it was cancelled
+                self._future = None
                 self._queue.idle -= 1
 
     def leave(self) -> None:
         """It is for the next one, if it was called and has not taken the room: then `called` is not ""."""
         queue = self._queue
-        del queue.turns[self.number]
-        self.room.count -= 1
-        if not queue.turns:
-            del self.room.queues[self._machine]
+        del queue.waiters[self.number]
+        self.wait_queue.count -= 1
+        if not queue.waiters:
+            del self.wait_queue.queues[self._machine]
         if self.called:
-            self.room.one(self.called)
+            self.wait_queue.one(self.called)
