@@ -21,6 +21,17 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def test_links_to_headings_name_one_that_is_there() -> None:
+    """As GitHub names them: lower case, without punctuation, with dashes for spaces."""
+    broken = []
+    for page in PAGES:
+        for path, heading in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
+            headings = re.findall(r"^#+ (.*)", (page.parent / path if path else page).read_text(), re.MULTILINE)
+            if heading not in {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}:
+                broken.append(f"{page.relative_to(ROOT)}: {path}#{heading}")
+    assert broken == []
+
+
 def test_the_machine_states_page_shows_the_table_of_the_code() -> None:
     drawn = re.search(r"```mermaid\n(.*?)\n```", (DOCS / "machine-states.md").read_text(), re.DOTALL)
     assert drawn is not None
