@@ -34,7 +34,7 @@ from bench.torture_h2 import cases as cases2
 from bench.torture_machine import Machine, Reader, by_h11
 from bench.torture_suites import Asked, Case, Verdict, gunicorn, llhttp, own, probe
 from bench.torture_sweep import sweep
-from hawker.proxy.haproxy.carried import HOSTS_MOST
+from hawker.proxy.haproxy.backends import HOSTS_MOST
 
 SILENCE_S = 0.15
 """What was not answered by then waits for more of the request."""

@@ -17,9 +17,7 @@ from hawker.model.services import ReplayCache
 from hawker.proxy.base import ServicePort
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.haproxy.config import PLAIN, TIME_MOST_S, USUAL, Config, Frontend, Kind, Server, carries
-from hawker.proxy.haproxy.process import program
-from hawker.proxy.haproxy.settings import HaproxySettings
-from hawker.proxy.haproxy.written import (
+from hawker.proxy.haproxy.config_text import (
     ERRORS,
     PLAIN_FIELDS,
     PLAIN_READING,
@@ -28,6 +26,8 @@ from hawker.proxy.haproxy.written import (
     error_file,
     text,
 )
+from hawker.proxy.haproxy.process import program
+from hawker.proxy.haproxy.settings import HaproxySettings
 from hawker.proxy.settings import ProxySettings
 
 GOLDEN = Path(__file__).with_name("haproxy.cfg")
@@ -85,7 +85,7 @@ def taken(directory: Path, service: ServicePort = RICH, *, joined: bool = True) 
         (directory / "errors" / f"{status}.http").write_bytes(error_file(status, "hawker"))
     import hawker.proxy.haproxy as package
 
-    (directory / "again.lua").write_bytes((Path(package.__file__).parent / "again.lua").read_bytes())
+    (directory / "replay.lua").write_bytes((Path(package.__file__).parent / "again.lua").read_bytes())
     (directory / "haproxy.cfg").write_text(text(config(str(directory), root=False, service=service, joined=joined)))
     argv = [shutil.which("haproxy") or "haproxy", "-c", "-q", "-f", str(directory / "haproxy.cfg")]
     return subprocess.run(argv, capture_output=True, text=True, check=False).stderr

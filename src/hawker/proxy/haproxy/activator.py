@@ -110,10 +110,10 @@ class ActivatorIngress(PublicIngress):
         return Handed(machine, fields, None) if any(name == b"fly-replay" for name, _ in fields) else None
 
     def forward(
-        self, request: RequestHead, request_id: bytes, lease: Lease, wishes: Wishes, upgrade: bytes
+        self, request: RequestHead, request_id: bytes, lease: Lease, all_hosts: Wishes, upgrade: bytes
     ) -> list[Header]:
         if not self._passed:
-            return super().forward(request, request_id, lease, wishes, upgrade)
+            return super().forward(request, request_id, lease, all_hosts, upgrade)
         fields = inner_request(request.headers, upgrade=upgrade)
         if lease.headers:
             fields += lease.headers

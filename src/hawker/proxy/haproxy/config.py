@@ -1,5 +1,5 @@
 """What HAProxy is to serve, and the names that it is served under. What its configuration says of it:
-`hawker.proxy.haproxy.written`.
+`hawker.proxy.haproxy.config_text`.
 
 A *kind* is a public port and what a service says of it (`ServicePort`): requests and answers of all apps of a kind are
 treated alike. Each kind has a number of backends, which are given to apps at run time, since HAProxy 2.6 cannot make
@@ -14,7 +14,7 @@ import msgspec
 
 from hawker.proxy.base import ServicePort
 from hawker.proxy.embedded.settings import Settings
-from hawker.proxy.haproxy import secured
+from hawker.proxy.haproxy import tls_config
 
 ACTIVATOR = "act"
 PLAIN = ServicePort(handlers=("http",))
@@ -84,7 +84,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 def carries(service: ServicePort, *, tls: bool = False) -> bool:
     """Whether HAProxy can do all that a service's public port asks for, on a port without TLS or with it."""
     return (
-        (secured.ends(service) if tls else "http" in service.handlers and "tls" not in service.handlers)
+        (tls_config.ends(service) if tls else "http" in service.handlers and "tls" not in service.handlers)
         and not (service.force_https and not tls)
         and 0 < service.idle_timeout_s <= TIME_MOST_S
         and not (service.h2_backend or service.compress or service.replay_cache)
@@ -114,7 +114,7 @@ def server_words(server: Server) -> str:
     )
 
 
-def backends(kind: Kind) -> list[str]:
+def backend_ids(kind: Kind) -> list[str]:
     return [f"k{kind.number}b{number}" for number in range(kind.count)]
 
 

@@ -20,7 +20,7 @@ import msgspec
 from hawker.errors import Unreachable
 from hawker.proxy.certificates import Certificate
 from hawker.proxy.haproxy.runtime import Runtime, ask
-from hawker.proxy.haproxy.secured import list_of
+from hawker.proxy.haproxy.tls_config import list_of
 from hawker.telemetry import get_logger
 
 MOST = 15_000

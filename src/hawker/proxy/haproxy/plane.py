@@ -25,19 +25,19 @@ from hawker.proxy.embedded.plane import EmbeddedPlane
 from hawker.proxy.embedded.protocol_sniffing import ProtocolSniffer
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.embedded.upstreams import UpstreamPools
+from hawker.proxy.haproxy.access_records import SOCKET, AccessRecords
 from hawker.proxy.haproxy.activator import ActivatorIngress
-from hawker.proxy.haproxy.carried import Key, Table
+from hawker.proxy.haproxy.backends import BackendTable, Key
 from hawker.proxy.haproxy.config import PLAIN, USUAL, Config, Frontend, map_of
-from hawker.proxy.haproxy.counting import CarriedRequests
-from hawker.proxy.haproxy.following import Following
-from hawker.proxy.haproxy.lines import SOCKET, Lines
-from hawker.proxy.haproxy.names import Names
+from hawker.proxy.haproxy.config_text import text
+from hawker.proxy.haproxy.metrics import CarriedRequests
 from hawker.proxy.haproxy.process import Process, Reserved, connections_most
+from hawker.proxy.haproxy.reconciler import Reconciler
 from hawker.proxy.haproxy.runtime import Workers
-from hawker.proxy.haproxy.secured import sniffer_of
 from hawker.proxy.haproxy.settings import HaproxySettings
 from hawker.proxy.haproxy.sockets import bound
-from hawker.proxy.haproxy.written import text
+from hawker.proxy.haproxy.tls_config import sniffer_of
+from hawker.proxy.haproxy.tls_names import TlsNames
 from hawker.telemetry import get_logger
 
 
@@ -70,23 +70,23 @@ class HaproxyPlane:
         self._delegator = delegator
         self._logs = bool(settings.access_log) and haproxy.log
         self._haproxy = haproxy
-        self._process = Process(haproxy, directory, settings.name, lambda: self._following.stir())
+        self._process = Process(haproxy, directory, settings.name, lambda: self._reconciler.stir())
         self._runtime = self._process.runtime
-        self._table = table = Table()
-        self._names: Names | None = None
+        self._table = table = BackendTable()
+        self._tls_names: TlsNames | None = None
         self._tls = () if certificates is None else tuple(port for port in haproxy.tls if port not in haproxy.plain)
         if certificates is not None and self._tls:
-            self._names = Names(
+            self._tls_names = TlsNames(
                 directory, self._tls, certificates, self._runtime, delegator, self.counters, context.now
             )
-        self._following = Following(
+        self._reconciler = Reconciler(
             self._process,
             table,
             delegator,
             self.carried_requests.add,
             haproxy,
             self._serve,
-            self._names,
+            self._tls_names,
             context.connections,
         )
         self._sought = False
@@ -100,14 +100,14 @@ class HaproxyPlane:
     async def listen(self, host: str, port: int, *, public: int) -> Address:
         if public not in (*self._haproxy.plain, *self._tls):
             return await self.activator.listen(host, port, public=public)
-        async with self._following.lock:
+        async with self._reconciler.lock:
             if not self._sought:
                 self._sought = True
                 await self._find()
                 await self._listen_to_lines()
             await self._listen_behind(public)
             address = await self._downstream(host, port, public)
-        self._following.begin()
+        self._reconciler.begin()
         return address
 
     async def listen_own(self, host: str, port: int, *, public: int) -> Address:
@@ -125,18 +125,18 @@ class HaproxyPlane:
     @property
     def carried(self) -> frozenset[Key]:
         """Apps and public ports whose requests HAProxy passes on by itself."""
-        table = self._table.carried.values()
+        table = self._table.backends.values()
         return frozenset(each.key for each in table if each.hosts - each.untold[0] and each.open)
 
     @property
     def writing(self) -> frozenset[Key]:
         """Those of them whose requests it passes on whatever their method is."""
-        table = self._table.carried.values()
+        table = self._table.backends.values()
         return frozenset(each.key for each in table if each.writing - each.untold[1] and each.open)
 
     def opened(self, public: int) -> frozenset[str]:
         """Server names for which HAProxy ends TLS at a public port."""
-        return self._names.open(public) if self._names is not None and public in self._tls else frozenset()
+        return self._tls_names.open(public) if self._tls_names is not None and public in self._tls else frozenset()
 
     async def workers(self) -> Workers:
         """HAProxy's processes. Raises `Unreachable`."""
@@ -144,43 +144,43 @@ class HaproxyPlane:
 
     async def close(self) -> None:
         """Raises nothing of HAProxy's."""
-        if await self._following.close():
+        if await self._reconciler.close():
             if self._haproxy.stays or self._context.retiring:
                 self._process.leave()
             else:
                 await self._process.end(self._settings.drain_s)
-                if self._names is not None:
-                    self._names.keyring.remove()
-            for carried in self._table.carried.values():
-                for name in carried.machines:
-                    self._delegator.filled(*carried.key, name, 0, 0, False)
+                if self._tls_names is not None:
+                    self._tls_names.keyring.remove()
+            for backend in self._table.backends.values():
+                for name in backend.machines:
+                    self._delegator.filled(*backend.key, name, 0, 0, False)
         await self.activator.close()
 
     async def _find(self) -> None:
         """Whether HAProxy serves already, since before this process."""
         self._process.prepare()
-        wished = (*self._haproxy.plain, *self._tls)
-        config = await self._process.find([*map(str, wished), *map(sniffer_of, self._tls)])
+        pending = (*self._haproxy.plain, *self._tls)
+        config = await self._process.find([*map(str, pending), *map(sniffer_of, self._tls)])
         if config is None:
             return
         _logger.info("haproxy.found", directory=config.directory, cause="the proxy is opened")
         self._table.restore(config.kinds)
-        self._frontends = {each.public: each for each in config.frontends if each.public in wished}
+        self._frontends = {each.public: each for each in config.frontends if each.public in pending}
         addresses = await self._runtime.addresses()
         usage = await self._runtime.usage(addresses)
         for frontend in config.frontends:
-            by_backend: dict[str, set[str]] = {}
-            for name, backend in (await self._runtime.map(map_of(config.directory, frontend.public))).items():
-                by_backend.setdefault(backend, set()).add(name)
+            by_id: dict[str, set[str]] = {}
+            for name, backend_id in (await self._runtime.map(map_of(config.directory, frontend.public))).items():
+                by_id.setdefault(backend_id, set()).add(name)
             writing = await self._runtime.map(map_of(config.directory, frontend.public, writing=True))
-            for backend, hosts in by_backend.items():
+            for backend_id, hosts in by_id.items():
                 key = await self._whose(frontend.public, sorted(hosts)[0])
-                carried = self._table.adopt(key, backend)
-                carried.hosts, carried.writing = hosts, hosts & writing.keys()
-                carried.adopt(addresses.get(backend, {}), usage.get(backend, {}))
-        if self._names is not None and any(frontend.tls for frontend in config.frontends):
-            await self._names.adopt(self._whose)
-            await self._names.follow(self._table.carried, self._context.connections)
+                backend = self._table.adopt(key, backend_id)
+                backend.hosts, backend.writing = hosts, hosts & writing.keys()
+                backend.adopt(addresses.get(backend_id, {}), usage.get(backend_id, {}))
+        if self._tls_names is not None and any(frontend.tls for frontend in config.frontends):
+            await self._tls_names.adopt(self._whose)
+            await self._tls_names.follow(self._table.backends, self._context.connections)
 
     async def _whose(self, port: int, host: str) -> Key:
         """The app that a host belongs to. One that is gone has no name, and offers nothing."""
@@ -191,7 +191,7 @@ class HaproxyPlane:
         return route.app, port
 
     async def _listen_behind(self, public: int) -> None:
-        answered, tls = self._following.answered, public in self._tls
+        answered, tls = self._reconciler.answered, public in self._tls
 
         def requests() -> ClientConnection:
             return ClientConnection(
@@ -210,11 +210,11 @@ class HaproxyPlane:
         path = self._process.directory / SOCKET
         sock = bound(path)
         self._process.admit(path, 0o660)
-        await self.activator.listen_unix(lambda: Lines(access, self._app_of), sock)
+        await self.activator.listen_unix(lambda: AccessRecords(access, self._app_of), sock)
 
-    def _app_of(self, backend: str) -> str:
-        carried = self._table.by_backend.get(backend)
-        return carried.key[0] if carried else "-"
+    def _app_of(self, backend_id: str) -> str:
+        backend = self._table.by_id.get(backend_id)
+        return backend.key[0] if backend else "-"
 
     async def _downstream(self, host: str, port: int, public: int) -> Address:
         """Have HAProxy listen. Raises `OSError`, `NotStarted`."""
@@ -224,8 +224,8 @@ class HaproxyPlane:
             self._frontends[public] = known
             config = self._config()
             assert before is not None
-            wished = {each.public for each in before.frontends} <= self._frontends.keys()
-            if wished and config.times == before.times and self._written() == text(before):
+            pending = {each.public for each in before.frontends} <= self._frontends.keys()
+            if pending and config.times == before.times and self._written() == text(before):
                 return host, known.port
             await self._serve()
             return host, known.port
@@ -275,21 +275,21 @@ class HaproxyPlane:
         return msgspec.structs.replace(self._settings, token="")
 
     async def _serve(self) -> None:
-        if self._names is not None:
-            self._names.write()
+        if self._tls_names is not None:
+            self._tls_names.write()
         await self._process.serve(self._config(), self._table.hosts())
         await self._runtime.refresh()
 
     def secured(self, connection: Connection, port: int, name: str, route: Route) -> None:
-        self._following.secured(connection, port, name, route)
+        self._reconciler.secured(connection, port, name, route)
 
     def hinted(self, route: Route) -> None:
         """HAProxy does harm to answers that follow one (`ActivatorIngress`)."""
-        self._following.avoid(route.app)
+        self._reconciler.avoid(route.app)
 
     def handed_on(self, route: Route) -> None:
         """All requests of the app pass the activator from now on."""
-        self._following.avoid(route.app)
+        self._reconciler.avoid(route.app)
 
 
 _logger = get_logger()

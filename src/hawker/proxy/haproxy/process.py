@@ -22,10 +22,10 @@ import msgspec
 from hawker.errors import HawkerError, Invalid, Unreachable
 from hawker.proxy.base import Address
 from hawker.proxy.haproxy.config import Config, map_of, socket_of
+from hawker.proxy.haproxy.config_text import ERRORS, error_file, text
 from hawker.proxy.haproxy.runtime import Runtime, Workers, ask
 from hawker.proxy.haproxy.settings import HaproxySettings
 from hawker.proxy.haproxy.sockets import bound, copied
-from hawker.proxy.haproxy.written import ERRORS, error_file, text
 from hawker.telemetry import get_logger
 
 BEGIN_S = 30.0
@@ -133,7 +133,7 @@ class Process:
         for path in (self.directory, *(self.directory / name for name in ("act", "maps", "errors", "tls"))):
             path.mkdir(exist_ok=True, mode=0o750)
             self.admit(path, 0o750)
-        (self.directory / "again.lua").write_bytes(files(__package__).joinpath("again.lua").read_bytes())
+        (self.directory / "replay.lua").write_bytes(files(__package__).joinpath("replay.lua").read_bytes())
         for status in ERRORS:
             (self.directory / "errors" / f"{status}.http").write_bytes(error_file(status, self._name))
 
@@ -380,8 +380,8 @@ class Process:
 
 
 async def end_left(settings: HaproxySettings, directory: Path, within_s: float) -> None:
-    """End an HAProxy that was left to go on, and is not wished for any more: it would hold its addresses, and answer
-    nobody."""
+    """End an HAProxy that an earlier agent left running, and that is not configured any more: it would hold its
+    addresses, and answer nobody."""
     if not (directory / "master.sock").exists():
         return
     with suppress(Invalid, Unreachable, ProcessLookupError):  # where there is none any more

@@ -13,7 +13,7 @@ from ipaddress import ip_address
 
 from hawker.proxy.base import Address, ServicePort
 from hawker.proxy.delegation import DelegatedMachine
-from hawker.proxy.haproxy.config import Config, Kind, Server, backends, carries, map_of
+from hawker.proxy.haproxy.config import Config, Kind, Server, backend_ids, carries, map_of
 from hawker.proxy.haproxy.runtime import CLASSES, Usage
 
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -42,15 +42,15 @@ class Machine:
 NOTHING: AbstractSet[str] = frozenset()
 
 
-class Carried:
+class Backend:
     """An app's public port. `hosts`: those whose requests come, `writing` the ones of them with all methods, else with
     those that change nothing. `empty_since`: when its last machine went, of the loop's clock; None: it has some.
     `leaving`: it gets no requests any more, and is given back when those under way have ended. `untold`: those of
     `hosts` and `writing` that HAProxy is just being told of."""
 
-    def __init__(self, key: Key, backend: str) -> None:
+    def __init__(self, key: Key, backend_id: str) -> None:
         self.key = key
-        self.backend = backend
+        self.id = backend_id
         self.hosts: set[str] = set()
         self.writing: set[str] = set()
         self.untold: tuple[AbstractSet[str], AbstractSet[str]] = (NOTHING, NOTHING)
@@ -139,12 +139,12 @@ class Carried:
         return told, down
 
 
-class Table:
+class BackendTable:
     """All backends, and who has them."""
 
     def __init__(self) -> None:
-        self.carried: dict[Key, Carried] = {}
-        self.by_backend: dict[str, Carried] = {}
+        self.backends: dict[Key, Backend] = {}
+        self.by_id: dict[str, Backend] = {}
         self.kinds: list[Kind] = []
         self._free: dict[int, list[str]] = {}
 
@@ -155,7 +155,7 @@ class Table:
     def kind_of(self, port: int, service: ServicePort) -> Kind | None:
         return next((kind for kind in self.kinds if (kind.public, kind.service) == (port, service)), None)
 
-    def take(self, key: Key, service: ServicePort) -> Carried | None:
+    def take(self, key: Key, service: ServicePort) -> Backend | None:
         """A backend for an app, None: there is none left of its kind."""
         kind = self.kind_of(key[1], service)
         free = self._free.get(kind.number) if kind else None
@@ -163,23 +163,23 @@ class Table:
             return None
         return self._given(key, free.pop())
 
-    def adopt(self, key: Key, backend: str) -> Carried:
+    def adopt(self, key: Key, backend_id: str) -> Backend:
         """It is given already."""
         for free in self._free.values():
-            if backend in free:
-                free.remove(backend)
-        return self._given(key, backend)
+            if backend_id in free:
+                free.remove(backend_id)
+        return self._given(key, backend_id)
 
-    def _given(self, key: Key, backend: str) -> Carried:
-        carried = self.carried[key] = self.by_backend[backend] = Carried(key, backend)
-        return carried
+    def _given(self, key: Key, backend_id: str) -> Backend:
+        backend = self.backends[key] = self.by_id[backend_id] = Backend(key, backend_id)
+        return backend
 
-    def give_back(self, carried: Carried) -> None:
+    def give_back(self, backend: Backend) -> None:
         """Its machines are out of it."""
-        del self.carried[carried.key]
-        del self.by_backend[carried.backend]
-        number = int(carried.backend[1:].partition("b")[0])
-        self._free[number].append(carried.backend)
+        del self.backends[backend.key]
+        del self.by_id[backend.id]
+        number = int(backend.id[1:].partition("b")[0])
+        self._free[number].append(backend.id)
 
     def grow(self, port: int, service: ServicePort, count: int) -> None:
         """Another kind, or more of one."""
@@ -190,7 +190,7 @@ class Table:
         more = Kind(number=known.number, public=port, service=service, count=known.count + count)
         self.kinds[known.number] = more
         self._free.setdefault(more.number, [])
-        self._free[more.number] += reversed(backends(more)[known.count :])
+        self._free[more.number] += reversed(backend_ids(more)[known.count :])
 
     def renew(self, port: int, service: ServicePort) -> bool:
         """Make a kind that no app is of any more one of this service. False: there is none."""
@@ -210,41 +210,41 @@ class Table:
     def restore(self, kinds: tuple[Kind, ...]) -> None:
         """As a configuration has them, all free."""
         self.kinds = list(kinds)
-        self._free = {kind.number: list(reversed(backends(kind))) for kind in kinds}
+        self._free = {kind.number: list(reversed(backend_ids(kind))) for kind in kinds}
 
     def servers(self) -> dict[str, tuple[Server, ...]]:
         """Of each backend, those that are given requests."""
         return {
-            carried.backend: tuple(
+            backend.id: tuple(
                 Server(machine=name, host=machine.address[0], port=machine.address[1], slots=machine.slots)
-                for name, machine in carried.machines.items()
+                for name, machine in backend.machines.items()
                 if machine.open
             )
-            for carried in self.carried.values()
+            for backend in self.backends.values()
         }
 
     def hosts(self) -> dict[tuple[int, bool], dict[str, str]]:
         """Backends by public port, whether for all methods, and host."""
         found: dict[tuple[int, bool], dict[str, str]] = {}
-        for (_, port), carried in self.carried.items():
-            for writing, hosts in ((False, carried.hosts), (True, carried.writing)):
+        for (_, port), backend in self.backends.items():
+            for writing, hosts in ((False, backend.hosts), (True, backend.writing)):
                 for host in sorted(hosts):
-                    found.setdefault((port, writing), {})[host] = carried.backend
+                    found.setdefault((port, writing), {})[host] = backend.id
         return found
 
 
-def naming(config: Config, carried: Carried, hosts: Iterable[str], *, writing: bool) -> list[str]:
+def naming(config: Config, backend: Backend, hosts: Iterable[str], *, writing: bool) -> list[str]:
     """The commands that send hosts' requests to a backend."""
-    path = map_of(config.directory, carried.key[1], writing=writing)
-    return [f"add map {path} {host} {carried.backend}" for host in sorted(hosts)]
+    path = map_of(config.directory, backend.key[1], writing=writing)
+    return [f"add map {path} {host} {backend.id}" for host in sorted(hosts)]
 
 
-def forgetting(config: Config, carried: Carried) -> list[str]:
+def forgetting(config: Config, backend: Backend) -> list[str]:
     """And those that send none there any more."""
-    port = carried.key[1]
+    port = backend.key[1]
     return [
         f"del map {map_of(config.directory, port, writing=writing)} {host}"
-        for writing, hosts in ((False, carried.hosts), (True, carried.writing))
+        for writing, hosts in ((False, backend.hosts), (True, backend.writing))
         for host in sorted(hosts)
     ]
 

@@ -51,7 +51,7 @@ def line_of(record: bytes, app_of: Callable[[str], str]) -> str:
     )
 
 
-class Lines(asyncio.Protocol):
+class AccessRecords(asyncio.Protocol):
     """A connection of HAProxy's."""
 
     def __init__(self, access: AccessLog, app_of: Callable[[str], str]) -> None:

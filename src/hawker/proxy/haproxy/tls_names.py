@@ -17,11 +17,11 @@ from hawker.proxy.certificates import Certificate, Certificates
 from hawker.proxy.delegation import Delegator
 from hawker.proxy.embedded.context import Connection
 from hawker.proxy.embedded.counters import Counters
-from hawker.proxy.haproxy.carried import Key as Carried
+from hawker.proxy.haproxy.backends import Key as Carried
 from hawker.proxy.haproxy.config import carries
 from hawker.proxy.haproxy.keyring import Key, Keyring, key_of
 from hawker.proxy.haproxy.runtime import Runtime
-from hawker.proxy.haproxy.secured import names_of
+from hawker.proxy.haproxy.tls_config import names_of
 
 UNUSED_S = 600.0
 """How long a name stays open that nobody asks for."""
@@ -43,7 +43,7 @@ class Name:
         self.used_at = used_at
 
 
-class Names:
+class TlsNames:
     """Of the public ports `ports`. All that says something to HAProxy raises `Unreachable`."""
 
     def __init__(

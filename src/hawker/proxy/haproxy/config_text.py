@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hawker.proxy.embedded.settings import Settings
-from hawker.proxy.haproxy import secured
+from hawker.proxy.haproxy import tls_config
+from hawker.proxy.haproxy.access_records import RECORD_MOST, RING_BYTES, SOCKET, TEXT_MOST, record
 from hawker.proxy.haproxy.config import (
     ACTIVATOR,
     Config,
     Frontend,
     Kind,
-    backends,
+    backend_ids,
     is_tls,
     map_of,
     request_id,
     server_words,
     socket_of,
 )
-from hawker.proxy.haproxy.lines import RECORD_MOST, RING_BYTES, SOCKET, TEXT_MOST, record
 
 READING = "GET HEAD OPTIONS TRACE"
 """Methods that change nothing (RFC 9110, section 9.2.1)."""
@@ -54,13 +54,13 @@ def text(config: Config) -> str:
     """The configuration file."""
     parts = [_global(config), *([_ring(config)] if config.logged else []), _base(config)]
     if any(frontend.tls for frontend in config.frontends):
-        parts.append(_section(secured.bytes_only(config.times)))
+        parts.append(_section(tls_config.bytes_only(config.times)))
     for frontend in config.frontends:
         parts += _first(config, frontend) if frontend.tls else []
         parts += [_frontend(config, frontend), _activator(config, frontend)]
     for kind in config.kinds:
         parts.append(_kind(config, kind))
-        parts += [_backend(config, kind, name) for name in backends(kind)]
+        parts += [_backend(config, kind, name) for name in backend_ids(kind)]
     return "\n".join(parts)
 
 
@@ -71,7 +71,7 @@ def _global(config: Config) -> str:
         f"maxconn {config.connections}",
         f"stats socket {config.directory}/stats.sock mode 600 level admin",
         "stats timeout 1m",
-        f"lua-load {config.directory}/again.lua",
+        f"lua-load {config.directory}/replay.lua",
         f"hard-stop-after {_time(config.times.drain_s)}",
         f"tune.http.maxhdr {config.times.fields}",
         f"tune.http.logurilen {TARGET_MOST + 500}",  # of the first line, which has the host over HTTP/2
@@ -127,13 +127,13 @@ def _frontend(config: Config, frontend: Frontend) -> str:
 
     lines = [
         f"frontend p{public} from base",
-        secured.bind(public, config.directory, config.user if config.root else "") if tls else _bind(frontend),
+        tls_config.bind(public, config.directory, config.user if config.root else "") if tls else _bind(frontend),
         *(_log(config) if config.logged else []),
         *([f"maxconn {most(config)}"] if not tls and any(each.tls for each in config.frontends) else []),
-        *(secured.session(public, config.directory) if tls else _client(config.times, public)),
+        *(tls_config.session(public, config.directory) if tls else _client(config.times, public)),
         "http-request set-var(txn.head) req.hdrs",
         f"acl from_root {'pathq' if tls else 'url'} -m reg '{PLAIN_TARGET}'",
-        *(secured.choosing(public) if tls else ["acl current req.ver 1.1"]),
+        *(tls_config.choosing(public) if tls else ["acl current req.ver 1.1"]),
         f"acl reading method {READING}",
         f"{backend(False)} reading {{ var(txn.head) -m reg '{PLAIN_READING}' }}",
         f"{backend(True)} !reading {{ var(txn.head) -m reg '{PLAIN_FIELDS}' }} {{ req.body_size le {BODY_MOST} }} "
@@ -152,10 +152,10 @@ def _first(config: Config, frontend: Frontend) -> list[str]:
     """What is before TLS."""
     public, directory = frontend.public, config.directory
     before = [line for line in _client(config.times, public) if "sess.client" not in line]
-    ways = secured.backends(
-        public, config.inside(secured.socket_of(public)), config.inside(socket_of(secured.sniffer_of(public)))
+    ways = tls_config.backends(
+        public, config.inside(tls_config.socket_of(public)), config.inside(socket_of(tls_config.sniffer_of(public)))
     )
-    first = secured.first(public, _bind(frontend), directory, most(config), config.times, before)
+    first = tls_config.first(public, _bind(frontend), directory, most(config), config.times, before)
     return [_section(lines) for lines in (first, *ways)]
 
 
@@ -228,7 +228,7 @@ def _kind(config: Config, kind: Kind) -> str:
         "http-request disable-l7-retry if { nbsrv lt 2 }",
         *(["http-request set-log-level info"] if config.logged else []),
         *_added("request", _of_request(config, kind.public, tls), config.joined),
-        *(secured.of_kind(_time(config.times.idle_timeout_s)) if tls else []),
+        *(tls_config.of_kind(_time(config.times.idle_timeout_s)) if tls else []),
         f"http-request allow if {{ method {READING} }}",
         f"http-request disable-l7-retry unless {{ method {REPEATABLE} }}",
         # Its answer may be that it is for another machine.
@@ -257,7 +257,7 @@ def _of_request(config: Config, public: int, tls: bool) -> list[tuple[str, str]]
 def _answers(config: Config, kind: Kind) -> list[str]:
     """Rules for answers. The activator's are what they should be; most of machines' get a few fields, and no more."""
     service = kind.service
-    again = f"http-response lua.again unix@{config.inside(socket_of(kind.public))}"
+    again = f"http-response lua.replay unix@{config.inside(socket_of(kind.public))}"
     removed = {name.decode() for name in service.removed_headers}
     given = [(name.decode(), value.decode()) for name, value in service.set_headers if name.decode() not in removed]
     cut = removed | {name for name, _ in given}
@@ -312,7 +312,7 @@ def _backend(config: Config, kind: Kind, name: str) -> str:
     lines = [
         f"backend {name} from k{kind.number}",
         f"use-server {ACTIVATOR} if {{ be_conn_free lt 1 }}",
-        *(secured.of_backend() if is_tls(kind) else []),
+        *(tls_config.of_backend() if is_tls(kind) else []),
         f"server {ACTIVATOR} unix@{config.inside(socket_of(kind.public))} id 1 backup",
         *(f"server {server.machine} {server_words(server)}" for server in config.servers.get(name, ())),
     ]

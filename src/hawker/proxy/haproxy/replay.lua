@@ -47,7 +47,7 @@ local function said_by(txn)
   return txn.f:srv_name() .. " " .. kind .. " " .. txn.c:base64(text)
 end
 
-core.register_action("again", { "http-res" }, function(txn, address)
+core.register_action("replay", { "http-res" }, function(txn, address)
   local method, url, head = txn.f:method(), txn.f:capture_req_uri(), txn:get_var("txn.head")
   local reply = txn:reply({ status = 502, reason = "Bad Gateway" })
   local socket = core.tcp()

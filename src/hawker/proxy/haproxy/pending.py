@@ -1,0 +1,42 @@
+"""The apps and hosts that HAProxy may carry, and was not told of yet. Pure."""
+
+from __future__ import annotations
+
+from hawker.proxy.haproxy.backends import HOSTS_MOST, Key
+
+
+class PendingHosts:
+    """Hosts of an app's public port that HAProxy may carry; `writing`: those that were sent what changes something."""
+
+    __slots__ = ("hosts", "writing")
+
+    def __init__(self) -> None:
+        self.hosts: set[str] = set()
+        self.writing: set[str] = set()
+
+
+class Pending:
+    """All that HAProxy was not told of, by app and public port."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[Key, PendingHosts] = {}
+
+    def add(self, key: Key, host: str, *, writing: bool) -> bool:
+        """Whether that is news."""
+        new_hosts = self._hosts.setdefault(key, PendingHosts())
+        hosts = new_hosts.writing if writing else new_hosts.hosts
+        if host in hosts or len(hosts) >= HOSTS_MOST:
+            return False
+        hosts.add(host)
+        return True
+
+    def again(self, key: Key, new_hosts: PendingHosts) -> None:
+        """It could not be done yet."""
+        known = self._hosts.setdefault(key, new_hosts)
+        known.hosts |= new_hosts.hosts
+        known.writing |= new_hosts.writing
+
+    def taken(self) -> dict[Key, PendingHosts]:
+        """All that there are, which are none any more."""
+        all_hosts, self._hosts = self._hosts, {}
+        return all_hosts
