@@ -85,7 +85,7 @@ def taken(directory: Path, service: ServicePort = RICH, *, joined: bool = True) 
         (directory / "errors" / f"{status}.http").write_bytes(error_file(status, "hawker"))
     import hawker.proxy.haproxy as package
 
-    (directory / "replay.lua").write_bytes((Path(package.__file__).parent / "again.lua").read_bytes())
+    (directory / "replay.lua").write_bytes((Path(package.__file__).parent / "replay.lua").read_bytes())
     (directory / "haproxy.cfg").write_text(text(config(str(directory), root=False, service=service, joined=joined)))
     argv = [shutil.which("haproxy") or "haproxy", "-c", "-q", "-f", str(directory / "haproxy.cfg")]
     return subprocess.run(argv, capture_output=True, text=True, check=False).stderr

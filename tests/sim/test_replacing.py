@@ -8,9 +8,9 @@ import pytest
 
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow
+from hawker.sim.clients.api import Api, machine_config
 from hawker.sim.cluster import Cluster
 from hawker.sim.fleet import PORT, TOKEN
-from hawker.sim.people.asking import Api, machine_config
 from hawker.sim.plan import Plan
 from hawker.sim.platform.logs import logs_into
 from hawker.sim.platform.loop import SimLoop, run
@@ -36,7 +36,7 @@ def test_a_machine_that_was_ordered_anew_is_destroyed_where_it_is_now_and_stays_
 
     async def story(cluster: Cluster) -> None:
         one, other = (
-            Api({node.name: (node.station.address, PORT)}, TOKEN, cluster.operator.api._rng, cluster.book)
+            Api({node.name: (node.station.address, PORT)}, TOKEN, cluster.operator.api._rng, cluster.oracle)
             for node in cluster.brokers
         )
         body = {"config": machine_config("serve", "a"), "region": "ord"}

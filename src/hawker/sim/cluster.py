@@ -15,15 +15,15 @@ from typing import Any
 from hawker.model.rows import UNENDED, ReservationRow, RunRow
 from hawker.sim.checks import promises, watch
 from hawker.sim.checks.paths import Paths
+from hawker.sim.clients.operator import Operator
+from hawker.sim.clients.orderers import Client
+from hawker.sim.clients.owners import Owner
 from hawker.sim.faults.drawing import faults_of
 from hawker.sim.faults.faults import Faults
 from hawker.sim.faults.kinds import KINDS, OF_USERS
 from hawker.sim.fleet import Fleet
 from hawker.sim.hosts.node import MakeAgent, Node, the_agent
 from hawker.sim.hosts.world import Program
-from hawker.sim.people.clients import Client
-from hawker.sim.people.operator import Operator
-from hawker.sim.people.owners import Owner
 from hawker.sim.plan import REGIONS, Plan
 from hawker.sim.platform.logs import logs_into
 from hawker.sim.platform.loop import SimLoop, Stalled
@@ -121,7 +121,7 @@ class Cluster(Fleet):
         """Clients come to an end; those in doubt ask again; an operator opens what is cordoned."""
         _, late = await asyncio.wait(tasks, timeout=DRAIN_S)
         if late:
-            self.book.violations.append(
+            self.oracle.violations.append(
                 f"L2: {len(late)} clients were still waiting {DRAIN_S:g} s after the faults ended"
             )
         settling = [self.in_process(client.name, client.settle()) for client in self.clients]
@@ -136,7 +136,7 @@ class Cluster(Fleet):
         until, quiet = self.loop.time() + REST_S, 0
         while quiet < QUIET_LOOKS:
             if self.loop.time() > until:
-                self.book.violations.append(f"L2: not at rest after {REST_S:g} s: {'; '.join(self.busy())[:2000]}")
+                self.oracle.violations.append(f"L2: not at rest after {REST_S:g} s: {'; '.join(self.busy())[:2000]}")
                 return
             await self.in_process("operator", self.operator.retry_parked())
             await asyncio.sleep(LOOK_S)
@@ -147,7 +147,7 @@ class Cluster(Fleet):
         until = self.loop.time() + CONVERGE_S
         while wrong := watch.check(self):
             if self.loop.time() > until:
-                self.book.violations += [f"after {CONVERGE_S:g} s: {what}" for what in wrong[:20]]
+                self.oracle.violations += [f"after {CONVERGE_S:g} s: {what}" for what in wrong[:20]]
                 return
             await asyncio.sleep(LOOK_S)
 
@@ -155,7 +155,7 @@ class Cluster(Fleet):
         """Everything that was wrong."""
         self.paths.at_end(self.requests())
         return [
-            *self.book.violations,
+            *self.oracle.violations,
             *self.paths.violations,
             *self.watch.violations,
             *promises.check(self, self.faults),

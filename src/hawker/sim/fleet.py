@@ -17,13 +17,13 @@ from hawker.agent.settings import AgentSettings, BrokerRole, CatalogSettings, To
 from hawker.model.guest import Resources
 from hawker.proxy.embedded.settings import Settings as Embedded
 from hawker.proxy.settings import ProxySettings, RouterSettings
+from hawker.sim.clients import users
+from hawker.sim.clients.api import Api
+from hawker.sim.clients.oracle import Oracle
+from hawker.sim.clients.orderers import PROGRAMS
+from hawker.sim.clients.owners import WEB
 from hawker.sim.hosts.node import DIRECTORY, MakeAgent, Node
 from hawker.sim.hosts.world import Program
-from hawker.sim.people import users
-from hawker.sim.people.asking import Api
-from hawker.sim.people.book import Book
-from hawker.sim.people.clients import PROGRAMS
-from hawker.sim.people.owners import WEB
 from hawker.sim.plan import MEMORY_MIB, REGIONS, Plan
 from hawker.sim.platform.loop import SimLoop
 from hawker.sim.platform.net import Net
@@ -59,7 +59,7 @@ class Fleet:
         self.plan = plan
         self.record = Record(loop.time)
         self.net = Net(loop, self.record, str(plan.seed), REGIONS)
-        self.book = Book()
+        self.oracle = Oracle()
         self.nodes: dict[str, Node] = {}
         self.losses: dict[str, list[tuple[float, float]]] = {}
         self.capacities: dict[str, Resources] = {}
@@ -126,7 +126,7 @@ class Fleet:
         """For somebody who asks the brokers, and what decides about all that they do."""
         brokers = {node.name: (node.station.address, PORT) for node in self.brokers}
         rng = random.Random(f"{self.plan.seed}/client/{name}")
-        return Api(brokers, TOKEN, rng, self.book), rng
+        return Api(brokers, TOKEN, rng, self.oracle), rng
 
     def in_process(self, station: str, coro: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         process = Process(station, self.net.stations[station])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from hawker.sim.people.owners import SERVED, Served
+from hawker.sim.clients.owners import SERVED, Served
 
 REGIONS = ["ord", "fra", "syd"]
 WORKERS = (("ord", 3), ("fra", 2), ("syd", 2))

@@ -46,7 +46,7 @@ def simulate(plan: Plan, make: MakeAgent = the_agent, *, tell: Callable[[int, st
                 await cluster.run()
                 violations = cluster.violations
             except Stalled as error:
-                violations = [*cluster.book.violations, f"L2: {error.message}"]
+                violations = [*cluster.oracle.violations, f"L2: {error.message}"]
         return Report(
             plan=plan,
             version=__version__,
@@ -57,7 +57,7 @@ def simulate(plan: Plan, make: MakeAgent = the_agent, *, tell: Callable[[int, st
             violations=violations,
             fired=dict(cluster.faults.fired),
             paths=dict(cluster.paths.taken(cluster.faults.fired)),
-            answers=dict(cluster.book.answers + cluster.requests()),
+            answers=dict(cluster.oracle.answers + cluster.requests()),
             kinds=dict(cluster.record.kinds),
             last=cluster.record.last(),
         )

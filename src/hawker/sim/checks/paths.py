@@ -89,7 +89,7 @@ class Paths:
 
     def taken(self, fired: Mapping[str, int]) -> Counter[str]:
         """`fired`: faults by their kind."""
-        found = self._taken + self._fleet.book.paths
+        found = self._taken + self._fleet.oracle.paths
         found["a write was torn"] += sum(node.disk.fates["torn"] for node in self._fleet.nodes.values())
         found["a kill between accept and reply"] += fired.get("kill before the reply", 0)
         return +found
@@ -155,7 +155,7 @@ class Paths:
                 self._lost.add(spec.key)
             return
         for key, (other, machine) in self.running.items():
-            if machine == spec.machine and other != node.name and machine in fleet.book.replaced:
+            if machine == spec.machine and other != node.name and machine in fleet.oracle.replaced:
                 self.take("two generations of a machine ran at once")
             elif machine == spec.machine:
                 self.violations.append(

@@ -18,11 +18,11 @@ from hawker.model.machine import State
 from hawker.model.rows import MachineRow
 from hawker.sim.checks import acknowledged, invariants
 from hawker.sim.checks.operations import Operations
+from hawker.sim.clients.oracle import DOUBT, FILLED, REFUSED, Order
+from hawker.sim.clients.orderers import PATIENCE_S
 from hawker.sim.faults.faults import Faults
 from hawker.sim.fleet import Fleet
 from hawker.sim.hosts.node import Node
-from hawker.sim.people.book import DOUBT, FILLED, REFUSED, Order
-from hawker.sim.people.clients import PATIENCE_S
 
 OWNER = "alice"
 TASKS_AT_REST_MAX = 10
@@ -86,7 +86,7 @@ def _orders(fleet: Fleet, logs: Mapping[str, Operations]) -> Iterator[str]:
                 known[row.id] = row
             if row.state is not State.destroyed:
                 rows[row.name].append((node, row))
-    for order in fleet.book.orders.values():
+    for order in fleet.oracle.orders.values():
         there = rows.pop(order.label, [])
         shown = [f"{row.id} on {node.name} ({row.state})" for node, row in there]
         if len(there) > 1 and not _claim_lost(fleet, order):
@@ -120,7 +120,7 @@ def _filled(fleet: Fleet, order: Order, row: MachineRow | None, forgetful: Colle
     if gone and not (order.destroy_asked or order.auto_destroy):
         yield f"S2: machine {row.id} of order {order.label} was destroyed, which nobody asked for: {row.cause}"
     # One that was ordered anew at the same time, by somebody else, may have come after it.
-    last = order.destroyed and order.destroyed[0] >= fleet.book.replaced.get(order.machine, 0.0)
+    last = order.destroyed and order.destroyed[0] >= fleet.oracle.replaced.get(order.machine, 0.0)
     if order.destroyed and last and not gone and not fleet.forgot(order.worker, *order.destroyed):
         told = f"was said to be destroyed at {order.destroyed[1]:.3f}"
         yield f"S2: machine {row.id} of order {order.label} {told} and is {row.state}"
@@ -142,7 +142,7 @@ def _claim_lost(fleet: Fleet, order: Order) -> bool:
 
 def _late(fleet: Fleet, faults: Faults) -> Iterator[str]:
     """S6: a broker that lives and can be reached answers an order in time, whatever its workers do."""
-    for order in fleet.book.orders.values():
+    for order in fleet.oracle.orders.values():
         for began, broker in order.late:
             if not faults.troubled(broker, order.owner, began - PATIENCE_S, began + PATIENCE_S):
                 yield f"S6: {broker} did not answer order {order.label}, asked at {began:.3f}, in {PATIENCE_S:g} s"
@@ -174,6 +174,6 @@ def _left_over(fleet: Fleet) -> Iterator[str]:
 
 def _leaks(fleet: Fleet, faults: Faults) -> Iterator[str]:
     """S17: while a lease is held, a change without its nonce is refused."""
-    for at_s, order in fleet.book.leaks:
+    for at_s, order in fleet.oracle.leaks:
         if order.worker not in faults.clocks_moved and not fleet.forgot(order.worker, at_s, at_s + PATIENCE_S):
             yield f"S17: machine {order.machine} was changed at {at_s:.3f} without the nonce of a lease that was held"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from hawker.errors import Broken
+from hawker.sim.clients.orderers import IMAGES
 from hawker.sim.faults.faults import Faults
 from hawker.sim.hosts.node import Node
-from hawker.sim.people.clients import IMAGES
 from hawker.sim.plan import Fault
 
 

@@ -14,9 +14,9 @@ from collections import Counter
 import msgspec
 
 from hawker.model.rows import MachineRow, RunRow
+from hawker.sim.clients.api import Answer, Api, machine_config
 from hawker.sim.cluster import Cluster, lives
 from hawker.sim.hosts.world import Program
-from hawker.sim.people.asking import Answer, Api, machine_config
 from hawker.sim.plan import Fault, Plan
 from hawker.sim.platform.loop import SimLoop, run
 

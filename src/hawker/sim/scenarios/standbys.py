@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
+from hawker.sim.clients.api import machine_config
+from hawker.sim.clients.owners import SERVED
 from hawker.sim.cluster import Cluster, lives
 from hawker.sim.hosts.node import Node
-from hawker.sim.people.asking import machine_config
-from hawker.sim.people.owners import SERVED
 from hawker.sim.plan import Plan
 from hawker.sim.platform.loop import SimLoop, run
 

@@ -17,11 +17,11 @@ from hawker.model.catalog import LogId, Position
 from hawker.model.door import AUTOSTART, AUTOSTOP
 from hawker.model.rows import LogHeadRow, RunRow
 from hawker.sim.checks.paths import Paths
+from hawker.sim.clients.messages import message
+from hawker.sim.clients.owners import HARD
 from hawker.sim.fleet import Fleet
 from hawker.sim.hosts.node import Node
 from hawker.sim.hosts.world import Placed
-from hawker.sim.people.messages import message
-from hawker.sim.people.owners import HARD
 from hawker.sim.platform.processes import PROCESS, Connection, Process
 from hawker.worker.drivers.base import InstanceSpec
 

@@ -24,12 +24,12 @@ from typing import Any
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow
 from hawker.sim.checks.paths import Paths
+from hawker.sim.clients.operator import Operator
+from hawker.sim.clients.owners import Owner, Served
+from hawker.sim.clients.users import END_S, PORT, Outcome, Users, Wish, early, untimely, wishes
 from hawker.sim.faults.faults import Faults
 from hawker.sim.fleet import IDLE_LOOK_S, IDLE_S, Fleet
 from hawker.sim.hosts.node import Node
-from hawker.sim.people.operator import Operator
-from hawker.sim.people.owners import Owner, Served
-from hawker.sim.people.users import END_S, PORT, Outcome, Users, Wish, early, untimely, wishes
 from hawker.sim.traffic.serving import Serving
 
 PEAK = 4.0

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable
 
-from hawker.sim.people.asking import SETTLE_TRIES, Api
+from hawker.sim.clients.api import SETTLE_TRIES, Api
 
 
 class Operator:
@@ -49,5 +49,5 @@ class Operator:
         runs = answer.body if answer.status == 200 and isinstance(answer.body, list) else []
         for run in runs:
             if (await self.api.ask("POST", f"/v1/hawker/runs/{run['id']}/retry")).status == 200:
-                self.api.book.paths["a parked run was tried again"] += 1
+                self.api.oracle.paths["a parked run was tried again"] += 1
         return len(runs)

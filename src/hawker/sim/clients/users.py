@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hawker.sim.people.messages import message
+from hawker.sim.clients.messages import message
 
 DOMAIN = "apps.example"
 PORT = 80

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from math import inf
 from typing import Any
 
-from hawker.sim.people.asking import ANSWER_S, SETTLE_TRIES, Answer, Api, machine_config
-from hawker.sim.people.book import DOUBT, FILLED, REFUSED, Acknowledged, Order
+from hawker.sim.clients.api import ANSWER_S, SETTLE_TRIES, Answer, Api, machine_config
+from hawker.sim.clients.oracle import DOUBT, FILLED, REFUSED, Acknowledged, Order
 
 PATIENCE_S = 45.0
 """Of a patient client: above all the time limits of an order together, in three regions and with a key."""
@@ -36,7 +36,7 @@ class Client:
         self._regions = regions
         self._now = now
         self._number = 0
-        self._book = api.book
+        self._oracle = api.oracle
 
     async def run(self, until_s: float) -> None:
         acts: dict[Callable[[], Awaitable[None]], int] = {
@@ -71,7 +71,7 @@ class Client:
                     break
                 await asyncio.sleep(1)
             else:
-                self._book.violations.append(f"L2: order {order.label} never came to a definite answer")
+                self._oracle.violations.append(f"L2: order {order.label} never came to a definite answer")
 
     # --- orders ------------------------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class Client:
     def _new_order(self, regions: list[str], *, keyed: bool) -> Order:
         self._number += 1
         label = f"{self.name}-{self._number}"
-        order = self._book.orders[label] = Order(
+        order = self._oracle.orders[label] = Order(
             label=label,
             key=f"key-{label}" if keyed else "",
             app=self._rng.choice(self._apps),
@@ -123,20 +123,20 @@ class Client:
                 return
 
     async def _replace(self, order: Order) -> None:
-        self._book.replaced[order.machine] = inf
+        self._oracle.replaced[order.machine] = inf
         body = {"config": self._config(order), "replaces": order.machine}
         for attempt in range(3):
             began = self._now()
             answer = await self.api.ask("POST", f"/v1/apps/{order.app}/machines", body)
-            self._book.answers[f"order anew {answer.status} {answer.word}".rstrip()] += 1
+            self._oracle.answers[f"order anew {answer.status} {answer.word}".rstrip()] += 1
             if answer.status == 200 and answer.body["id"] == order.machine:
-                self._book.paths["a machine was ordered anew"] += 1
+                self._oracle.paths["a machine was ordered anew"] += 1
                 order.worker, order.region = answer.body["hawker"]["worker"], answer.body["region"]
                 order.asked_s, order.filled_s = began, self._now()
             elif answer.status == 200:
                 self._violated(f"S4: machine {order.machine} was ordered anew and became {answer.body['id']}")
             if answer.definite:
-                self._book.replaced[order.machine] = self._now()
+                self._oracle.replaced[order.machine] = self._now()
                 return
             await asyncio.sleep(self._rng.uniform(0.1, 1.0) * 2**attempt)
 
@@ -172,7 +172,7 @@ class Client:
         timeout_s = PATIENCE_S if self._rng.random() < 0.2 else ANSWER_S
         began = self._now()
         answer = await self.api.ask("POST", path, self._body(order), headers=headers, order=True, timeout_s=timeout_s)
-        self._book.answers[f"order {answer.status} {answer.word}".rstrip()] += 1
+        self._oracle.answers[f"order {answer.status} {answer.word}".rstrip()] += 1
         if answer.status == 0 and answer.sent and self._now() - began >= PATIENCE_S - 0.001:
             order.late.append((began, answer.broker))
         if answer.status == 200:
@@ -199,7 +199,7 @@ class Client:
         if body["name"] != order.label:
             self._violated(f"S4: order {order.label} was answered with machine {machine} named {body['name']}")
         if order.doubtful:
-            self._book.paths["an order in doubt was found again by its key"] += 1
+            self._oracle.paths["an order in doubt was found again by its key"] += 1
         order.outcome, order.machine, order.worker, order.region = FILLED, machine, worker, region
         order.asked_s, order.filled_s = began, self._now()
 
@@ -278,19 +278,19 @@ class Client:
         if taken.status != 201:
             return
         nonce = taken.body["data"]["nonce"]
-        self._book.acknowledged.append(Acknowledged("lease", *machine, taken.request, began, self._now(), nonce))
+        self._oracle.acknowledged.append(Acknowledged("lease", *machine, taken.request, began, self._now(), nonce))
         headers = {"fly-machine-lease-nonce": nonce}
         began = self._now()
         intruder = await self._on(order, "stop", "POST", "/stop", {})
         if intruder.status == 200:
-            self._book.leaks.append((began, order))
+            self._oracle.leaks.append((began, order))
         await self._on(order, "start", "POST", "/start", headers=headers)
         await self._on(order, "release lease", "DELETE", "/lease", headers=headers)
 
     async def make_app(self) -> None:
         self._number += 1
         answer = await self.api.ask("POST", "/v1/apps", {"app_name": f"app-{self.name}-{self._number}"})
-        self._book.answers[f"make app {answer.status}"] += 1
+        self._oracle.answers[f"make app {answer.status}"] += 1
 
     async def _act(self, name: str, method: str, path: str, body: Any = None, *, wanted: Any = None) -> None:
         if order := self._one():
@@ -312,13 +312,13 @@ class Client:
         began, machine = self._now(), (order.machine, order.worker)
         target = f"/v1/apps/{order.app}/machines/{order.machine}{path}"
         answer = await self.api.ask(method, target, body, headers=headers)
-        self._book.answers[f"{name} {answer.status} {answer.word}".rstrip()] += 1
+        self._oracle.answers[f"{name} {answer.status} {answer.word}".rstrip()] += 1
         if method != "GET" and 200 <= answer.status < 300 and name != "lease":
-            self._book.acknowledged.append(Acknowledged(name, *machine, answer.request, began, self._now(), wanted))
+            self._oracle.acknowledged.append(Acknowledged(name, *machine, answer.request, began, self._now(), wanted))
         return answer
 
     def _mine(self) -> list[Order]:
-        return [order for order in self._book.orders.values() if order.owner == self.name]
+        return [order for order in self._oracle.orders.values() if order.owner == self.name]
 
     def _one(self) -> Order | None:
         """A machine that is there, as far as anybody knows; seldom another client's."""
@@ -328,7 +328,7 @@ class Client:
         return self._rng.choice(mine) if mine else None
 
     def _violated(self, what: str) -> None:
-        self._book.violations.append(f"{self._now():.3f}: {what}")
+        self._oracle.violations.append(f"{self._now():.3f}: {what}")
 
 
 PROGRAMS: dict[str, tuple[int, dict[str, Any]]] = {

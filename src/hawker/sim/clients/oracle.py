@@ -53,7 +53,7 @@ class Acknowledged(NamedTuple):
     wanted: Any
 
 
-class Book:
+class Oracle:
     """Every order by its label, every operation that was acknowledged, and what was wrong with an answer the moment it
     came."""
 

@@ -7,10 +7,10 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
-from hawker.sim.people.asking import SETTLE_TRIES, Api, machine_config
-from hawker.sim.people.book import FILLED, Order
-from hawker.sim.people.clients import Client
-from hawker.sim.people.users import PORT, SILENT_S
+from hawker.sim.clients.api import SETTLE_TRIES, Api, machine_config
+from hawker.sim.clients.oracle import FILLED, Order
+from hawker.sim.clients.orderers import Client
+from hawker.sim.clients.users import PORT, SILENT_S
 
 HARD = "HARD_LIMIT"
 """The variable of a machine's environment that tells its program what it may be given at a time."""
@@ -68,7 +68,7 @@ class Owner(Client):
         self._number += 1
         label = f"{app.name}-{self._number}"
         self._ports[label] = FIRST_PORT + self._number
-        order = self._book.orders[label] = Order(
+        order = self._oracle.orders[label] = Order(
             label=label,
             key=f"key-{label}",
             app=app.name,

@@ -1,4 +1,4 @@
-"""How people ask the market in a simulation: over HTTP, each time through another broker."""
+"""How clients ask the market in a simulation: over HTTP, each time through another broker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from hawker.client.connection import Peer
 from hawker.client.wire import PeerUnreachable
-from hawker.sim.people.book import Book
+from hawker.sim.clients.oracle import Oracle
 
 ANSWER_S = 15.0
 SETTLE_TRIES = 40
@@ -40,11 +40,11 @@ class Answer(msgspec.Struct, frozen=True):
 class Api:
     """The public API through one of several brokers, drawn anew for each request."""
 
-    def __init__(self, brokers: Mapping[str, tuple[str, int]], token: str, rng: random.Random, book: Book) -> None:
+    def __init__(self, brokers: Mapping[str, tuple[str, int]], token: str, rng: random.Random, oracle: Oracle) -> None:
         headers = {"authorization": f"Bearer {token}"}
         self._peers = {name: Peer(*address, headers=headers) for name, address in brokers.items()}
         self._rng = rng
-        self.book = book
+        self.oracle = oracle
 
     async def ask(
         self,
@@ -58,7 +58,7 @@ class Api:
     ) -> Answer:
         broker = self._rng.choice(sorted(self._peers))
         raw = b"" if body is None else msgspec.json.encode(body)
-        self.book.in_flight[broker] += order
+        self.oracle.in_flight[broker] += order
         try:
             response = await self._peers[broker].request(
                 method, path, body=raw, headers=headers or {}, timeout_s=timeout_s
@@ -66,7 +66,7 @@ class Api:
         except PeerUnreachable as error:
             return Answer(0, broker=broker, sent=error.sent)
         finally:
-            self.book.in_flight[broker] -= order
+            self.oracle.in_flight[broker] -= order
         request = response.headers.get("fly-request-id", "")
         try:
             body = _decode(response.body) if response.body else None

@@ -1,1 +1,0 @@
-"""Who asks: clients of the market, owners and users of apps, an operator; and the book of what they were told."""
