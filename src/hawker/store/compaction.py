@@ -23,7 +23,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from hawker.model.rows import ROWS, LogFloorRow, Row
+from hawker.model.rows import LogFloorRow, Row
 from hawker.store import log
 from hawker.store.db import Store
 from hawker.store.tx import Tx
@@ -63,8 +63,6 @@ class Last(NamedTuple):
 
 Over = Callable[[Tx, Collection[Last]], Collection[tuple[type[Row], str]]]
 """Which of these rows are over, and which others with them: they are deleted."""
-
-_KINDS = {kind.table: kind for kind in ROWS}
 
 
 class Compaction:
@@ -131,7 +129,7 @@ class Compaction:
         last = [
             Last(kind, key, body)
             for (table, key), body in part
-            if body is not None and (kind := _KINDS.get(table)) and tx.body(kind, key) == body
+            if body is not None and (kind := self._store.types.get(table)) and tx.body(kind, key) == body
         ]
         over = set(self._over(tx, last))
         stays = [row for row in last if (row.kind, row.key) not in over]

@@ -19,7 +19,8 @@ import msgspec
 
 from hawker.errors import Broken, Corrupt, DiskFailed, DiskFull, StoreError
 from hawker.model.rows import LogFloorRow
-from hawker.store import log
+from hawker.store import log, schema
+from hawker.store.schema import Schema
 
 BUSY_MS = 5000
 WAL_PAGES_AT_FIRST = 2000
@@ -64,8 +65,9 @@ def make_private(path: Path | str) -> None:
         raise kind(f"{path} cannot be read or written: {error.strerror}") from error
 
 
-def prepare(db: apsw.Connection, *, exclusive: bool) -> None:
-    """Make a fresh connection the writer of its database: settings, migrations, check of the log's end.
+def prepare(db: apsw.Connection, *, exclusive: bool, schemas: Sequence[Schema] = ()) -> None:
+    """Make a fresh connection the writer of its database: settings, migrations, check of the log's end. `schemas` are
+    the tables that kinds bring.
 
     `exclusive` does without shared memory, for file systems that have none: no second connection can open the database.
     Raises `Corrupt`, `StoreError`, and what SQLite raises.
@@ -82,6 +84,7 @@ def prepare(db: apsw.Connection, *, exclusive: bool) -> None:
     db.execute(f"pragma wal_autocheckpoint = {WAL_PAGES_AT_FIRST}")  # unless `store.checkpoints` does it
     db.execute(f"pragma journal_size_limit = {_WAL_BYTES_KEPT}")
     _migrate(db)
+    schema.migrate(db, schemas)
     _check_tail(db)
     if not exclusive:
         _make_smaller(db)

@@ -13,7 +13,7 @@ What a change may do is in `store.tx`. Reads outside a change go to a second con
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -23,10 +23,12 @@ import apsw
 
 from hawker.errors import DiskFailed, StoreError
 from hawker.host import Host
-from hawker.store import log
+from hawker.model.rows import Row
+from hawker.store import log, schema
 from hawker.store.checkpoints import Checkpoints
 from hawker.store.connection import LOOK, make_private, prepare, rows, translated
 from hawker.store.reserve import Reserve
+from hawker.store.schema import Schema
 from hawker.store.tx import Commit, Known, Reads, Tx
 
 T = TypeVar("T")
@@ -56,6 +58,8 @@ class Store:
     `on_change` are called at the end of each change, inside its transaction, with the rows that it wrote, and may write
     more: that is how what a node publishes gets into the same commit.
 
+    `types` are the types of the rows of each table.
+
     `reserve`, when set, is given up by the first commit that finds no room; its changes are tried once more then.
 
     `full`: the last commit found no room, or the disk has failed; new orders are to be refused. `failed` says why
@@ -70,10 +74,12 @@ class Store:
         host: Host,
         on_commit: Callable[[str], None] | None = None,
         checkpoints: Checkpoints | None = None,
+        types: Mapping[str, type[Row]] | None = None,
     ) -> None:
         self._db = db
         self._checkpoints = checkpoints
         self._reader = reader
+        self.types = types or schema.types(())
         self._host = host
         self._on_commit = on_commit
         self._queue: list[_Pending] = []
@@ -99,9 +105,11 @@ class Store:
         *,
         vfs: str | None = None,
         on_commit: Callable[[str], None] | None = None,
+        schemas: Sequence[Schema] = (),
     ) -> Store:
         """Open or make the database at `path`. Raises `Corrupt` when SQLite or the log's end says so, `StoreError` when
-        it was written by a newer Hawker or cannot be opened.
+        it was written by a newer Hawker, has things of a kind that is not installed, or cannot be opened. `schemas` are
+        the tables that kinds bring.
 
         `vfs` names a simulated disk. It has no shared memory, so one connection serves reads and writes, and all on the
         caller's thread.
@@ -112,7 +120,7 @@ class Store:
             try:
                 db = apsw.Connection(str(path), vfs=vfs)
                 undo.callback(_close, db)
-                prepare(db, exclusive=vfs is not None)
+                prepare(db, exclusive=vfs is not None, schemas=schemas)
                 reader = db
                 if vfs is None:
                     reader = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
@@ -121,7 +129,7 @@ class Store:
                 if vfs is None:
                     checkpoints = Checkpoints(db)
                     undo.callback(checkpoints.close)
-                store = cls(db, reader, host, on_commit, checkpoints)
+                store = cls(db, reader, host, on_commit, checkpoints, schema.types(schemas))
             except apsw.Error as error:
                 raise translated(error, str(path)) from error
             undo.pop_all()

@@ -6,7 +6,7 @@ time when tables are rebuilt; comparing reads one snapshot and can be done besid
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,9 @@ import apsw
 import msgspec
 
 from hawker.errors import Corrupt
-from hawker.model.rows import ROWS
 from hawker.store import log
 from hawker.store.connection import BUSY_MS, cut_off, rows, translated
-
-TABLES = tuple(row.table for row in ROWS)
+from hawker.store.schema import tables
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -55,13 +53,14 @@ def verify(path: Path | str, *, rebuild: bool = False, vfs: str | None = None) -
         if vfs:
             db.execute("pragma locking_mode = exclusive")
         db.execute("begin immediate" if rebuild else "begin")
-        images = _replay(db, report)
+        known = tables(db)
+        images = _replay(db, known, report)
         damaged = report.faults[0] if report.faults else ""
-        _compare(db, images, report)
+        _compare(db, known, images, report)
         if rebuild:
             if damaged:
                 raise Corrupt(f"{path}: the log itself is damaged, so nothing was rebuilt: {damaged}")
-            _rewrite(db, images)
+            _rewrite(db, known, images)
             report.rebuilt = True
         db.execute("commit")
     except (apsw.CorruptError, apsw.NotADBError) as error:
@@ -75,7 +74,7 @@ def verify(path: Path | str, *, rebuild: bool = False, vfs: str | None = None) -
     return report
 
 
-def _replay(db: apsw.Connection, report: Report) -> dict[tuple[str, str], bytes]:
+def _replay(db: apsw.Connection, known: Collection[str], report: Report) -> dict[tuple[str, str], bytes]:
     images: dict[tuple[str, str], bytes] = {}
     try:
         report.cut, previous = cut_off(db)
@@ -102,7 +101,7 @@ def _replay(db: apsw.Connection, report: Report) -> dict[tuple[str, str], bytes]
             report.faults.append(f"log record {seq}: its row images do not read: {error}")
             continue
         for table, key, body in entries:
-            if table not in TABLES:
+            if table not in known:
                 report.faults.append(f"log record {seq}: writes to a table this Hawker does not know, {table}")
             elif body is None:
                 images.pop((table, key), None)
@@ -111,10 +110,10 @@ def _replay(db: apsw.Connection, report: Report) -> dict[tuple[str, str], bytes]
     return images
 
 
-def _compare(db: apsw.Connection, images: dict[tuple[str, str], bytes], report: Report) -> None:
+def _compare(db: apsw.Connection, known: Collection[str], images: dict[tuple[str, str], bytes], report: Report) -> None:
     # SQLite's own check first: it also compares every index with its table.
     report.faults += [f"SQLite: {line}" for (line,) in rows(db, "pragma integrity_check") if line != "ok"]
-    for table in TABLES:
+    for table in known:
         found = rows(db, f"select cast(id as blob), cast(body as blob) from {table}")
         stored = {key.decode(errors="replace"): body for key, body in found}
         logged = {key: body for (t, key), body in images.items() if t == table}
@@ -128,8 +127,8 @@ def _compare(db: apsw.Connection, images: dict[tuple[str, str], bytes], report: 
                 report.faults.append(f"table {table}: row {key} differs from the log")
 
 
-def _rewrite(db: apsw.Connection, images: dict[tuple[str, str], bytes]) -> None:
-    for table in TABLES:
+def _rewrite(db: apsw.Connection, known: Collection[str], images: dict[tuple[str, str], bytes]) -> None:
+    for table in known:
         db.execute(f"delete from {table}")
     for (table, key), body in images.items():
         db.execute(f"insert into {table} (id, body) values (?, ?)", (key, body.decode()))
