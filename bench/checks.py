@@ -82,7 +82,7 @@ async def measure(given: argparse.Namespace, port: int, asked: Any, directory: P
     await store.submit(make)
     checks = Checks(store, host, MachineWriter(host, Resources()), lambda row, port: [("127.0.0.1", port)])
     began = time.perf_counter()
-    checks.begin()
+    await checks.open()
     begun_ms = (time.perf_counter() - began) * 1000
     table.add(f"{count:,} machines, each checked every {interval_s:g} s: to begin", begun_ms, "ms")
     await asyncio.sleep(min(WARM_S, seconds))

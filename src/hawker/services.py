@@ -11,12 +11,11 @@ from contextlib import AsyncExitStack
 from typing import Protocol
 
 from hawker.http.app import Handler
+from hawker.http.handlers import Route
 from hawker.telemetry import Metrics
 
-Routes = Mapping[tuple[str, str], Handler]
+AgentRoutes = Mapping[tuple[str, str], Handler]
 """Handlers of what agents ask each other, by method and path."""
-Handlers = Mapping[str, Handler]
-"""Handlers of the public calls, by the name of the operation."""
 
 
 class Service(Protocol):
@@ -25,18 +24,22 @@ class Service(Protocol):
 
     async def open(self) -> None:
         """Start. When this raises, the service has left nothing behind, and `close` is not called."""
+        return None
 
     async def close(self) -> None:
         """End what `open` has started. What may outlive this process, such as machines, goes on."""
+        return None
 
-    def handlers(self) -> Handlers:
-        return {}
+    def routes(self) -> Iterable[Route]:
+        """Declared calls and what answers them (`hawker.http.handlers`)."""
+        return ()
 
-    def routes(self) -> Routes:
+    def agent_routes(self) -> AgentRoutes:
         return {}
 
     def measure(self, metrics: Metrics) -> None:
         """Set the gauges that show this service, just before somebody reads the metrics."""
+        return None
 
 
 async def opened(services: Iterable[Service]) -> AsyncExitStack:

@@ -112,10 +112,10 @@ class House:
             hold_s=30.0,
             skip_launch=not started,
         )
-        await self.worker.market.reserve(order)
-        row, _, run = await self.worker.market.confirm(key, self._app(app), None)
+        await self.worker.parts.market.reserve(order)
+        row, _, run = await self.worker.parts.market.confirm(key, self._app(app), None)
         if run:
-            await self.worker.runner.wait_ended(run)
+            await self.worker.parts.runner.wait_ended(run)
         await until(lambda: self.shown(row.id) == self.row(row.id).state)
         return row.id
 
@@ -256,7 +256,7 @@ async def house(
     try:
         worker = agent.worker
         assert worker is not None
-        own = worker.waking if in_process else None
+        own = worker.parts.machine.waking if in_process else None
         at = f"127.0.0.1:{backhaul}"
         proxy = await opened(agent, routing, backhaul=at, worker=name, own=own, haproxy=haproxy, traces=traces)
         try:

@@ -30,15 +30,17 @@ from typing import Any, Literal, TypeVar
 import apsw
 from tests.kit.end_state import describe
 from tests.kit.sim_client import Client
-from tests.kit.sim_worker import ROOMY, FlowsOf, SimWorker, a_world, the_flows
+from tests.kit.sim_worker import ROOMY, SimWorker, a_world
 from tests.kit.virtual_time import run_in_virtual_time, virtual_host
 
 from hawker.errors import Abort, Broken, Retry, StoreError
 from hawker.model.guest import Resources
-from hawker.sim.hosts.world import Program
+from hawker.sim.hosts.world import Program, World
 from hawker.store.db import Store
 from hawker.worker.flows.flow import Act, Done, Flow, Step, StepContext
+from hawker.worker.kinds import Kinds
 from hawker.worker.machine.flows import MachineFlows
+from hawker.worker.machine.parts import FlowsOf
 
 T = TypeVar("T")
 
@@ -88,15 +90,17 @@ class Cut(BaseException):
 
 @dataclass(frozen=True)
 class Scenario:
-    """`script` is what clients do. `down_s`: how long a worker that was cut off stays away. `long`: each of its acts
-    fails in shorter scenarios, so in this one it does so in the full run alone."""
+    """`script` is what clients do. `kinds` are those beside machines, whose things are in the given world. `down_s`:
+    how long a worker that was cut off stays away. `long`: each of its acts fails in shorter scenarios, so in this one
+    it does so in the full run alone."""
 
     name: str
     script: Script
     programs: Mapping[str, Program] = field(default_factory=dict)
     capacity: Resources = ROOMY
     down_s: float = 0.2
-    flows: FlowsOf = the_flows
+    flows: FlowsOf = MachineFlows.all
+    kinds: Callable[[World], Kinds] = lambda world: ()
     long: bool = False
 
 
@@ -375,7 +379,14 @@ class _Trial:
         life = _Life(number, self.plan.cuts[number] if number < len(self.plan.cuts) else 0)
         self._lives.append(life)
         scenario = self.scenario
-        life.worker = worker = SimWorker(self._directory, self.world, scenario.capacity, self._instrumented)
+        life.worker = worker = SimWorker(
+            self._directory,
+            self.world,
+            scenario.capacity,
+            scenario.flows,
+            kinds=scenario.kinds(self.world),
+            alter=self._instrument,
+        )
         worker.open_store(lambda when: self._point(life, f"{when} commit"))
         # A killed process loses nothing that it wrote; losing power is the store's own test.
         worker.store._db.execute("pragma synchronous = off")
@@ -408,9 +419,6 @@ class _Trial:
             self._unhandled.append(f"unhandled: {context['message']}: {error!r}")
 
     # --- acts --------------------------------------------------------------------------------------------------------
-
-    def _instrumented(self, flows: MachineFlows) -> Sequence[Flow]:
-        return [self._instrument(flow) for flow in self.scenario.flows(flows)]
 
     def _instrument(self, flow: Flow) -> Flow:
         def wrapped(step: Step) -> Step:

@@ -62,8 +62,8 @@ class ImageMarket:
         """Where a worker asks others for images."""
         agent = self.agents[worker]
         assert agent.worker is not None
-        assert agent.worker.shelving._peers is not None
-        return agent.worker.shelving._peers
+        assert agent.worker.parts.images._peers is not None
+        return agent.worker.parts.images._peers
 
     @asynccontextmanager
     async def client(self, token: str = USER) -> AsyncIterator[Client]:

@@ -1,13 +1,15 @@
-"""A worker without its HTTP side, over a fake driver: store, runner, flows and market are the real ones.
+"""A worker without its HTTP side, over a fake driver: all its services are the real ones (`hawker.worker.assembly`).
 
-It is put together and started in the order of `hawker.worker.daemon.Worker.open`. `die` ends it as kill -9 does.
+`die` ends it as kill -9 does.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,26 +22,27 @@ from hawker.model.config import check_config
 from hawker.model.guest import Resources
 from hawker.model.market import Order
 from hawker.model.rows import AppRow, EventRow, MachineRow, RunRow
+from hawker.services import opened
 from hawker.sim.checks import invariants
 from hawker.sim.hosts.driver import FakeDriver
 from hawker.sim.hosts.world import Program, World
 from hawker.store.db import Store
 from hawker.store.verify import verify
 from hawker.telemetry import Metrics
-from hawker.worker.daemon import STOP_GRACE_S, SWEEP_S, Worker
+from hawker.worker.assembly import Assembly
+from hawker.worker.context import WorkerContext
+from hawker.worker.daemon import STOP_GRACE_S
+from hawker.worker.driver_news import DriverNews
 from hawker.worker.drivers.driver_set import DriverSet
 from hawker.worker.flows.flow import Flow
 from hawker.worker.flows.runner import Runner
-from hawker.worker.invariants import validate
-from hawker.worker.machine.admission import Admission
-from hawker.worker.machine.exits import Exits
+from hawker.worker.identity import identify, mark_stopping
+from hawker.worker.invariants import validator
+from hawker.worker.kinds import Kinds
 from hawker.worker.machine.flows import MachineFlows
-from hawker.worker.machine.generations import Generations
-from hawker.worker.machine.operations import Machines
-from hawker.worker.machine.updates import Updates
-from hawker.worker.machine.waking import Launches, Waking
-from hawker.worker.machine.writer import MachineWriter, get_machine
-from hawker.worker.market import Market
+from hawker.worker.machine.kind import MACHINE
+from hawker.worker.machine.parts import FlowsOf, MachineParts
+from hawker.worker.machine.writer import get_machine
 from hawker.worker.request import Request
 from hawker.worker.settings import WorkerSettings
 
@@ -47,11 +50,9 @@ REGION = "ord"
 APP = AppRow(name="web", id="app1", org="personal", network="default", number=1, created_at_ms=0, stamp_ms=1)
 ROOMY = Resources(cpus_shared=64, cpus_dedicated=8, memory_mib=65536, disk_mib=1 << 20, machines=64)
 
-FlowsOf = Callable[[MachineFlows], Sequence[Flow]]
 
-
-def the_flows(flows: MachineFlows) -> Sequence[Flow]:
-    return flows.all()
+def as_it_is(flow: Flow) -> Flow:
+    return flow
 
 
 class SimWorker:
@@ -62,26 +63,31 @@ class SimWorker:
         directory: Path,
         world: World,
         capacity: Resources = ROOMY,
-        flows: FlowsOf = the_flows,
+        flows: FlowsOf = MachineFlows.all,
         catalog: RowView | None = None,
         drivers: Mapping[str, FakeDriver] | None = None,
+        kinds: Kinds = (),
+        alter: Callable[[Flow], Flow] = as_it_is,
     ) -> None:
-        """With `drivers` those, by runtime, in the place of one over `world` that runs them all."""
+        """With `drivers` those, by runtime, in the place of one over `world` that runs them all. `kinds` are
+        those beside machines. `alter` as in `Assembly`."""
         self.path = directory / "worker.db"
-        self.host = host = world.host
+        self.host = world.host
         self.world = world
         self.capacity = capacity
         self.driver = FakeDriver(world)
         self._fakes = list(drivers.values()) if drivers else [self.driver]
         self.drivers = DriverSet(drivers) if drivers else self.driver.for_all()
         self.metrics = Metrics()
-        self._flows = flows
+        self.settings = WorkerSettings(name="ord-1", region=REGION, directory=directory, capacity=capacity)
+        self._machine_kind = replace(MACHINE, parts=partial(MachineParts, flows_of=flows))
+        self._others = kinds
+        self._kinds = (MACHINE, *kinds)
+        self._alter = alter
         self._catalog = catalog
-        self._sweeper: asyncio.Task[None] | None = None
+        self._stack = AsyncExitStack()
         self._dead = False
         self._asked = count(1)
-        settings = WorkerSettings(name="ord-1", region=REGION, directory=directory, capacity=capacity)
-        self._daemon = Worker(settings, host, self.drivers, self.metrics)  # for its own row; it is not opened
 
     @classmethod
     async def open(
@@ -90,54 +96,52 @@ class SimWorker:
         world: World,
         *,
         capacity: Resources = ROOMY,
-        flows: FlowsOf = the_flows,
+        flows: FlowsOf = MachineFlows.all,
         on_commit: Callable[[str], None] | None = None,
         sweeping: bool = True,
         catalog: RowView | None = None,
+        kinds: Kinds = (),
     ) -> SimWorker:
-        worker = cls(directory, world, capacity, flows, catalog)
+        worker = cls(directory, world, capacity, flows, catalog, kinds=kinds)
         worker.open_store(on_commit)
         await worker.start(sweeping=sweeping)
         return worker
 
     def open_store(self, on_commit: Callable[[str], None] | None = None) -> None:
-        self.store = Store.open(self.path, self.host, on_commit=on_commit)
-        self.store.on_change.append(validate)
+        schemas = [kind.schema for kind in self._kinds]
+        self.store = Store.open(self.path, self.host, on_commit=on_commit, schemas=schemas)
+        self.store.on_change.append(validator(self._kinds))
 
     async def start(self, *, sweeping: bool) -> None:
-        """The rest of opening, once `store` is there."""
-        store, host, driver = self.store, self.host, self.drivers
-        me = await store.submit(self._daemon._identify)
-        self.log = log = MachineWriter(host, self.capacity)
-        self.superseding = superseding = Generations("ord-1", self._catalog)
-        launches = Launches()
-        machine_flows = MachineFlows(store, host, driver, log, superseding.by, self.driver.images, waiters=launches)
-        self.runner = runner = Runner(store, host, self._flows(machine_flows), self.metrics)
-        self.exits = exits = Exits(store, host, driver, log, runner)
-        runner.on_end = exits.on_end
-        await driver.open(exits.on_exit, exits.recover_late)
-        self.market = Market(store, host, driver, log, runner, me)
-        await self.market.look()
-        await self.market.look()
-        await exits.recover()
-        self.resumed = runner.resume()
-        admission = Admission(store, log, runner)
-        self.machines = Machines(store, driver, log, runner, admission)
-        self.updates = Updates(store, host, driver, log, admission)
-        self.waking = Waking(store, host, runner, self.machines, launches, machine_flows, log)
-        superseding.watch(store, self.machines)
-        if sweeping:
-            self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name="sweeper")
+        """The rest of opening, once `store` is there. No health check is made: there is no network."""
+        await self.store.submit(lambda tx: identify(tx, self.settings, self.host))
+        self.runner = Runner(self.store, self.host, self.metrics)
+        news = DriverNews()
+        context = WorkerContext(
+            settings=self.settings,
+            host=self.host,
+            store=self.store,
+            drivers=self.drivers,
+            news=news,
+            runner=self.runner,
+            metrics=self.metrics,
+            images=self.driver.images,
+            catalog=self._catalog,
+        )
+        assembly = Assembly(context, self._machine_kind, self._others, alter=self._alter)
+        machine = assembly.machine
+        self.parts, self.market, self.log, self.exits = assembly.parts, assembly.market, machine.writer, machine.exits
+        self.machines, self.updates, self.waking = machine.machines, machine.updates, machine.waking
+        self.generations = machine.generations
+        await self.drivers.open(news.exited, news.came_late)
+        left_out = {machine.checks} if sweeping else {machine.checks, assembly.upkeep}
+        self._stack = await opened(service for service in assembly.services if service not in left_out)
+        self.resumed = self.runner.resumed
 
     async def close(self, *, stop_machines: bool = False) -> None:
-        if self._sweeper:
-            self._sweeper.cancel()
-            await asyncio.gather(self._sweeper, return_exceptions=True)
-        await self.superseding.close()
         if stop_machines:
-            await self.store.submit(self._daemon._mark_stopping)
-        await self.runner.close()
-        await self.exits.close()
+            await self.store.submit(mark_stopping)
+        await self._stack.aclose()
         if stop_machines:
             await self.drivers.stop_all(grace_s=STOP_GRACE_S)
         await self.drivers.close()
@@ -164,16 +168,11 @@ class SimWorker:
                 fake.die()
             self.store.abandon()
 
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            await self.market.sweep()
-
     # --- what tests ask of it ----------------------------------------------------------------------------------------
 
     def wrong(self) -> list[str]:
         """Every invariant that does not hold of this worker at rest, and what the replay of its log finds."""
-        return [*verify(self.path).faults, *invariants.check(self.store.read, self.world, self.capacity)]
+        return [*verify(self.path).faults, *invariants.check(self.store.read, self.world, self.capacity, self._kinds)]
 
     def request(self, nonce: str = "", owner: str = "tester") -> Request:
         return Request(id=f"req-{next(self._asked)}", owner=owner, nonce=nonce)

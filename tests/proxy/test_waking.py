@@ -84,7 +84,7 @@ async def test_a_machine_that_others_put_to_rest_is_known_to_rest_however_lately
         assert (await it.get("web"))[0] == 200
         door = it.proxy.app_table.doors[machine]
         await it.in_state(machine, "started")
-        await it.worker.waking.rest(words.Rest(app="web", machine=machine, how="suspend", why="a user"))
+        await it.worker.parts.machine.waking.rest(words.Rest(app="web", machine=machine, how="suspend", why="a user"))
         await it.in_state(machine, "suspended")
         await until(lambda: door.machine.state == "suspended")
         assert door.state == "suspended"
@@ -97,9 +97,9 @@ async def test_a_stop_is_known_at_once_at_its_door_however_late_the_catalog_tell
         assert await it.get("web") == (200, b"ok")
         await it.in_state(machine, "started")
         door = it.proxy.app_table.doors[machine]
-        cordon = it.worker.waking._machines.cordon
+        cordon = it.worker.parts.machine.waking._machines.cordon
         await asyncio.gather(*(cordon("other", other, Request(id=""), cordoned=n % 2 == 0) for n in range(400)))
-        await it.worker.waking.rest(words.Rest(app="web", machine=machine, how="stop", why="a user"))
+        await it.worker.parts.machine.waking.rest(words.Rest(app="web", machine=machine, how="stop", why="a user"))
         await asyncio.sleep(0)
         assert door.state != "started"
         await until(lambda: it.row(machine).state == "stopped")
@@ -128,7 +128,7 @@ async def test_connections_are_let_go_when_others_put_a_machine_to_rest(tmp_path
         (endpoint,) = door.endpoints.values()
         gone: list[Address] = []
         it.proxy.app_table.on_let_go.append(lambda address, asleep: gone.append(address))
-        await it.worker.waking.rest(words.Rest(app="web", machine=machine, how="stop", why="a user"))
+        await it.worker.parts.machine.waking.rest(words.Rest(app="web", machine=machine, how="stop", why="a user"))
         await until(lambda: endpoint.address in gone)
         assert door.state != "started"
 
@@ -139,7 +139,7 @@ async def test_a_request_in_flight_at_a_machine_that_others_suspend_wakes_it(tmp
         machine = await it.machine("web", env={"ANSWER_S": "0.5"}, started=True)
         asked = asyncio.ensure_future(it.get("web"))
         await until(lambda: machine in it.proxy.app_table.doors and bool(it.proxy.app_table.doors[machine].in_flight))
-        await it.worker.waking.rest(words.Rest(app="web", machine=machine, how="suspend", why="a user"))
+        await it.worker.parts.machine.waking.rest(words.Rest(app="web", machine=machine, how="suspend", why="a user"))
         assert await asked == (200, b"ok")
         assert it.story(machine).count("start started") == 2
 
@@ -158,7 +158,7 @@ async def test_a_request_waits_for_the_next_start_when_its_machine_is_stopped_wh
         )
         getting = asyncio.ensure_future(it.get("web"))
         await until(lambda: it.row(machine).state == "started" and any(tmp_path.glob(f"**/{machine}/up")))
-        await it.worker.waking.rest(words.Rest(app="web", machine=machine, how="stop", why="a user"))
+        await it.worker.parts.machine.waking.rest(words.Rest(app="web", machine=machine, how="stop", why="a user"))
         assert await getting == (200, b"ok")
         assert it.story(machine).count("start started") == 2
         assert it.proxy.plane.counters.retries == 0  # the program that was on its way out was not asked

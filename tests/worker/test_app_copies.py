@@ -36,7 +36,7 @@ async def worker(directory: Path, name: str) -> AsyncIterator[tuple[Store, Repli
         row = {"region": "ord", "host": "127.0.0.1", "port": 1, "state": "active", "since_ms": 0}
         Owner(replica, other, "global").put("workers", **{other: row})
     adopting = AppCopies(name, replica, store)
-    adopting.watch()
+    await adopting.open()
     try:
         yield store, replica
     finally:

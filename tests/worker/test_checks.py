@@ -88,7 +88,7 @@ class Place:
     async def open(self) -> None:
         self.worker = worker = await SimWorker.open(self.directory, self.world)
         self.checks = Checks(worker.store, worker.host, worker.log, lambda row, port: [(self.station.address, port)])
-        self.checks.begin()
+        await self.checks.open()
 
     async def close(self) -> None:
         await self.checks.close()

@@ -48,6 +48,7 @@ from hawker.model.rows import (
 from hawker.sim.hosts.world import Program
 from hawker.worker.api.runs import RunsApi
 from hawker.worker.machine.api.machines import MachineApi
+from hawker.worker.machine.projections import projections
 from hawker.worker.publishing import Publishing
 
 FEW, MANY = 10, 10_000
@@ -203,7 +204,8 @@ async def both(directory: Path) -> tuple[dict[str, Count], dict[str, Count]]:
     with counting() as counts:
         async with a_worker(directory, programs, sweeping=False) as worker:
             worker.log.ports = PORTS
-            publishing = Publishing("ord-1", "ord", "127.0.0.1", 1, Resources(), "fake")
+            shown = projections(worker.store.read)
+            publishing = Publishing("ord-1", "ord", "127.0.0.1", 1, Resources(), "fake", of_kinds=shown)
             outbox = Outbox(worker.host, OwnerLog(worker.host, "ord-1"), publishing.projections())
             await worker.store.submit(outbox.open)
             worker.store.on_change[:] = [outbox.on_change]

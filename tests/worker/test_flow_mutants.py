@@ -10,13 +10,13 @@ import pytest
 from msgspec.structs import replace as with_changes
 from tests.kit.flowkit import Scenario, Script, explore
 from tests.kit.sim_client import Client
-from tests.kit.sim_worker import FlowsOf
 
 from hawker.model.rows import MachineRow, RunRow
 from hawker.store.tx import Tx
 from hawker.worker.drivers.base import UnknownInstance
 from hawker.worker.flows.flow import Act, Done, Flow, Step, StepContext
 from hawker.worker.machine.flows import MachineFlows
+from hawker.worker.machine.parts import FlowsOf
 
 Change = Callable[[MachineFlows, Step], Step]
 

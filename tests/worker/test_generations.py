@@ -94,7 +94,7 @@ async def test_of_two_rows_of_one_id_every_node_picks_the_same(
         if removed:
             await worker.until(lambda: worker.machine(both).state is State.destroyed)
         else:
-            assert worker.superseding.by(worker.machine(both)) == ""
+            assert worker.generations.by(worker.machine(both)) == ""
         [(winner,)] = replica.rows("select worker from machines where id = ?", (both,))
         assert winner == (OTHER if removed else MINE)
 

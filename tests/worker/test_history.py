@@ -21,13 +21,16 @@ from hawker.model.rows import ClaimRow, FillRow, MachineRow, VersionRow
 from hawker.store.compaction import Compaction, Kept
 from hawker.worker import history
 from hawker.worker.claims import claim
+from hawker.worker.machine.history import EVENTS_KEPT
+from hawker.worker.machine.kind import MACHINE
+from hawker.worker.machine.projections import projections
 from hawker.worker.publishing import Publishing
 
 ALL_GONE = Kept(records=0, seconds=0.0)
 
 
 async def compact(worker: SimWorker, kept: Kept = ALL_GONE, orders: int = history.ORDERS_KEPT) -> None:
-    over = partial(history.over, orders=orders)
+    over = partial(history.over, kinds=[MACHINE], orders=orders)
     work = Compaction(worker.store, "ord-1", kept, over, batch=16, images=32, free=16)
     while await worker.store.submit(work.step):
         pass
@@ -95,11 +98,11 @@ async def test_a_machine_that_starts_again_and_again_keeps_its_newest_events(tmp
             await worker.machines.start(APP.name, machine, worker.request())
             await worker.at_rest()
         before = worker.events(machine)
-        assert len(before) > history.EVENTS_KEPT
+        assert len(before) > EVENTS_KEPT
         await compact(worker)
         after = worker.events(machine)
         assert after == before[-len(after) :]
-        assert history.EVENTS_KEPT <= len(after) < history.EVENTS_KEPT + 20
+        assert EVENTS_KEPT <= len(after) < EVENTS_KEPT + 20
         assert len(worker.runs(machine)) < 6
 
 
@@ -130,7 +133,9 @@ async def test_however_many_machines_pass_within_a_moment_no_table_and_no_file_g
 ) -> None:
     """Nothing is old enough to go by its age: all goes by number. Each of the bounds holds of any number of lives."""
     async with a_worker(tmp_path) as worker:
-        publishing = Publishing("ord-1", "ord", "127.0.0.1", 1, Resources(), "fake")
+        publishing = Publishing(
+            "ord-1", "ord", "127.0.0.1", 1, Resources(), "fake", of_kinds=projections(worker.store.read)
+        )
         publisher = Publisher(worker.store, publishing.outbox(worker.host), tombstones_kept=8)
         replica = Replica.open(tmp_path / "catalog.db", worker.host)
         local = LocalLog(publisher, replica, lambda version: None)

@@ -26,6 +26,7 @@ from hawker.sim.hosts.world import Program
 from hawker.sim.platform.disk import CrashDisk
 from hawker.store.db import Store
 from hawker.telemetry import without_logs
+from hawker.worker.machine.projections import projections
 from hawker.worker.publishing import Publishing
 
 RUNS_S = 60.0
@@ -122,11 +123,9 @@ async def measured() -> dict[str, Cost]:
         worker = SimWorker(Path(directory), a_world({"short": Program(runs_s=RUNS_S / 2)}))
         worker.store = Store.open("worker.db", worker.host, vfs=disk.name)
         await worker.start(sweeping=False)
-        outbox = Outbox(
-            worker.host,
-            OwnerLog(worker.host, "ord-1"),
-            Publishing("ord-1", "ord", "::1", 1, Resources(), "fake").projections(),
-        )
+        shown = projections(worker.store.read)
+        publishing = Publishing("ord-1", "ord", "::1", 1, Resources(), "fake", of_kinds=shown)
+        outbox = Outbox(worker.host, OwnerLog(worker.host, "ord-1"), publishing.projections())
         await worker.store.submit(outbox.open)
         worker.store.on_change[:] = [outbox.on_change]
         meter = Meter(worker, disk)

@@ -21,6 +21,7 @@ from hawker.model.services import Port
 from hawker.model.values import Ulid
 from hawker.store.db import Store
 from hawker.store.tx import Tx
+from hawker.worker.machine.projections import projections
 from hawker.worker.publishing import Publishing
 
 WEB, DNS = Port(protocol="tcp", internal_port=80, host_port=30001), Port(protocol="udp", internal_port=53, host_port=9)
@@ -79,8 +80,9 @@ async def told(directory: Path, machines: int = 0) -> AsyncIterator[Told]:
     host = virtual_host()
     store = Store.open(directory / "worker.db", host)
     replica = Replica.open(directory / "catalog.db", host)
-    publishing = Publishing("ord-1", "ord", "127.0.0.1", 1, Resources(machines=machines), "fake")
-    publishing.recall(store.read)
+    publishing = Publishing(
+        "ord-1", "ord", "127.0.0.1", 1, Resources(machines=machines), "fake", of_kinds=projections(store.read)
+    )
     publisher = Publisher(store, publishing.outbox(host))
     local = LocalLog(publisher, replica, lambda version: None)
     await local.open()

@@ -285,7 +285,7 @@ async def test_a_run_that_ends_in_the_commit_that_begins_it_is_told_to_whoever_w
     script = Script()
     async with a_worker(tmp_path, flows=script.flows) as worker:
         ends: list[str] = []
-        worker.runner.on_end = ends.append
+        worker.runner.on_end.append(ends.append)
 
         def begin_and_end(tx: Tx) -> str:
             run = worker.runner.begin(tx, "test.flow", "thing", steps=["one"], cause="a test")

@@ -17,7 +17,7 @@ from hawker.sim.hosts.world import Program
 from hawker.worker.drivers.driver import StartRelease
 from hawker.worker.flows.runner import Busy
 from hawker.worker.machine import leases
-from hawker.worker.machine.api.machines import StartRefused
+from hawker.worker.machine.admission import StartRefused
 from hawker.worker.machine.waking import InBackoff
 from hawker.worker.machine.writer import get_machine
 from hawker.worker.request import Request

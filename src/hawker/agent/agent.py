@@ -268,7 +268,7 @@ class Agent:
             token=settings.tokens.cluster,
             worker=settings.name if own else "",
             name=settings.name,
-            own=own.waking if own else None,
+            own=own.parts.machine.waking if own else None,
             unfit=self.reading.unfit if self.reading else _fit,
             complete=catalog.complete,
             directory=settings.directory,

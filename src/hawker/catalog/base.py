@@ -17,7 +17,7 @@ from hawker.catalog.view import RowView
 from hawker.host import Host
 from hawker.model.api import Member
 from hawker.model.catalog import Change, Position, Range, Tier, Version
-from hawker.services import Routes
+from hawker.services import AgentRoutes
 from hawker.store.sql import TEXT_MAX, Found
 from hawker.telemetry import Metrics
 
@@ -69,7 +69,7 @@ class Catalog(Protocol):
         """Wait until what is known elsewhere was read, at most so long, and not at all with nobody to ask. Raises
         `HawkerError` when another node has this one's name."""
 
-    def routes(self) -> Routes:
+    def routes(self) -> AgentRoutes:
         """What other nodes ask of this one. Nodes ask before the agent's roles serve."""
 
     def seen(self, owner: str) -> Mapping[Tier, Position]:

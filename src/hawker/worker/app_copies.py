@@ -12,6 +12,7 @@ from hawker.catalog.view import View
 from hawker.core.rendezvous import ranked
 from hawker.errors import StoreError
 from hawker.model.rows import AppRow
+from hawker.services import Service
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 
@@ -21,8 +22,8 @@ LOOK_S = 1.0
 AT_ONCE = 200
 
 
-class AppCopies:
-    """One worker's copies. `watch` begins, `close` ends."""
+class AppCopies(Service):
+    """The copies of apps that one worker keeps."""
 
     def __init__(self, name: str, view: View, store: Store) -> None:
         self._name = name
@@ -32,7 +33,7 @@ class AppCopies:
         self._seen: dict[str, int] = {}  # stamps of apps that were looked at, under these workers
         self._watch = Watch(view, {"apps", "workers"}, LOOK_S, self._adopt)
 
-    def watch(self) -> None:
+    async def open(self) -> None:
         self._watch.begin()
 
     async def close(self) -> None:

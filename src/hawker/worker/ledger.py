@@ -1,17 +1,19 @@
 """The worker's ledger: one durable row of totals, changed in the transaction of whatever it counts.
 
-Every reservation and every machine passes through `adjust`, so the totals are right by construction, and `audit` can
+Whatever reservations and things hold passes through `adjust`, so the totals are right by construction, and `audit` can
 prove it from the rows. The one writer of the database makes check and booking a single act: no two callers can both get
 the last slot.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from hawker.core import capacity
 from hawker.errors import Conflict
 from hawker.model.guest import RESOURCES, Resources
-from hawker.model.machine import State
-from hawker.model.rows import LedgerRow, MachineRow, ReservationRow, TallyRow
+from hawker.model.rows import LedgerRow, ReservationRow, Row
 from hawker.store.tx import Reads, Tx
 
 _WORDS = {
@@ -44,7 +46,7 @@ class Full(Conflict):
 
 
 def held(reads: Reads) -> Resources:
-    """What reservations and machines hold together."""
+    """What reservations and things hold together."""
     row = reads.get(*ROW)
     return row.held if row else Resources()
 
@@ -65,30 +67,18 @@ def adjust(tx: Tx, total: Resources, before: Resources, after: Resources) -> Res
     return then
 
 
-def count(tx: Tx, app: str, more: int) -> None:
-    """One machine of an app more or fewer."""
-    there = tx.get(TallyRow, app)
-    tx.put(TallyRow(app=app, machines=(there.machines if there else 0) + more))
-
-
-def audit(reads: Reads) -> list[str]:
-    """Compare the totals with the rows they stand for. Returns what differs, resource by resource."""
+def audit(reads: Reads, holds: Mapping[type[Row], Callable[[Any], Resources]]) -> list[str]:
+    """Compare the totals with the rows they stand for. `holds` says what rows of each type hold, beside reservations.
+    Returns what differs, resource by resource."""
     total = Resources()
-    apps: dict[str, int] = {}
-    for machine in reads.select(MachineRow):
-        total += machine.held()
-        apps[machine.app] = apps.get(machine.app, 0) + (machine.state is not State.destroyed)
     for reservation in reads.select(ReservationRow):
         total += reservation.resources
+    for kind, held_by in holds.items():
+        for row in reads.select(kind):
+            total += held_by(row)
     now = held(reads)
-    tallies = {row.app: row.machines for row in reads.select(TallyRow)}
-    miscounted = [
-        f"{app}: the tally says {tallies.get(app, 0)}, there are {there} machines"
-        for app, there in apps.items()
-        if tallies.get(app, 0) != there
-    ]
-    return miscounted + [
-        f"{name}: the ledger says {getattr(now, name)}, machines and reservations hold {getattr(total, name)}"
+    return [
+        f"{name}: the ledger says {getattr(now, name)}, rows hold {getattr(total, name)}"
         for name in RESOURCES
         if getattr(now, name) != getattr(total, name)
     ]

@@ -39,6 +39,7 @@ from hawker.model.rows import (
 )
 from hawker.model.values import is_host_image
 from hawker.network.addresses import machine_address
+from hawker.services import Service
 from hawker.store.db import Store
 from hawker.store.tx import Reads, Tx
 from hawker.worker import ledger, ports
@@ -46,7 +47,7 @@ from hawker.worker.drivers.base import Fingerprint
 from hawker.worker.drivers.driver_set import DriverSet
 from hawker.worker.flows.runner import Runner
 from hawker.worker.images.stock import NOTHING, Stock
-from hawker.worker.machine import leases
+from hawker.worker.machine import leases, tally
 from hawker.worker.machine.writer import MachineWriter, get_machine
 from hawker.worker.request import Request
 
@@ -60,23 +61,35 @@ class Lapsed(Conflict):
     code = "lapsed"
 
 
-class Market:
+class Market(Service):
     """Offers and orders of one worker. `drivers` is what each of its drivers found on this host, by name (`look`).
     `stock` is the worker's images; without one it runs none."""
 
     def __init__(
-        self, store: Store, host: Host, drivers: DriverSet, log: MachineWriter, runner: Runner, me: WorkerRow
+        self,
+        store: Store,
+        host: Host,
+        drivers: DriverSet,
+        log: MachineWriter,
+        runner: Runner,
+        name: str,
+        region: str,
+        stock: Stock | None = None,
     ) -> None:
         self._store = store
         self._host = host
         self._drivers = drivers
         self._log = log
         self._runner = runner
-        self._name = me.name
-        self._region = me.region
+        self._name = name
+        self._region = region
         self.drivers: Mapping[str, Fingerprint] = {}
         self._looked_s = 0.0
-        self.stock: Stock | None = None
+        self.stock = stock
+
+    async def open(self) -> None:
+        self.hold_images()
+        await self.look()
 
     async def look(self) -> None:
         """Ask the drivers again what they can do on this host."""
@@ -183,7 +196,7 @@ class Market:
                 tx.put(VersionRow(id=row.version, machine=row.id, config=order.config, created_at_ms=tx.now_ms))
                 if decision:
                     tx.put(DecisionRow(machine=row.id, decision=msgspec.to_builtins(decision)))
-                ledger.count(tx, row.app, 1)
+                tally.count(tx, row.app, 1)
                 tx.after_commit(lambda: self._hand_over(key, row))
                 placed = row
                 if row.config.get("services"):

@@ -41,7 +41,10 @@ from hawker.sim.hosts.world import World
 from hawker.store.log import read_images
 from hawker.store.tx import Reads
 from hawker.worker import ledger
+from hawker.worker.invariants import audit
+from hawker.worker.kinds import Kinds
 from hawker.worker.machine.instance_spec import limits_of
+from hawker.worker.machine.kind import MACHINE
 
 MOVES_IN_A_RECORD = 2
 """A record keeps a row once, as it was left: at rest -> updating -> at rest shows as one move."""
@@ -58,6 +61,7 @@ def check(
     reads: Reads,
     world: World,
     capacity: Resources,
+    kinds: Kinds = (MACHINE,),
     *,
     since: tuple[int, int] = (0, 0),
     history: History | None = None,
@@ -72,7 +76,7 @@ def check(
         *world.violations,
         *history.end(),
         *(f"S3: order {key} was given up, and would be taken" for key in sorted(history.operations.given_up - barred)),
-        *ledger.audit(reads),
+        *audit(reads, kinds),
         *_oversold("ledger", capacity, ledger.held(reads)),
         *_check_machines(reads, world, runs, whole=whole),
         *_check_checks(reads),

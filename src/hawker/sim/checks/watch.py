@@ -18,6 +18,8 @@ from hawker.sim.fleet import Fleet
 from hawker.sim.hosts.node import Node
 from hawker.sim.platform.processes import Process
 from hawker.worker import ledger
+from hawker.worker.invariants import audit
+from hawker.worker.machine.kind import MACHINE
 
 LOOK_S = 1.0
 
@@ -62,10 +64,10 @@ class Watch:
         held, before = ledger.held(store.read), self._held.get(node.process)
         self._held[node.process] = held
         for name in RESOURCES if before else ():
-            wait_queue, booked = role.capacity[name], getattr(held, name)
-            if booked > max(wait_queue, getattr(before, name)):
-                self.violations.append(f"S1: {now} books {booked} of {wait_queue} {name}")
-        self.violations += [f"S20: {now}: {wrong}" for wrong in ledger.audit(store.read)]
+            capacity, booked = role.capacity[name], getattr(held, name)
+            if booked > max(capacity, getattr(before, name)):
+                self.violations.append(f"S1: {now} books {booked} of {capacity} {name}")
+        self.violations += [f"S20: {now}: {wrong}" for wrong in audit(store.read, [MACHINE])]
 
     def _head(self, log: LogId) -> Position | None:
         """Where an owner's log stands in its own database, if that is open."""

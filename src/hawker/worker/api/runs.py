@@ -10,6 +10,7 @@ from hawker.http.call import Call
 from hawker.http.handlers import Route, on
 from hawker.model import api, fleet_calls, views
 from hawker.model.rows import UNENDED, RunRow
+from hawker.services import Service
 from hawker.store.db import Store
 from hawker.worker.flows.runner import Runner
 from hawker.worker.request import request_of
@@ -19,7 +20,7 @@ SETTLE_S = 5.0
 """How long an answer waits to tell what became of a run that goes on."""
 
 
-class RunsApi:
+class RunsApi(Service):
     """`name` is the worker's."""
 
     def __init__(self, store: Store, runner: Runner, name: str) -> None:

@@ -17,6 +17,7 @@ from hawker.core import journal
 from hawker.errors import Abort, Broken, Conflict, HawkerError, NotFound, Retry, StoreError
 from hawker.host import Host
 from hawker.model.rows import UNENDED, RunRow
+from hawker.services import Service
 from hawker.store.db import Store
 from hawker.store.tx import Reads, Tx
 from hawker.telemetry import Metrics, exemplar, get_logger, heeded
@@ -40,23 +41,29 @@ class Busy(Conflict):
         self.run = run
 
 
-class Runner:
-    """Owns every active run of one worker. `on_end` is told the resource of each exclusive run that ended."""
+class Runner(Service):
+    """Owns every active run of one worker. `on_end` are told the resource of each exclusive run that ended. `resumed`:
+    how many runs `open` took up."""
 
-    def __init__(self, store: Store, host: Host, flows: Iterable[Flow], metrics: Metrics) -> None:
+    def __init__(self, store: Store, host: Host, metrics: Metrics) -> None:
         self._store = store
         self._host = host
-        self._flows = {flow.name: flow for flow in flows}
+        self._flows: dict[str, Flow] = {}
         self._metrics = metrics
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._begun: set[str] = set()  # of those tasks: what is cancelled before it has begun never runs at all
         self._interrupted: set[str] = set()
         self._waiters: dict[str, list[asyncio.Future[RunRow]]] = {}
         self._closed = False
-        self.on_end: Callable[[str], None] = lambda resource: None
+        self.on_end: list[Callable[[str], None]] = []
+        self.resumed = 0
         for table in ("run", "event", "version"):  # their order is that of their ids
             if newest := store.read.query(f"select max(id) from {table}")[0][0]:
                 host.go_on_after(newest)
+
+    def add(self, flows: Iterable[Flow]) -> None:
+        """Before `open`: flows whose runs this runner drives."""
+        self._flows |= {flow.name: flow for flow in flows}
 
     # --- beginning and ending runs -----------------------------------------------------------------------------------
 
@@ -191,6 +198,9 @@ class Runner:
         waiter: asyncio.Future[RunRow] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(run_id, []).append(waiter)
         return waiter
+
+    async def open(self) -> None:
+        self.resumed = self.resume()
 
     def resume(self) -> int:
         """Take up every run that was active when the worker last stopped. Returns how many."""
@@ -359,7 +369,8 @@ class Runner:
         self._metrics.runs.labels(run.flow, run.status).inc(exemplar=exemplar(run.resource, run.cause))
         self._log("run.ended", run, status=run.status, error=run.error)
         if run.exclusive and run.status != "parked":
-            self.on_end(run.resource)
+            for told in list(self.on_end):
+                told(run.resource)
 
     # --- telling -----------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from hawker.http.handlers import Route
 from hawker.http.image_calls import image_routes
 from hawker.images.base import ImageSource
 from hawker.images.service import Images
+from hawker.services import Service
 from hawker.store.db import Store
 from hawker.worker.images.api import ImageApi, no_images
 from hawker.worker.images.peers import TIMES, Peers
@@ -22,8 +23,8 @@ from hawker.worker.settings import WorkerSettings
 TIDY_S = 600.0
 
 
-class Shelving:
-    """Of a worker without images of its own everything is there and says so. `close` before the store."""
+class Shelving(Service):
+    """In a worker without images of its own everything is there and says so."""
 
     def __init__(
         self,
@@ -45,14 +46,18 @@ class Shelving:
         self.stock = Stock(images)
         self._uploads = Uploads(images.directory / "uploads", host)
         self._api = ImageApi(images, self._uploads, settings.name, settings.region)
-        self._tidying = asyncio.get_running_loop().create_task(self._tidy(), name="tidy images")
         self._sketching = Sketching(store, images)
-        images.on_change.append(self._sketching.changed)
-        self._sketching.changed()
         if catalog is not None:
             self._peers = Peers(settings.name, settings.region, catalog, token, host)
-            images.fetchers += [self._peers] * TIMES
-            images.namers.append(self._peers.resolve)
+
+    async def open(self) -> None:
+        if self._sketching:
+            self._tidying = asyncio.get_running_loop().create_task(self._tidy(), name="tidy images")
+            self._images.on_change.append(self._sketching.changed)
+            self._sketching.changed()
+        if self._peers:
+            self._images.fetchers += [self._peers] * TIMES
+            self._images.namers.append(self._peers.resolve)
 
     def routes(self) -> tuple[Route, ...]:
         return image_routes(self._api) if self._api else no_images()

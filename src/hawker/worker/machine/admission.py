@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from hawker.core.life.phases import FETCHES, Phase, phase_of
 from hawker.core.life.wishes import MEETS, Plan, Way, Wish
-from hawker.errors import Conflict, NotFound
+from hawker.errors import Conflict, NotFound, Refused
 from hawker.model.config import known_config
 from hawker.model.rows import MachineRow, RunRow
 from hawker.store.db import Store
@@ -165,6 +165,13 @@ class Parked(Conflict):
             details={"run": run.id, "flow": run.flow, "step": step, "status": run.status},
             hint=parked_hint(run),
         )
+
+
+class StartRefused(Refused):
+    """The program could not be started; the machine is there, in state failed."""
+
+    status = 422
+    code = "start_failed"
 
 
 def parked_hint(run: RunRow) -> str:

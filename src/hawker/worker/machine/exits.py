@@ -20,9 +20,11 @@ from hawker.host import Host
 from hawker.model.config import Restart, known_config
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow, RunRow, WorkerRow
+from hawker.services import Service
 from hawker.store.db import Store
 from hawker.store.tx import Reads, Tx
 from hawker.telemetry import get_logger
+from hawker.worker.driver_news import DriverNews
 from hawker.worker.drivers.base import Exit, Instance, UnknownInstance
 from hawker.worker.drivers.driver import needed
 from hawker.worker.drivers.driver_set import DriverSet
@@ -34,14 +36,16 @@ AGAIN_S = 1.0
 AGAIN_MOST_S = 60.0
 
 
-class Exits:
+class Exits(Service):
     """Turns exits that the driver reports into runs of `machine.exit`. Told again of the same exit, it does nothing.
 
     An exit of a machine that another run holds waits until that run has ended: a stop in progress reads the exit
     itself.
     """
 
-    def __init__(self, store: Store, host: Host, drivers: DriverSet, log: MachineWriter, runner: Runner) -> None:
+    def __init__(
+        self, store: Store, host: Host, drivers: DriverSet, log: MachineWriter, runner: Runner, news: DriverNews
+    ) -> None:
         self._store = store
         self._host = host
         self._drivers = drivers
@@ -51,6 +55,8 @@ class Exits:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._recovered = False
         self._closed = False
+        self._news = news
+        runner.on_end.append(self.on_end)
 
     def on_exit(self, ended: Exit) -> None:
         """The driver's callback."""
@@ -67,6 +73,10 @@ class Exits:
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks[task] = None
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+    async def open(self) -> None:
+        self._news.listen(self.on_exit, self.recover_late)
+        await self.recover()
 
     async def recover(self) -> None:
         """At the worker's start, after the driver is open, before runs are resumed and before requests: compare what

@@ -15,6 +15,7 @@ from hawker.catalog.view import Changed, RowView
 from hawker.errors import HawkerError, StoreError
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow
+from hawker.services import Service
 from hawker.store.db import Store
 from hawker.telemetry import get_logger
 from hawker.worker.machine.operations import Machines
@@ -27,13 +28,11 @@ AT_ONCE = 500
 
 
 class Generations:
-    """One worker's look at who else has its machines."""
+    """Who else has the machines of the worker `name`, as far as the catalog shows."""
 
     def __init__(self, name: str, view: RowView | None) -> None:
-        self._name = name
+        self.name = name
         self._view = view
-        self._watch: Watch | None = None
-        self._changed: set[str] | None = None  # machines to be looked at; None: all of ours
 
     def by(self, machine: MachineRow) -> str:
         """Why a machine of ours must not run: "generation 2 of it is on ord-2"; "" when it may.
@@ -43,19 +42,29 @@ class Generations:
         if self._view is None:
             return ""
         sql = "select worker, generation, created_at_ms from machines_all where id = ? and worker <> ?"
-        found = self._view.rows(sql, (machine.id, self._name))  # to have SQLite sort none takes longer than to find it
+        found = self._view.rows(sql, (machine.id, self.name))  # to have SQLite sort none takes longer than to find it
         for worker, generation, created_at_ms in sorted(found, key=lambda row: (-row[1], row[2], row[0]))[:1]:
-            theirs = generation, -created_at_ms, self._name
+            theirs = generation, -created_at_ms, self.name
             if theirs > (machine.generation, -machine.created_at_ms, worker):
                 return f"generation {generation} of it is on {worker}"
         return ""
 
-    def watch(self, store: Store, machines: Machines) -> None:
-        """Look now, and whenever the catalog's machines change, and remove what is superseded."""
-        if self._view is not None:
-            self._store, self._machines = store, machines
+
+class Replaced(Service):
+    """Removes what this worker has of a machine that another worker has by now. It looks when it opens, and whenever
+    the catalog's machines change."""
+
+    def __init__(self, generations: Generations, view: RowView | None, store: Store, machines: Machines) -> None:
+        self._generations = generations
+        self._view = view
+        self._store = store
+        self._machines = machines
+        self._watch = Watch(view, {"machines"}, LOOK_S, self._remove) if view else None
+        self._changed: set[str] | None = None  # machines to be looked at; None: all of ours
+
+    async def open(self) -> None:
+        if self._watch and self._view:
             self._view.on_rows.append(self._note)
-            self._watch = Watch(self._view, {"machines"}, LOOK_S, self._remove)
             self._watch.begin()
 
     async def close(self) -> None:
@@ -82,23 +91,23 @@ class Generations:
 
     def _lost(self, changed: set[str] | None) -> list[str]:
         """Of these, or of all of ours, the machines that another worker has, too."""
-        assert self._view is not None  # watch was called
+        assert self._view is not None  # there is a watch
         if changed is None:
             sql = (
                 "select distinct m.id from machines_all m join machines_all o on o.id = m.id and o.worker <> m.worker "
                 "where m.worker = ? order by m.id"
             )
-            return [machine for (machine,) in self._view.rows(sql, (self._name,))]
+            return [machine for (machine,) in self._view.rows(sql, (self._generations.name,))]
         ids, lost = sorted(changed), list[str]()
         for some in (ids[first : first + AT_ONCE] for first in range(0, len(ids), AT_ONCE)):
             sql = f"select id from machines_all where id in ({','.join('?' * len(some))}) and worker <> ? order by id"
-            lost += dict.fromkeys(machine for (machine,) in self._view.rows(sql, (*some, self._name)))
+            lost += dict.fromkeys(machine for (machine,) in self._view.rows(sql, (*some, self._generations.name)))
         return lost
 
     async def _remove_of(self, changed: set[str] | None) -> None:
         for machine in self._lost(changed):
             row = self._store.read.get(MachineRow, machine)
-            if row is None or row.state is State.destroyed or not (why := self.by(row)):
+            if row is None or row.state is State.destroyed or not (why := self._generations.by(row)):
                 continue
             rule = f"local rule: superseded, {why}"
             _logger.warning("machine.superseded", resource=machine, cause=rule)

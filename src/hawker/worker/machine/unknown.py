@@ -15,7 +15,7 @@ from hawker.store.tx import Reads, Tx
 from hawker.telemetry import get_logger
 from hawker.worker import ledger
 from hawker.worker.drivers.base import Instance
-from hawker.worker.machine import check_rows
+from hawker.worker.machine import check_rows, tally
 
 
 def unknown(reads: Reads, instances: Collection[Instance]) -> list[Instance]:
@@ -40,7 +40,7 @@ def take_over(tx: Tx, program: Instance, capacity: Resources, cause: str) -> str
     except ledger.Full as full:
         return full.message
     if before is None or before.state is State.destroyed:
-        ledger.count(tx, row.app, 1)
+        tally.count(tx, row.app, 1)
     if tx.get(VersionRow, row.version) is None:
         tx.put(VersionRow(id=row.version, machine=row.id, config=row.config, created_at_ms=tx.now_ms))
     for port in row.ports:

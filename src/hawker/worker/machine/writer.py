@@ -21,7 +21,7 @@ from hawker.model.values import rfc3339
 from hawker.store.tx import Reads, Tx
 from hawker.worker import ledger
 from hawker.worker.drivers.base import Exit
-from hawker.worker.machine import check_rows
+from hawker.worker.machine import check_rows, tally
 from hawker.worker.ports import PORTS, Holder, nobody
 
 Listener = Callable[[MachineRow, EventRow | None], None]
@@ -53,7 +53,7 @@ class MachineWriter:
         after = replace(row, state=state, cause=cause, updated_at_ms=at_ms, asleep=asleep, **changes)
         ledger.adjust(tx, self.capacity, row.held(), after.held())
         if state is State.destroyed is not row.state:
-            ledger.count(tx, row.app, -1)
+            tally.count(tx, row.app, -1)
         tx.put(after)
         check_rows.follow(tx, row.as_it_runs(), after.as_it_runs())
         tx.after_commit(lambda: self._tell(after, None))

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from starlette.responses import StreamingResponse
 
-from hawker.errors import DeadlineExceeded, Invalid, NotBuilt, NotFound, PreconditionFailed, Refused
+from hawker.errors import DeadlineExceeded, Invalid, NotBuilt, NotFound, PreconditionFailed
 from hawker.host import Host
 from hawker.http.call import Call
 from hawker.http.handlers import Route, on
@@ -30,7 +30,7 @@ from hawker.store.db import Store
 from hawker.worker.drivers.base import StartFailed, UnknownInstance
 from hawker.worker.drivers.driver_set import DriverSet
 from hawker.worker.machine import leases
-from hawker.worker.machine.admission import Parked
+from hawker.worker.machine.admission import Parked, StartRefused
 from hawker.worker.machine.log_following import until_destroyed
 from hawker.worker.machine.operations import Machines
 from hawker.worker.machine.updates import Updates
@@ -323,13 +323,6 @@ class MachineApi:
         if row.state is not State.started or not row.instance:
             raise PreconditionFailed(f"failed_precondition: machine {row.id} is not running, currently '{row.state}'")
         return row
-
-
-class StartRefused(Refused):
-    """The program could not be started; the machine is there, in state failed."""
-
-    status = 422
-    code = "start_failed"
 
 
 def with_runtime(config: dict[str, Any], row: MachineRow) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from hawker.model.config import check_config
 from hawker.model.machine import State
 from hawker.model.rows import CheckRow, MachineRow
 from hawker.model.values import rfc3339
+from hawker.services import Service
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.telemetry import get_logger
@@ -65,8 +66,8 @@ class _Watch:
         self.ended = False
 
 
-class Checks:
-    """`begin` once the worker knows what runs, `close` before the store."""
+class Checks(Service):
+    """The health checks of the machines that run. `ways` say how to reach them."""
 
     def __init__(self, store: Store, host: Host, log: MachineWriter, ways: Ways) -> None:
         self._store = store
@@ -80,7 +81,7 @@ class Checks:
         self._in_line: deque[_Watch] = deque()  # due
         self._turn: asyncio.TimerHandle | None = None
 
-    def begin(self) -> None:
+    async def open(self) -> None:
         self._log.on_change.append(self._changed)
         for row in self._store.read.select(MachineRow, "instance > ''"):
             self._changed(row)
