@@ -26,6 +26,7 @@ from hawker.http.handlers import unread
 from hawker.images.base import ImageSource
 from hawker.model.calls import ShowHealth
 from hawker.network.base import HostNetwork
+from hawker.plugins import installed
 from hawker.services import opened
 from hawker.store.db import Store
 from hawker.store.reserve import Reserve
@@ -36,9 +37,8 @@ from hawker.worker.driver_news import DriverNews
 from hawker.worker.drivers.driver_set import DriverSet
 from hawker.worker.flows.runner import Runner
 from hawker.worker.identity import identify, mark_stopping
-from hawker.worker.installed import other_kinds
 from hawker.worker.invariants import validator
-from hawker.worker.kinds import Kind, Parts
+from hawker.worker.kinds import GROUP, Kind, Parts
 from hawker.worker.lost_database import CAUSE, Own, adopt, look
 from hawker.worker.lost_database import check as check_nothing_lost
 from hawker.worker.lost_database import done as recovered
@@ -71,7 +71,7 @@ class Worker:
         self._drivers = drivers
         self._images = images
         self._network = network
-        self._others = other_kinds() if kinds is None else kinds
+        self._others = _installed_kinds() if kinds is None else kinds
         self._kinds = [MACHINE, *self._others]
         self._news = DriverNews()
         self._stack = AsyncExitStack()
@@ -200,6 +200,11 @@ class Worker:
         for service in self.parts.services:
             service.measure(self.metrics)
         return Response(self.metrics.exposition(), media_type=METRICS_CONTENT_TYPE)
+
+
+def _installed_kinds() -> list[Kind[Parts]]:
+    """Those beside machines that other distributions bring."""
+    return [point.load() for point in installed(GROUP, (MACHINE.name,)).values()]
 
 
 _logger = get_logger()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from hawker.core.life.invariants import broken
-from hawker.core.life.page import page
 from hawker.core.life.phases import phase_of
 from hawker.model.rows import CheckRow, DecisionRow, EventRow, LeaseRow, MachineRow, PortRow, Row, VersionRow
 from hawker.store.schema import Schema
@@ -20,6 +19,12 @@ def _broken(tx: Tx, row: Row) -> list[str]:
     return broken(row, phase_of(active_run(tx, row.id))) if isinstance(row, MachineRow) else []
 
 
+def _life() -> str:
+    from hawker.core.life.page import page  # for who writes the documentation
+
+    return page()
+
+
 MACHINE = Kind(
     # The numbered files of the store make these tables: they are older than kinds.
     schema=Schema("machine", (MachineRow, DecisionRow, VersionRow, EventRow, PortRow, CheckRow, LeaseRow)),
@@ -29,5 +34,5 @@ MACHINE = Kind(
     broken=_broken,
     audit=tally.audit,
     over=over,
-    life=page,
+    life=_life,
 )
