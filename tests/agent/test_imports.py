@@ -56,11 +56,11 @@ def imported(config: Path, what: str) -> set[str]:
 @pytest.mark.parametrize(
     ("roles", "unwanted", "most"),
     [
-        ('[worker]\nlisten = "{}"\ncgroups = false\n', [*BROKERS, *PROXYS, *NEIGHBOURS], 635),
+        ('[worker]\nlisten = "{}"\ncgroups = false\n', [*BROKERS, *PROXYS, *NEIGHBOURS], 645),
         (
             '[worker]\nlisten = "{}"\ncgroups = false\ndrivers = ["process"]\n',
             [*BROKERS, *PROXYS, *CONTAINERS, *NEIGHBOURS],
-            585,
+            597,
         ),
         ('[broker]\nlisten = "{}"\n', [*WORKERS, *PROXYS, *NEIGHBOURS], 465),
         ('[proxy]\nlisten = {{ "80" = "{}" }}\n[catalog]\nlisten = "{}"\n', [*WORKERS, *BROKERS], 625),
