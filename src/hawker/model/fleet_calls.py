@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from hawker.model import api
-from hawker.model.op import EVENTS, Op, Request, StreamRequest
+from hawker.model.op import EVENTS, EVENTS_QUIET_S, Op, Request, StreamRequest
 
 WORKER = "/v1/hawker/workers/{name}"
 RUN = "/v1/hawker/runs/{run_id}"
@@ -141,6 +141,7 @@ class Subscribe(
         "/v1/hawker/subscribe",
         served="any",
         media=EVENTS,
+        quiet_s=EVENTS_QUIET_S,
         headers={"last_event_id": "last-event-id"},
         refuses=(412, 429, 500),
         extension=True,

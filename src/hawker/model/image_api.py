@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from hawker.model.api import Body, Ok
 from hawker.model.image import Image
-from hawker.model.op import EVENTS, Op, Request, StreamRequest
+from hawker.model.op import EVENTS, EVENTS_QUIET_S, Op, Request, StreamRequest
 
 PART_BYTES = 4 << 20
 """What a client sends at once of an upload."""
@@ -143,6 +143,7 @@ class PullImage(
         "POST",
         f"{_IMAGES}/pull",
         media=EVENTS,
+        quiet_s=EVENTS_QUIET_S,
         refuses=(404, 412, 429, 500),
         extension=True,
         example={"image": "docker.io/library/nginx:1.29"},
@@ -165,6 +166,7 @@ class PrefetchImage(
         "POST",
         f"{_IMAGES}/prefetch",
         media=EVENTS,
+        quiet_s=EVENTS_QUIET_S,
         refuses=(404, 412, 429, 500),
         extension=True,
         example={"image": "docker.io/library/nginx:1.29", "region": "mad", "count": 2},
@@ -188,6 +190,7 @@ class PushImage(
         "POST",
         f"{_IMAGES}/push",
         media=EVENTS,
+        quiet_s=EVENTS_QUIET_S,
         refuses=(404, 412, 429, 500),
         extension=True,
         example={"image": "shop:1", "to": "registry.example/shop:1"},
@@ -265,6 +268,7 @@ class ImportImage(
         "POST",
         f"{_IMAGES}/import",
         media=EVENTS,
+        quiet_s=EVENTS_QUIET_S,
         refuses=(404, 409, 412, 422, 429, 500),
         extension=True,
         example={"upload": "01K0EXAMPLE", "image": "shop:1", "kind": "archive"},

@@ -137,7 +137,14 @@ class Connect(
 
 class ReadSession(
     StreamOfMachine[bytes],
-    op=Op("Machines_read_session", "GET", f"{_SESSION}/output", media=BYTES, extension=True),
+    op=Op(
+        "Machines_read_session",
+        "GET",
+        f"{_SESSION}/output",
+        media=BYTES,
+        quiet_s=3 * QUIET_S + 5,
+        extension=True,
+    ),
     kw_only=False,
 ):
     """What the command or connection gives, as it comes, up to its end, in frames."""

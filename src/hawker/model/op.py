@@ -26,6 +26,8 @@ R = TypeVar("R")
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 EVENTS = "text/event-stream"
+EVENTS_QUIET_S = 45.0
+"""Three of the comments that a stream of events is never without."""
 BYTES = "application/octet-stream"
 
 
@@ -36,7 +38,8 @@ class Op(msgspec.Struct, frozen=True):
     found by anybody else. `query` names fields that stand in the query, `either` fields of the body that may stand
     there, too; `headers` gives fields the header that they stand in; `raw` names the field that is the body as it is.
     `batch`: many requests travel as one list, and each gets an answer in a list. `idempotent`: it may be sent again
-    when no answer came. `deadline_s` is how long a caller waits. `needs` is the permission. `refuses` lists the
+    when no answer came. `deadline_s` is how long a caller waits, `quiet_s`
+    after which silence a stream has lost its server. `needs` is the permission. `refuses` lists the
     statuses of refusals beside 400, 401 and 404. `also` is another form of the reply. `extension`: Hawker's own.
     """
 
@@ -52,6 +55,7 @@ class Op(msgspec.Struct, frozen=True):
     batch: bool = False
     idempotent: bool = False
     deadline_s: float = 60.0
+    quiet_s: float | None = None
     needs: str = ""
     success: int = 200
     refuses: tuple[int, ...] = ()
