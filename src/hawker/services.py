@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 from typing import Protocol
 
-from hawker.http.app import Handler
-from hawker.http.handlers import Route
+from hawker.http.handlers import Handler, Route
 from hawker.telemetry import Metrics
 
 AgentRoutes = Mapping[tuple[str, str], Handler]
@@ -33,9 +32,6 @@ class Service(Protocol):
     def routes(self) -> Iterable[Route]:
         """Declared calls and what answers them (`hawker.http.handlers`)."""
         return ()
-
-    def agent_routes(self) -> AgentRoutes:
-        return {}
 
     def measure(self, metrics: Metrics) -> None:
         """Set the gauges that show this service, just before somebody reads the metrics."""

@@ -13,8 +13,8 @@ from hawker.broker.apps import Apps, KnownApp
 from hawker.broker.directory import Directory
 from hawker.broker.fleet import Fleet, PeerError, WorkerLink
 from hawker.broker.orders import Wanted
-from hawker.broker.passing import Located, Passing
-from hawker.broker.replacing import Replacing, Seen
+from hawker.broker.passing import Passing
+from hawker.broker.replacing import Replacing
 from hawker.broker.unfilled import no_capacity
 from hawker.catalog.gossip.replica import Replica
 from hawker.client.connection import PeerUnreachable, Response
@@ -23,9 +23,12 @@ from hawker.errors import Conflict, DiskFull, HawkerError, Invalid, Unreachable
 from hawker.host import live
 from hawker.http.call import Call
 from hawker.model.config import check_config
+from hawker.model.fingerprint import Fingerprint
 from hawker.model.fleet_calls import ForgetWorker
+from hawker.model.guest import Resources
 from hawker.model.machine_calls import CreateMachine, ShowMachine
-from hawker.model.market import Reason, Refusal
+from hawker.model.market import Done, Located, Reason, Refusal, Seen, WorkerStatus
+from hawker.model.op import Request
 from hawker.model.rows import AppRow
 from hawker.telemetry import Metrics
 
@@ -53,20 +56,23 @@ class Says:
     """A link to a worker that answers every call alike."""
 
     region = "ord"
+    name = ""
 
     def __init__(self, answer: Any) -> None:
         self._answer = answer
 
-    async def ask(self, method: str, path: str, kind: Any, body: Any = None, timeout_s: float = 5.0) -> Any:
+    async def ask(self, request: Request[Any], timeout_s: float | None = None) -> Any:
         if isinstance(self._answer, HawkerError):
             raise self._answer
         return self._answer
 
-    call = ask
+    send = ask
 
 
 def fleet_of(**links: Says) -> Fleet:
     fleet = Fleet([], "token")
+    for name, link in links.items():
+        link.name = name
     fleet.links = {name: cast(WorkerLink, link) for name, link in links.items()}
     return fleet
 
@@ -102,22 +108,39 @@ SILENT = PeerUnreachable("two", "does not answer", sent=False)
 NO_CALL = cast(Call, SimpleNamespace())
 
 
+def status(name: str) -> WorkerStatus:
+    nothing = Resources()
+    return WorkerStatus(
+        name=name,
+        region="ord",
+        version="1",
+        cordoned=False,
+        disk_full=False,
+        disk_failed=False,
+        capacity=nothing,
+        held=nothing,
+        machines={},
+        driver=Fingerprint(driver="process", healthy=True),
+        parked_runs=0,
+    )
+
+
 def forgetting(fleet: Fleet) -> Any:
     broker = Broker("broker", fleet, live(), SpreadPolicy(), Metrics(), "ord")
     return broker.forget(NO_CALL, ForgetWorker("one"))
 
 
 async def test_a_worker_whose_address_another_one_has_by_now_is_forgotten() -> None:
-    assert await forgetting(fleet_of(one=Says({"name": "two"}), two=Says({"name": "two"})))
+    assert await forgetting(fleet_of(one=Says(status("two")), two=Says(status("two"))))
 
 
 async def test_a_worker_that_answers_is_not_forgotten() -> None:
     with pytest.raises(Conflict, match="worker one answers: it is not gone"):
-        await forgetting(fleet_of(one=Says({"name": "one"}), two=Says({"name": "two"})))
+        await forgetting(fleet_of(one=Says(status("one")), two=Says(status("two"))))
 
 
 async def test_any_worker_that_can_tells_the_catalog_who_is_gone() -> None:
-    assert await forgetting(fleet_of(one=Says(SILENT), two=Says(FULL), three=Says({})))
+    assert await forgetting(fleet_of(one=Says(SILENT), two=Says(FULL), three=Says(Done())))
     with pytest.raises(PeerError, match="the disk is full"):
         await forgetting(fleet_of(one=Says(SILENT), two=Says(FULL), three=Says(SILENT)))
     with pytest.raises(Unreachable, match="no other worker answers that could tell the catalog"):

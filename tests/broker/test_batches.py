@@ -16,7 +16,7 @@ from tests.client.servers import Call as ServerCall
 from tests.client.servers import serving
 from tests.kit.sim_worker import APP, REGION, SimWorker, a_worker, machine_config, order
 
-from hawker.broker.fleet import Confirmation, Fleet, WorkerLink
+from hawker.broker.fleet import Fleet, WorkerLink
 from hawker.broker.orders import Orders, Wanted
 from hawker.client.connection import Peer
 from hawker.core.ranking import SpreadPolicy
@@ -25,7 +25,7 @@ from hawker.http.app import AGENT, Serving, Tokens
 from hawker.http.server import serve
 from hawker.model.config import check_config
 from hawker.model.guest import Resources
-from hawker.model.market import Ask, Order, Reason, Refusal, Reservation
+from hawker.model.market import Ask, ConfirmOrder, Failed, Order, Reason, Refusal, Reservation
 from hawker.store.tx import Tx
 from hawker.telemetry import Metrics
 from hawker.worker.api.market import MarketApi
@@ -65,7 +65,7 @@ async def linked(worker: SimWorker) -> AsyncIterator[tuple[WorkerLink, Counting]
         worker.store, worker.drivers, worker.log, worker.market, worker.machines, machine_api, str(worker.path)
     )
     serving = Serving(worker.host, Tokens({TOKEN: AGENT}), Metrics(), REGION, "ord-1")
-    app = Counting(serving.app([], agent_routes=api.routes()))
+    app = Counting(serving.app(api.routes()))
     listening = socket.create_server(("127.0.0.1", 0))
     server = await serve(app, listening, worker.host)
     peer = Peer("127.0.0.1", listening.getsockname()[1], headers={"authorization": f"Bearer {TOKEN}"})
@@ -107,7 +107,7 @@ def few(paths: list[str], verb: str, items: int) -> bool:
 async def test_an_order_that_its_worker_does_not_take_costs_its_neighbours_nothing(tmp_path: Path) -> None:
     async with a_worker(tmp_path) as worker, linked(worker) as (link, app):
         orders = [order("first"), *odd_orders(), order("last")]
-        first, newer, typed, imageless, last = await together(*(partial(link.reserve, each) for each in orders))
+        first, newer, typed, imageless, last = await together(*(partial(link.send, each) for each in orders))
         assert few(app.paths, "reserve", len(orders))
         assert (first.key, last.key) == ("first", "last")
         told = []
@@ -126,27 +126,26 @@ async def test_a_fault_with_one_order_leaves_that_one_in_doubt_and_no_other(tmp_
     async with a_worker(tmp_path) as worker, linked(worker) as (link, app):
         endless = replace(order("endless"), hold_s=1e308)
         orders = (order("first"), endless, order("last"))
-        first, fault, last = await together(*(partial(link.reserve, each) for each in orders))
+        first, fault, last = await together(*(partial(link.send, each) for each in orders))
         assert isinstance(first, Reservation)
         assert isinstance(last, Reservation)
-        assert isinstance(fault, HawkerError)
-        assert fault.message == "ord-1: internal error: OverflowError"
+        assert fault == Failed(error="internal error: OverflowError")
         assert few(app.paths, "reserve", len(orders))
 
 
 async def test_an_ask_and_a_confirmation_that_do_not_read_cost_their_neighbours_nothing(tmp_path: Path) -> None:
     async with a_worker(tmp_path) as worker, linked(worker) as (link, app):
         ask = Ask(app=APP.name, region=REGION, image="host", resources=Resources())
-        offer, refusal = await together(partial(link.offer, ask), partial(link.offer, replace(ask, image=7)))
+        offer, refusal = await together(partial(link.send, ask), partial(link.send, replace(ask, image=7)))
         assert offer.worker == "ord-1"
         assert (refusal.reason, refusal.sentence()) == (
             Reason.invalid,
             "ord-1: image: 7 is not valid: expected `str`, got `int`",
         )
-        await together(partial(link.reserve, order("first")))
-        good = Confirmation(key="first", app=APP)
-        bad = Confirmation(key="first", app=replace(APP, number="seven"))
-        filled, refused = await together(partial(link.confirm, good), partial(link.confirm, bad))
+        await together(partial(link.send, order("first")))
+        good = ConfirmOrder(key="first", app=APP)
+        bad = ConfirmOrder(key="first", app=replace(APP, number="seven"))
+        filled, refused = await together(partial(link.send, good), partial(link.send, bad))
         assert filled.status == 200
         assert worker.market.fate("first") in bytes(filled.machine).decode()
         assert refused.status == 400
@@ -165,10 +164,10 @@ async def test_an_answer_that_a_broker_cannot_read_costs_the_others_of_its_batch
 
     async with serving(answer) as server:
         link = WorkerLink("ord-1", REGION, Peer("127.0.0.1", server.port))
-        first, odd, last = await together(*(partial(link.reserve, order(key)) for key in "abc"))
+        first, odd, last = await together(*(partial(link.send, order(key)) for key in "abc"))
         assert first == last == Refusal(worker="ord-1", region="ord", reason=Reason.cordoned)
         assert isinstance(odd, HawkerError)
-        assert "ord-1: an answer to reserve does not read: Invalid enum value 'asleep'" in odd.message
+        assert "ord-1: an answer to /v1/market/reserve does not read: Invalid enum value 'asleep'" in odd.message
         await link.close()
 
 
@@ -179,10 +178,10 @@ async def test_a_batch_with_another_number_of_answers_is_an_error_of_all() -> No
 
     async with serving(answer) as server:
         link = WorkerLink("ord-1", REGION, Peer("127.0.0.1", server.port))
-        for wait in (False, True):
-            (error,) = await together(partial(link.confirm, Confirmation(key="a", app=APP, wait=wait)))
+        for timeout_s in (None, 5.0):
+            (error,) = await together(partial(link.send, ConfirmOrder(key="a", app=APP), timeout_s))
             assert isinstance(error, HawkerError)
-            assert error.message == "ord-1: 1 confirm were asked for, and 0 answers came"
+            assert error.message == "ord-1: /v1/market/confirm was asked 1 times and gave 0 answers"
         await link.close()
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.kit.sim_worker import APP, REGION, SimWorker, a_worker, machine_config
 from tests.kit.virtual_time import virtual_time
 
-from hawker.broker.fleet import Confirmation, Confirmed, Fleet, WorkerLink
+from hawker.broker.fleet import Fleet, WorkerLink
 from hawker.broker.orders import Orders, Wanted
 from hawker.client.wire import PeerUnreachable
 from hawker.core.ranking import SpreadPolicy
@@ -19,7 +19,22 @@ from hawker.errors import Conflict, HawkerError, NoCapacity, StoreError, Unreach
 from hawker.model.config import check_config
 from hawker.model.guest import Resources
 from hawker.model.machine import State
-from hawker.model.market import Ask, Offer, Order, Refusal, Reservation
+from hawker.model.market import (
+    Ask,
+    ClaimKey,
+    Confirmed,
+    ConfirmOrder,
+    Fate,
+    FindFate,
+    Offer,
+    Order,
+    Refusal,
+    Released,
+    ReleaseOrder,
+    Reservation,
+)
+from hawker.model.op import Request
+from hawker.model.request_codec import Encoded
 from hawker.model.rows import ClaimRow, MachineRow
 from hawker.store.tx import Tx
 from hawker.telemetry import Metrics
@@ -47,13 +62,35 @@ class Link:
     def heal(self) -> None:
         self._down = False
 
-    async def offer(self, ask: Ask) -> Offer | Refusal:
-        return self._worker.market.offer(ask)
+    def collect(self, request: Ask) -> asyncio.Future[Offer | Refusal]:
+        answer: asyncio.Future[Offer | Refusal] = asyncio.get_running_loop().create_future()
+        answer.set_result(self._worker.market.offer(request))
+        return answer
+
+    async def send(self, request: Request[Any], timeout_s: float | None = None) -> Any:
+        match request:
+            case Order():
+                return await self.reserve(request)
+            case ConfirmOrder():
+                return await self.confirm(request)
+            case ReleaseOrder():
+                return await self._release(request)
+            case FindFate():
+                return Fate(fate=self._worker.market.fate(request.key))
+            case ClaimKey() if request.order:
+                return await claim(self._worker.store, request)
+            case ClaimKey():
+                return self._worker.store.read.get(ClaimRow, request.id)
+        raise AssertionError(f"nothing of an order: {request}")
+
+    async def send_unread(self, sent: Encoded, timeout_s: float) -> bytes:
+        """The machine that a key's order has made."""
+        return bytes(_view(get_machine(self._worker.store.read, sent.target.rpartition("/")[2])))
 
     async def reserve(self, order: Order) -> Reservation | Refusal:
         return await self._worker.market.reserve(order)
 
-    async def confirm(self, item: Confirmation, *, timeout_s: float) -> Confirmed:
+    async def confirm(self, item: ConfirmOrder) -> Confirmed:
         fault, self._fault = self._fault, None
         if self._after or fault is None:
             row, _, _ = await self._worker.market.confirm(item.key, item.app, item.decision)
@@ -64,25 +101,14 @@ class Link:
             return Confirmed(status=fault.status, error=fault.body())
         raise fault
 
-    async def call(self, method: str, path: str, kind: Any, body: Any = None) -> Any:
-        market = self._worker.market
-        match path.rpartition("/")[2]:
-            case "release":
-                if self._down:
-                    raise PeerUnreachable(self.name, "does not answer", sent=True)
-                self.releases.append(body["undo"])
-                machine = await market.release(body["key"], body["cause"])
-                if machine and body["undo"]:
-                    await self._worker.machines.destroy(APP.name, machine, self._worker.request(), force=True)
-                return {}
-            case "fate":
-                return {"fate": market.fate(body["key"])}
-            case "claim" if "order" in body:
-                return await claim(self._worker.store, **{"claim_id" if k == "id" else k: v for k, v in body.items()})
-            case "claim":
-                return msgspec.Raw(msgspec.json.encode(self._worker.store.read.get(ClaimRow, body["id"])))
-            case machine:
-                return _view(get_machine(self._worker.store.read, machine))
+    async def _release(self, request: ReleaseOrder) -> Released:
+        if self._down:
+            raise PeerUnreachable(self.name, "does not answer", sent=True)
+        self.releases.append(request.undo)
+        machine = await self._worker.market.release(request.key, request.cause)
+        if machine and request.undo:
+            await self._worker.machines.destroy(APP.name, machine, self._worker.request(), force=True)
+        return Released(machine=machine)
 
 
 def _view(row: MachineRow) -> msgspec.Raw:
@@ -196,10 +222,10 @@ async def test_a_reservation_that_was_not_confirmed_is_given_back_at_once_and_th
 @virtual_time
 async def test_a_reservation_that_lapsed_needs_no_release(key: str, hint: str, tmp_path: Path) -> None:
     class Slow(Link):
-        async def confirm(self, item: Confirmation, *, timeout_s: float) -> Confirmed:
+        async def confirm(self, item: ConfirmOrder) -> Confirmed:
             await asyncio.sleep(60)
             with pytest.raises(Conflict) as lapsed:
-                await super().confirm(item, timeout_s=timeout_s)
+                await super().confirm(item)
             return Confirmed(status=lapsed.value.status, error=lapsed.value.body())
 
     async with a_worker(tmp_path) as worker:

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from tests.client.servers import Call, serving
 
-from hawker.broker.fleet import OFFERS_S, WorkerLink
+from hawker.broker.fleet import WorkerLink
 from hawker.broker.offers import book
 from hawker.client.connection import Peer
 from hawker.model.guest import Resources
-from hawker.model.market import Ask, Reason, Refusal
+from hawker.model.market import OFFERS_S, Ask, Reason, Refusal
 
 ASK = Ask(app="web", region="ord", image="host", resources=Resources(cpus_shared=1))
 REFUSAL = Refusal(worker="ord-1", region="ord", reason=Reason.cordoned)

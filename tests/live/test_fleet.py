@@ -16,18 +16,25 @@ from tests.kit.markets import SLEEPER, Client, running_market
 from tests.kit.virtual_time import virtual_time
 from tests.kit.waiting import eventually, until
 
-from hawker.broker.fleet import CALL_S, OFFERS_S, Confirmation, Fleet, WorkerAddress, WorkerLink
+from hawker.broker.fleet import Fleet, WorkerAddress, WorkerLink
 from hawker.broker.offers import GRACE_S, book
 from hawker.client.connection import Peer, Response
 from hawker.client.wire import NO_HEADERS, PeerUnreachable
 from hawker.core.silence import PATIENCE_S
 from hawker.errors import Unreachable
 from hawker.model.guest import Resources
-from hawker.model.market import Ask, Reason, Refusal
+from hawker.model.market import CALL_S, OFFERS_S, Ask, ConfirmOrder, DescribeWorker, Reason, Refusal
+from hawker.model.op import Op, Request
 from hawker.model.rows import AppRow
 
 ASK = Ask(app="web", region="ord", image="host", resources=Resources(cpus_shared=1))
 APP = AppRow(name="web", id="web", org="o", network="n", number=1, created_at_ms=0, stamp_ms=0)
+
+
+class Anything(Request[dict[str, Any]], op=Op("Anything", "GET", "/", deadline_s=CALL_S)): ...
+
+
+class Quick(Request[dict[str, Any]], op=Op("Quick", "GET", "/quick", deadline_s=CALL_S)): ...
 
 
 async def never(call: Call) -> None:
@@ -41,11 +48,11 @@ async def test_closing_a_fleet_ends_every_call_and_leaves_nothing_pending() -> N
         before = asyncio.all_tasks()
         fleet = Fleet([WorkerAddress(name="ord-1", region="ord", host="127.0.0.1", port=server.port)], "token")
         link = fleet.links["ord-1"]
-        offered = [asyncio.ensure_future(link.offer(ASK)) for _ in range(3)]  # in one batch
-        confirmed = asyncio.ensure_future(link.confirm(Confirmation(key="k", app=APP)))
-        listed = asyncio.ensure_future(fleet.ask_all("GET", "/v1/market/worker", dict[str, Any]))
+        offered = [asyncio.ensure_future(link.send(ASK)) for _ in range(3)]  # in one batch
+        confirmed = asyncio.ensure_future(link.send(ConfirmOrder(key="k", app=APP)))
+        listed = asyncio.ensure_future(fleet.ask_all(DescribeWorker()))
         await until(lambda: len(server.requests) == 3)
-        lone = asyncio.ensure_future(link.offer(ASK))
+        lone = asyncio.ensure_future(link.send(ASK))
         lone.cancel()  # its caller is gone: nobody is left to wait for it
         await fleet.close()
         told = await asyncio.gather(*offered, confirmed, return_exceptions=True)
@@ -56,7 +63,7 @@ async def test_closing_a_fleet_ends_every_call_and_leaves_nothing_pending() -> N
         await until(lambda: asyncio.all_tasks() == before)
         await fleet.close()
         with pytest.raises(Unreachable, match="closed here"):
-            await link.offer(ASK)
+            await link.send(ASK)
 
 
 class Freezing(Peer):
@@ -126,7 +133,7 @@ async def test_a_frozen_worker_costs_one_deadline_and_none_again_until_it_answer
     async def cost_s() -> float:
         began = loop.time()
         with pytest.raises(Unreachable):
-            await link.ask("GET", "/", dict[str, Any])
+            await link.ask(Anything())
         return loop.time() - began
 
     assert await cost_s() == pytest.approx(CALL_S)
@@ -138,7 +145,7 @@ async def test_a_frozen_worker_costs_one_deadline_and_none_again_until_it_answer
     assert peer.asked == 3
     peer.thawed.set()
     await asyncio.sleep(0.001)  # the question that was on its way is answered
-    assert await link.ask("GET", "/", dict[str, Any]) == {}
+    assert await link.ask(Anything()) == {}
     peer.thawed.clear()
     assert await cost_s() == pytest.approx(CALL_S), "and it is trusted again"
     await cost_s()
@@ -157,11 +164,11 @@ async def test_closing_ends_every_late_question_also_of_an_earlier_silence() -> 
     link = WorkerLink("ord-1", "ord", Moody())
     for timeout_s in (CALL_S, CALL_S):  # the second question is left on its way
         with pytest.raises(Unreachable):
-            await link.ask("GET", "/", dict[str, Any], timeout_s=timeout_s)
-    assert await link.call("GET", "/quick", dict[str, Any]) == {}
+            await link.ask(Anything(), timeout_s)
+    assert await link.send(Quick()) == {}
     for timeout_s in (1.5, CALL_S):
         with pytest.raises(Unreachable):
-            await link.ask("GET", "/", dict[str, Any], timeout_s=timeout_s)
+            await link.ask(Anything(), timeout_s)
     assert [task.get_name() for task in asyncio.all_tasks()].count("late ord-1") == 2
     await link.close()
     assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -227,7 +234,7 @@ async def test_a_worker_at_an_address_that_is_anothers_by_now_is_not_taken_for_i
     async with serving(another) as server:
         fleet = Fleet([WorkerAddress(name="ord-1", region="ord", host="127.0.0.1", port=server.port)], "token")
         with pytest.raises(PeerUnreachable, match="is not the one that answers at its address") as refused:
-            await fleet.links["ord-1"].call("GET", "/v1/market/worker", dict[str, Any])
+            await fleet.links["ord-1"].send(DescribeWorker())
         assert not refused.value.sent  # nothing was done, so the next worker may be tried
         assert "hawker-worker: ord-1" in server.heads[0]
         await fleet.close()

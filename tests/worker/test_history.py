@@ -16,7 +16,7 @@ from hawker.catalog.publish.publisher import PURGE_S, Publisher
 from hawker.model.catalog import LogId
 from hawker.model.guest import Resources
 from hawker.model.machine import State
-from hawker.model.market import Reservation
+from hawker.model.market import ClaimKey, Reservation
 from hawker.model.rows import ClaimRow, FillRow, MachineRow, VersionRow
 from hawker.store.compaction import Compaction, Kept
 from hawker.worker import history
@@ -143,7 +143,7 @@ async def test_however_many_machines_pass_within_a_moment_no_table_and_no_file_g
         stays = await worker.run_machine("stays")
         began_ms = worker.host.now_ms()
         for n in range(lives):
-            await claim(worker.store, f"key-{n}", "ord-1", f"order-{n}", "")
+            await claim(worker.store, ClaimKey(id=f"key-{n}", worker="ord-1", order=f"order-{n}"))
             machine = await live(worker, f"order-{n}")
             await worker.market.release(f"lost-{n}", "a test")
             if n % 10 == 0:
@@ -190,10 +190,10 @@ async def test_how_the_order_of_a_machine_ended_is_known_for_as_long_as_the_mach
 async def test_ends_of_orders_and_clients_keys_go_by_their_age_too(tmp_path: Path) -> None:
     async with a_worker(tmp_path) as worker:
         await worker.market.release("old", "a test")
-        await claim(worker.store, "old", "ord-1", "old", "")
+        await claim(worker.store, ClaimKey(id="old", worker="ord-1", order="old"))
         await asyncio.sleep(history.FILL_KEPT_MS / 1000 + 1)
         await worker.market.release("young", "a test")
-        await claim(worker.store, "young", "ord-1", "young", "")
+        await claim(worker.store, ClaimKey(id="young", worker="ord-1", order="young"))
         for n in range(10):
             await live(worker, f"order-{n}")
         await compact(worker)

@@ -24,8 +24,9 @@ from hawker.host import Host
 from hawker.http.app import AGENT, Handler, Serving, Tokens
 from hawker.http.call import Call
 from hawker.http.server import serve
+from hawker.model.image_api import Named
 from hawker.telemetry import Metrics
-from hawker.worker.images.peers import LOOK_S, Named, Peers
+from hawker.worker.images.peers import LOOK_S, Peers
 
 SHOP = "registry.invalid/shop:1"
 BLOB = b"the bytes of a layer" * 1000
@@ -60,7 +61,7 @@ class Other:
     async def named(self, call: Call) -> Any:
         self.asked.append("name")
         await self.silent.wait()
-        return Named(DIGEST if self.has and call.request.query_params["image"] == SHOP else "")
+        return Named(digest=DIGEST if self.has and call.request.query_params["image"] == SHOP else "")
 
     def routes(self) -> dict[tuple[str, str], Handler]:
         return {("GET", "/v1/images/blobs/{digest}"): self.blob, ("GET", "/v1/images/names"): self.named}

@@ -10,24 +10,25 @@ from functools import cache, partial
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from hawker.broker.apps import Apps
 from hawker.broker.deleting import destroy_all
 from hawker.broker.directory import Directory
-from hawker.broker.fleet import Fleet, PeerError, gather_named, unreachable
+from hawker.broker.fleet import Fleet, PeerError, ask_each, gather_named, unreachable
 from hawker.broker.hints import ImageHints
 from hawker.broker.images import ImageRelay
 from hawker.broker.names import machine_name
 from hawker.broker.orders import Orders, Wanted
-from hawker.broker.passing import Located, Passing, query_of, target_of
+from hawker.broker.passing import Passing, by, query_of, target_of
 from hawker.broker.replacing import Replacing
 from hawker.catalog.read.api import CATALOG_CALLS, CatalogApi, check_sql, health, no_catalog
 from hawker.core.ranking import Policy
 from hawker.errors import Conflict, Invalid, NameTaken, NotBuilt, NotFound, Refused, Unreachable
 from hawker.host import Host
-from hawker.http.app import OWNER, REQUEST_ID, Handler, Serving, Tokens, reply
+from hawker.http.app import Handler, Serving, Tokens, reply
 from hawker.http.call import Call
 from hawker.http.handlers import on, unread
 from hawker.http.image_calls import image_routes
@@ -40,8 +41,9 @@ from hawker.model.calls import ShowHealth, ShowOpenApi
 from hawker.model.config import accept_config
 from hawker.model.guest import RESOURCES, Guest, Resources, check_guest
 from hawker.model.machine_calls import CreateMachine, ListMachines
-from hawker.model.market import Ask, Offer
+from hawker.model.market import Ask, DescribeWorker, LocateMachine, Offer, Query, SetCordon, TellGone
 from hawker.model.regions import expand, place
+from hawker.model.request_codec import Encoded
 from hawker.model.unbuilt_calls import UNBUILT_CALLS, empty
 from hawker.model.values import HOST_IMAGE, check_app_name, check_label, is_machine_id
 from hawker.telemetry import METRICS_CONTENT_TYPE, Metrics
@@ -180,7 +182,8 @@ class Broker:
     async def _lists(self, call: Call) -> tuple[list[msgspec.Raw], list[str]]:
         """What every worker lists under this path, and who did not answer. Raises what a worker that answered
         refused."""
-        answers, errors = await self._fleet.ask_all("GET", target_of(call), list[msgspec.Raw])
+        sent = Encoded("GET", target_of(call), {}, b"")
+        answers, errors = await gather_named({name: link.ask_lists(sent) for name, link in self._fleet.links.items()})
         silent = unreachable(errors)
         for worker, error in errors.items():
             if worker not in silent:
@@ -236,8 +239,8 @@ class Broker:
     async def _article(self, call: Call, machine: str) -> Any:
         """The article's paths: a machine by its id alone. Asked of its worker under the full path."""
         link = await self._passing.locate(machine)
-        where = await link.call("GET", f"/v1/market/machines/{machine}", Located)
-        headers = {REQUEST_ID: call.id, OWNER: call.owner}
+        where = await link.send(LocateMachine(machine_id=machine))
+        headers = by(call)
         if call.nonce:
             headers[NONCE] = call.nonce
         target = f"/v1/apps/{where.app}/machines/{machine}{query_of(call)}"
@@ -248,12 +251,11 @@ class Broker:
 
     async def regions(self, call: Call) -> Any:
         links, regions = self._fleet.links, self._fleet.regions()
-        answers, errors = await self._fleet.ask_all("GET", "/v1/market/worker", dict[str, Any])
+        answers, errors = await self._fleet.ask_all(DescribeWorker())
         smallest = Guest().resources()
         room: dict[str, int] = dict.fromkeys(regions, 0)
         for name, worker in answers.items():
-            free = msgspec.convert(worker["capacity"], Resources) - msgspec.convert(worker["held"], Resources)
-            room[links[name].region] += _fits(free, smallest)
+            room[links[name].region] += _fits(worker.capacity - worker.held, smallest)
         shown = [
             api.Region(
                 code=code,
@@ -281,7 +283,7 @@ class Broker:
         silent: list[str] = []
         for region in expand(body.region or "any", self._fleet.regions()):
             ask = Ask(app="", region=region, image=HOST_IMAGE, resources=wanted)
-            answers, errors = await gather_named({link.name: link.offer(ask) for link in self._fleet.in_region(region)})
+            answers, errors = await gather_named({link.name: link.send(ask) for link in self._fleet.in_region(region)})
             silent += unreachable(errors)
             count = sum(_fits(answer.free, wanted) for answer in answers.values() if isinstance(answer, Offer))
             count = count if left is None else min(count, left)
@@ -293,9 +295,9 @@ class Broker:
     async def workers(self, call: Call) -> Any:
         """Every worker that is known; one that does not answer says so."""
         links = self._fleet.links
-        answers, errors = await self._fleet.ask_all("GET", "/v1/market/worker", dict[str, Any])
+        answers, errors = await self._fleet.ask_all(DescribeWorker())
         return [
-            {"reachable": True, **answers[name]}
+            {"reachable": True, **asdict(answers[name])}
             if name in answers
             else {"reachable": False, "name": name, "region": link.region, "error": errors[name].message}
             for name, link in links.items()
@@ -316,15 +318,15 @@ class Broker:
         if gone is None:
             raise NotFound(f"no worker is called {name}", hint="hawker workers lists them")
         try:
-            answer = await gone.call("GET", "/v1/market/worker", dict[str, Any], timeout_s=FORGET_S)
+            answering = (await gone.send(DescribeWorker(), FORGET_S)).name
         except Unreachable:
-            answer = {}
-        if answer.get("name") == name:
+            answering = ""
+        if answering == name:
             raise Conflict(f"worker {name} answers: it is not gone", hint=f"hawker workers cordon {name}")
         refusal: PeerError | None = None
         for link in links.values():
             try:
-                await link.ask("POST", "/v1/market/forget", dict[str, Any], {"name": name}, FORGET_S)
+                await link.ask(TellGone(name=name), FORGET_S)
             except PeerError as error:  # it has no room, or has not heard of that worker
                 refusal = error
             except Unreachable:
@@ -337,7 +339,7 @@ class Broker:
         link = self._fleet.links.get(name)
         if link is None:
             raise NotFound(f"no worker is called {name}", hint="hawker workers lists them")
-        await link.call("POST", "/v1/market/cordon", dict[str, Any], {"cordoned": cordoned})
+        await link.send(SetCordon(cordoned=cordoned))
         return api.Ok()
 
     async def runs(self, call: Call) -> Any:
@@ -354,15 +356,12 @@ class Broker:
         if body.worker and body.worker not in links:
             raise NotFound(f"no worker is called {body.worker}", hint="hawker workers lists them")
         asked = [links[body.worker]] if body.worker else list(links.values())
-        query = {"query": body.query}
-        answers, errors = await gather_named(
-            {link.name: link.ask("POST", "/v1/market/sql", dict[str, Any], query) for link in asked}
-        )
+        answers, errors = await ask_each(asked, Query(query=body.query))
         for error in errors.values():
             if not unreachable({"": error}):
                 raise Refused(error.message)
-        columns: list[str] = next((answer["columns"] for answer in answers.values() if answer["columns"]), [])
-        rows = [[name, *row] for name, answer in answers.items() for row in answer["rows"]]
+        columns: list[str] = next((answer.columns for answer in answers.values() if answer.columns), [])
+        rows = [[name, *row] for name, answer in answers.items() for row in answer.rows]
         return {"columns": ["worker", *columns], "rows": rows, "unreachable": unreachable(errors)}
 
     async def health(self, call: Call) -> Response:

@@ -9,16 +9,16 @@ worker is told.
 from __future__ import annotations
 
 from collections import OrderedDict
-from urllib.parse import quote
 
 import msgspec
 from msgspec.structs import replace
 
 from hawker.broker.directory import Directory
-from hawker.broker.fleet import AppKept, Fleet, WorkerLink, gather_named, unreachable
+from hawker.broker.fleet import Fleet, WorkerLink, ask_each, unreachable
 from hawker.core import rendezvous
 from hawker.errors import NameTaken, NotFound, Unreachable
 from hawker.host import Host
+from hawker.model.market import KeepApp, ListAppsKept
 from hawker.model.rows import AppRow
 from hawker.telemetry import get_logger
 
@@ -57,13 +57,13 @@ class Apps:
 
         Raises `Unreachable` when no worker answers.
         """
-        found, silent = await self._read("/v1/market/apps", self._directory.apps() if self._directory else [])
+        found, silent = await self._read("", self._directory.apps() if self._directory else [])
         return sorted(found.values(), key=lambda app: app.row.name), silent
 
     async def get(self, name: str) -> KnownApp:
         """Raises `NotFound`."""
         known = self.known(name)
-        found, silent = await self._read(f"/v1/market/apps?name={quote(name, safe='')}", [known] if known else [])
+        found, silent = await self._read(name, [known] if known else [])
         if name in found:
             return found[name]
         deciding = self._deciding(name)[0].name
@@ -93,10 +93,10 @@ class Apps:
         first, *others = self._deciding(name)
         row = replace(row, stamp_ms=max(now, known.stamp_ms + 1 if known else 0))
         try:
-            kept = await first.call("POST", "/v1/market/apps", AppRow, {"app": row, "if_absent": True})
+            kept = await first.send(KeepApp(app=row, if_absent=True))
             if kept.deleted:  # the tombstone's clock was ahead of ours
                 row = replace(row, stamp_ms=kept.stamp_ms + 1)
-                kept = await first.call("POST", "/v1/market/apps", AppRow, {"app": row, "if_absent": True})
+                kept = await first.send(KeepApp(app=row, if_absent=True))
         except Unreachable as error:
             raise Unreachable(
                 f"{first.name}, which decides this name, does not answer", hint="try again when it is back"
@@ -114,8 +114,7 @@ class Apps:
             self._written.popitem(last=False)
 
     async def _tell(self, others: list[WorkerLink], row: AppRow) -> None:
-        body = {"app": row}
-        _, errors = await gather_named({o.name: o.ask("POST", "/v1/market/apps", AppRow, body) for o in others})
+        _, errors = await ask_each(others, KeepApp(app=row))
         for worker, refusal in errors.items():
             # It learns of the app with the first reservation that is confirmed there.
             _logger.warning("app.not_told", app=row.name, worker=worker, error=refusal.message, cause="app created")
@@ -124,7 +123,7 @@ class Apps:
         """Leave a tombstone. With the catalog one worker that takes it is enough; with a fixed list all must: one that
         does not would keep the app. Raises `Unreachable`, and what a worker said that could not take it."""
         row = replace(app.row, deleted=True, stamp_ms=max(app.row.stamp_ms + 1, self._host.now_ms()))
-        answers, errors = await self._fleet.ask_all("POST", "/v1/market/apps", AppRow, {"app": row})
+        answers, errors = await self._fleet.ask_all(KeepApp(app=row))
         silent = unreachable(errors)
         if silent and not (answers and self._directory):
             raise Unreachable(
@@ -142,8 +141,8 @@ class Apps:
         rest = [other for other in self._fleet.links if other != names[0]]
         return [self._fleet.links[other] for other in (names[0], *rest)]
 
-    async def _read(self, path: str, known: list[AppRow]) -> tuple[dict[str, KnownApp], list[str]]:
-        answers, errors = await self._fleet.ask_all("GET", path, list[AppKept])
+    async def _read(self, name: str, known: list[AppRow]) -> tuple[dict[str, KnownApp], list[str]]:
+        answers, errors = await self._fleet.ask_all(ListAppsKept(name=name))
         if not answers:
             raise next(iter(errors.values()), Unreachable("no worker is known", hint="hawker members"))
         found = {row.name: KnownApp(row=row, machines=0) for row in known}

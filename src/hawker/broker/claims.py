@@ -12,15 +12,16 @@ from __future__ import annotations
 
 from enum import Enum
 from hashlib import blake2b
-from typing import Any
-from urllib.parse import quote
 
 import msgspec
 
-from hawker.broker.fleet import Fleet, PeerError, WorkerLink, gather_named
+from hawker.broker.fleet import Fleet, PeerError, WorkerLink, ask_each
 from hawker.core import rendezvous
 from hawker.errors import Conflict, Unreachable
 from hawker.host import Host
+from hawker.model.machine_calls import ShowMachine
+from hawker.model.market import CALL_S, ClaimKey, FindFate
+from hawker.model.request_codec import encode
 from hawker.model.rows import ClaimRow
 
 
@@ -57,36 +58,34 @@ class Claims:
         link = self._fleet.links.get(claim.worker)
         if link is None:
             raise Unreachable(f"the key was used on worker {claim.worker}, which is not in this broker's list")
-        fate = (await link.call("POST", "/v1/market/fate", dict[str, str], {"key": claim.order}))["fate"]
+        fate = (await link.send(FindFate(key=claim.order))).fate
         if fate == "held":
             raise Conflict("an order with this idempotency key is in progress; ask again with the same key")
         if fate in ("released", "unknown"):
             return Known(order=claim.order)
         try:
-            machine = await link.call("GET", f"/v1/apps/{quote(app, safe='')}/machines/{fate}", msgspec.Raw)
+            machine = await link.send_unread(encode(ShowMachine(app, fate)), CALL_S)
         except PeerError as error:
             raise Conflict(f"the machine of this idempotency key cannot be read: {error.message}") from error
-        return Known(machine=bytes(machine), worker=link.name)
+        return Known(machine=machine, worker=link.name)
 
     async def take(
         self, owner: str, app: str, key: str, worker: str, order: str, replaces: str, *, without: str = ""
     ) -> Claimed:
         """Claim a key for an order that is reserved. Raises `Unreachable` when the arbiter does not answer."""
         claim_id = claim_key(owner, app, key)
-        body: dict[str, Any] = {"id": claim_id, "worker": worker, "order": order, "replaces": replaces}
-        claim = await self._arbiters(claim_id, without)[0].call("POST", "/v1/market/claim", ClaimRow, body)
-        return Claimed.ours if claim.order == order else Claimed.theirs
+        request = ClaimKey(id=claim_id, worker=worker, order=order, replaces=replaces)
+        claim = await self._arbiters(claim_id, without)[0].send(request)
+        return Claimed.ours if claim and claim.order == order else Claimed.theirs
 
     async def _found(self, claim_id: str, without: str) -> ClaimRow | None:
         """The claim in force. The arbiter must answer; of those before it one that is gone took its claims along."""
         first, *others = self._arbiters(claim_id, without)
-        raw = await first.call("POST", "/v1/market/claim", msgspec.Raw, {"id": claim_id})
-        if bytes(raw) != b"null":
-            return msgspec.json.decode(raw, type=ClaimRow)
-        asks = {o.name: o.ask("POST", "/v1/market/claim", msgspec.Raw, {"id": claim_id}) for o in others}
-        answers, _ = await gather_named(asks)
-        found = [msgspec.json.decode(raw, type=ClaimRow) for raw in answers.values() if bytes(raw) != b"null"]
-        return found[0] if found else None
+        request = ClaimKey(id=claim_id)
+        if claim := await first.send(request):
+            return claim
+        answers, _ = await ask_each(others, request)
+        return next(filter(None, answers.values()), None)
 
     def _arbiters(self, claim_id: str, without: str) -> list[WorkerLink]:
         """The arbiter, and those who were it before as many workers joined. Raises `Unreachable` with no worker."""

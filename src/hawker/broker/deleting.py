@@ -8,16 +8,15 @@ API documents it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
-from urllib.parse import quote
 
-from hawker.broker.fleet import Fleet, PeerError, check_meant
-from hawker.broker.passing import CALL_S
-from hawker.errors import Conflict, HawkerError
-from hawker.http.app import OWNER, REQUEST_ID
+from hawker.broker.fleet import Fleet
+from hawker.broker.passing import CALL_S, by
+from hawker.errors import Conflict, HawkerError, NotFound
 from hawker.http.call import Call
-from hawker.model.call_bases import NONCE
+from hawker.model.api import Lease, Machine
+from hawker.model.machine_calls import DestroyMachine, ListMachines
+from hawker.model.market import CALL_S as MARKET_CALL_S
+from hawker.model.request_codec import encode
 from hawker.model.values import rfc3339
 
 AT_ONCE = 16
@@ -42,22 +41,20 @@ async def destroy_all(fleet: Fleet, call: Call, app: str, *, force: bool) -> Non
     raise Conflict("; ".join(failed))
 
 
-async def _machines(fleet: Fleet, app: str) -> list[tuple[str, Mapping[str, Any]]]:
+async def _machines(fleet: Fleet, app: str) -> list[tuple[str, Machine]]:
     """Each with its worker."""
-    path = f"/v1/apps/{quote(app, safe='')}/machines?include_leases=true"
-    answers, errors = await fleet.ask_all("GET", path, list[dict[str, Any]])
+    answers, errors = await fleet.ask_all(ListMachines(app, include_leases=True), MARKET_CALL_S)
     for error in errors.values():
         raise error
     return [(worker, machine) for worker, machines in answers.items() for machine in machines]
 
 
-def _check_leases(call: Call, app: str, machines: list[tuple[str, Mapping[str, Any]]]) -> None:
-    leases = [(machine["id"], machine.get("lease")) for _, machine in machines]
+def _check_leases(call: Call, app: str, machines: list[tuple[str, Machine]]) -> None:
     held = [
-        f"machine ID {machine} lease currently held by {lease['owner'] or 'another client'}, "
-        f"expires at {rfc3339(lease['expires_at'] * 1000)}"
-        for machine, lease in leases
-        if lease and lease["nonce"] != call.nonce
+        f"machine ID {machine.id} lease currently held by {machine.lease.owner or 'another client'}, "
+        f"expires at {rfc3339(machine.lease.expires_at * 1000)}"
+        for _, machine in machines
+        if isinstance(machine.lease, Lease) and machine.lease.nonce != call.nonce
     ]
     if held:
         raise Conflict(
@@ -66,23 +63,17 @@ def _check_leases(call: Call, app: str, machines: list[tuple[str, Mapping[str, A
         )
 
 
-async def _destroy(
-    fleet: Fleet, call: Call, worker: str, app: str, machine: Mapping[str, Any], slots: asyncio.Semaphore
-) -> str:
+async def _destroy(fleet: Fleet, call: Call, worker: str, app: str, machine: Machine, slots: asyncio.Semaphore) -> str:
     """Why it could not be done, "" when it was."""
-    headers = {REQUEST_ID: call.id, OWNER: call.owner}
-    if lease := machine.get("lease"):
-        headers[NONCE] = lease["nonce"]
-    target = f"/v1/apps/{quote(app, safe='')}/machines/{machine['id']}?force=true"
+    nonce = machine.lease.nonce if isinstance(machine.lease, Lease) else ""
+    sent = encode(DestroyMachine(app, machine.id, nonce=nonce, force=True))
     link = fleet.links.get(worker)
     try:
         if link is None:
             raise HawkerError(f"worker {worker} is not known any more")
         async with slots:
-            answer = await link.peer.request("DELETE", target, headers=headers, timeout_s=CALL_S)
-        check_meant(worker, answer)
-        if answer.status >= 400 and answer.status != 404:
-            raise PeerError(answer)
+            await link.send_unread(sent._replace(headers={**sent.headers, **by(call)}), CALL_S)
     except HawkerError as error:
-        return f"machine {machine['id']} could not be destroyed: {error.message}"
+        if error.status != NotFound.status:
+            return f"machine {machine.id} could not be destroyed: {error.message}"
     return ""

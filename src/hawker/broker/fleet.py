@@ -1,14 +1,14 @@
-"""The workers a broker knows, and the calls it makes to them.
+"""The workers that a broker knows, and how it sends them declared requests.
 
-Which there are the catalog tells (`broker.directory`), or a fixed list. Calls that many orders
-make at once (offers, reservations, confirmations) are collected per worker and tick and sent as one request.
+The catalog tells which workers there are (`broker.directory`), or a fixed list does. What many orders ask of a worker
+at once (offers, reservations, confirmations) travels as one message.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
-from functools import partial
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,13 +19,10 @@ from hawker.client.wire import PeerUnreachable
 from hawker.core import rendezvous, silence
 from hawker.errors import HawkerError, Invalid, Misdirected, Unreachable
 from hawker.http.app import WORKER
-from hawker.model.market import Ask, Decision, Failed, Offer, Order, Refusal, Reservation
-from hawker.model.rows import AppRow
+from hawker.model.market import CALL_S
+from hawker.model.op import Request, reply_of
+from hawker.model.request_codec import Encoded, encode, encode_each
 
-OFFERS_S = 0.25
-"""The one deadline of an offers round. A worker that has not answered by then is simply not in the book."""
-RESERVE_S = 1.5
-CALL_S = 5.0
 BATCHES_IN_FLIGHT = 2  # one on its way while the next one fills
 BATCH_MAX = 32
 """Items of a batch. Each has, or is answered with, one configuration at most: all of them are half of what a request
@@ -33,6 +30,7 @@ between agents (`hawker.http.call.BATCH_BYTES_MAX`) and its answer may have."""
 
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -61,28 +59,6 @@ def parse_address(text: str) -> WorkerAddress:
     return WorkerAddress(name=name, region=region, host=host.strip("[]"), port=int(port))
 
 
-class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
-    key: str
-    app: AppRow
-    decision: Decision | None = None
-    wait: bool = False
-
-
-class Confirmed(msgspec.Struct, frozen=True, kw_only=True):
-    """`machine` is the API's JSON as the worker wrote it, passed on unread."""
-
-    status: int = 200
-    machine: msgspec.Raw = msgspec.Raw(b"null")
-    error: dict[str, Any] | None = None
-
-
-class AppKept(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's row of an app and how many machines of it live there."""
-
-    app: AppRow
-    machines: int
-
-
 class PeerError(HawkerError):
     """A worker answered with an error of its own; passed on with its status."""
 
@@ -96,18 +72,16 @@ class PeerError(HawkerError):
         self.code = str(body.get("status", self.code))
 
 
-def check_meant(worker: str, response: Response) -> None:
+def check_meant(worker: str, status: int) -> None:
     """Raises `PeerUnreachable` when another worker has answered: it has done nothing."""
-    if response.status == Misdirected.status:
+    if status == Misdirected.status:
         raise PeerUnreachable(worker, "is not the one that answers at its address", sent=False)
 
 
-_encode = msgspec.json.Encoder().encode
-
-
 class WorkerLink:
-    """One worker as a broker sees it. All calls may be repeated; they raise `Unreachable` when the outcome is in
-    doubt."""
+    """One worker as a broker sees it. Requests that are declared `batch` and made at once travel together. Each may be
+    repeated; it raises `Unreachable` when the outcome is in doubt, and `PeerError` when the worker answers with an
+    error."""
 
     def __init__(self, name: str, region: str, peer: Peer) -> None:
         self.name = name
@@ -117,57 +91,65 @@ class WorkerLink:
         """Whether its last offer did not come in time, and nothing has come since."""
         self._silence = silence.ANSWERS
         self._late: dict[asyncio.Task[Any], None] = {}  # questions to a silent worker that nobody waits for
-        self._offers = self._batcher("offers", Offer | Refusal | Failed, OFFERS_S)
-        self._reserves = self._batcher("reserve", Reservation | Refusal | Failed, RESERVE_S)
-        self._confirms = self._batcher("confirm", Confirmed, CALL_S)
+        self._batchers: dict[type[Request[Any]], Batcher[Any, Any]] = {}
 
-    async def offer(self, ask: Ask) -> Offer | Refusal:
-        answer: Offer | Refusal = await self._offers.submit(ask)
+    async def send(self, request: Request[R], timeout_s: float | None = None) -> R:
+        """The answer. One of a batch that has a time-out of its own goes alone: its neighbours must not wait for it."""
+        if not request.op.batch:
+            body = await self.send_unread(encode(request), timeout_s or request.op.deadline_s)
+            reply: R = self._read(request.op.path, body, decoder_of(type(request)))
+            return reply
+        if timeout_s is None:
+            return await self.collect(request)
+        answers: list[R | HawkerError] = await self._send_each([request], timeout_s)
+        if isinstance(answer := answers[0], HawkerError):
+            raise answer
         return answer
 
-    async def reserve(self, order: Order) -> Reservation | Refusal:
-        answer: Reservation | Refusal = await self._reserves.submit(order)
-        return answer
-
-    async def confirm(self, item: Confirmation, *, timeout_s: float = CALL_S) -> Confirmed:
-        """A confirmation that waits for the start goes alone: a slow program must not hold up its neighbours."""
-        if item.wait:
-            alone: Confirmed | HawkerError = (await self._send("confirm", Confirmed, timeout_s, [item]))[0]
-            if isinstance(alone, HawkerError):
-                raise alone
-            return alone
-        answer: Confirmed = await self._confirms.submit(item)
-        return answer
-
-    async def call(self, method: str, path: str, kind: type[T], body: Any = None, timeout_s: float = CALL_S) -> T:
-        """A call between agents. Raises `PeerError` for an answer other than 2xx."""
-        raw = b"" if body is None else _encode(body)
+    async def send_unread(self, sent: Encoded, timeout_s: float) -> bytes:
+        """The body of the answer, for callers that pass it on."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            response = await self.peer.request(method, path, body=raw, timeout_s=timeout_s, idempotent=True)
+            response = await self.peer.request(
+                sent.method, sent.target, headers=sent.headers, body=sent.body, timeout_s=timeout_s, idempotent=True
+            )
         except Unreachable:
             self._silence = silence.unanswered(self._silence, began, loop.time())
             raise
         self._silence = silence.ANSWERS
         self.missed = False
-        check_meant(self.name, response)
         if response.status >= 300:
+            check_meant(self.name, response.status)
             raise PeerError(response)
-        try:
-            return msgspec.json.decode(response.body or b"null", type=kind)
-        except _UNREADABLE as error:
-            raise HawkerError(f"{self.name}: the answer to {method} {path} does not read: {error}") from error
+        return response.body or b"null"
 
-    async def ask(self, method: str, path: str, kind: type[T], body: Any = None, timeout_s: float = CALL_S) -> T:
-        """As `call`, for callers that can do without an answer: a worker that has been silent is not waited for."""
+    def collect(self, request: Request[R]) -> asyncio.Future[R]:
+        """The answer to a request that travels in a batch with those that are made at the same time."""
+        batcher = self._batchers.get(type(request))
+        if batcher is None:
+            batcher = self._batchers[type(request)] = Batcher(
+                self._send_each, in_flight_max=BATCHES_IN_FLIGHT, batch_max=BATCH_MAX
+            )
+        return batcher.submit(request)
+
+    async def ask(self, request: Request[R], timeout_s: float | None = None) -> R:
+        """As `send`, for callers that can do without an answer: a worker that has been silent is not waited for."""
+        body = await self.ask_unread(encode(request), timeout_s or request.op.deadline_s)
+        reply: R = self._read(request.op.path, body, decoder_of(type(request)))
+        return reply
+
+    async def ask_lists(self, sent: Encoded) -> list[msgspec.Raw]:
+        """As `ask`, of a request that is passed on. Its answer is a list whose entries are passed on unread."""
+        return self._read(sent.target, await self.ask_unread(sent, CALL_S), _RAWS)
+
+    async def ask_unread(self, sent: Encoded, timeout_s: float) -> bytes:
         wait_s = silence.patience_s(self._silence, timeout_s)
         if self._silence.since_s is None:
-            return await self.call(method, path, kind, body, timeout_s)
+            return await self.send_unread(sent, timeout_s)
         silent_s = asyncio.get_running_loop().time() - self._silence.since_s
         if wait_s > 0:
-            coroutine = self.call(method, path, kind, body, timeout_s)
-            late = asyncio.get_running_loop().create_task(coroutine, name=f"late {self.name}")
+            late = asyncio.get_running_loop().create_task(self.send_unread(sent, timeout_s), name=f"late {self.name}")
             self._late[late] = None
             self._silence = silence.asked(self._silence, True)
             late.add_done_callback(self._late_ended)
@@ -188,26 +170,40 @@ class WorkerLink:
         for task in late:
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
-        await asyncio.gather(self._offers.close(), self._reserves.close(), self._confirms.close())
+        await asyncio.gather(*(batcher.close() for batcher in self._batchers.values()))
         await self.peer.close()
 
-    def _batcher(self, verb: str, kind: Any, timeout_s: float) -> Batcher[Any, Any]:
-        send = partial(self._send, verb, kind, timeout_s)
-        return Batcher(send, in_flight_max=BATCHES_IN_FLIGHT, batch_max=BATCH_MAX)
-
-    async def _send(self, verb: str, kind: Any, timeout_s: float, items: Sequence[Any]) -> list[Any]:
+    async def _send_each(self, requests: Sequence[Request[R]], timeout_s: float | None = None) -> list[R | HawkerError]:
         """An answer for each, or the error that is its alone."""
-        answers = await self.call("POST", f"/v1/market/{verb}", list[msgspec.Raw], list(items), timeout_s)
-        if len(answers) != len(items):
-            raise HawkerError(f"{self.name}: {len(items)} {verb} were asked for, and {len(answers)} answers came")
-        return [self._answer(verb, kind, raw) for raw in answers]
+        kind = type(requests[0])
+        op = kind.op
+        body = await self.send_unread(encode_each(requests), timeout_s or op.deadline_s)
+        answers = self._read(op.path, body, _RAWS)
+        if len(answers) != len(requests):
+            raise HawkerError(f"{self.name}: {op.path} was asked {len(requests)} times and gave {len(answers)} answers")
+        decoder = decoder_of(kind)
+        read: list[R | HawkerError] = []
+        for raw in answers:
+            try:
+                read.append(self._read(op.path, raw, decoder))
+            except HawkerError as error:
+                read.append(error)
+        return read
 
-    def _answer(self, verb: str, kind: Any, raw: msgspec.Raw) -> Any:
+    def _read(self, path: str, body: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T]) -> T:
         try:
-            answer = msgspec.json.decode(raw, type=kind)
+            return decoder.decode(body)
         except _UNREADABLE as error:
-            return HawkerError(f"{self.name}: an answer to {verb} does not read: {error}")
-        return HawkerError(f"{self.name}: {answer.error}") if isinstance(answer, Failed) else answer
+            raise HawkerError(f"{self.name}: an answer to {path} does not read: {error}") from error
+
+
+_RAWS = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+@cache
+def decoder_of(kind: type[Request[Any]]) -> msgspec.json.Decoder[Any]:
+    """Reads the replies to a kind of request."""
+    return msgspec.json.Decoder(reply_of(kind))
 
 
 class Fleet:
@@ -221,7 +217,7 @@ class Fleet:
         for name in names:
             if names.count(name) > 1:
                 raise Invalid("workers", name, "two workers of the list have this name; each needs its own")
-        self._headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+        self._headers = {"authorization": f"Bearer {token}"}
         self.home = region
         self._closing: dict[asyncio.Task[None], None] = {}
         self._addresses: dict[str, WorkerAddress] = {}
@@ -260,15 +256,21 @@ class Fleet:
         return [link for link in self.links.values() if link.region == region]
 
     async def ask_all(
-        self, method: str, path: str, kind: type[T], body: Any = None, timeout_s: float = CALL_S
-    ) -> tuple[dict[str, T], dict[str, HawkerError]]:
-        """The same call to every worker at once: answers and errors by name. A silent worker costs no deadline."""
-        calls = {name: link.ask(method, path, kind, body, timeout_s) for name, link in self.links.items()}
-        return await gather_named(calls)
+        self, request: Request[R], timeout_s: float | None = None
+    ) -> tuple[dict[str, R], dict[str, HawkerError]]:
+        """The same request to every worker at once: answers and errors by name. A silent one costs no deadline."""
+        return await ask_each(self.links.values(), request, timeout_s)
 
     async def close(self) -> None:
         """Nothing of the fleet is left pending afterwards. Whoever still waits is told `Unreachable`."""
         await asyncio.gather(*(link.close() for link in self.links.values()), *self._closing)
+
+
+async def ask_each(
+    links: Iterable[WorkerLink], request: Request[R], timeout_s: float | None = None
+) -> tuple[dict[str, R], dict[str, HawkerError]]:
+    """As `Fleet.ask_all`, of these workers."""
+    return await gather_named({link.name: link.ask(request, timeout_s) for link in links})
 
 
 async def gather_named(calls: Mapping[str, Awaitable[T]]) -> tuple[dict[str, T], dict[str, HawkerError]]:

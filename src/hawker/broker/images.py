@@ -12,26 +12,24 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 from starlette.responses import Response
 
-from hawker.broker.fleet import Fleet, PeerError, WorkerLink, check_meant, gather_named, unreachable
+from hawker.broker.fleet import Fleet, PeerError, WorkerLink, ask_each, check_meant, gather_named, unreachable
 from hawker.broker.offers import book
-from hawker.broker.passing import Passing, query_of
+from hawker.broker.passing import Passing, by, query_of
 from hawker.client.connection import Response as PeerResponse
 from hawker.core.ranking import Policy
 from hawker.errors import Conflict, HawkerError, Invalid, NotFound, PreconditionFailed, Unreachable
 from hawker.host import Host
-from hawker.http.app import OWNER, REQUEST_ID
 from hawker.http.call import Call
 from hawker.http.events import EventStream, event
 from hawker.model import image_api
 from hawker.model.guest import Guest
 from hawker.model.market import Ask, Offer
 from hawker.model.op import StreamRequest
-from hawker.model.request_codec import encode
+from hawker.model.request_codec import Encoded, encode
 from hawker.telemetry import get_logger
 
 SILENT = "hawker-unreachable-workers"
@@ -143,11 +141,9 @@ class ImageRelay:
             raise NotFound(f"no worker is called {worker}", hint="hawker workers lists them")
         return link
 
-    async def _named(self, links: Sequence[WorkerLink], image: str) -> dict[str, dict[str, Any]]:
+    async def _named(self, links: Sequence[WorkerLink], image: str) -> dict[str, image_api.Named]:
         """What a name means on each worker that keeps images and answers."""
-        path = f"/v1/images/names?image={quote(image, safe='')}"
-        calls = {link.name: link.ask("GET", path, dict[str, Any], timeout_s=LOOK_S) for link in links}
-        answers, errors = await gather_named(calls)
+        answers, errors = await ask_each(links, image_api.NameImage(image=image), LOOK_S)
         if not answers:
             for error in errors.values():
                 raise error
@@ -155,7 +151,7 @@ class ImageRelay:
 
     async def _having(self, links: Sequence[WorkerLink], image: str) -> Sequence[WorkerLink]:
         named = await self._named(links, image)
-        return [link for link in links if named.get(link.name, {}).get("digest")]
+        return [link for link in links if named.get(link.name, image_api.Named()).digest]
 
     async def _keeping(self, links: Sequence[WorkerLink]) -> Sequence[WorkerLink]:
         named = await self._named(links, "")
@@ -193,9 +189,8 @@ class ImageRelay:
     ) -> tuple[dict[str, list[msgspec.Raw]], dict[str, HawkerError]]:
         """The call at each. What no worker could answer is raised; a worker without images is left out, but where it is
         the only one."""
-        path = call.request.scope["path"] + query_of(call)
-        calls = {link.name: link.ask(call.request.method, path, list[msgspec.Raw]) for link in links}
-        answers, errors = await gather_named(calls)
+        sent = Encoded(call.request.method, call.request.scope["path"] + query_of(call), {}, b"")
+        answers, errors = await gather_named({link.name: link.ask_lists(sent) for link in links})
         if not answers:
             for error in sorted(errors.values(), key=lambda error: error.status == PreconditionFailed.status):
                 raise error
@@ -206,7 +201,7 @@ class ImageRelay:
     ) -> EventStream:
         """What the workers tell. What a single one refuses is refused here; of several each has its say."""
         _, path, sent, body = encode(request)
-        headers = {**sent, REQUEST_ID: call.id, OWNER: call.owner}
+        headers = {**sent, **by(call)}
         if len(links) > 1:
             return EventStream(_merged(links, path, body, headers))
         stack = AsyncExitStack()
@@ -233,9 +228,8 @@ async def _opened(
     async with link.peer.stream("POST", path, body=body, headers=headers, timeout_s=HEAD_S) as stream:
         if stream.status != 200:
             whole = b"".join([chunk async for chunk in stream.chunks])
-            answer = PeerResponse(stream.status, stream.headers, whole)
-            check_meant(link.name, answer)
-            raise PeerError(answer)
+            check_meant(link.name, stream.status)
+            raise PeerError(PeerResponse(stream.status, stream.headers, whole))
         yield stream.chunks
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 from msgspec.structs import replace
 
-from hawker.broker.fleet import OFFERS_S, WorkerLink
+from hawker.broker.fleet import WorkerLink
 from hawker.client.in_time import in_time
-from hawker.errors import HawkerError, Unreachable
+from hawker.errors import Unreachable
 from hawker.http.app import clock_s
 from hawker.model.guest import Resources, smaller
-from hawker.model.market import Ask, Offer, Order, Refusal, Reservation
+from hawker.model.market import OFFERS_S, Ask, Failed, Offer, Order, Refusal, Reservation
 
 GRACE_S = 0.005
 """How long to wait for a worker whose last offer did not come: as long as one takes."""
@@ -21,32 +22,27 @@ GRACE_S = 0.005
 async def book(links: Sequence[WorkerLink], ask: Ask) -> list[Offer | Refusal]:
     """Ask all workers at once, with one deadline. A worker whose last offer did not come is asked, too, but is hardly
     waited for longer than the others take: one that is cut off costs one order its deadline, not every order."""
-    loop = asyncio.get_running_loop()
-    offers = {link.name: loop.create_task(_offer(link, ask), name=f"offer of {link.name}") for link in links}
-    prompt = [offers[link.name] for link in links if not link.missed]
-    late = [offers[link.name] for link in links if link.missed]
+    asked = [(link, link.collect(ask)) for link in links]
+    prompt = [answer for link, answer in asked if not link.missed]
+    late = [answer for link, answer in asked if link.missed]
     try:
-        if prompt:
-            await asyncio.wait(prompt)
-        if late:
-            await asyncio.wait(late, timeout=GRACE_S if prompt else None)
+        with suppress(TimeoutError):
+            async with in_time(OFFERS_S):
+                if first := prompt or late:
+                    await asyncio.wait(first)
+        if prompt and late:
+            await asyncio.wait(late, timeout=GRACE_S)
     finally:
-        for offer in offers.values():
-            offer.cancel()  # this does nothing to one that is done
-    answers = [offer.result() for offer in offers.values() if offer.done() and not offer.cancelled()]
-    return [answer for answer in answers if answer is not None]
-
-
-async def _offer(link: WorkerLink, ask: Ask) -> Offer | Refusal | None:
-    """None: no answer by the deadline, or an error in its place."""
-    try:
-        async with in_time(OFFERS_S):
-            return await link.offer(ask)
-    except (TimeoutError, Unreachable):
-        link.missed = True
-    except HawkerError:
-        pass
-    return None
+        for _, answer in asked:
+            if not answer.cancel():
+                answer.exception()  # asyncio complains of one that nobody has looked at
+    answers = []
+    for link, answer in asked:
+        if answer.cancelled() or isinstance(answer.exception(), Unreachable):
+            link.missed = True
+        elif answer.exception() is None and not isinstance(found := answer.result(), Failed):
+            answers.append(found)
+    return answers
 
 
 class Bookings:
@@ -57,10 +53,10 @@ class Bookings:
         self._in_flight: dict[str, Resources] = {}
         self._last_left: dict[str, tuple[float, Resources]] = {}  # what a worker said it had left, and when
 
-    async def reserve(self, link: WorkerLink, order: Order) -> Reservation | Refusal:
+    async def reserve(self, link: WorkerLink, order: Order) -> Reservation | Refusal | Failed:
         self._in_flight[link.name] = self._in_flight.get(link.name, Resources()) + order.resources
         try:
-            answer = await link.reserve(order)
+            answer = await link.send(order)
         finally:
             self._in_flight[link.name] -= order.resources
         if isinstance(answer, Reservation):

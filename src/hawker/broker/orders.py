@@ -16,7 +16,7 @@ import msgspec
 
 from hawker.broker.apps import Apps
 from hawker.broker.claims import Claimed, Claims
-from hawker.broker.fleet import CALL_S, Confirmation, Fleet, WorkerLink
+from hawker.broker.fleet import Fleet, WorkerLink
 from hawker.broker.hints import ImageHints
 from hawker.broker.offers import Bookings, book
 from hawker.broker.releases import Releases
@@ -38,7 +38,7 @@ from hawker.errors import Conflict, HawkerError, Unreachable
 from hawker.host import Host
 from hawker.http.app import clock_s
 from hawker.model.config import Config
-from hawker.model.market import Ask, Offer, Order, Refusal
+from hawker.model.market import Ask, ConfirmOrder, Failed, Offer, Order, Refusal
 from hawker.model.regions import expand
 from hawker.model.rows import AppRow
 from hawker.telemetry import Metrics, exemplar, get_logger
@@ -238,8 +238,12 @@ class Orders:
             if sent := not isinstance(error, PeerUnreachable) or error.sent:
                 _logger.warning("reserve.failed", worker=step.worker, order=step.order, error=error.message)
             return auction.unanswered(step, clock_s(), sent=sent)
-        if isinstance(answer, Refusal):
-            return auction.refused(step, answer, clock_s())
+        match answer:
+            case Refusal():
+                return auction.refused(step, answer, clock_s())
+            case Failed():
+                _logger.warning("reserve.failed", worker=step.worker, order=step.order, error=answer.error)
+                return auction.unanswered(step, clock_s(), sent=True)
         return auction.reserved(step, clock_s())
 
     async def _claim(self, auction: Auction, step: Claim, wanted: Wanted, replaces: str) -> list[Instruction]:
@@ -251,9 +255,9 @@ class Orders:
     async def _confirm(
         self, auction: Auction, step: Confirm, link: WorkerLink, app: AppRow, *, wait: bool
     ) -> list[Instruction]:
-        item = Confirmation(key=step.order, app=app, decision=step.decision, wait=wait)
+        request = ConfirmOrder(key=step.order, app=app, decision=step.decision, wait=wait)
         try:
-            confirmed = await link.confirm(item, timeout_s=START_S if wait else CALL_S)
+            confirmed = await link.send(request, START_S if wait else None)
         except Unreachable:
             return auction.unconfirmed(step, "stopped answering")
         except HawkerError as error:

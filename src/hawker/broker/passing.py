@@ -13,32 +13,24 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-import msgspec
 from starlette.responses import Response, StreamingResponse
 
 from hawker.broker.directory import Directory
 from hawker.broker.fleet import Fleet, WorkerLink, check_meant, unreachable
-from hawker.client.connection import Response as PeerResponse
 from hawker.errors import NotFound, Unreachable
 from hawker.http.app import OWNER, REQUEST_ID
 from hawker.http.call import Call
 from hawker.http.handlers import Route, unread
-from hawker.model import api
 from hawker.model.calls import CALLS
 from hawker.model.fleet_calls import CancelRun, RetryRun, ShowRun
+from hawker.model.market import CALL_S as MARKET_CALL_S
+from hawker.model.market import LocateMachine
 from hawker.model.op import Declared, StreamRequest
 from hawker.model.values import is_machine_id
 
 REMEMBERED = 100_000
 CALL_S = 90.0  # a wait takes up to 60 s, and a request may wait for the machine that long
 _PASSED = ("content-type", "fly-machine-lease-nonce", "traceparent")
-
-
-class Located(msgspec.Struct, frozen=True):
-    """A worker's answer about a machine that it has or had."""
-
-    app: str
-    generation: int = 1
 
 
 class Passing:
@@ -64,7 +56,7 @@ class Passing:
     async def _ask_for(self, machine: str) -> WorkerLink:
         """Ask every worker. Of several the one with the highest generation has it."""
         links = self._fleet.links
-        found, errors = await self._fleet.ask_all("GET", f"/v1/market/machines/{machine}", Located)
+        found, errors = await self._fleet.ask_all(LocateMachine(machine_id=machine))
         if found:
             name = max(found, key=lambda name: (found[name].generation, name))
             self.remember(machine, name)
@@ -80,7 +72,7 @@ class Passing:
         """The handler of the calls of one run. Which worker's it is is asked each time: few ever ask."""
         run = call.path("run_id")
         links = self._fleet.links
-        found, errors = await self._fleet.ask_all("GET", f"/v1/hawker/runs/{quote(run, safe='')}", api.Run)
+        found, errors = await self._fleet.ask_all(ShowRun(run_id=run), MARKET_CALL_S)
         for name in found:
             return await self.send(links[name], call)
         if silent := unreachable(errors):
@@ -134,7 +126,7 @@ class Passing:
         answer = await link.peer.request(
             call.request.method, target_of(call), body=call.body, headers=_headers(call), timeout_s=timeout_s
         )
-        check_meant(link.name, answer)
+        check_meant(link.name, answer.status)
         media = answer.headers.get("content-type")
         response = Response(answer.body, answer.status, media_type=media)
         if timing := answer.headers.get("server-timing"):
@@ -150,7 +142,7 @@ class Passing:
             if status >= 300:  # an error has an end
                 whole = b"".join([chunk async for chunk in chunks])
                 await stack.aclose()
-                check_meant(link.name, PeerResponse(status, headers, whole))
+                check_meant(link.name, status)
                 return Response(whole, status, media_type=headers.get("content-type"))
         except BaseException:
             await stack.aclose()
@@ -182,4 +174,9 @@ def _quoted(part: bytes) -> str:
 
 def _headers(call: Call) -> dict[str, str]:
     passed = {name: call.request.headers[name] for name in _PASSED if name in call.request.headers}
-    return {**passed, REQUEST_ID: call.id, OWNER: call.owner}
+    return {**passed, **by(call)}
+
+
+def by(call: Call) -> dict[str, str]:
+    """The headers that tell a worker who makes a call that a broker makes for somebody."""
+    return {REQUEST_ID: call.id, OWNER: call.owner}

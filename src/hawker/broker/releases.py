@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from hawker.broker.fleet import Fleet, WorkerLink
 from hawker.core.auction import Release
 from hawker.errors import HawkerError
-from hawker.model.market import LEASE_S
+from hawker.model.market import LEASE_S, ReleaseOrder
 from hawker.telemetry import get_logger
 
 RETRY_S = 0.5
@@ -41,11 +40,11 @@ class Releases:
         has moved meanwhile is asked where it is now."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + 2 * LEASE_S
-        body = {"key": release.order, "cause": _CAUSE, "undo": release.undo}
+        request = ReleaseOrder(key=release.order, cause=_CAUSE, undo=release.undo)
         while loop.time() < deadline:
             try:
                 there = self._fleet.links.get(link.name, link)
-                await there.call("POST", "/v1/market/release", dict[str, Any], body)
+                await there.send(request)
             except HawkerError:
                 await asyncio.sleep(RETRY_S)
             else:

@@ -8,27 +8,16 @@ generation as a client's key is claimed (`broker.claims`). The first worker, onc
 
 from __future__ import annotations
 
-import msgspec
 from msgspec.structs import replace
 
 from hawker.broker.fleet import Fleet, unreachable
 from hawker.broker.orders import Wanted
-from hawker.broker.passing import Located
 from hawker.errors import Conflict, Invalid, NotFound, Unreachable
+from hawker.model.market import LocateMachine, SeekMachine, Seen
 from hawker.model.values import is_machine_id
 
 LOOK_S = 2.0
 """A worker that is alive answers a look-up in a few milliseconds."""
-
-
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker's replica of the catalog has of a machine; `worker` "" is nothing."""
-
-    worker: str = ""
-    app: str = ""
-    name: str = ""
-    region: str = ""
-    generation: int = 0
 
 
 class Replacing:
@@ -55,7 +44,7 @@ class Replacing:
                 f"machine {machine} is on {seen.worker}, which this broker does not know", hint="try again in a while"
             )
         try:
-            await link.call("GET", f"/v1/market/machines/{machine}", Located, timeout_s=LOOK_S)
+            await link.send(LocateMachine(machine_id=machine), LOOK_S)
         except Unreachable:
             pass
         else:
@@ -78,7 +67,7 @@ class Replacing:
 
     async def _seen(self, machine: str) -> Seen:
         """The newest that any worker knows."""
-        answers, errors = await self._fleet.ask_all("GET", f"/v1/market/seen/{machine}", Seen, timeout_s=LOOK_S)
+        answers, errors = await self._fleet.ask_all(SeekMachine(machine_id=machine), LOOK_S)
         best = max(answers.values(), key=lambda seen: (seen.generation, seen.worker), default=Seen())
         if not best.worker:
             if silent := unreachable(errors):

@@ -19,7 +19,6 @@ _REASONS = {
     Reason.cordoned: "it was cordoned",
     Reason.wrong_region: "it is in another region",
     Reason.no_driver: "nothing on it could run the image",
-    Reason.unknown_app: "it did not know the app",
     Reason.disk_full: "its disk was full: it takes nothing new",
     Reason.disk_failed: "its disk had failed: it takes nothing new",
     Reason.no_answer: "it gave no answer in time",

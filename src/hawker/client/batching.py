@@ -45,17 +45,18 @@ class Batcher(Generic[T, R]):
         # A batch belongs to no caller: without this its logs would carry the fields of whoever came first.
         self._context = contextvars.copy_context()
 
-    async def submit(self, item: T) -> R:
-        """The item's result, once its batch is back. Raises what `send` raises, or gives, for it.
+    def submit(self, item: T) -> asyncio.Future[R]:
+        """The item's result, once its batch is back, or what `send` raises, or gives, for it.
 
         Set no time-out shorter than that of `send` unless the outcome may stay in doubt.
         """
-        if self._closed:
-            raise Unreachable("closed here; nothing was sent")
         result: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self._queue.append((item, result))
-        self._start_carrier()
-        return await result
+        if self._closed:
+            result.set_exception(Unreachable("closed here; nothing was sent"))
+        else:
+            self._queue.append((item, result))
+            self._start_carrier()
+        return result
 
     async def close(self) -> None:
         """Fail what waits and what is on its way, and wait until that is done. May be called again."""

@@ -10,9 +10,8 @@ from typing import Literal
 import msgspec
 
 from hawker.model.machine import State
+from hawker.model.op import Op, Request
 
-WAKE = ("POST", "/v1/door/wake")
-REST = ("POST", "/v1/door/rest")
 WAKE_S = 55.0
 """So long a worker lets a proxy wait for a machine's program: less than proxies wait for one that listens, so that they
 hear what keeps it."""
@@ -34,17 +33,6 @@ def stands_in_for(cause: str) -> str:
     return cause[len(_STANDBY) : -len(_GONE)] if named else ""
 
 
-class Wake(msgspec.Struct, frozen=True, kw_only=True):
-    """Have a machine run. `request` is the id of the one that waits for it, for the cause; `why` its other part.
-    `trace` is that request's W3C traceparent."""
-
-    app: str
-    machine: str
-    request: str = ""
-    trace: str = ""
-    why: str = AUTOSTART
-
-
 class Awake(msgspec.Struct, frozen=True, kw_only=True):
     """The machine's program runs, as the instance that the driver calls `instance`; whether it listens is another
     question. `before` is the machine's state when this was asked: `started` when there was nothing to do. `checked`:
@@ -56,7 +44,29 @@ class Awake(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-class Rest(msgspec.Struct, frozen=True, kw_only=True):
+class Wake(
+    Request[Awake],
+    op=Op("Door_wake", "POST", "/v1/door/wake", callers="agents", idempotent=True, deadline_s=WAKE_S + 5.0),
+):
+    """Have a machine run. `request` is the id of the one that waits for it, for the cause; `why` its other part.
+    `trace` is that request's W3C traceparent."""
+
+    app: str
+    machine: str
+    request: str = ""
+    trace: str = ""
+    why: str = AUTOSTART
+
+
+class Resting(msgspec.Struct, frozen=True, kw_only=True):
+    """The machine is on its way to `state`, or there already."""
+
+    state: State
+
+
+class Rest(
+    Request[Resting], op=Op("Door_rest", "POST", "/v1/door/rest", callers="agents", idempotent=True, deadline_s=10.0)
+):
     """Stop an idle machine, or suspend it; where its driver cannot suspend, it is stopped. `instance`, when given, is
     the one that was seen idle: a later one runs on."""
 
@@ -65,9 +75,3 @@ class Rest(msgspec.Struct, frozen=True, kw_only=True):
     how: Literal["stop", "suspend"] = "stop"
     instance: str = ""
     why: str = AUTOSTOP
-
-
-class Resting(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine is on its way to `state`, or there already."""
-
-    state: State

@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from hawker.model.api import Body, Ok
 from hawker.model.image import Image
-from hawker.model.op import EVENTS, EVENTS_QUIET_S, Op, Request, StreamRequest
+from hawker.model.op import BYTES, EVENTS, EVENTS_QUIET_S, Op, Request, StreamRequest
 
 PART_BYTES = 4 << 20
 """What a client sends at once of an upload."""
@@ -299,3 +299,25 @@ IMAGE_CALLS = (
     DropUpload,
     ImportImage,
 )
+
+
+# --- between agents ---------------------------------------------------------------------------------------------------
+
+
+class Named(Body, frozen=True):
+    """What an image's name means on a worker: the digest of its manifest, or "" when it means nothing there."""
+
+    digest: str = ""
+
+
+class NameImage(Request[Named], op=Op("Images_name", "GET", "/v1/images/names", callers="agents", idempotent=True)):
+    image: str
+
+
+class ReadBlob(
+    StreamRequest[bytes],
+    op=Op("Images_blob", "GET", "/v1/images/blobs/{digest}", callers="agents", idempotent=True, media=BYTES),
+):
+    """Read a manifest, a configuration or a layer, from the offset of a Range header on."""
+
+    digest: str

@@ -4,6 +4,8 @@ An *order* asks for room in one region. The broker sends an *ask* to the candida
 *refusal* from each; it *reserves* on the best, which holds the room under a lease; *confirm* turns the reservation
 into a machine, the *fill*. What was considered, how it scored and why the rest was passed over is the *decision*, kept
 with the machine.
+
+Below them stand the other calls that a broker makes to workers. Agents alone make them, and each may be repeated.
 """
 
 from __future__ import annotations
@@ -13,8 +15,15 @@ from typing import Any
 
 import msgspec
 
+from hawker.model.fingerprint import Fingerprint
 from hawker.model.guest import Resources
+from hawker.model.op import Op, Request
+from hawker.model.rows import AppRow, ClaimRow, WorkerRow
 
+CALL_S = 5.0
+"""How long a broker waits for a worker's answer, where nothing else is said."""
+OFFERS_S = 0.25
+"""The one deadline of an offers round. A worker that has not answered by then is simply not in the book."""
 LEASE_S = 30.0
 """How long an unconfirmed reservation is held: well above an order's deadline, short enough that a broker's death costs
 a worker half a minute of that room."""
@@ -27,7 +36,6 @@ class Reason(StrEnum):
     cordoned = "cordoned"
     wrong_region = "wrong_region"
     no_driver = "no_driver"  # nothing on this worker can run the image
-    unknown_app = "unknown_app"
     disk_full = "disk_full"  # the worker has no room to write its log
     disk_failed = "disk_failed"  # its disk did not do what it was told to; `problem` says what came
     no_answer = "no_answer"  # the offer did not come before the deadline
@@ -76,20 +84,6 @@ class Parts(msgspec.Struct, frozen=True):
     layers: tuple[tuple[str, int], ...]
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """What an offer is asked for. `key` lets a worker say that it filled this very order before. `runtime` names the
-    driver that is to run it, "" the one that is usual for the image. `parts`, where the broker knows them, let a worker
-    say what it lacks of an image that it does not know itself."""
-
-    app: str
-    region: str
-    image: str
-    resources: Resources
-    key: str = ""
-    runtime: str = ""
-    parts: Parts | None = None
-
-
 class Offer(msgspec.Struct, frozen=True, kw_only=True, tag="offer"):
     """What a worker has, at the moment it answers. Facts only: the ranking is the broker's."""
 
@@ -103,7 +97,6 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, tag="offer"):
     image_transfer_ms: int = 0  # how long it expects the missing bytes to take
     image_parts: Parts | None = None  # told when the ask did not, so that the next ask can
     app: dict[str, Any] | None = None  # the worker's row of the app; None: it does not know the app
-    filled: str = ""  # a machine this order's key made here before
     in_flight: Resources = Resources()  # what this broker has asked of the worker and has not heard back about
 
     @property
@@ -112,8 +105,45 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, tag="offer"):
         return self.free - self.in_flight
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """A reservation asked of one worker. Complete: the worker needs nothing else to make the machine at `confirm`."""
+class Reservation(msgspec.Struct, frozen=True, kw_only=True, tag="reservation"):
+    """Room held on a worker until `expires_at_ms`. `machine` is the id the machine will have."""
+
+    key: str
+    worker: str
+    region: str
+    machine: str
+    expires_at_ms: int
+    free: Resources  # what is left after it
+    state: str = "held"  # held, confirmed
+
+
+def _op(name: str, method: str, path: str, *, batch: bool = False, deadline_s: float = CALL_S) -> Op:
+    return Op(
+        f"Market_{name}",
+        method,
+        f"/v1/market{path}",
+        callers="agents",
+        batch=batch,
+        idempotent=True,
+        deadline_s=deadline_s,
+    )
+
+
+class Ask(Request[Offer | Refusal | Failed], op=_op("offers", "POST", "/offers", batch=True, deadline_s=OFFERS_S)):
+    """Ask for an offer. `runtime` names the driver that is to run the machine, "" the one that is usual for the image.
+    `parts`, where the broker knows them, let a worker say what it lacks of an image that it does not know itself."""
+
+    app: str
+    region: str
+    image: str
+    resources: Resources
+    runtime: str = ""
+    parts: Parts | None = None
+
+
+class Order(Request[Reservation | Refusal | Failed], op=_op("reserve", "POST", "/reserve", batch=True, deadline_s=1.5)):
+    """Reserve on one worker. The order is complete: the worker needs nothing else to make the machine when it is
+    confirmed."""
 
     key: str  # names the order; the same key is the same reservation
     app: str
@@ -128,22 +158,9 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     request: str = ""  # the API request that caused it
     trace: str = ""
     hold_s: float = LEASE_S
-    keyed: bool = False  # the client named the key itself and may come back with it
     machine: str = ""  # the id of the machine that it replaces; "": a new one
     generation: int = 1
     image_timeout_s: int = 0  # for its image to be there; 0: the worker's own
-
-
-class Reservation(msgspec.Struct, frozen=True, kw_only=True, tag="reservation"):
-    """Room held on a worker until `expires_at_ms`. `machine` is the id the machine will have."""
-
-    key: str
-    worker: str
-    region: str
-    machine: str
-    expires_at_ms: int
-    free: Resources  # what is left after it
-    state: str = "held"  # held, confirmed
 
 
 class Term(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,3 +210,155 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     winner: str = ""
     offers_ms: float = 0.0
     total_ms: float = 0.0
+
+
+# --- the second phase of an order ------------------------------------------------------------------------------------
+
+
+class Confirmed(msgspec.Struct, frozen=True, kw_only=True):
+    """`machine` is the API's JSON as the worker wrote it, passed on unread; or an error in the API's form with its
+    status."""
+
+    status: int = 200
+    machine: msgspec.Raw = msgspec.Raw(b"null")
+    error: dict[str, Any] | None = None
+
+
+class ConfirmOrder(Request[Confirmed], op=_op("confirm", "POST", "/confirm", batch=True)):
+    """Turn a reservation into a machine. With `wait` the answer comes once the machine has started or failed to."""
+
+    key: str
+    app: AppRow
+    decision: Decision | None = None
+    wait: bool = False
+
+
+class Released(msgspec.Struct, frozen=True, kw_only=True):
+    """`machine` is the one that had been made of the order, "" for none."""
+
+    released: bool = True
+    machine: str = ""
+
+
+class ReleaseOrder(Request[Released], op=_op("release", "POST", "/release")):
+    """Give up an order for good. With `undo` a machine that was made of it is destroyed."""
+
+    key: str
+    cause: str
+    undo: bool = False
+
+
+class Fate(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of an order: "held", "released", "unknown", or the id of its machine."""
+
+    fate: str
+
+
+class FindFate(Request[Fate], op=_op("fate", "POST", "/fate")):
+    key: str
+
+
+class ClaimKey(Request[ClaimRow | None], op=_op("claim", "POST", "/claim")):
+    """Claim a client's idempotency key for an order, unless another order has it; a claim of the order `replaces` may
+    be replaced. The answer is the claim in force. Without `order` this only looks for it."""
+
+    id: str
+    worker: str = ""
+    order: str = ""
+    replaces: str = ""
+
+
+# --- apps, machines and workers --------------------------------------------------------------------------------------
+
+
+class AppKept(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's row of an app and how many machines of it live there."""
+
+    app: AppRow
+    machines: int
+
+
+class ListAppsKept(Request[list[AppKept]], op=_op("apps", "GET", "/apps")):
+    """`name`: only this app."""
+
+    name: str = ""
+
+
+class KeepApp(Request[AppRow], op=_op("keep_app", "POST", "/apps")):
+    """Keep an app's row if its stamp is newer than the one that is there; with `if_absent` an app of this name that is
+    there stays as it is. The answer is the row that is there afterwards."""
+
+    app: AppRow
+    if_absent: bool = False
+
+
+class Located(msgspec.Struct, frozen=True):
+    """A machine that a worker has or had."""
+
+    app: str
+    generation: int = 1
+
+
+class LocateMachine(Request[Located], op=_op("locate", "GET", "/machines/{machine_id}")):
+    machine_id: str
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker's replica of the catalog has of a machine; `worker` "" is nothing."""
+
+    worker: str = ""
+    app: str = ""
+    name: str = ""
+    region: str = ""
+    generation: int = 0
+
+
+class SeekMachine(Request[Seen], op=_op("seen", "GET", "/seen/{machine_id}")):
+    """Ask which worker of the region has a machine, as far as the catalog knows: of use when that one is silent."""
+
+    machine_id: str
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker about itself. `machines` counts them by state, `parked_runs` the runs that wait for a person."""
+
+    name: str
+    region: str
+    version: str
+    cordoned: bool
+    disk_full: bool
+    disk_failed: bool
+    capacity: Resources
+    held: Resources
+    machines: dict[str, int]
+    driver: Fingerprint
+    parked_runs: int
+
+
+class DescribeWorker(Request[WorkerStatus], op=_op("worker", "GET", "/worker")):
+    pass
+
+
+class SetCordon(Request[WorkerRow], op=_op("cordon", "POST", "/cordon")):
+    cordoned: bool
+
+
+class Done(msgspec.Struct, frozen=True):
+    """It is done; there is nothing to tell."""
+
+
+class TellGone(Request[Done], op=_op("forget", "POST", "/forget")):
+    """Tell the catalog that another worker, `name`, is gone for good."""
+
+    name: str
+
+
+class Rows(msgspec.Struct, frozen=True, kw_only=True):
+    columns: list[str]
+    rows: list[list[Any]]
+
+
+class Query(Request[Rows], op=_op("sql", "POST", "/sql")):
+    """Read the worker's own database."""
+
+    query: str

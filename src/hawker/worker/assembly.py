@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from hawker.http.app import Handler
 from hawker.services import Service
 from hawker.worker.api.market import MarketApi
 from hawker.worker.api.runs import RunsApi
@@ -51,9 +50,6 @@ class Assembly:
         )
         self.upkeep = Upkeep(context, (machine, *others), market)
         path = str(settings.directory / "worker.db")
-        market_api = MarketApi(
-            store, context.drivers, mine.writer, market, mine.machines, mine.api, path, context.catalog, forget
-        )
         self.services: Sequence[Service] = [
             images,
             market,
@@ -63,7 +59,9 @@ class Assembly:
             *(service for parts in self.parts.values() for service in parts.services),
             *([AppCopies(settings.name, context.catalog, store)] if context.catalog else []),
             RunsApi(store, runner, settings.name),
-            _MarketCalls(market_api),
+            MarketApi(
+                store, context.drivers, mine.writer, market, mine.machines, mine.api, path, context.catalog, forget
+            ),
             self.upkeep,
         ]
 
@@ -76,11 +74,3 @@ class _CollectImages(Service):
 
     async def open(self) -> None:
         self._images.all_held()
-
-
-class _MarketCalls(Service):
-    def __init__(self, api: MarketApi) -> None:
-        self._api = api
-
-    def agent_routes(self) -> dict[tuple[str, str], Handler]:
-        return self._api.routes()

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from hawker.model.market import ClaimKey
 from hawker.model.rows import ClaimRow
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 
 
-async def claim(store: Store, claim_id: str, worker: str, order: str, replaces: str) -> ClaimRow:
-    """Let `order` on `worker` be the one that may fill the key. The first claim wins; a later one only when it names
-    the order it `replaces`. Returns the claim in force."""
+async def claim(store: Store, request: ClaimKey) -> ClaimRow:
+    """The first claim wins; a later one only when it names the order it replaces. Returns the claim in force."""
 
     def change(tx: Tx) -> ClaimRow:
-        there = tx.get(ClaimRow, claim_id)
-        if there and there.order != replaces:
+        there = tx.get(ClaimRow, request.id)
+        if there and there.order != request.replaces:
             return there
-        tx.record("claim.taken", claim_id, cause=f"order {order}")
-        row = ClaimRow(id=claim_id, worker=worker, order=order, at_ms=tx.now_ms)
+        tx.record("claim.taken", request.id, cause=f"order {request.order}")
+        row = ClaimRow(id=request.id, worker=request.worker, order=request.order, at_ms=tx.now_ms)
         tx.put(row)
         return row
 

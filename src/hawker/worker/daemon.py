@@ -173,11 +173,12 @@ class Worker:
             "worker.opened", worker=settings.name, region=settings.region, resumed=resumed, cause="worker start"
         )
         self._reading = reading
-        served = [*(reading.routes() if reading else ()), unread(ShowHealth, self._health)]
-        agent_routes: dict[tuple[str, str], Handler] = {**(routes or {}), ("GET", "/metrics"): self._metrics}
-        for service in parts.services:
-            served += service.routes()
-            agent_routes |= service.agent_routes()
+        served = [
+            *(reading.routes() if reading else ()),
+            *(route for service in parts.services for route in service.routes()),
+            unread(ShowHealth, self._health),
+        ]
+        agent_routes = {**(routes or {}), ("GET", "/metrics"): self._metrics}
         serving = Serving(host, tokens, self.metrics, settings.region, settings.name)
         return serving.app(served, agent_routes=agent_routes)
 

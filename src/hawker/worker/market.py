@@ -107,8 +107,6 @@ class Market(Service):
         held = ledger.held(reads)
         if unfit := self._unfit(reads, ask.region, ask.runtime or usual_runtime(ask.image), ask.image):
             return unfit
-        if ask.key and (fill := reads.get(FillRow, ask.key)) and fill.machine:
-            return self._offered(reads, ask, held, filled=fill.machine)
         if short := capacity.shortfall(self._log.capacity, held, ask.resources):
             return self._refusal(Reason.full, short)
         return self._offered(reads, ask, held)
@@ -302,7 +300,7 @@ class Market(Service):
         me = reads.get(WorkerRow, "worker")
         return self._refusal(Reason.cordoned) if me and me.cordoned else None
 
-    def _offered(self, reads: Reads, ask: Ask, held: Resources, *, filled: str = "") -> Offer:
+    def _offered(self, reads: Reads, ask: Ask, held: Resources) -> Offer:
         lack = NOTHING
         if self.stock:
             lack = self.stock.lack(ask.image, ask.parts)
@@ -319,7 +317,6 @@ class Market(Service):
             image_transfer_ms=lack.transfer_ms,
             image_parts=lack.parts,
             app=msgspec.to_builtins(app) if app else None,
-            filled=filled,
         )
 
     def _refusal(self, reason: Reason, short: capacity.Shortfall | None = None) -> Refusal:

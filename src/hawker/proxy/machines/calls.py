@@ -12,9 +12,10 @@ from hawker.client.connection import Peer
 from hawker.errors import HawkerError, Unreachable
 from hawker.http.app import REQUEST_ID, WORKER
 from hawker.model import door
+from hawker.model.op import Request, reply_of
+from hawker.model.request_codec import encode
 from hawker.proxy.catalog_view.index import Worker
 
-REST_S = 10.0
 _T = TypeVar("_T")
 
 
@@ -65,22 +66,30 @@ class WorkerCalls:
         self._peer = Peer(worker.host, worker.port, headers=headers)
 
     async def wake(self, wish: door.Wake, released: Released = _nobody) -> door.Awake:
-        return await self._call(door.WAKE, wish, door.Awake, door.WAKE_S + 5.0, wish.request)
+        return await self._send(wish, wish.request)
 
     async def rest(self, wish: door.Rest) -> door.Resting:
-        return await self._call(door.REST, wish, door.Resting, REST_S, "")
+        return await self._send(wish, "")
 
     async def close(self) -> None:
         await self._peer.close()
 
-    async def _call(self, route: tuple[str, str], body: Any, kind: type[_T], timeout_s: float, request: str) -> _T:
-        headers = {"content-type": "application/json", **({REQUEST_ID: request} if request else {})}
+    async def _send(self, wish: Request[_T], request: str) -> _T:
+        """`request` is the id of the user's request that waits for it, "" for none."""
+        sent = encode(wish)
+        headers = {**sent.headers, **({REQUEST_ID: request} if request else {})}
         response = await self._peer.request(
-            *route, body=msgspec.json.encode(body), headers=headers, timeout_s=timeout_s, idempotent=True
+            sent.method,
+            sent.target,
+            body=sent.body,
+            headers=headers,
+            timeout_s=wish.op.deadline_s,
+            idempotent=True,
         )
         try:
             if response.status == 200:
-                return msgspec.json.decode(response.body, type=kind)
+                reply: _T = msgspec.json.decode(response.body, type=reply_of(type(wish)))
+                return reply
             told = msgspec.json.decode(response.body, type=_Error)
         except msgspec.MsgspecError as error:
             raise Unreachable(

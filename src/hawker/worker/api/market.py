@@ -7,9 +7,8 @@ these paths. Every call may be repeated.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -17,10 +16,39 @@ from msgspec.structs import replace
 from hawker import __version__
 from hawker.catalog.view import View
 from hawker.errors import HawkerError, Invalid, NotFound
-from hawker.http.app import Handler
 from hawker.http.call import Call
-from hawker.model.market import Ask, Decision, Failed, Offer, Order, Refusal, Reservation
+from hawker.http.handlers import Route, on, on_each
+from hawker.model.market import (
+    AppKept,
+    Ask,
+    ClaimKey,
+    Confirmed,
+    ConfirmOrder,
+    DescribeWorker,
+    Done,
+    Failed,
+    Fate,
+    FindFate,
+    KeepApp,
+    ListAppsKept,
+    Located,
+    LocateMachine,
+    Offer,
+    Order,
+    Query,
+    Refusal,
+    Released,
+    ReleaseOrder,
+    Reservation,
+    Rows,
+    SeekMachine,
+    Seen,
+    SetCordon,
+    TellGone,
+    WorkerStatus,
+)
 from hawker.model.rows import UNENDED, AppRow, ClaimRow, MachineRow, TallyRow, WorkerRow
+from hawker.services import Service
 from hawker.store.db import Store
 from hawker.store.sql import run_query
 from hawker.store.tx import Tx
@@ -34,69 +62,13 @@ from hawker.worker.machine.writer import MachineWriter
 from hawker.worker.market import Market
 from hawker.worker.request import Request, request_of
 
-
-class Confirm(msgspec.Struct, kw_only=True):
-    """`wait`: answer only once the machine has started or failed to."""
-
-    key: str
-    app: AppRow
-    decision: Decision | None = None
-    wait: bool = False
-
-
-class Confirmed(msgspec.Struct, kw_only=True):
-    """A machine in the API's form, or an error in the API's form with its status."""
-
-    status: int = 200
-    machine: Any = None
-    error: dict[str, Any] | None = None
-
-
-class Release(msgspec.Struct, kw_only=True):
-    key: str
-    cause: str
-    undo: bool = False  # also destroy the machine if the order was confirmed
-
-
-class Key(msgspec.Struct, kw_only=True):
-    key: str
-
-
 START_WAIT_S = 40.0
 """So long a confirmation waits for its machine to start. Less than a broker waits for the confirmation, which takes an
 order for one in doubt after that, and undoes it."""
 
 
-class Claim(msgspec.Struct, kw_only=True):
-    """Without `order`: only look."""
-
-    id: str
-    worker: str = ""
-    order: str = ""
-    replaces: str = ""
-
-
-class PutApp(msgspec.Struct, kw_only=True):
-    """With `if_absent`, an app of this name that is there stays as it is."""
-
-    app: AppRow
-    if_absent: bool = False
-
-
-class Cordon(msgspec.Struct, kw_only=True):
-    cordoned: bool
-
-
-class Forget(msgspec.Struct, kw_only=True):
-    name: str
-
-
-class Query(msgspec.Struct, kw_only=True):
-    query: str
-
-
-class MarketApi:
-    """Handlers by (method, path) in `routes()`."""
+class MarketApi(Service):
+    """What a broker asks of a worker."""
 
     def __init__(
         self,
@@ -120,26 +92,26 @@ class MarketApi:
         self._catalog = catalog
         self._forget = forget
 
-    def routes(self) -> dict[tuple[str, str], Handler]:
-        return {
-            ("POST", "/v1/market/offers"): self.offers,
-            ("POST", "/v1/market/reserve"): self.reserve,
-            ("POST", "/v1/market/confirm"): self.confirm,
-            ("POST", "/v1/market/release"): self.release,
-            ("POST", "/v1/market/fate"): self.fate,
-            ("POST", "/v1/market/claim"): self.claim,
-            ("GET", "/v1/market/apps"): self.apps,
-            ("POST", "/v1/market/apps"): self.put_app,
-            ("GET", "/v1/market/machines/{machine_id}"): self.locate,
-            ("GET", "/v1/market/seen/{machine_id}"): self.seen,
-            ("GET", "/v1/market/worker"): self.worker,
-            ("POST", "/v1/market/cordon"): self.cordon,
-            ("POST", "/v1/market/forget"): self.forget,
-            ("POST", "/v1/market/sql"): self.sql,
-        }
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            on_each(Ask, self.offers),
+            on_each(Order, self.reserve),
+            on_each(ConfirmOrder, self.confirm),
+            on(ReleaseOrder, self.release),
+            on(FindFate, self.fate),
+            on(ClaimKey, self.claim),
+            on(ListAppsKept, self.apps),
+            on(KeepApp, self.keep_app),
+            on(LocateMachine, self.locate),
+            on(SeekMachine, self.seen),
+            on(DescribeWorker, self.worker),
+            on(SetCordon, self.cordon),
+            on(TellGone, self.forget),
+            on(Query, self.sql),
+        )
 
-    async def offers(self, call: Call) -> Any:
-        return [self._offer(ask) for ask in call.read_each(Ask)]
+    async def offers(self, call: Call, asks: Sequence[Ask | Invalid]) -> list[Offer | Refusal | Failed]:
+        return [self._offer(ask) for ask in asks]
 
     def _offer(self, ask: Ask | Invalid) -> Offer | Refusal | Failed:
         if isinstance(ask, Invalid):
@@ -149,8 +121,8 @@ class MarketApi:
         except Exception as error:
             return Failed(error=_told("offer", error))
 
-    async def reserve(self, call: Call) -> Any:
-        return await asyncio.gather(*(self._reserve(order) for order in call.read_each(Order)))
+    async def reserve(self, call: Call, orders: Sequence[Order | Invalid]) -> list[Reservation | Refusal | Failed]:
+        return await asyncio.gather(*(self._reserve(order) for order in orders))
 
     async def _reserve(self, order: Order | Invalid) -> Reservation | Refusal | Failed:
         if isinstance(order, Invalid):
@@ -160,10 +132,10 @@ class MarketApi:
         except Exception as error:
             return Failed(error=_told("reserve", error))
 
-    async def confirm(self, call: Call) -> Any:
-        return await asyncio.gather(*(self._confirm(item) for item in call.read_each(Confirm)))
+    async def confirm(self, call: Call, items: Sequence[ConfirmOrder | Invalid]) -> list[Confirmed]:
+        return await asyncio.gather(*(self._confirm(item) for item in items))
 
-    async def _confirm(self, item: Confirm | Invalid) -> Confirmed:
+    async def _confirm(self, item: ConfirmOrder | Invalid) -> Confirmed:
         if isinstance(item, Invalid):
             return Confirmed(status=item.status, error=item.body())
         try:
@@ -179,107 +151,96 @@ class MarketApi:
         except Exception as error:
             told = HawkerError(_told("confirm", error))
             return Confirmed(status=told.status, error=told.body())
-        return Confirmed(machine=machine)
+        return Confirmed(machine=msgspec.Raw(msgspec.json.encode(machine)))
 
-    async def release(self, call: Call) -> Any:
-        item = call.read(Release)
-        machine = await self._market.release(item.key, item.cause)
-        if machine and item.undo:
+    async def release(self, call: Call, request: ReleaseOrder) -> Released:
+        machine = await self._market.release(request.key, request.cause)
+        if machine and request.undo:
             row = self._store.read.get(MachineRow, machine)
             if row:
-                await self._machines.destroy(row.app, row.id, Request(id=call.id, owner=item.cause), force=True)
-        return {"released": True, "machine": machine}
+                by = Request(id=call.id, owner=request.cause)
+                await self._machines.destroy(row.app, row.id, by, force=True)
+        return Released(machine=machine)
 
-    async def fate(self, call: Call) -> Any:
-        return {"fate": self._market.fate(call.read(Key).key)}
+    async def fate(self, call: Call, request: FindFate) -> Fate:
+        return Fate(fate=self._market.fate(request.key))
 
-    async def claim(self, call: Call) -> Any:
-        item = call.read(Claim)
-        if not item.order:
-            return self._store.read.get(ClaimRow, item.id)
-        return await claim(self._store, item.id, item.worker, item.order, item.replaces)
+    async def claim(self, call: Call, request: ClaimKey) -> ClaimRow | None:
+        if not request.order:
+            return self._store.read.get(ClaimRow, request.id)
+        return await claim(self._store, request)
 
-    async def apps(self, call: Call) -> Any:
-        name = call.request.query_params.get("name", "")
-        rows = self._store.read.select(AppRow, "id = ?", (name,)) if name else self._store.read.select(AppRow)
-        tallies = {row.name: self._store.read.get(TallyRow, row.name) for row in rows}
-        return [{"app": row, "machines": tally.machines if (tally := tallies[row.name]) else 0} for row in rows]
+    async def apps(self, call: Call, request: ListAppsKept) -> list[AppKept]:
+        reads = self._store.read
+        rows = reads.select(AppRow, "id = ?", (request.name,)) if request.name else reads.select(AppRow)
+        tallies = {row.name: reads.get(TallyRow, row.name) for row in rows}
+        return [AppKept(app=row, machines=tally.machines if (tally := tallies[row.name]) else 0) for row in rows]
 
-    async def put_app(self, call: Call) -> Any:
-        """Keep an app's row if its stamp is newer than the one that is here. Returns the row that is here
-        afterwards."""
-        item = call.read(PutApp)
-
+    async def keep_app(self, call: Call, request: KeepApp) -> AppRow:
         def change(tx: Tx) -> AppRow:
-            there = tx.get(AppRow, item.app.name)
-            if there and (there.stamp_ms >= item.app.stamp_ms or (item.if_absent and not there.deleted)):
+            there = tx.get(AppRow, request.app.name)
+            if there and (there.stamp_ms >= request.app.stamp_ms or (request.if_absent and not there.deleted)):
                 return there
-            tx.record("app.kept", item.app.name, cause=request_of(call).cause, trace=call.trace)
-            tx.put(item.app)
-            return item.app
+            tx.record("app.kept", request.app.name, cause=request_of(call).cause, trace=call.trace)
+            tx.put(request.app)
+            return request.app
 
         return await self._store.submit(change)
 
-    async def locate(self, call: Call) -> Any:
-        row = self._store.read.get(MachineRow, call.path("machine_id"))
+    async def locate(self, call: Call, request: LocateMachine) -> Located:
+        row = self._store.read.get(MachineRow, request.machine_id)
         if row is None:
-            raise NotFound(f"machine not found: {call.path('machine_id')}")
-        return {"app": row.app, "generation": row.generation}
+            raise NotFound(f"machine not found: {request.machine_id}")
+        return Located(app=row.app, generation=row.generation)
 
-    async def seen(self, call: Call) -> Any:
-        """Which worker of the region has a machine, as far as the catalog knows: of use when that one is silent."""
-        columns = ("worker", "app", "name", "region", "generation")
-        sql = f"select {', '.join(columns)} from machines where id = ?"
-        found = self._catalog.rows(sql, (call.path("machine_id"),)) if self._catalog else []
-        return dict(zip(columns, found[0], strict=True)) if found else {}
+    async def seen(self, call: Call, request: SeekMachine) -> Seen:
+        sql = f"select {', '.join(Seen.__struct_fields__)} from machines where id = ?"
+        found = self._catalog.rows(sql, (request.machine_id,)) if self._catalog else []
+        return Seen(**dict(zip(Seen.__struct_fields__, found[0], strict=True))) if found else Seen()
 
-    async def worker(self, call: Call) -> Any:
+    async def worker(self, call: Call, request: DescribeWorker) -> WorkerStatus:
         me = self._store.read.get(WorkerRow, "worker")
         assert me is not None  # written before the worker serves
         machines = self._store.read.query("select state, count(*) from machine group by state")
         parked = self._store.read.query(f"select count(*) from run where {UNENDED} and status = 'parked'")
-        return {
-            "name": me.name,
-            "region": me.region,
-            "version": __version__,
-            "cordoned": me.cordoned,
-            "disk_full": not self._store.takes_orders and not self._store.failed,
-            "disk_failed": bool(self._store.failed),
-            "capacity": self._log.capacity,
-            "held": ledger.held(self._store.read),
-            "machines": dict(machines),
-            "driver": await self._drivers.fingerprint(),
-            "parked_runs": parked[0][0],
-        }
+        return WorkerStatus(
+            name=me.name,
+            region=me.region,
+            version=__version__,
+            cordoned=me.cordoned,
+            disk_full=not self._store.takes_orders and not self._store.failed,
+            disk_failed=bool(self._store.failed),
+            capacity=self._log.capacity,
+            held=ledger.held(self._store.read),
+            machines=dict(machines),
+            driver=await self._drivers.fingerprint(),
+            parked_runs=parked[0][0],
+        )
 
-    async def cordon(self, call: Call) -> Any:
-        cordoned = call.read(Cordon).cordoned
-
+    async def cordon(self, call: Call, request: SetCordon) -> WorkerRow:
         def change(tx: Tx) -> WorkerRow:
             me = tx.get(WorkerRow, "worker")
             assert me is not None
-            kind = "worker.cordoned" if cordoned else "worker.uncordoned"
+            kind = "worker.cordoned" if request.cordoned else "worker.uncordoned"
             tx.record(kind, me.name, cause=request_of(call).cause, trace=call.trace)
-            me = replace(me, cordoned=cordoned)
+            me = replace(me, cordoned=request.cordoned)
             tx.put(me)
             return me
 
         return await self._store.submit(change)
 
-    async def forget(self, call: Call) -> Any:
-        """Tell the catalog that another worker is gone for good."""
+    async def forget(self, call: Call, request: TellGone) -> Done:
         if self._forget is None:
             raise NotFound("this worker is no member of a catalog")
-        await self._forget(call.read(Forget).name, request_of(call).cause)
-        return {}
+        await self._forget(request.name, request_of(call).cause)
+        return Done()
 
-    async def sql(self, call: Call) -> Any:
-        query = call.read(Query).query
-        if not query.strip():
-            raise Invalid("query", query, "give a select statement")
+    async def sql(self, call: Call, request: Query) -> Rows:
+        if not request.query.strip():
+            raise Invalid("query", request.query, "give a select statement")
         loop = asyncio.get_running_loop()
-        columns, rows = await loop.run_in_executor(None, run_query, self._path, query)
-        return {"columns": columns, "rows": rows}
+        columns, rows = await loop.run_in_executor(None, run_query, self._path, request.query)
+        return Rows(columns=columns, rows=rows)
 
 
 def _told(what: str, error: Exception) -> str:

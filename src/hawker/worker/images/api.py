@@ -17,10 +17,10 @@ from typing import Any
 from starlette.responses import Response, StreamingResponse
 
 from hawker.errors import HawkerError, ImageNotFound, Invalid, NotFound, PreconditionFailed, TooManyRequests
-from hawker.http.app import Handler
 from hawker.http.call import Call
 from hawker.http.events import KEEP_ALIVE, EventStream, event
-from hawker.http.handlers import Route, unread
+from hawker.http.handlers import Route, on, unread
+from hawker.http.image_calls import image_routes
 from hawker.images.blobs import translated
 from hawker.images.flights import to_its_end
 from hawker.images.progress import Progress
@@ -30,7 +30,6 @@ from hawker.model import api, image_api
 from hawker.model.image import Image, ImageConfig
 from hawker.model.values import ImageRef, check_image, is_digest, is_host_image
 from hawker.telemetry import get_logger
-from hawker.worker.images.peers import Named
 from hawker.worker.images.uploads import Uploads
 
 JOBS_MOST = 32
@@ -44,7 +43,7 @@ Work = Callable[[Callable[[Progress], None]], Awaitable[Image]]
 
 
 class ImageApi:
-    """See `ImageCalls`; for agents handlers by (method, path) in `agent_routes()`. `close` ends what still runs."""
+    """See `ImageCalls`. `close` ends what still runs."""
 
     def __init__(self, images: Images, uploads: Uploads, worker: str, region: str) -> None:
         self._images = images
@@ -54,11 +53,12 @@ class ImageApi:
         self._jobs: dict[asyncio.Task[Image], None] = {}
         self._sending = 0
 
-    def agent_routes(self) -> dict[tuple[str, str], Handler]:
-        return {
-            ("GET", "/v1/images/names"): self.name,
-            ("GET", "/v1/images/blobs/{digest}"): self.blob,
-        }
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            *image_routes(self),
+            on(image_api.NameImage, self.name),
+            unread(image_api.ReadBlob, self.blob),
+        )
 
     async def close(self) -> None:
         jobs = list(self._jobs)
@@ -241,10 +241,9 @@ class ImageApi:
 
     # --- for agents --------------------------------------------------------------------------------------------------
 
-    async def name(self, call: Call) -> Any:
-        image = call.request.query_params.get("image", "")
-        found = self._images.find(checked(image)) if image else None
-        return Named(found.digest if found else "")
+    async def name(self, call: Call, request: image_api.NameImage) -> image_api.Named:
+        found = self._images.find(checked(request.image)) if request.image else None
+        return image_api.Named(digest=found.digest if found else "")
 
     async def blob(self, call: Call) -> Response:
         """A manifest, a configuration or a layer, from the offset of a Range header on."""

@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 
@@ -22,6 +21,8 @@ from hawker.core.sketch import short
 from hawker.errors import Unreachable
 from hawker.host import Host
 from hawker.http.app import WORKER
+from hawker.model.image_api import Named, NameImage, ReadBlob
+from hawker.model.request_codec import encode
 
 ASKED_MOST = 6
 """Of those that no sketch names."""
@@ -37,12 +38,6 @@ TIMES = 3
 LOOK_S = 2.0
 """So long one look at the catalog serves, so that a pull takes one for all its blobs. Sketches are older than that."""
 NAMES_BYTES_MAX = 64 << 10
-
-
-class Named(msgspec.Struct, frozen=True):
-    """What an image's name means on a worker: the digest of its manifest, or "" when it means nothing there."""
-
-    digest: str = ""
 
 
 class _Place(msgspec.Struct, frozen=True):
@@ -79,7 +74,7 @@ class Peers:
         for place in said[:TRIED_MOST]:
             if (pieces := await self._open(place, digest, offset)) is not None:
                 return pieces
-        for place in await self._ask(others, "HEAD", f"/v1/images/blobs/{quote(digest)}"):
+        for place in await self._ask(others, "HEAD", encode(ReadBlob(digest=digest)).target):
             if (pieces := await self._open(place, digest, offset)) is not None:
                 return pieces
         self._nobody[digest] = loop.time()
@@ -88,7 +83,7 @@ class Peers:
     async def resolve(self, reference: str) -> str | None:
         """The digest that a name means to another worker of the region; None when none that answers knows it."""
         said, others = self._candidates(reference)
-        target = f"/v1/images/names?image={quote(reference, safe='')}"
+        target = encode(NameImage(image=reference)).target
         for group in (said[:ASKED_MOST], others):
             for response in (await self._ask(group, "GET", target)).values():
                 try:
@@ -161,7 +156,7 @@ class Peers:
 
     async def _open(self, place: _Place, digest: str, offset: int) -> AsyncIterator[bytes] | None:
         stack = AsyncExitStack()
-        target = f"/v1/images/blobs/{quote(digest)}"
+        target = encode(ReadBlob(digest=digest)).target
         headers = {WORKER: place.name, **({"range": f"bytes={offset}-"} if offset else {})}
         try:
             status, _, chunks = await stack.enter_async_context(

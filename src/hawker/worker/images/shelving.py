@@ -6,9 +6,7 @@ import asyncio
 
 from hawker.catalog.view import View
 from hawker.host import Host
-from hawker.http.app import Handler
 from hawker.http.handlers import Route
-from hawker.http.image_calls import image_routes
 from hawker.images.base import ImageSource
 from hawker.images.service import Images
 from hawker.services import Service
@@ -60,10 +58,7 @@ class Shelving(Service):
             self._images.namers.append(self._peers.resolve)
 
     def routes(self) -> tuple[Route, ...]:
-        return image_routes(self._api) if self._api else no_images()
-
-    def agent_routes(self) -> dict[tuple[str, str], Handler]:
-        return self._api.agent_routes() if self._api else {}
+        return self._api.routes() if self._api else no_images()
 
     def all_held(self) -> None:
         """Whatever machines and offers need is held: the rest may go."""

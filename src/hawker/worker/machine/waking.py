@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from hawker.core.life.phases import keeps_program, phase_of
 from hawker.core.life.wishes import MEETS, Way, Wish
 from hawker.errors import Conflict, DeadlineExceeded, NotFound
 from hawker.host import Host
-from hawker.http.app import Handler, clock_s
+from hawker.http.app import clock_s
 from hawker.http.call import Call
+from hawker.http.handlers import Route, on
 from hawker.model import door
 from hawker.model.checks import has_checks
 from hawker.model.config import check_config
@@ -81,14 +81,14 @@ class Waking(Service):
             for told in list(self.on_rest):
                 told(row.id, row.state.value)
 
-    def agent_routes(self) -> dict[tuple[str, str], Handler]:
-        return {door.WAKE: self._wake_call, door.REST: self._rest_call}
+    def routes(self) -> tuple[Route, ...]:
+        return on(door.Wake, self._wake_call), on(door.Rest, self._rest_call)
 
-    async def _wake_call(self, call: Call) -> Any:
-        return await self.wake(call.read(door.Wake), trace=call.trace)
+    async def _wake_call(self, call: Call, wish: door.Wake) -> door.Awake:
+        return await self.wake(wish, trace=call.trace)
 
-    async def _rest_call(self, call: Call) -> Any:
-        return await self.rest(call.read(door.Rest), trace=call.trace)
+    async def _rest_call(self, call: Call, wish: door.Rest) -> door.Resting:
+        return await self.rest(wish, trace=call.trace)
 
     async def wake(
         self, wish: door.Wake, released: Callable[[door.Awake], None] = lambda awake: None, *, trace: str = ""
