@@ -64,17 +64,6 @@ class Replica(Tables):
 
     # --- what is known ---
 
-    def position(self, log: LogId) -> Position:
-        origin = self._origins.get(log)
-        return origin.position if origin else NOTHING
-
-    def origin(self, log: LogId) -> Origin | None:
-        return self._origins.get(log)
-
-    def origins(self, tier: Tier) -> dict[str, Origin]:
-        """Every log known of a tier, by owner."""
-        return {log.owner: origin for log, origin in sorted(self._origins.items()) if log.tier == tier}
-
     def digest(self, tier: Tier) -> bytes:
         return ownerlog.digest({owner: origin.position for owner, origin in self.origins(tier).items()})
 
@@ -156,7 +145,7 @@ class Replica(Tables):
                 elif given.origin.epoch > self._forgotten.get(given.origin.log, 0):
                     self._merge(batch, origins, given, outcome)
 
-        with self._bulk() if sum(len(each.rows) for each in ranges) >= BULK_LEAST else nullcontext():
+        with self.bulk() if sum(len(each.rows) for each in ranges) >= BULK_LEAST else nullcontext():
             self._commit(change, outcome)
         return outcome
 
@@ -174,7 +163,7 @@ class Replica(Tables):
                 self._db.execute("insert or replace into _forgotten values (?,?,?)", (*log, self._origins[log].epoch))
                 self._db.execute("delete from _log where owner = ? and tier = ?", log)
 
-        self._write(change)
+        self.write(change)
         self._load()
         for log in [log for log in self._reorder if log.owner == owner]:
             del self._reorder[log]
@@ -190,7 +179,7 @@ class Replica(Tables):
     # --- helpers ---
 
     def _commit(self, change: Callable[[Batch, dict[LogId, Origin]], None], outcome: Outcome) -> None:
-        batch = self._write(change)
+        batch = self.write(change)
         if batch is None:
             outcome.applied, outcome.merged = [], []
         else:

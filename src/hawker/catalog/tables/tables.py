@@ -22,7 +22,7 @@ from hawker.catalog.tables.layout import Layout
 from hawker.catalog.tables.schema import TABLES, Table
 from hawker.catalog.view import Changed
 from hawker.host import Host
-from hawker.model.catalog import LogId, Numbered, Origin, Position
+from hawker.model.catalog import NOTHING, LogId, Numbered, Origin, Position, Tier
 from hawker.store.connection import rows, translated
 from hawker.store.sql import TEXT_MAX, Found, read, read_on
 from hawker.telemetry import get_logger
@@ -112,66 +112,21 @@ class Tables:
             return read(self._path, query, text_max)
         return read_on(self._reader, query, text_max)
 
-    def keep_member(self, name: str, **columns: str | int) -> None:
-        """Write what membership says of a node into the table `members`, which is this node's own and goes nowhere."""
-        names = ", ".join(("name", *columns))
-        sql = f"insert or replace into members ({names}) values ({', '.join('?' * (1 + len(columns)))})"
-        self._write(lambda batch, origins: self._of_member(batch, name, sql, name, *columns.values()))
+    def position(self, log: LogId) -> Position:
+        origin = self._origins.get(log)
+        return origin.position if origin else NOTHING
 
-    def drop_member(self, name: str) -> None:
-        sql = "delete from members where name = ?"
-        self._write(lambda batch, origins: self._of_member(batch, name, sql, name))
+    def origin(self, log: LogId) -> Origin | None:
+        return self._origins.get(log)
 
-    def recheck(self) -> int:
-        """Put rows whose time has come, and rows of tables that are known and shown now, where they belong. Tells how
-        many. To be called every second or so."""
-        known = [name for name in self._layouts if name not in self._muted]
-        found = self.rows(
-            "select owner, tier, number, tbl, key, raw from _aside where kind = 'ahead' and until_ms <= ? "
-            f"or kind in ('unknown', 'muted') and tbl in ({','.join('?' * len(known))})",
-            (self._host.now_ms(), *known),
-        )
-        if found:
-            kept = [file.Kept(o, t, n, table, key, _unpack(raw)) for o, t, n, table, key, raw in found]
-            self._write(lambda batch, origins: _add(batch, kept))
-        return len(found)
+    def origins(self, tier: Tier) -> dict[str, Origin]:
+        """Every log known of a tier, by owner."""
+        return {log.owner: origin for log, origin in sorted(self._origins.items()) if log.tier == tier}
 
-    def mute(self, table: str) -> None:
-        """Keep a table's rows, pass them on, and show none of them: a new kind of row that readers trip over."""
-        self._set_muted("insert or ignore into muted values (?)", table)
-        layout = self._layouts.get(table)
-        if layout is not None:
-            kept = [
-                file.Kept(log.owner, log.tier, row.number, table, row.key, row.values)
-                for log in sorted(self._origins)
-                if log.tier == layout.tier
-                for row in self.log_rows(log)
-                if row.table == table
-            ]
-            self._write(lambda batch, origins: _add(batch, kept))
-
-    def unmute(self, table: str) -> None:
-        self._set_muted("delete from muted where name = ?", table)
-        self.recheck()
-
-    # --- helpers ---
-
-    def _set_muted(self, sql: str, table: str) -> None:
-        self._write(lambda batch, origins: self._execute(sql, table))
-        self._load()
-
-    def _of_member(self, batch: Batch, name: str, sql: str, *values: Any) -> None:
-        self._execute(sql, *values)
-        batch.tables.add("members")
-        batch.changed["members"] = {name}
-
-    def _execute(self, sql: str, *values: Any) -> None:
-        self._db.execute(sql, values)
-
-    def _write(self, change: Callable[[Batch, dict[LogId, Origin]], object]) -> Batch | None:
-        """One transaction: `change` writes rows into the batch and the logs that moved on into the map. None when the
-        file turned out to be damaged and was begun anew. Raises `StoreError` when the disk refuses: nothing was
-        changed."""
+    def write(self, change: Callable[[Batch, dict[LogId, Origin]], object]) -> Batch | None:
+        """One transaction, for engines: `change` writes rows into the batch, and into the map the logs that moved on.
+        Readers see all of it or nothing. Returns None when the file turned out to be damaged and was begun anew. Raises
+        `StoreError` when the disk refuses: nothing was changed."""
         batch = self.batch_of(self._db, self._layouts, self._muted, self._aside, self._host.now_ms())
         origins: dict[LogId, Origin] = {}
         try:
@@ -200,8 +155,64 @@ class Tables:
                     _logger.exception("catalog.listener_failed", tables=hint, cause="a commit")
         return batch
 
+    def keep_member(self, name: str, **columns: str | int) -> None:
+        """Write what membership says of a node into the table `members`, which is this node's own and goes nowhere."""
+        names = ", ".join(("name", *columns))
+        sql = f"insert or replace into members ({names}) values ({', '.join('?' * (1 + len(columns)))})"
+        self.write(lambda batch, origins: self._of_member(batch, name, sql, name, *columns.values()))
+
+    def drop_member(self, name: str) -> None:
+        sql = "delete from members where name = ?"
+        self.write(lambda batch, origins: self._of_member(batch, name, sql, name))
+
+    def recheck(self) -> int:
+        """Put rows whose time has come, and rows of tables that are known and shown now, where they belong. Tells how
+        many. To be called every second or so."""
+        known = [name for name in self._layouts if name not in self._muted]
+        found = self.rows(
+            "select owner, tier, number, tbl, key, raw from _aside where kind = 'ahead' and until_ms <= ? "
+            f"or kind in ('unknown', 'muted') and tbl in ({','.join('?' * len(known))})",
+            (self._host.now_ms(), *known),
+        )
+        if found:
+            kept = [file.Kept(o, t, n, table, key, _unpack(raw)) for o, t, n, table, key, raw in found]
+            self.write(lambda batch, origins: _add(batch, kept))
+        return len(found)
+
+    def mute(self, table: str) -> None:
+        """Keep a table's rows, pass them on, and show none of them: a new kind of row that readers trip over."""
+        self._set_muted("insert or ignore into muted values (?)", table)
+        layout = self._layouts.get(table)
+        if layout is not None:
+            kept = [
+                file.Kept(log.owner, log.tier, row.number, table, row.key, row.values)
+                for log in sorted(self._origins)
+                if log.tier == layout.tier
+                for row in self.log_rows(log)
+                if row.table == table
+            ]
+            self.write(lambda batch, origins: _add(batch, kept))
+
+    def unmute(self, table: str) -> None:
+        self._set_muted("delete from muted where name = ?", table)
+        self.recheck()
+
+    # --- helpers ---
+
+    def _set_muted(self, sql: str, table: str) -> None:
+        self.write(lambda batch, origins: self._execute(sql, table))
+        self._load()
+
+    def _of_member(self, batch: Batch, name: str, sql: str, *values: Any) -> None:
+        self._execute(sql, *values)
+        batch.tables.add("members")
+        batch.changed["members"] = {name}
+
+    def _execute(self, sql: str, *values: Any) -> None:
+        self._db.execute(sql, values)
+
     @contextmanager
-    def _bulk(self) -> Iterator[None]:
+    def bulk(self) -> Iterator[None]:
         """For many rows at once. They are no garbage, and looking through them again and again takes a sixth of the
         time; pages that do not fit into memory are written twice."""
         enabled = gc.isenabled()
