@@ -205,7 +205,7 @@ class Agent:
         self.metrics.measured += (catalog.measure, self.reading.measure)
         stack.push_async_callback(self.reading.close)
         serving = Serving(self._host, self._tokens, self.metrics, settings.region)
-        front.early = serving.app([], agent_routes=catalog.routes())
+        front.early = serving.app([], agent_routes=catalog.agent_routes())
         source: Source | None = await self.worker.check(catalog) if self.worker else None
         await catalog.open(source)
         await catalog.joined(within_s=JOIN_S)
@@ -280,7 +280,7 @@ class Agent:
     def _routes(self) -> dict[tuple[str, str], Handler]:
         """Agents' own paths, but for metrics."""
         assert self.catalog is not None
-        return {**self.catalog.routes(), ("GET", "/health/proxy"): self._tell_proxy}
+        return {**self.catalog.agent_routes(), ("GET", "/health/proxy"): self._tell_proxy}
 
     async def _tell_proxy(self, call: Call) -> Response:
         if self.proxy is None:

@@ -69,7 +69,7 @@ class Catalog(Protocol):
         """Wait until what is known elsewhere was read, at most so long, and not at all with nobody to ask. Raises
         `HawkerError` when another node has this one's name."""
 
-    def routes(self) -> AgentRoutes:
+    def agent_routes(self) -> AgentRoutes:
         """What other nodes ask of this one. Nodes ask before the agent's roles serve."""
 
     def seen(self, owner: str) -> Mapping[Tier, Position]:

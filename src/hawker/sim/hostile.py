@@ -192,7 +192,7 @@ async def throw(loop: SimLoop, count: int, seed: int, directory: Path) -> Report
         )
         node = Node(site)
         serving = Serving(host, Tokens({TOKEN: AGENT}), metrics, "ord")
-        await serve(serving.app([], agent_routes=node.routes()), (victim.address, PORT), host)
+        await serve(serving.app([], agent_routes=node.agent_routes()), (victim.address, PORT), host)
         await node.open()
         members.append(node)
 

@@ -34,15 +34,15 @@ CHECKS = "select id, status, updated_at_ms from checks order by id"
 
 
 class Fleet:
-    """Agents by name. All share `directory`, for engines that keep something there."""
+    """Agents by name. All share `directory`, for engines that keep something there, or have these `settings`."""
 
-    def __init__(self, loop: SimLoop, engine: str, directory: Path) -> None:
+    def __init__(self, loop: SimLoop, engine: str, directory: Path, settings: dict[str, Any] | None = None) -> None:
         self.loop = loop
         self.net = Net(loop, Record(loop.time), "1", ["ord", "fra"])
         self._engine = engine
-        self._settings = {}
-        if engine in PLUGINS:
-            self._settings = {engine: import_module(f"tests.catalog.engines.{engine}.engine").settings(directory)}
+        if settings is None and engine in PLUGINS:
+            settings = import_module(f"tests.catalog.engines.{engine}.engine").settings(directory)
+        self._settings = {engine: settings} if settings else {}
         self.nodes: dict[str, Node] = {}
 
     async def worker(self, name: str, region: str = "ord") -> Node:
@@ -115,9 +115,14 @@ class Fleet:
                 node.kill()
 
 
-def in_fleet(engine: str, directory: Path, test: Callable[[Fleet], Coroutine[Any, Any, None]]) -> None:
+def in_fleet(
+    engine: str,
+    directory: Path,
+    test: Callable[[Fleet], Coroutine[Any, Any, None]],
+    settings: dict[str, Any] | None = None,
+) -> None:
     async def main(loop: SimLoop) -> None:
-        fleet = Fleet(loop, engine, directory)
+        fleet = Fleet(loop, engine, directory, settings)
         await test(fleet)
         assert not loop.unhandled
         fleet.end()

@@ -2,7 +2,7 @@
 
     node = Node(site)
     await node.open(source)           # None for an agent that owns no rows
-    ... serve node.routes() at site.host:site.port ...
+    ... serve node.agent_routes() at site.host:site.port ...
     await node.close()
 
 Datagrams go to the same port as HTTP. A region's nodes are one SWIM group; other regions are reached now and then, by
@@ -40,9 +40,9 @@ from hawker.core.freshness import Freshness
 from hawker.core.swim.members import Member
 from hawker.core.swim.settings import LAN, Settings
 from hawker.errors import HawkerError, NotFound, StoreError
-from hawker.http.app import Handler
 from hawker.model import api
 from hawker.model.catalog import TIERS, Change, LogId, Position, Tier, Version
+from hawker.services import AgentRoutes
 from hawker.telemetry import Metrics, get_logger
 
 RECHECK_S = 5.0
@@ -155,7 +155,7 @@ class Node:
             self._transport.close()
         self.replica.close()
 
-    def routes(self) -> dict[tuple[str, str], Handler]:
+    def agent_routes(self) -> AgentRoutes:
         """What other members ask over HTTP."""
         answers = {
             DIGEST: self.replication.answer_digest,

@@ -25,7 +25,7 @@ from hawker.catalog.tables.tables import Tables
 from hawker.errors import NotFound, StoreError
 from hawker.model.api import Member, OwnerLog
 from hawker.model.catalog import NOTHING, TIERS, LogId, Origin, Position, Range, Tier
-from hawker.services import Routes
+from hawker.services import AgentRoutes
 from hawker.store.connection import translated
 from hawker.telemetry import Metrics
 
@@ -113,7 +113,7 @@ class Toy:
     async def joined(self, within_s: float) -> None:
         """`open` has read all there is."""
 
-    def routes(self) -> Routes:
+    def agent_routes(self) -> AgentRoutes:
         return {}
 
     def seen(self, owner: str) -> Mapping[Tier, Position]:
