@@ -148,8 +148,8 @@ async def test_an_app_whose_bodies_wait_leaves_room_to_keep_those_of_another(sta
     await until(lambda: machine.waiting == 2)
     assert isinstance(stage.plane, Embedded)
     engine = stage.plane.context
-    await until(lambda: engine.keep.bytes > most // 2)
-    await at_rest(lambda: engine.keep.bytes)
+    await until(lambda: engine.body_budget.bytes > most // 2)
+    await at_rest(lambda: engine.body_budget.bytes)
     other = stage.app("other")
     await stage.machine(handing("instance=o2"), "o1", route=other)
     await stage.machine(echo, "o2", route=other)
@@ -158,7 +158,7 @@ async def test_an_app_whose_bodies_wait_leaves_room_to_keep_those_of_another(sta
     assert (answer.status, answer.body) == (200, body)
     machine.awake.set()
     assert {answer.status for answer in await asyncio.gather(*sending)} == {200}
-    assert engine.keep.bytes == 0
+    assert engine.body_budget.bytes == 0
 
 
 async def test_what_is_kept_of_bodies_is_bounded_for_all_requests_together(stage: Stage) -> None:
@@ -173,7 +173,7 @@ async def test_what_is_kept_of_bodies_is_bounded_for_all_requests_together(stage
     assert isinstance(stage.plane, Embedded)
     engine = stage.plane.context
     await until(lambda: machine.waiting == users)
-    assert most // 2 < await at_rest(lambda: engine.keep.bytes) < most // 2 + users * (512 << 10)
+    assert most // 2 < await at_rest(lambda: engine.body_budget.bytes) < most // 2 + users * (512 << 10)
     machine.awake.set()
     assert {len(answer.body) for answer in await asyncio.gather(*sending)} == {size}
-    assert engine.keep.bytes == 0
+    assert engine.body_budget.bytes == 0

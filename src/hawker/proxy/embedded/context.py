@@ -131,7 +131,7 @@ class PlaneContext:
         self.replays = Cache()
         self.remembers = False
         """Whether an app has ever asked that the way of its requests be remembered: most never do."""
-        self.keep = BodyBudget(settings.replay_bytes_of_all)
+        self.body_budget = BodyBudget(settings.replay_bytes_of_all)
         self.uploads = Uploads(settings, self.loop)
         self.limits = ConnectionLimits(
             settings.connections or shares(resource.getrlimit(resource.RLIMIT_NOFILE)[0])[1],

@@ -7,48 +7,46 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 
-from hawker.core.retrying import IDEMPOTENT, may_retry
 from hawker.core.tracing import Mark
-from hawker.proxy.base import Failure, Header, Lease, Refused
+from hawker.proxy.base import Failure, Header, Refused, ServicePort
 from hawker.proxy.embedded.bodies import chunk, last_chunk
+from hawker.proxy.embedded.body_buffer import BodyBuffer
 from hawker.proxy.embedded.compression import Gzip, compressed, compressible
 from hawker.proxy.embedded.context import PlaneContext, Traces
 from hawker.proxy.embedded.downstream import Downstream
 from hawker.proxy.embedded.h2_upstream import UpstreamStream
-from hawker.proxy.embedded.heads import ABSENT, CHUNKED, AnswerHead, RequestHead
+from hawker.proxy.embedded.heads import CHUNKED, AnswerHead, RequestHead
 from hawker.proxy.embedded.ingress import Ingress
 from hawker.proxy.embedded.internal_answers import InternalAnswer, Signals
-from hawker.proxy.embedded.outgoing import Outgoing
 from hawker.proxy.embedded.tunnel import Tunnel, keep_watch
-from hawker.proxy.embedded.uploads import Upload
 from hawker.proxy.embedded.upstream_connection import UpstreamConnection
+from hawker.proxy.embedded.upstream_request import UpstreamRequest
 
 GONE = 499
 """The status in logs and counts of a request whose client left before its answer was complete, as nginx has it."""
 
 
-class Exchange(Outgoing):
-    """The front calls `start` once, `body` and `body_end` as the body comes (also before `start`), `pause` and `resume`
-    when it cannot take more, `gone` when its client has left. The rest is for the machine's connection."""
+class Exchange:
+    """The downstream side calls `start` once, `body` and `body_end` as the body comes (also before `start`), `pause`
+    and `resume` when it cannot take more, `gone` when its client has left. The rest is for the connection to the
+    machine, which is `_connection`, and for `UpstreamRequest`. `over`: the request has had its answer."""
 
-    __slots__ = ("_answered", "_gzip", "begun", "bytes", "first", "machine", "status")
+    __slots__ = (
+        *("_answered", "_body", "_connection", "_context", "_downstream", "_gzip", "_ingress", "_upstream"),
+        *("begun", "bytes", "first", "machine", "over", "request", "status"),
+    )
 
     def __init__(self, context: PlaneContext, downstream: Downstream, ingress: Ingress, request: RequestHead) -> None:
         self._context = context
-        self._ingress = ingress
-        self._request = request
-        self._route = self._lease = self._task = self._retry = self._replaying = self._upload = None
-        self._whole = True
-        self.request_id = ingress.request_id(request)
         self._downstream = downstream
-        self._connection = None
-        self._kept = []
-        self._kept_bytes = 0
-        self._trailers = ()
+        self._ingress = ingress
+        self._body = BodyBuffer(context, sending=request.length > 0 or request.length == CHUNKED)
+        self._upstream = UpstreamRequest(context, self, ingress, request, self._body)
+        self._connection: UpstreamConnection | UpstreamStream | None = None
         self._answered = False
         self._gzip: Gzip | None = None
-        self.sending = request.length > 0 or request.length == CHUNKED
         self.over = False
         self.begun = context.now()
         self.first = 0.0
@@ -56,7 +54,56 @@ class Exchange(Outgoing):
         self.bytes = 0
         self.machine = ""
 
-    # --- for the front -----------------------------------------------------------------------------------------------
+    @property
+    def app(self) -> str:
+        return self._upstream.app
+
+    @property
+    def port(self) -> ServicePort | None:
+        """The service's, once it is known."""
+        return self._upstream.port
+
+    @property
+    def sending(self) -> bool:
+        """Whether the request's body is not complete yet."""
+        return self._body.sending
+
+    # --- the downstream side -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        if self._body.sending and self._body.upload is None:
+            request = self._upstream.request
+            most = self._context.settings.replay_bytes
+            # Who waits to be told to go on is told so by the machine.
+            awaited = self._ingress.edge and 0 < request.length <= most and not request.expects
+            self._body.watch(self, self.app, sized=request.length > 0, awaited=awaited)
+        self._upstream.start()
+
+    def body(self, data: bytes) -> None:
+        """More of the request's body."""
+        connection, body = self._connection, self._body
+        if body.add(data, self.app):
+            if connection is not None:
+                body.pass_on()
+            else:
+                if body.awaited:
+                    self._upstream.body_came()  # of all requests too much is kept: it passes as it comes
+                if self._connection is None and not self.over:
+                    self._hold(True)
+        if connection is not None:
+            connection.body(data)
+
+    def body_end(self, trailers: Sequence[Header]) -> None:
+        self._body.end(trailers)
+        if self._connection is not None:
+            self._connection.body_end(trailers)
+        if self._body.awaited:
+            self._upstream.body_came()
+
+    def _hold(self, held: bool) -> None:
+        if self._body.upload is not None:
+            self._body.upload.held = held
+        self._downstream.hold(held)
 
     def pause(self) -> None:
         if self._connection is not None:
@@ -70,7 +117,7 @@ class Exchange(Outgoing):
         """The client has left, or took too long."""
         if not self.over:
             self.status = self.status or GONE
-            self._leave()
+            self._upstream.leave()
             if self._connection is not None:
                 self._connection.abandon()
             self._finish()
@@ -78,7 +125,7 @@ class Exchange(Outgoing):
     @property
     def placed(self) -> bool:
         """Whether a machine has a place for it, and it is not held."""
-        return self._lease is not None
+        return self._upstream.lease is not None
 
     def refuse(self, refusal: Refused) -> None:
         """The rest of the request cannot be read, or does not come."""
@@ -86,42 +133,39 @@ class Exchange(Outgoing):
             self._downstream.cut()
             self.gone()
         elif not self.over:
-            self._leave()
+            self._upstream.leave()
             if self._connection is not None:
                 self._connection.abandon()
-            self._refuse(refusal)
+            self.deny(refusal)
 
     # --- for the machine's connection --------------------------------------------------------------------------------
 
     def interim(self, head: AnswerHead) -> None:
         ingress = self._ingress
         if head.status == 100:
-            passes = self._request.expects and (ingress.hears or self.sending)
+            passes = self._upstream.request.expects and (ingress.hears or self._body.sending)
         else:
             passes = ingress.hears
-            assert self._route is not None
-            self._context.observer.hinted(self._route)
+            self._context.observer.hinted(self._upstream.route)
         if passes:
             self._downstream.interim(head.status, self._ingress.interim(head))
 
     def answer(self, head: AnswerHead) -> None:
         if head.signals and self._heed(head):
             return
+        upstream = self._upstream
         self.first = self._context.now()
         self._answered = True
-        self._whole = False
-        if self._kept_bytes:
-            self._forget_kept()
+        self._body.pass_on()
         self.status = head.status
-        route = self._route
-        assert route is not None
+        port = upstream.route.port
         lines = None
-        if route.port.compress and self._ingress.edge and compressible(self._request, head):
+        if port.compress and self._ingress.edge and compressible(upstream.request, head):
             self._gzip = Gzip()
             self._downstream.answer(head.status, head.reason, compressed(self._headers(head)), CHUNKED)
             return
-        if self._retry is None:
-            lines = self._ingress.answer_lines(head, route.port, self.request_id)
+        if upstream.retry is None:
+            lines = self._ingress.answer_lines(head, port, upstream.request_id)
         if lines is None:
             self._downstream.answer(head.status, head.reason, self._headers(head), head.length)
         else:
@@ -155,14 +199,14 @@ class Exchange(Outgoing):
         else:
             assert connection is not None
             stale = how == "reset" and connection.served > 0 and not connection.heard
-            self._again(how, problem, sent=not connection.unseen, stale=stale)
+            self._upstream.again(how, problem, sent=not connection.unseen, stale=stale)
 
     def switched(self, head: AnswerHead, rest: bytes) -> None:
         connection, self._connection = self._connection, None
         assert connection is not None
-        if head.status == 101 and not self._request.upgrade:
+        if head.status == 101 and not self._upstream.request.upgrade:
             connection.close()
-            self._again("unhealthy", "it switched protocols unasked", sent=True)
+            self._upstream.again("unhealthy", "it switched protocols unasked", sent=True)
             return
         self.status = head.status
         self.first = self._context.now()
@@ -173,13 +217,7 @@ class Exchange(Outgoing):
 
     @property
     def may_go_elsewhere(self) -> bool:
-        retry = self._retry
-        tries, sent_tries = (1, 1) if retry is None else (retry.tries + 1, retry.sent_tries + 1)
-        method, whole = self._request.method, self._whole
-        if self._chosen:  # the other proxy makes it elsewhere, if it has it yet: a body it may not have
-            return method in IDEMPOTENT and self._request.length in (ABSENT, 0)
-        most = self._sent_most
-        return may_retry(method, "timeout", sent=True, whole=whole, tries=tries, sent_tries=sent_tries, sent_most=most)
+        return self._upstream.may_go_elsewhere
 
     # --- for uploads -------------------------------------------------------------------------------------------------
 
@@ -189,59 +227,51 @@ class Exchange(Outgoing):
 
     @property
     def others(self) -> int:
-        return 0 if self._lease is None else self._lease.others
+        lease = self._upstream.lease
+        return 0 if lease is None else lease.others
 
-    def _watched(self) -> Upload:
-        request = self._request
-        length = request.length
-        held = self._keeps_too_much
-        # Who waits to be told to go on is told so by the machine.
-        awaited = self._ingress.edge and 0 < length <= self._context.settings.replay_bytes and not request.expects
-        upload = self._context.uploads.watch(self, sized=length > 0, awaited=awaited and not held)
-        upload.held = held
-        return upload
+    # --- for the upstream request ------------------------------------------------------------------------------------
 
-    # --- to the machine ----------------------------------------------------------------------------------------------
-
-    def _send(self, connection: UpstreamConnection | UpstreamStream) -> None:
-        lease = self._lease
-        route = self._route
+    def send(self, connection: UpstreamConnection | UpstreamStream) -> None:
+        upstream, body = self._upstream, self._body
+        request, lease = upstream.request, upstream.lease
         assert lease is not None
-        assert route is not None
-        request = self._request
+        idle_s = upstream.route.port.idle_timeout_s
+        kept = body.kept
         if isinstance(connection, UpstreamStream):
-            self._ask(connection, lease, route.port.idle_timeout_s)
+            if kept:
+                self._sending_kept()
+            self._connection = connection
+            trailers = None if body.sending else body.trailers
+            connection.ask(self, request.method, request.target, upstream.fields(lease), kept, trailers, idle_s)
             return
         if request.method == b"CONNECT" and not lease.headers:
             self._join(connection)
             return
-        passed = request.passed
-        if passed is not None and not lease.headers and self._retry is None:
-            data = passed[0] + self.request_id + passed[1]
-        else:
-            data = self._head(lease)
+        data = upstream.head(lease)
         chunked = request.length == CHUNKED
-        if self._kept:
-            data += b"".join(map(chunk, self._kept) if chunked else self._kept)
-        if chunked and not self.sending:
-            data += last_chunk(self._trailers)
-        if self._kept:
+        if kept:
+            data += b"".join(map(chunk, kept) if chunked else kept)
+        if chunked and not body.sending:
+            data += last_chunk(body.trailers)
+        if kept:
             self._sending_kept()
         self._connection = connection
-        idle_s = route.port.idle_timeout_s
         if lease.headers:  # another proxy may hold it first, and looks at the machine's time itself
             idle_s += self._context.settings.wait_s
         connection.send(self, request.method, data, idle_s, chunked)
 
-    def _ask(self, stream: UpstreamStream, lease: Lease, idle_s: float) -> None:
-        """The same over HTTP/2."""
-        request = self._request
-        kept = self._kept
-        if kept:
-            self._sending_kept()
-        self._connection = stream
-        trailers = None if self.sending else self._trailers
-        stream.ask(self, request.method, request.target, self._fields(lease), kept, trailers, idle_s)
+    def redirect(self, host: bytes) -> None:
+        location = b"https://" + host + self._upstream.request.target
+        self._answer(301, [(b"location", location), (b"content-length", b"0")], b"")
+
+    def deny(self, refusal: Refused) -> None:
+        self._answer(*self._ingress.refusal(refusal, self._upstream.request_id))
+
+    def _sending_kept(self) -> None:
+        if self._body.too_much(self.app):
+            self._body.pass_on()
+        self._hold(False)
 
     def _join(self, connection: UpstreamConnection) -> None:
         """Bytes pass between client and machine from here on."""
@@ -251,16 +281,16 @@ class Exchange(Outgoing):
 
     def _tunnel(self, client: tuple[asyncio.Transport, bytes], machine: asyncio.Transport, first: bytes) -> None:
         transport, early = client
-        assert self._route is not None
-        idle_s = self._route.port.idle_timeout_s
-        if "http" not in self._route.port.handlers:
+        port = self._upstream.route.port
+        idle_s = port.idle_timeout_s
+        if "http" not in port.handlers:
             idle_s = math.inf
             keep_watch(machine, self._context.settings.gone_s)
         Tunnel(transport, machine, idle_s, self._tunnelled, self._context).start(early, first)
 
     def _heed(self, head: AnswerHead) -> bool:
         """An answer with fields meant for this proxy. True: it is not the client's."""
-        lease, connection = self._lease, self._connection
+        lease, connection = self._upstream.lease, self._connection
         assert lease is not None
         assert connection is not None
         signals = Signals(head, lease)
@@ -271,11 +301,11 @@ class Exchange(Outgoing):
         def again(body: bytes) -> None:
             assert how is not None
             self._connection = None
-            self._again(how, "its worker could not reach it", sent=sent)
+            self._upstream.again(how, "its worker could not reach it", sent=sent)
 
         def follow(body: bytes) -> None:
             self._connection = None
-            self._follow(head.headers, body if signals.handed == "json" else None)
+            self._upstream.follow(head.headers, body if signals.handed == "json" else None)
 
         if how is not None:
             InternalAnswer(head, self, again).begin(connection, read=False)
@@ -288,29 +318,21 @@ class Exchange(Outgoing):
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def _headers(self, head: AnswerHead) -> list[Header]:
-        lease, route, retry = self._lease, self._route, self._retry
+        upstream = self._upstream
+        lease, retry = upstream.lease, upstream.retry
         assert lease is not None
-        assert route is not None
-        fields = self._ingress.back(
-            head, route.port, self.request_id, lease, head.upgrade if head.status == 101 else b""
-        )
+        upgrade = head.upgrade if head.status == 101 else b""
+        fields = self._ingress.back(head, upstream.route.port, upstream.request_id, lease, upgrade)
         if retry is not None and retry.timed:
             at = "edge" if self._ingress.edge else "worker"
             fields.append((b"server-timing", retry.timing(at, lease.phases, self.first - self.begun)))
         return fields
 
-    def _redirect(self, host: bytes) -> None:
-        location = b"https://" + host + self._request.target
-        self._answer(301, [(b"location", location), (b"content-length", b"0")], b"")
-
-    def _refuse(self, refusal: Refused) -> None:
-        self._answer(*self._ingress.refusal(refusal, self.request_id))
-
     def _answer(self, status: int, headers: list[Header], body: bytes) -> None:
         """An answer of the proxy's own."""
         self.status = status
         self._answered = True
-        if self._request.method == b"HEAD":
+        if self._upstream.request.method == b"HEAD":
             body = b""
         self.bytes = len(body)
         self._downstream.answer(status, b"", headers, len(body))
@@ -321,11 +343,8 @@ class Exchange(Outgoing):
 
     def _finish(self) -> None:
         self.over = True
-        if self._upload is not None:
-            self._context.uploads.drop(self._upload)
-        if self._kept_bytes:
-            self._forget_kept()
-        lease, self._lease = self._lease, None
+        self._body.close()
+        lease, self._upstream.lease = self._upstream.lease, None
         if lease is not None:
             lease.release()
             self.machine = lease.machine
@@ -336,14 +355,15 @@ class Exchange(Outgoing):
         context, begun, first = self._context, self.begun, self.first
         first_s = first - begun if first else -1.0
         context.counters.answered(self.status, first_s)
-        if context.traces is not None and self._retry is not None and self._retry.waited:
-            self._trace(context.traces, self._retry.marks)
+        retry = self._upstream.retry
+        if context.traces is not None and retry is not None and retry.waited:
+            self._trace(context.traces, retry.marks)
         if context.access is not None:
             total_s = context.now() - begun
             context.access.add(
                 self._ingress.client,
-                self._request,
-                self.request_id,
+                self._upstream.request,
+                self._upstream.request_id,
                 self.status,
                 self.bytes,
                 self.app,
@@ -355,8 +375,8 @@ class Exchange(Outgoing):
     def _trace(self, traces: Traces, marks: list[Mark]) -> None:
         now = self._context.now()
         traces.add(
-            self._request,
-            self.request_id,
+            self._upstream.request,
+            self._upstream.request_id,
             edge=self._ingress.edge,
             begun=self.begun,
             first=self.first,
