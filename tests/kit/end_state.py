@@ -72,6 +72,7 @@ def describe(worker: SimWorker) -> list[str]:
             numbers[what, of] += 1
             names[row.key] = f"{what} {numbers[what, of]} of {of}"
     lines = [_line(kind.table, row) for kind in _TABLES for row in reads.select(kind, "true order by id")]
+    lines += [_line(row.table, row) for kind in worker.kinds for of in kind.schema.rows for row in reads.select(of)]
     lines += [_line("placed", placed.shown()) for placed in world.instances.values()]
     lines += [f"directory of {machine}" for machine in world.directories]
     starts = [f"start on {s.machine}: {s.key} {list(s.argv)}" for s in world.starts]

@@ -318,6 +318,7 @@ class _Trial:
     async def run(self) -> Outcome:
         asyncio.get_running_loop().set_exception_handler(self._on_unhandled)
         self.world = a_world(self.scenario.programs)
+        self._kinds = self.scenario.kinds(self.world)
         aborting = any(kind.startswith("abort") for kind in self.plan.faults.values())
         client = Client(self.ask, self.world, tolerant=aborting)
         async with asyncio.timeout(SCRIPT_S):
@@ -384,7 +385,7 @@ class _Trial:
             self.world,
             scenario.capacity,
             scenario.flows,
-            kinds=scenario.kinds(self.world),
+            kinds=self._kinds,
             alter=self._instrument,
         )
         worker.open_store(lambda when: self._point(life, f"{when} commit"))

@@ -37,7 +37,7 @@ class Client:
     `tolerant`: a fault has changed the course of things."""
 
     def __init__(self, ask: Asks, world: World, *, tolerant: bool) -> None:
-        self._ask = ask
+        self.ask = ask
         self.world = world
         self._tolerant = tolerant
         self.machines: dict[str, str] = {}
@@ -45,10 +45,10 @@ class Client:
     # --- orders ------------------------------------------------------------------------------------------------------
 
     async def reserve(self, key: str, program: str = "serve", **options: Any) -> None:
-        await self._ask(lambda worker: worker.market.reserve(order(key, program, **options)))
+        await self.ask(lambda worker: worker.market.reserve(order(key, program, **options)))
 
     async def confirm(self, key: str) -> None:
-        row, _, _ = await self._ask(lambda worker: worker.market.confirm(key, APP, None))
+        row, _, _ = await self.ask(lambda worker: worker.market.confirm(key, APP, None))
         self.machines[key] = row.id
 
     async def create(self, key: str, program: str = "serve", **options: Any) -> None:
@@ -56,10 +56,10 @@ class Client:
         await self.confirm(key)
 
     async def release(self, key: str) -> None:
-        await self._ask(lambda worker: worker.market.release(key, "the client gave up"))
+        await self.ask(lambda worker: worker.market.release(key, "the client gave up"))
 
     async def sweep(self) -> None:
-        await self._ask(lambda worker: worker.market.sweep())
+        await self.ask(lambda worker: worker.market.sweep())
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -94,7 +94,7 @@ class Client:
     ) -> None:
         machine = self.machines[key]
         named = Request(id=f"req-{event}-{key}", owner="tester")
-        seen = await self._ask(lambda worker: _last_event(worker, machine))
+        seen = await self.ask(lambda worker: _last_event(worker, machine))
 
         async def unless_taken(worker: SimWorker) -> None:
             where = "machine = ? and id > ? order by id"
@@ -104,7 +104,7 @@ class Client:
 
         while True:
             try:
-                return await self._ask(unless_taken)
+                return await self.ask(unless_taken)
             except Busy:
                 await self.rest()  # a parked run: somebody looks at it
             except PreconditionFailed:
@@ -117,10 +117,10 @@ class Client:
     async def rest(self) -> None:
         """Until nothing is on its way, and for a while after it. Runs that a fault has parked are unparked."""
         for _ in range(10):
-            await self._ask(_unpark)
-            await self._ask(lambda worker: worker.at_rest())
+            await self.ask(_unpark)
+            await self.ask(lambda worker: worker.at_rest())
             await asyncio.sleep(1)
-            if await self._ask(_is_quiet):
+            if await self.ask(_is_quiet):
                 return
         raise AssertionError("the worker does not come to rest")
 
@@ -140,11 +140,11 @@ class Client:
             return seen(worker.machine(self.machines[key]), worker.story(self.machines[key]))
 
         for _ in range(int(60 / LOOK_S) if self._tolerant else LOOKS_MOST):
-            if await self._ask(look):
+            if await self.ask(look):
                 return
             await asyncio.sleep(LOOK_S)
         if not self._tolerant:
-            raise AssertionError(f"{key} never came to what was waited for: {await self._ask(self._story(key))}")
+            raise AssertionError(f"{key} never came to what was waited for: {await self.ask(self._story(key))}")
 
     async def until_state(self, key: str, state: State) -> None:
         await self.until(key, lambda row, story: row.state is state)

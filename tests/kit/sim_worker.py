@@ -81,7 +81,7 @@ class SimWorker:
         self.metrics = Metrics()
         self.settings = WorkerSettings(name="ord-1", region=REGION, directory=directory, capacity=capacity)
         self._machine_kind = replace(MACHINE, parts=partial(MachineParts, flows_of=flows))
-        self._others = kinds
+        self.kinds = kinds
         self._kinds = (MACHINE, *kinds)
         self._alter = alter
         self._catalog = catalog
@@ -128,7 +128,7 @@ class SimWorker:
             images=self.driver.images,
             catalog=self._catalog,
         )
-        assembly = Assembly(context, self._machine_kind, self._others, alter=self._alter)
+        assembly = Assembly(context, self._machine_kind, self.kinds, alter=self._alter)
         machine = assembly.machine
         self.parts, self.market, self.log, self.exits = assembly.parts, assembly.market, machine.writer, machine.exits
         self.machines, self.updates, self.waking = machine.machines, machine.updates, machine.waking
