@@ -46,16 +46,21 @@ class Line(NamedTuple):
 @click.command()
 @app_option("The app.", required=True)
 @region_option("Only machines of this region.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with new lines, those of new machines too, until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Continue with new lines, also of new machines, until Ctrl-C.")
 @click.option(
-    "--tail", type=click.IntRange(0, 10_000), default=100, show_default=True, metavar="LINES", help="At most."
+    "--tail",
+    type=click.IntRange(0, 10_000),
+    default=100,
+    show_default=True,
+    metavar="LINES",
+    help="How many lines at most.",
 )
 @market_command
 def logs(session: Session, app: str, region: str | None, follow: bool, tail: int) -> None:
     """Print what all machines of an app write, in one stream.
 
-    Lines are led by their time, the machine's region and its id, and by ! where they are of standard error. With --json
-    an object a line.
+    Each line begins with its time, the machine's region and id, and ! if it was written to standard error. With --json
+    each line is an object.
     """
     with about_app():
         found, silent = session.machines(app, region=region)

@@ -31,7 +31,7 @@ def create(session: Session, name: str, org: str) -> None:
 
 
 @apps.command("list")
-@click.option("--org", help="Only this organisation's.")
+@click.option("--org", help="Only apps of this organisation.")
 @quiet_option
 @market_command
 def list_(session: Session, org: str | None, quiet: bool) -> None:

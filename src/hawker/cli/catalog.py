@@ -23,7 +23,7 @@ _PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 @click.command()
 @click.argument("query")
 @worker_option("On this worker's own database.")
-@click.option("--workers", "on_workers", is_flag=True, help="On every worker's own database.")
+@click.option("--workers", "on_workers", is_flag=True, help="Query every worker's own database.")
 @market_command
 def sql(session: Session, query: str, worker: str | None, on_workers: bool) -> None:
     """Run a read-only query on the catalog, or on workers' own databases.
@@ -67,7 +67,8 @@ def _show(session: Session, answer: Object) -> None:
 def members(session: Session) -> None:
     """List the members of the catalog as one node sees them, and how fresh their rows are there.
 
-    heard: how long ago nothing of that member was missing. behind: for how long something is known to be.
+    heard: how long ago this node last had everything that the member published. behind: for how long it has known that
+    something is missing.
     """
     found = session.client.members()
     if session.json:
@@ -93,13 +94,13 @@ def _ago(seconds: float) -> str:
 
 @click.command()
 @click.argument("query")
-@click.option("--seconds", type=click.IntRange(0, 86_400), metavar="SECONDS", help="End after so long.")
+@click.option("--seconds", type=click.IntRange(0, 86_400), metavar="SECONDS", help="End after this time.")
 @market_command
 def watch(session: Session, query: str, seconds: int | None) -> None:
     """Print what a query of the catalog gives, then every change of it, until Ctrl-C.
 
-    Rows that came are led by +, those that changed by ~, those that went by -. A query that begins with its key shows
-    changes as changes. With --json an event a line.
+    + marks a new row, ~ a changed one, - one that is gone. Begin the query with its key: otherwise a change is shown as
+    a row that is gone and a new one. With --json each line is an event.
     """
     shown = _Watch(session)
     until = None if seconds is None else time.monotonic() + seconds

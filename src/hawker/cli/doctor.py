@@ -12,7 +12,7 @@ from hawker.cli import output
 DIRECTORY = Path("/var/lib/hawker")
 
 
-@click.command("doctor", help="Look whether this host can run machines, and say what to install.")
+@click.command("doctor", help="Check whether this host can run machines, and say what to install.")
 @click.option(
     "--config",
     type=click.Path(path_type=Path),

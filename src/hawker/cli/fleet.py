@@ -30,7 +30,7 @@ def regions(session: Session) -> None:
 
 
 @click.group(cls=Ordered, invoke_without_command=True)
-@region_option("Only this region's.")
+@region_option("Only workers of this region.")
 @click.pass_context
 @market_command
 def workers(session: Session, ctx: click.Context, region: str | None) -> None:
@@ -42,7 +42,7 @@ def workers(session: Session, ctx: click.Context, region: str | None) -> None:
 
 
 @workers.command("list")
-@region_option("Only this region's.")
+@region_option("Only workers of this region.")
 @market_command
 def list_(session: Session, region: str | None) -> None:
     """List workers and what is free of what they have."""
@@ -127,7 +127,7 @@ def _show(session: Session, name: str, sentence: str) -> None:
 
 @workers.command()
 @worker_option("Only this worker's.")
-@click.option("--machine", metavar="MACHINE", help="Only those of a machine, by its id.")
+@click.option("--machine", metavar="MACHINE", help="Only runs of this machine, by its id.")
 @click.option("--status", "statuses", multiple=True, type=click.Choice(RUN_STATUSES), help="Repeatable.")
 @market_command
 def runs(session: Session, worker: str | None, machine: str | None, statuses: tuple[str, ...]) -> None:

@@ -41,16 +41,16 @@ _AT_ONCE = struct.pack("ii", 1, 0)
 
 @click.command()
 @click.argument("ports", metavar="LOCAL[:REMOTE]")
-@app_option("One of this app's machines that run.")
-@click.option("--machine", metavar="MACHINE", help="This one, by id or name.")
-@region_option("One of this region's.")
-@click.option("--bind", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Of this host, to listen on.")
+@app_option("Forward to a running machine of this app.")
+@click.option("--machine", metavar="MACHINE", help="Forward to this machine, by id or name.")
+@region_option("Forward to a machine of this region.")
+@click.option("--bind", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @market_command
 def proxy(session: Session, ports: str, app: str | None, machine: str | None, region: str | None, bind: str) -> None:
     """Forward a port of this host to a port of a machine, until Ctrl-C.
 
     REMOTE is any TCP port where a program of the machine listens, whether or not a service names it; the same as LOCAL
-    if not given. It goes by way of the market's API, with your token: from wherever you reach that.
+    if not given. Connections go through the market's API, with your token, so it works wherever you can reach the API.
     """
     from hawker.cli.talking import ended_in_order
 

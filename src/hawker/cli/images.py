@@ -85,7 +85,7 @@ def pull(session: Session, reference: str, worker: str | None, region: str | Non
 @click.argument("reference", metavar="IMAGE")
 @worker_option("On this worker.")
 @region_option("On workers of this region.")
-@click.option("--count", type=click.IntRange(1, 10_000), metavar="N", help="On so many workers of each region.")
+@click.option("--count", type=click.IntRange(1, 10_000), metavar="N", help="Only N workers of each region.")
 @market_command
 def prefetch(session: Session, reference: str, worker: str | None, region: str | None, count: int | None) -> None:
     """Have IMAGE on workers before machines need it.
@@ -174,7 +174,7 @@ def import_(session: Session, archive: Path, reference: str, worker: str | None,
 @click.option("--user", default="", metavar="USER", help="Run it as this user: name|uid[:group|gid].")
 @click.option("--workdir", default="", metavar="PATH", help="Start it in this directory.")
 @click.option("--expose", multiple=True, metavar="PORT", help="A port it listens on: 8080 or 53/udp.")
-@click.option("--stop-signal", default="", metavar="SIGNAL", help="What ends it, such as SIGINT.")
+@click.option("--stop-signal", default="", metavar="SIGNAL", help="The signal that ends it, such as SIGINT.")
 @click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Note something about it.")
 @click.option("--exclude", multiple=True, metavar="PATTERN", help="Leave files out, such as .git or '*.pyc'.")
 @market_command

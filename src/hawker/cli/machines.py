@@ -59,7 +59,7 @@ machine.add_command(create)
     metavar="STATE",
     help="Only machines in this state; repeatable.",
 )
-@click.option("--all", "deleted", is_flag=True, help="Destroyed ones, too.")
+@click.option("--all", "deleted", is_flag=True, help="List destroyed machines, too.")
 @quiet_option
 @market_command
 def list_(
@@ -178,8 +178,8 @@ def start(session: Session, machine: str, app: str | None) -> None:
 
 @machine.command()
 @machine_argument
-@click.option("--signal", help="Instead of its configuration's, such as SIGTERM.")
-@timeout_option(help="Then kill it. Instead of its own.")
+@click.option("--signal", help="Send this signal instead of the configured one, such as SIGTERM.")
+@timeout_option(help="Kill it after this time, instead of the configured one.")
 @market_command
 def stop(session: Session, machine: str, app: str | None, signal: str | None, grace_s: float | None) -> None:
     """Stop a machine: a signal, a grace time, then kill."""
@@ -191,7 +191,7 @@ def stop(session: Session, machine: str, app: str | None, signal: str | None, gr
 
 @machine.command()
 @machine_argument
-@timeout_option(help="Grace time before it is killed.")
+@timeout_option(help="Kill it after this time.")
 @click.option("--force", is_flag=True, help="Kill it at once.")
 @market_command
 def restart(session: Session, machine: str, app: str | None, grace_s: float | None, force: bool) -> None:
@@ -265,7 +265,7 @@ def uncordon(session: Session, machine: str, app: str | None) -> None:
 
 @machine.command()
 @machine_argument
-@click.option("--force", is_flag=True, help="Kill it if it runs. Without, a running machine is refused.")
+@click.option("--force", is_flag=True, help="Kill it if it runs. Otherwise a running machine is refused.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @market_command
 def destroy(session: Session, machine: str, app: str | None, force: bool, yes: bool) -> None:
@@ -288,9 +288,9 @@ def destroy(session: Session, machine: str, app: str | None, force: bool, yes: b
 @machine.command("exec")
 @machine_argument
 @click.argument("command", nargs=-1, required=True)
-@click.option("--timeout", "timeout_s", type=click.IntRange(1, 3600), metavar="SECONDS", help="Then kill it.")
+@click.option("--timeout", "timeout_s", type=click.IntRange(1, 3600), metavar="SECONDS", help="Kill it then.")
 @click.option("-i", "--stdin", "feed", is_flag=True, help="Give it this program's standard input.")
-@click.option("-t", "--tty", is_flag=True, help="Give it a terminal: with -i, this one.")
+@click.option("-t", "--tty", is_flag=True, help="Give it a terminal; with -i, this one.")
 @market_command
 def exec_(
     session: Session,
@@ -354,8 +354,8 @@ def _exec(
 
 @machine.command()
 @machine_argument
-@click.option("--memory", "memory_mb", type=click.IntRange(min=1), metavar="MIB", help="As much as it has without.")
-@click.option("--cpus", type=click.IntRange(min=1), help="As many as it has without.")
+@click.option("--memory", "memory_mb", type=click.IntRange(min=1), metavar="MIB", help="By default what it has.")
+@click.option("--cpus", type=click.IntRange(min=1), help="By default what it has.")
 @market_command
 def resize(session: Session, machine: str, app: str | None, memory_mb: int | None, cpus: int | None) -> None:
     """Give a machine another size while it runs. Refused where there is no room, or it uses more."""
@@ -370,9 +370,9 @@ def resize(session: Session, machine: str, app: str | None, memory_mb: int | Non
 
 @machine.command()
 @machine_argument
-@click.option("-f", "--follow", is_flag=True, help="Go on with new lines until Ctrl-C or it is destroyed.")
+@click.option("-f", "--follow", is_flag=True, help="Continue with new lines until Ctrl-C, or until it is destroyed.")
 @click.option("--tail", type=click.IntRange(0, 10_000), default=100, show_default=True, metavar="LINES")
-@click.option("-t", "--timestamps", is_flag=True, help="Lead each line with its time and stream.")
+@click.option("-t", "--timestamps", is_flag=True, help="Begin each line with its time and stream.")
 @market_command
 def logs(session: Session, machine: str, app: str | None, follow: bool, tail: int, timestamps: bool) -> None:
     """Print what a machine's program wrote. With --json an object a line."""

@@ -36,7 +36,7 @@ COMMANDS = {
     "image": ("hawker.cli.images:image", "Bring images to workers, list and remove them."),
     "open": (
         "hawker.cli.visiting:open_",
-        "Print where an app is served, and open it in the browser where there is one.",
+        "Print where an app is served, and open it in the browser if there is one.",
     ),
     "ping": ("hawker.cli.visiting:ping", "Send requests to an app, and show where their time goes."),
     "logs": ("hawker.cli.app_logs:logs", "Print what all machines of an app write, in one stream."),
@@ -58,7 +58,10 @@ COMMANDS = {
         "hawker.cli.agents:agent_command",
         "Run an agent: worker, broker, proxy, or several of them, as its configuration says.",
     ),
-    "doctor": ("hawker.cli.doctor:doctor_command", "Look whether this host can run machines, and say what to install."),
+    "doctor": (
+        "hawker.cli.doctor:doctor_command",
+        "Check whether this host can run machines, and say what to install.",
+    ),
     "worker": ("hawker.cli.worker:worker", "Look after a worker's files on this host."),
     "sim": ("hawker.sim.cli:sim", "Simulate the whole system from a seed, with faults, and check every promise."),
     "version": ("hawker.cli.main:version", "Print the version."),

@@ -30,17 +30,21 @@ def config_options(function: F) -> F:
     for option in reversed(
         (
             click.option("--guest", metavar="SIZE", help="A named size, such as shared-cpu-1x or performance-2x."),
-            click.option("--cpus", type=int, metavar="COUNT", help="How many."),
-            click.option("--memory", type=int, metavar="MIB", help="By default the least that the cpus take."),
+            click.option("--cpus", type=int, metavar="COUNT", help="The number of cpus."),
+            click.option("--memory", type=int, metavar="MIB", help="MiB of memory; by default the least for its cpus."),
             click.option(
-                "--cpu-kind", type=click.Choice(["shared", "performance"]), help="Whose cpus: with others, or its own."
+                "--cpu-kind",
+                type=click.Choice(["shared", "performance"]),
+                help="Whether its cpus are shared or its own.",
             ),
             click.option(
                 "-e", "--env", multiple=True, metavar="NAME=VALUE", help="An environment variable; repeatable."
             ),
-            click.option("--metadata", multiple=True, metavar="KEY=VALUE", help="Repeatable."),
-            click.option("--restart", type=click.Choice(["no", "on-failure", "always"]), help="When it has ended."),
-            click.option("--max-retries", type=int, metavar="COUNT", help="Of restarts on failure."),
+            click.option("--metadata", multiple=True, metavar="KEY=VALUE", help="A note on the machine; repeatable."),
+            click.option(
+                "--restart", type=click.Choice(["no", "on-failure", "always"]), help="When to start it again."
+            ),
+            click.option("--max-retries", type=int, metavar="COUNT", help="How often it is restarted after failures."),
             click.option(
                 "--runtime",
                 metavar="NAME",
@@ -54,7 +58,7 @@ def config_options(function: F) -> F:
                 help="Put a file of this host at a path inside the machine. Repeatable.",
             ),
             click.option("--user", metavar="USER[:GROUP]", help="Run as this user of the image, by name or number."),
-            click.option("--rootfs-persist", is_flag=True, help="Keep what it writes to its root from start to start."),
+            click.option("--rootfs-persist", is_flag=True, help="Keep what it writes to its root over stops."),
             click.option("--tty", is_flag=True, help="Give the program a terminal."),
             click.option(
                 "--config",
@@ -78,7 +82,7 @@ def waiting_options(function: F) -> F:
                 "image_timeout",
                 type=seconds,
                 metavar="SECONDS",
-                help="For its image to come; by default what its worker is configured for, or 300.",
+                help="How long it may wait for its image; by default what its worker is configured for, or 300.",
             ),
             click.option("--detach", is_flag=True, help="Do not wait for it."),
         )
@@ -167,15 +171,15 @@ def order_options(function: F) -> F:
             click.argument("command", nargs=-1),
             app_option("The app it belongs to.", required=True),
             region_option("Where: a code, several with commas, or any, the default."),
-            click.option("--name", help="Its name; the market finds one without."),
+            click.option("--name", help="Its name; by default the market makes one up."),
             config_options,
             click.option(
                 "--rm",
                 "auto_destroy",
                 is_flag=True,
-                help="Destroy it when its program has ended; run shows its output meanwhile.",
+                help="Show its output, and destroy it when its program has ended.",
             ),
-            click.option("--key", metavar="KEY", help="With the same key again the order gives the same machine."),
+            click.option("--key", metavar="KEY", help="The same key again gives the same machine."),
             click.option(
                 "--replaces", metavar="ID", help="A machine whose worker does not answer: the new one takes its id."
             ),
@@ -382,8 +386,8 @@ def update(
 @click.command()
 @machine_argument
 @region_option("Where; the same region without.")
-@click.option("--name", help="The name of the new one; the market finds one without.")
-@click.option("--to-app", metavar="APP", help="The app of the new one; the same without.")
+@click.option("--name", help="The name of the new machine; by default the market makes one up.")
+@click.option("--to-app", metavar="APP", help="The app of the new machine; by default the same.")
 @click.option("--skip-launch", is_flag=True, help="Do not start it.")
 @waiting_options
 @market_command

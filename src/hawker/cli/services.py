@@ -30,7 +30,7 @@ def service_options(function: F) -> F:
                 "ports",
                 multiple=True,
                 metavar="PORT[:INSIDE][/PROTOCOL[:HANDLER...]]",
-                help="A port that users come to, and the one INSIDE where the program listens, the same if not given. "
+                help="A port that users connect to, and the one INSIDE where the program listens, by default the same. "
                 f"Handlers: {', '.join(HANDLERS)}; for 80 and 443 those of the web by themselves. Repeatable.",
             ),
             click.option(
@@ -41,10 +41,13 @@ def service_options(function: F) -> F:
             click.option(
                 "--autostop",
                 type=click.Choice(["off", "stop", "suspend"]),
-                help="What the proxy does with it when it has served nothing for a while. Default: off.",
+                help="What the proxy does with it when it has served no request for a while. Default: off.",
             ),
             click.option(
-                "--min-running", type=click.IntRange(min=0), metavar="COUNT", help="Of the app, that stay in a region."
+                "--min-running",
+                type=click.IntRange(min=0),
+                metavar="COUNT",
+                help="Machines that keep running in a region.",
             ),
             click.option(
                 "--concurrency",
@@ -55,25 +58,27 @@ def service_options(function: F) -> F:
                 "--soft-limit",
                 type=click.IntRange(min=1),
                 metavar="COUNT",
-                help="From then on other machines are preferred, or started. Default: 20.",
+                help="Beyond this the proxy prefers other machines, or starts one. Default: 20.",
             ),
             click.option(
                 "--hard-limit",
                 type=click.IntRange(min=1),
                 metavar="COUNT",
-                help="No more than that at once. Default: none.",
+                help="The proxy sends it no more than this at once. Default: none.",
             ),
             click.option(
                 "--check",
                 "checks",
                 multiple=True,
                 metavar="PATH|tcp",
-                help="No requests before GET PATH gives 2xx, or its port takes connections. Repeatable.",
+                help="It gets requests only while GET PATH gives 2xx, or while its port takes connections. Repeatable.",
             ),
-            click.option("--check-interval", metavar="DURATION", help="From one look to the next. Default: 15s."),
-            click.option("--check-timeout", metavar="DURATION", help="For one look. Default: 2s."),
+            click.option("--check-interval", metavar="DURATION", help="Time from one check to the next. Default: 15s."),
+            click.option("--check-timeout", metavar="DURATION", help="Time for one check. Default: 2s."),
             click.option(
-                "--check-grace", metavar="DURATION", help="Failures so soon after a start do not count. Default: 1s."
+                "--check-grace",
+                metavar="DURATION",
+                help="Time after a start in which failures do not count.",
             ),
         )
     ):

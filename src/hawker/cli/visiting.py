@@ -35,11 +35,11 @@ def _url(session: Session, app: str, path: str) -> str:
 
 @click.command("open")
 @app_option("The app.", required=True)
-@click.option("--path", default="/", show_default=True, metavar="PATH", help="Of its site.")
+@click.option("--path", default="/", show_default=True, metavar="PATH", help="The path to open.")
 @click.option("--print", "only_print", is_flag=True, help="Do not open a browser.")
 @market_command
 def open_(session: Session, app: str, path: str, only_print: bool) -> None:
-    """Print where an app is served, and open it in the browser where there is one."""
+    """Print where an app is served, and open it in the browser if there is one."""
     url = _url(session, app, path)
     if session.json:
         output.data({"url": url})
@@ -58,7 +58,9 @@ def _has_display() -> bool:
 
 @click.command()
 @app_option("The app.", required=True)
-@click.option("-c", "--count", type=click.IntRange(min=0), default=PINGS, show_default=True, help="0: until Ctrl-C.")
+@click.option(
+    "-c", "--count", type=click.IntRange(min=0), default=PINGS, show_default=True, help="Requests; 0: until Ctrl-C."
+)
 @click.option(
     "-i",
     "--interval",
@@ -66,17 +68,17 @@ def _has_display() -> bool:
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="From one to the next.",
+    help="Time from one request to the next.",
 )
-@click.option("--path", default="/", show_default=True, metavar="PATH", help="What is asked for.")
-@click.option("--machine", metavar="ID", help="By this machine and no other.")
+@click.option("--path", default="/", show_default=True, metavar="PATH", help="The path to request.")
+@click.option("--machine", metavar="ID", help="Send the requests to this machine only.")
 @market_command
 def ping(session: Session, app: str, count: int, interval: float, path: str, machine: str | None) -> None:
     """Send requests to an app, and show where their time goes.
 
-    Each is a GET on a connection of its own. connect: to the proxy; look-up: until the proxy had chosen a machine, or
-    waited for its turn; start: of a machine that slept; boot: until its program listened and its checks passed; reach:
-    the way to it; answer: until its program's first byte. A request wakes an app that sleeps, as any other does.
+    Each is a GET on a connection of its own. connect: until the proxy took it; look-up: until the proxy had chosen a
+    machine; start: until a machine that slept ran; boot: until its program listened and its checks passed; reach:
+    until the request was there; answer: until the program's first byte. These requests wake apps as any others do.
     """
     url = _url(session, app, path)
     headers = {"fly-force-instance-id": machine} if machine else {}
