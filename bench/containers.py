@@ -34,8 +34,11 @@ from tests.kit.unpacked import UnpackedImages
 from bench.bare_container import Request
 from bench.command import Table, options, say_machine, told
 from bench.market import USER, running_agents
-from hawker.client.api import Client
+from hawker.client.client import Client
+from hawker.model import machine_calls as calls
+from hawker.model.app_calls import CreateApp
 from hawker.model.image import Image
+from hawker.model.image_api import BeginUpload, ImportImage, Upload
 from hawker.network.manager import Manager
 from hawker.worker.drivers.base import InstanceSpec, Limits, Network
 from hawker.worker.drivers.container.driver import ContainerDriver
@@ -151,29 +154,29 @@ class Market:
     def __init__(self, client: Client) -> None:
         self._client = client
         config = {"image": IMAGE, "init": {"exec": ["/first"]}, "runtime": "container", "restart": {"policy": "no"}}
-        self._order = {"region": "ord", "config": config}
-        client.create_app("bench")
+        self._order = calls.CreateMachine("bench", region="ord", config=config, wait=True)
+        client.send(CreateApp(app_name="bench"))
 
     def round(self, times: Times) -> None:
         began = monotonic_ns()
-        machine = self._client.post("/v1/apps/bench/machines", query={"wait": True}, json=self._order)["id"]
+        machine = self._client.send(self._order).id
         times["market"].append(ms(began, self._said(machine, 1)))
         began = monotonic_ns()
-        self._client.exec("bench", machine, ["/first", "once"])
+        self._client.send(calls.ExecInMachine("bench", machine, command=["/first", "once"]))
         times["market, exec"].append(ms(began))
-        self._client.stop("bench", machine)
-        self._client.wait("bench", machine, "stopped")
+        self._client.send(calls.StopMachine("bench", machine))
+        self._client.send(calls.WaitForMachine("bench", machine, state=["stopped"]))
         began = monotonic_ns()
-        self._client.start("bench", machine, wait=True)
+        self._client.send(calls.StartMachine("bench", machine, wait=True))
         times["market, again"].append(ms(began, self._said(machine, 2)))
-        self._client.destroy("bench", machine, force=True)
-        self._client.wait("bench", machine, "destroyed")
+        self._client.send(calls.DestroyMachine("bench", machine, force=True))
+        self._client.send(calls.WaitForMachine("bench", machine, state=["destroyed"]))
 
     def _said(self, machine: str, times: int) -> int:
         """What the program said at its latest start."""
         deadline = monotonic() + PATIENCE_S
         while monotonic() < deadline:
-            lines = [json.loads(line)["message"] for line in self._client.logs("bench", machine)]
+            lines = [line.message for line in self._client.stream(calls.FollowLogs("bench", machine))]
             numbers = [int(text) for text in lines if text.strip().isdigit()]
             if len(numbers) >= times:
                 return numbers[-1]
@@ -188,9 +191,10 @@ def the_market(home: Path, archive: Path) -> Iterator[Market]:
         Client(f"http://127.0.0.1:{agents.broker}", USER) as client,
     ):
         data = archive.read_bytes()
-        begun = client.begin_upload(len(data))
-        client.upload(begun["upload"], begun["worker"], 0, data)
-        list(client.import_image(begun["upload"], begun["worker"], IMAGE))
+        begun = client.send(BeginUpload(size=len(data)))
+        upload, at = begun.upload, begun.worker
+        client.send(Upload(upload=upload, worker=at, offset=0, data=data))
+        list(client.stream(ImportImage(upload=upload, worker=at, image=IMAGE)))
         yield Market(client)
 
 

@@ -5,21 +5,22 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.kit.image_markets import CLUSTER, PROGRAM, ImageMarket, market
 from tests.kit.images import have
 from tests.kit.oci import file, image, layer
 from tests.kit.waiting import eventually
 
-from hawker.client.api import ApiError, Client
+from hawker.client.client import ApiError
 from hawker.client.connection import Peer
-from hawker.client.events import Event
 from hawker.core.sketch import short
+from hawker.model import image_api as calls
+from hawker.model.op import Request, StreamRequest
 
 SHOP = "registry.invalid/shop:1"
 BASE = layer([file("base", b"b" * 300_000)])
@@ -33,8 +34,8 @@ async def two(tmp_path: Path) -> AsyncIterator[ImageMarket]:
         yield there
 
 
-def last(events: Sequence[Event]) -> list[Event]:
-    return [event for event in events if event.name != "progress"]
+def last(events: Sequence[calls.ImageEvent]) -> list[tuple[str, dict[str, Any]]]:
+    return [(event.event, msgspec.json.decode(event.data)) for event in events if event.event != "progress"]
 
 
 def machine(name: str, **config: Any) -> dict[str, Any]:
@@ -42,15 +43,14 @@ def machine(name: str, **config: Any) -> dict[str, Any]:
 
 
 async def workers_of(there: ImageMarket, image: str = SHOP) -> list[str]:
-    found: list[dict[str, Any]] = await there.plain(lambda c: c.images())
-    return sorted(entry["worker"] for entry in found if image in entry["names"])
+    return sorted(entry.worker for entry in await there.send(calls.ListImages()) if image in entry.names)
 
 
 async def test_an_image_of_one_worker_reaches_another_without_any_registry(two: ImageMarket) -> None:
     await have(two.images["ord-1"], MADE, SHOP)
-    events = await two.plain(lambda c: list(c.prefetch_image(SHOP, worker="ord-2")))
-    (done,) = last(events)
-    assert (done.name, done.data["worker"], done.data["names"]) == ("done", "ord-2", [SHOP])
+    events = await two.all_of(calls.PrefetchImage(image=SHOP, worker="ord-2"))
+    ((how, done),) = last(events)
+    assert (how, done["worker"], done["names"]) == ("done", "ord-2", [SHOP])
     one, other = (two.images[name].find(SHOP) for name in ("ord-1", "ord-2"))
     assert one is not None
     assert one == other
@@ -113,7 +113,7 @@ async def test_an_image_that_a_machine_needs_is_kept_and_goes_once_it_is_destroy
         await client.ok("POST", "/apps", {"app_name": "shop", "org_slug": "personal"})
         made = await client.ok("POST", "/apps/shop/machines?wait=true", machine("a"))
         with pytest.raises(ApiError, match="needed by") as refused:
-            await two.plain(lambda c: c.remove_image(SHOP))
+            await two.send(calls.RemoveImage(image=SHOP))
         assert refused.value.status_code == 409
         await client.ok("DELETE", f"/apps/shop/machines/{made['id']}?force=true")
 
@@ -126,31 +126,31 @@ async def test_an_image_that_a_machine_needs_is_kept_and_goes_once_it_is_destroy
 
 
 async def test_an_upload_becomes_an_image_on_one_worker_and_may_be_sent_twice(two: ImageMarket) -> None:
-    def upload(client: Client) -> list[Event]:
-        data = tar_of({"bin/shop": b"#!/bin/true\n" * 100})
-        begun = client.begin_upload(len(data))
-        name, worker = begun["upload"], begun["worker"]
-        half = len(data) // 2
-        assert client.upload(name, worker, 0, data[:half])["offset"] == half
-        assert client.upload(name, worker, 0, data[:half])["offset"] == half  # the answer was lost
-        with pytest.raises(ApiError, match="what comes next goes there") as gap:
-            client.upload(name, worker, half + 1, b"x")
-        assert gap.value.details == {"offset": half}
-        with pytest.raises(ApiError, match=r"bytes of upload .* are missing"):
-            list(client.import_image(name, worker, SHOP, kind="files"))
-        client.upload(name, worker, half, data[half:])
-        config = {"entrypoint": ["/bin/shop"], "env": ["A=b"], "exposed": ["80/tcp"]}
-        events = list(client.import_image(name, worker, SHOP, kind="files", config=config))
-        with pytest.raises(ApiError, match="no upload"):
-            client.upload(name, worker, 0, b"x")
-        return events
+    data = tar_of({"bin/shop": b"#!/bin/true\n" * 100})
+    half = len(data) // 2
+    begun = await two.send(calls.BeginUpload(size=len(data)))
 
-    (done,) = last(await two.plain(upload))
-    assert done.name == "done", done
-    (shown,) = await two.plain(lambda c: c.image(SHOP))
-    assert shown["worker"] == done.data["worker"]
-    config = shown["image"]["config"]
-    assert (config["entrypoint"], config["env"], config["exposed"]) == (["/bin/shop"], ["A=b"], ["80/tcp"])
+    def part(offset: int, data: bytes) -> calls.Upload:
+        return calls.Upload(upload=begun.upload, worker=begun.worker, offset=offset, data=data)
+
+    assert (await two.send(part(0, data[:half]))).offset == half
+    assert (await two.send(part(0, data[:half]))).offset == half  # the answer was lost
+    with pytest.raises(ApiError, match="what comes next goes there") as gap:
+        await two.send(part(half + 1, b"x"))
+    assert gap.value.details == {"offset": half}
+    config = calls.BuildConfig(entrypoint=["/bin/shop"], env=["A=b"], exposed=["80/tcp"])
+    made = calls.ImportImage(upload=begun.upload, worker=begun.worker, image=SHOP, kind="files", config=config)
+    with pytest.raises(ApiError, match=r"bytes of upload .* are missing"):
+        await two.all_of(made)
+    await two.send(part(half, data[half:]))
+    ((how, done),) = last(await two.all_of(made))
+    with pytest.raises(ApiError, match="no upload"):
+        await two.send(part(0, b"x"))
+    assert how == "done", done
+    (shown,) = await two.send(calls.ShowImage(image=SHOP))
+    assert shown.worker == done["worker"]
+    found = shown.image.config
+    assert (found.entrypoint, found.env, found.exposed) == (("/bin/shop",), ("A=b",), ("80/tcp",))
 
 
 def tar_of(files: dict[str, bytes]) -> bytes:
@@ -167,39 +167,36 @@ def tar_of(files: dict[str, bytes]) -> bytes:
 
 async def test_prefetching_goes_to_every_worker_or_to_as_many_as_wanted(two: ImageMarket) -> None:
     await have(two.images["ord-1"], MADE, SHOP)
-    await two.plain(lambda c: list(c.prefetch_image(SHOP, count=1)))
+    await two.all_of(calls.PrefetchImage(image=SHOP, count=1))
     assert await workers_of(two) == ["ord-1"]
-    events = await two.plain(lambda c: list(c.prefetch_image(SHOP)))
-    assert sorted(event.data["worker"] for event in last(events)) == ["ord-1", "ord-2"]
+    events = await two.all_of(calls.PrefetchImage(image=SHOP))
+    assert sorted(told["worker"] for _, told in last(events)) == ["ord-1", "ord-2"]
     assert await workers_of(two) == ["ord-1", "ord-2"]
 
 
 async def test_what_no_worker_can_have_is_told_by_each_in_a_sentence(two: ImageMarket) -> None:
-    events = await two.plain(lambda c: list(c.prefetch_image("registry.invalid/nothing:1")))
-    assert [event.name for event in last(events)] == ["error", "error"]
-    assert {event.data["worker"] for event in last(events)} == {"ord-1", "ord-2"}
-    assert all(event.data["status"] == "image_not_found" for event in last(events))
+    events = await two.all_of(calls.PrefetchImage(image="registry.invalid/nothing:1"))
+    assert [how for how, _ in last(events)] == ["error", "error"]
+    assert {told["worker"] for _, told in last(events)} == {"ord-1", "ord-2"}
+    assert all(told["status"] == "image_not_found" for _, told in last(events))
 
 
 async def test_what_cannot_be_is_refused_in_a_sentence(two: ImageMarket) -> None:
-    calls: list[tuple[Callable[[Client], Any], str]] = [
-        (lambda c: c.images(worker="nobody"), "no worker is called nobody"),
-        (lambda c: c.images(region="mad"), "no worker is in region mad"),
-        (lambda c: c.image("UPPER case"), "image: .* is not valid"),
-        (lambda c: c.pull_image("host"), "the host's own programs"),
-        (lambda c: c.push_image("registry.invalid/nothing:1"), "no worker has the image"),
-        (lambda c: c.begin_upload(1 << 50), "at most"),
-        (lambda c: c.upload("nothing", "ord-1", 0, b"x"), "no upload nothing"),
-        (lambda c: c.import_image("nothing", "ord-1", SHOP), "no upload nothing"),
+    nothing = calls.Upload(upload="nothing", worker="ord-1", offset=0, data=b"x")
+    refused: list[tuple[Request[Any] | StreamRequest[Any], str]] = [
+        (calls.ListImages(worker="nobody"), "no worker is called nobody"),
+        (calls.ListImages(region="mad"), "no worker is in region mad"),
+        (calls.ShowImage(image="UPPER case"), "image: .* is not valid"),
+        (calls.PullImage(image="host"), "the host's own programs"),
+        (calls.PushImage(image="registry.invalid/nothing:1"), "no worker has the image"),
+        (calls.BeginUpload(size=1 << 50), "at most"),
+        (nothing, "no upload nothing"),
+        (calls.ImportImage(upload="nothing", worker="ord-1", image=SHOP), "no upload nothing"),
     ]
-    for call, problem in calls:
-        with pytest.raises(ApiError, match=problem) as refused:
-            await two.plain(partial(_listed, call))
-        assert 400 <= refused.value.status_code < 500
-
-
-def _listed(call: Callable[[Client], Any], client: Client) -> list[Any]:
-    return list(call(client))
+    for call, problem in refused:
+        with pytest.raises(ApiError, match=problem) as told:
+            await (two.send(call) if isinstance(call, Request) else two.all_of(call))
+        assert 400 <= told.value.status_code < 500
 
 
 async def test_blobs_are_for_agents_only_and_come_from_any_offset(two: ImageMarket) -> None:
@@ -267,7 +264,7 @@ async def test_a_worker_that_ends_in_the_middle_has_its_say(tmp_path: Path) -> N
             await asyncio.Event().wait()
 
         there.images["ord-2"].fetchers.insert(0, never)
-        events = asyncio.create_task(there.plain(lambda c: list(c.prefetch_image(SHOP))))
+        events = asyncio.create_task(there.all_of(calls.PrefetchImage(image=SHOP)))
 
         async def has_begun() -> bool:
             worker = there.agents["ord-2"].worker
@@ -275,6 +272,6 @@ async def test_a_worker_that_ends_in_the_middle_has_its_say(tmp_path: Path) -> N
 
         await eventually(has_begun, "the worker fetches")
         await there.agents["ord-2"].close()
-        by_worker = {event.data["worker"]: event for event in last(await events)}
-    assert by_worker["ord-1"].name == "done"
-    assert by_worker["ord-2"].name == "error"
+        by_worker = {told["worker"]: (how, told) for how, told in last(await events)}
+    assert by_worker["ord-1"][0] == "done"
+    assert by_worker["ord-2"][0] == "error"

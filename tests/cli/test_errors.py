@@ -19,7 +19,7 @@ from hawker.cli import output
 from hawker.cli.main import exit_status, run
 from hawker.cli.option_names import as_typed
 from hawker.cli.orders import run as order_command
-from hawker.client.api import ApiError
+from hawker.client.client import ApiError
 from hawker.errors import HawkerError, NotFound, PreconditionFailed, Unreachable
 
 ORDER = ("machine", "run", "--app", "a")

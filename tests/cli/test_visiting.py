@@ -8,7 +8,8 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from tests.cli.programs import ENDS_S, PROGRAM, Ended, environment, hawker, on_terminal
@@ -19,6 +20,7 @@ from tests.kit.waiting import wait_until
 from hawker.cli.services import url_of
 from hawker.cli.visiting import phases
 from hawker.errors import HawkerError
+from hawker.model.api import App, Machine
 
 APP = "visited"
 WEB = {"config": {"services": [{"internal_port": 8080, "ports": [{"port": 80, "handlers": ["http"]}]}]}, "id": "m1"}
@@ -45,7 +47,8 @@ RAW = {"config": {"services": [{"internal_port": 5432, "ports": [{"port": 5432}]
 def test_an_app_is_opened_where_a_proxy_takes_users_to_a_service_of_the_web(
     urls: dict[str, str], machines: list[dict[str, Any]], expected: str
 ) -> None:
-    found = url_of({"name": "web", "urls": urls}, machines)
+    app = cast(App, SimpleNamespace(name="web", urls=urls))
+    found = url_of(app, [cast(Machine, SimpleNamespace(**{"id": "m", **machine})) for machine in machines])
     assert (found.message if isinstance(found, HawkerError) else found) == expected
 
 

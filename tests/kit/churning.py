@@ -31,10 +31,11 @@ from tests.kit.markets import SLEEPER, Client, Market
 from tests.kit.oci import busybox_layer, file, image, layer, write_docker_archive
 from tests.kit.waiting import eventually
 
-from hawker.client.api import ApiError
-from hawker.client.api import Client as PlainClient
+from hawker.client.client import ApiError
+from hawker.client.client import Client as PlainClient
 from hawker.client.wire import PeerUnreachable
 from hawker.errors import HawkerError
+from hawker.model import image_api as calls
 
 APP, IMAGE = "churn", "churn.invalid/busybox:1"
 PATIENCE_S = 60.0
@@ -215,7 +216,9 @@ class Churn:
             name = f"churn.invalid/other:{number}"
             with contextlib.suppress(HawkerError, ApiError):
                 await self._import(name, number, patience_s=0)
-                await asyncio.to_thread(self._plain, lambda client, name=name: client.remove_image(name))
+                await asyncio.to_thread(
+                    self._plain, lambda client, name=name: client.send(calls.RemoveImage(image=name))
+                )
                 self.report.done["image"] += 1
             number += 1
 
@@ -228,10 +231,11 @@ class Churn:
 
         def send(client: PlainClient) -> None:
             data = path.read_bytes()
-            begun = client.begin_upload(len(data), worker=self._name)
-            client.upload(begun["upload"], begun["worker"], 0, data)
-            told = list(client.import_image(begun["upload"], begun["worker"], name))
-            if told[-1].name != "done":
+            begun = client.send(calls.BeginUpload(size=len(data), worker=self._name))
+            upload, at = begun.upload, begun.worker
+            client.send(calls.Upload(upload=upload, worker=at, offset=0, data=data))
+            told = list(client.stream(calls.ImportImage(upload=upload, worker=at, image=name)))
+            if told[-1].event != "done":
                 raise HawkerError(str(told[-1].data))
 
         await asyncio.to_thread(self._plain, send)
@@ -247,8 +251,8 @@ class Churn:
         def remove(client: PlainClient) -> bool:
             nonlocal why
             try:
-                for each in client.images():
-                    client.remove_image(each["digest"])
+                for each in client.send(calls.ListImages()):
+                    client.send(calls.RemoveImage(image=each.digest))
             except ApiError as error:
                 why = str(error)
                 return False

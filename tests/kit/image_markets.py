@@ -11,11 +11,10 @@ machine has started when its image is ready. No registry is asked but those whos
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import asdict
 from tests.kit.images import settings as image_settings
@@ -26,10 +25,11 @@ from tests.kit.waiting import eventually
 from hawker.agent.agent import Agent
 from hawker.agent.outfit import Outfit
 from hawker.agent.settings import AgentSettings, BrokerRole, CatalogSettings, TokenSettings, WorkerRole
-from hawker.client.api import Client as PlainClient
+from hawker.client.client import AsyncClient
 from hawker.host import Host, live
 from hawker.images.service import Images
 from hawker.model.guest import Resources
+from hawker.model.op import Request, StreamRequest
 from hawker.sim.hosts.driver import FakeDriver
 from hawker.sim.hosts.world import Program, World
 from hawker.worker.images.peers import Peers
@@ -48,6 +48,9 @@ class ImageDriver(FakeDriver):
 
     async def prepare(self, image: str) -> None:
         await self._images.ensure(image)
+
+
+R = TypeVar("R")
 
 
 class ImageMarket:
@@ -73,14 +76,15 @@ class ImageMarket:
         finally:
             await client.close()
 
-    async def plain(self, call: Callable[[PlainClient], Any], token: str = USER) -> Any:
-        """A call of the blocking client, in a thread."""
+    async def send(self, request: Request[R], token: str = USER) -> R:
+        """What a program gets from a call."""
+        async with AsyncClient(self.endpoint, token) as client:
+            return await client.send(request)
 
-        def run() -> Any:
-            with PlainClient(self.endpoint, token) as client:
-                return call(client)
-
-        return await asyncio.to_thread(run)
+    async def all_of(self, request: StreamRequest[R], token: str = USER) -> list[R]:
+        """A stream, to its end."""
+        async with AsyncClient(self.endpoint, token) as client, client.stream(request) as parts:
+            return [part async for part in parts]
 
 
 @asynccontextmanager

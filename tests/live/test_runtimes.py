@@ -21,8 +21,8 @@ from tests.kit.registry import DockerRegistry, put, registry
 from tests.kit.vms import missing
 from tests.kit.waiting import eventually
 
-from hawker.client.api import Client
-from hawker.model.inside_api import KIND_END, KIND_STDOUT, frames
+from hawker.client.client import Client
+from hawker.model.inside_api import KIND_END, KIND_STDOUT, Connect, ReadSession, WriteSession, frames
 
 __all__ = ["registry"]  # a fixture
 
@@ -133,15 +133,15 @@ def forwarded(market: Market, app: str, machine: str, port: int) -> str:
     """The same page by a connection through the API."""
     held, answer = bytearray(), b""
     with Client(market.endpoint, market.token) as client:
-        session = client.connect(app, machine, port)
-        client.write_session(app, machine, session, b"GET /page HTTP/1.0\r\n\r\n")
-        with client.read_session(app, machine, session) as pieces:
+        session = client.send(Connect(app, machine, port=port)).id
+        client.send(WriteSession(app, machine, session, b"GET /page HTTP/1.0\r\n\r\n"))
+        with client.stream(ReadSession(app, machine, session)) as pieces:
             for piece in pieces:
                 held += piece
                 for kind, data in frames(held):
                     answer += data
                     if kind == KIND_STDOUT and not data:  # it has sent all
-                        client.write_session(app, machine, session, b"", end=True)
+                        client.send(WriteSession(app, machine, session, b"", end=True))
                     elif kind == KIND_END:
                         assert data == b'{"exit_code":0,"exit_signal":0}'
                         head, _, body = answer.removesuffix(data).partition(b"\r\n\r\n")

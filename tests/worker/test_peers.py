@@ -24,7 +24,7 @@ from hawker.host import Host
 from hawker.http.app import AGENT, Handler, Serving, Tokens
 from hawker.http.call import Call
 from hawker.http.server import serve
-from hawker.model.image_api import Named
+from hawker.model.image_api import Named, PrefetchImage
 from hawker.telemetry import Metrics
 from hawker.worker.images.peers import LOOK_S, Peers
 
@@ -242,7 +242,7 @@ async def test_bytes_that_are_wrong_at_one_worker_come_from_another(tmp_path: Pa
         damaged = there.images["ord-1"].directory / "blobs" / "sha256" / found.layers[0].digest.removeprefix("sha256:")
         damaged.write_bytes(bytes(damaged.stat().st_size))
         there.peers("ord-3")._bytes_per_s |= {"ord-1": 2e9, "ord-2": 1e9}
-        events = await there.plain(lambda c: list(c.prefetch_image(SHOP, worker="ord-3")))
-        assert events[-1].name == "done", events
+        events = await there.all_of(PrefetchImage(image=SHOP, worker="ord-3"))
+        assert events[-1].event == "done", events
         tree = there.images["ord-3"].layers(found)[0]
         assert (tree / "room").read_bytes() == b"r" * 50_000

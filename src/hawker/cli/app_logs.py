@@ -12,14 +12,17 @@ import sys
 import threading
 from itertools import count
 from time import monotonic
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from hawker.cli import output
+from hawker.cli import calls, output
 from hawker.cli.params import app_option, region_option
-from hawker.cli.session import Object, Session, about_app, app_of, market_command
+from hawker.cli.session import Session, about_app, app_of, market_command
 from hawker.errors import HawkerError, NotFound
+
+if TYPE_CHECKING:
+    from hawker.model.api import Machine
 
 LOOK_S = 1.0
 """How often it is looked for machines that are new."""
@@ -38,7 +41,7 @@ class Line(NamedTuple):
 
     at: str
     number: int
-    machine: Object
+    machine: Machine
     stream: str
     text: str
 
@@ -63,7 +66,7 @@ def logs(session: Session, app: str, region: str | None, follow: bool, tail: int
     each line is an object.
     """
     with about_app():
-        found, silent = session.machines(app, region=region)
+        found, silent = session.machines(app, region=region or "")
     if silent:
         output.note(f"these workers did not answer, their machines are not followed: {', '.join(silent)}")
     if not found and not follow:
@@ -92,12 +95,12 @@ class _Merging:
         self._numbers = count()
         self._colours: dict[str, str] = {}
 
-    def add(self, machine: Object, tail: int) -> None:
-        if machine["id"] in self._readers:
+    def add(self, machine: Machine, tail: int) -> None:
+        if machine.id in self._readers:
             return
         reader = _Reader(self._session, machine, tail, self._lines, self._numbers, follow=self._follow)
-        self._readers[machine["id"]] = reader
-        self._colours[machine["id"]] = COLOURS[len(self._colours) % len(COLOURS)]
+        self._readers[machine.id] = reader
+        self._colours[machine.id] = COLOURS[len(self._colours) % len(COLOURS)]
         reader.start()
 
     def history(self, tail: int) -> None:
@@ -125,7 +128,7 @@ class _Merging:
             if monotonic() < look_at:
                 continue
             try:
-                for machine in self._session.machines(app, region=region)[0]:
+                for machine in self._session.machines(app, region=region or "")[0]:
                     self.add(machine, NEW_TAIL)
             except HawkerError as error:
                 if getattr(error, "status_code", 500) < 500:  # else the broker is away for a while
@@ -156,16 +159,16 @@ class _Merging:
     def _troubles(self) -> None:
         for reader in self._readers.values():
             if reader.trouble is not None:
-                output.note(f"machine {reader.machine['id']}: {reader.trouble.message}")
+                output.note(f"machine {reader.machine.id}: {reader.trouble.message}")
                 reader.trouble = None
 
     def _print(self, line: Line) -> None:
         machine = line.machine
         if self._session.json:
-            told = {"timestamp": line.at, "region": machine["region"], "machine": machine["id"], "stream": line.stream}
+            told = {"timestamp": line.at, "region": machine.region, "machine": machine.id, "stream": line.stream}
             output.line({**told, "message": line.text})
             return
-        who = click.style(f"{machine['region']} {machine['id']}", fg=self._colours[machine["id"]])
+        who = click.style(f"{machine.region} {machine.id}", fg=self._colours[machine.id])
         sign = click.style("!", fg="red", bold=True) if line.stream == "stderr" else " "
         output.logged(f"{click.style(line.at, dim=True)} {who} {sign} ", line.text)
 
@@ -176,14 +179,14 @@ class _Reader(threading.Thread):
     def __init__(
         self,
         session: Session,
-        machine: Object,
+        machine: Machine,
         tail: int,
         lines: queue.SimpleQueue[Line | _Reader],
         numbers: count[int],
         *,
         follow: bool,
     ) -> None:
-        super().__init__(name=f"log of {machine['id']}", daemon=True)
+        super().__init__(name=f"log of {machine.id}", daemon=True)
         self.machine = machine
         self.trouble: HawkerError | None = None
         self._session = session
@@ -216,17 +219,15 @@ class _Reader(threading.Thread):
         self._stopped.set()
 
     def _read(self) -> None:
-        import msgspec
-
         skipped = 0
         last, at_last = self._last, self._at_last
+        wanted = calls.FollowLogs(app_of(self.machine), self.machine.id, tail=self._tail, follow=self._follow)
         with (
             self._session.another_client() as client,
-            client.logs(app_of(self.machine), self.machine["id"], tail=self._tail, follow=self._follow) as lines,
+            client.stream(wanted) as lines,
         ):
-            for raw in lines:
-                line: Object = msgspec.json.decode(raw)
-                at = line["timestamp"]
+            for line in lines:
+                at = line.timestamp
                 if at < last:
                     continue
                 if at == last and skipped < at_last:
@@ -234,6 +235,6 @@ class _Reader(threading.Thread):
                     continue
                 self._at_last = self._at_last + 1 if at == self._last else 1
                 self._last = at
-                self._lines.put(Line(at, next(self._numbers), self.machine, line["stream"], line["message"]))
+                self._lines.put(Line(at, next(self._numbers), self.machine, line.stream, line.message))
                 if self._stopped.is_set():
                     return

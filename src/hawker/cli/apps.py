@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from hawker.cli import output
+from hawker.cli import calls, output
 from hawker.cli.groups import Ordered
 from hawker.cli.params import app_argument, quiet_option
 from hawker.cli.services import url_of
-from hawker.cli.session import Object, Session, about_app, confirmed, market_command
+from hawker.cli.session import Session, about_app, as_object, confirmed, market_command
 from hawker.errors import Conflict, NotFound
+
+if TYPE_CHECKING:
+    from hawker.model.api import App
 
 
 @click.group(cls=Ordered)
@@ -23,11 +28,11 @@ def apps() -> None:
 @market_command
 def create(session: Session, name: str, org: str) -> None:
     """Create an app: a name to order machines for."""
-    app = session.client.create_app(name, org)
+    app = session.client.send(calls.CreateApp(app_name=name, org_slug=org))
     if session.json:
         output.data(app)
     else:
-        output.say(f"app {app['name']} is created")
+        output.say(f"app {app.name} is created")
 
 
 @apps.command("list")
@@ -36,15 +41,15 @@ def create(session: Session, name: str, org: str) -> None:
 @market_command
 def list_(session: Session, org: str | None, quiet: bool) -> None:
     """List apps."""
-    found = session.client.apps(org)
+    found = session.client.send(calls.ListApps(org_slug=org or "")).apps
     if session.json:
         output.data(found)
     elif quiet:
-        output.ids(app["name"] for app in found)
+        output.ids(app.name for app in found)
     elif not found:
         output.note("no apps yet; hawker apps create NAME makes one")
     else:
-        rows = [(a["name"], a["organization"]["slug"], a["status"], a["machine_count"], _likely_url(a)) for a in found]
+        rows = [(a.name, a.organization.slug, a.status, a.machine_count, _likely_url(a)) for a in found]
         columns = ("name", "organisation", "status", "machines", "url")
         shown = len(columns) if any(row[-1] for row in rows) else len(columns) - 1
         output.table(columns[:shown], [row[:shown] for row in rows])
@@ -52,10 +57,10 @@ def list_(session: Session, org: str | None, quiet: bool) -> None:
         output.note(f"these workers did not answer, their machines are not counted: {', '.join(silent)}")
 
 
-def _likely_url(app: Object) -> str:
+def _likely_url(app: App) -> str:
     """Where an app is served if it has a service of the web: which it has, only its machines know."""
-    urls: dict[str, str] = app.get("urls") or {}
-    return next((urls[port] for port in ("443", "80", *urls) if port in urls), "") if app["machine_count"] else ""
+    urls = app.urls
+    return next((urls[port] for port in ("443", "80", *urls) if port in urls), "") if app.machine_count else ""
 
 
 @apps.command()
@@ -70,21 +75,21 @@ def show(session: Session, app: str) -> None:
     if is_machine_id(app):  # the API would show the machine
         raise NotFound(f"no app is called {app}: that is a machine's id", hint=f"hawker machine status {app}")
     with about_app():
-        found = session.client.app(app)
+        found = session.client.send(calls.ShowApp(app))
         machines, silent = session.machines(app)
     url = url_of(found, machines)
     if session.json:
-        output.data({**found, "url": url if isinstance(url, str) else ""})
+        output.data({**as_object(found), "url": url if isinstance(url, str) else ""})
         return
-    states = Counter((m["region"], m["state"]) for m in machines)
+    states = Counter((m.region, m.state) for m in machines)
     at = ", ".join(f"{count} {state} in {region}" for (region, state), count in sorted(states.items()))
     output.fields(
         [
-            ("app", found["name"]),
-            ("organisation", found["organization"]["slug"]),
-            ("network", found["network"]),
-            ("status", found["status"]),
-            ("created", rfc3339(found["created_at"])),
+            ("app", found.name),
+            ("organisation", found.organization.slug),
+            ("network", found.network),
+            ("status", found.status),
+            ("created", rfc3339(found.created_at)),
             ("machines", at or "none"),
             ("url", url if isinstance(url, str) else f"none: {url.message}"),
         ]
@@ -106,10 +111,12 @@ def destroy(session: Session, app: str, force: bool, yes: bool) -> None:
         raise NotFound(f"no app is called {app}: that is a machine's id", hint=f"hawker machine destroy {app}")
     confirmed(f"Destroy app {app}" + (" and all its machines?" if force else "?"), yes=yes or force)
     with output.working(f"destroying app {app}"), about_app():
-        if not force and (count := session.client.app(app)["machine_count"]):  # which the API would destroy, too
+        if not force and (
+            count := session.client.send(calls.ShowApp(app)).machine_count
+        ):  # which the API would destroy, too
             hint = f"hawker apps destroy {app} --force destroys them too"
             raise Conflict(f"app {app} still has machines: {count}", hint=hint)
-        session.client.delete_app(app, force=force)
+        session.client.send(calls.DeleteApp(app, force=force))
     if session.json:
         output.data({"ok": True})
     else:

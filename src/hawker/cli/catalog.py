@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hawker.cli import output
+from hawker.cli import calls, output
 from hawker.cli.params import worker_option
 from hawker.cli.session import Object, Session, market_command
 from hawker.errors import Unreachable
 
 if TYPE_CHECKING:
-    from hawker.client.events import Event
+    from hawker.model.api import Member, RowsFound, SubscriptionEvent
 
 _SIGNS = {"insert": "+", "update": "~", "delete": "-"}
 _RESUME = ("too_slow", "unreachable")  # what a stream ends with that goes on elsewhere, or here a little later
@@ -37,15 +37,15 @@ def sql(session: Session, query: str, worker: str | None, on_workers: bool) -> N
     if worker or on_workers:
         _ask_workers(session, query, worker)
         return
-    answer = session.client.sql(query)
+    answer = session.client.send(calls.RunSql(query=query))
     _show(session, answer)
 
 
 def _ask_workers(session: Session, query: str, worker: str | None) -> None:
     with output.working("asking the workers"):
-        answer = session.client.sql(query, worker=worker, on="workers")
-        silent = answer["unreachable"]
-        asked = [worker] if worker or not silent else [w["name"] for w in session.client.workers()]
+        answer = session.client.send(calls.RunSql(query=query, worker=worker, on="workers"))
+        silent = answer.unreachable or []
+        asked = [worker] if worker or not silent else [w["name"] for w in session.client.send(calls.ListWorkers())]
     if silent and len(silent) == len(asked):
         raise Unreachable(
             "no worker answered" if worker is None else f"worker {worker} did not answer", hint="hawker workers"
@@ -55,11 +55,11 @@ def _ask_workers(session: Session, query: str, worker: str | None) -> None:
         output.note(f"these workers did not answer: {', '.join(silent)}")
 
 
-def _show(session: Session, answer: Object) -> None:
+def _show(session: Session, answer: RowsFound) -> None:
     if session.json:
         output.data(answer)
     else:
-        output.table(answer["columns"], answer["rows"])
+        output.table(answer.columns, answer.rows)
 
 
 @click.command()
@@ -70,7 +70,7 @@ def members(session: Session) -> None:
     heard: how long ago this node last had everything that the member published. behind: for how long it has known that
     something is missing.
     """
-    found = session.client.members()
+    found = session.client.send(calls.ListMembers())
     if session.json:
         output.data(found)
         return
@@ -78,14 +78,15 @@ def members(session: Session) -> None:
     output.table(columns, [_member(member) for member in found])
 
 
-def _member(member: Object) -> tuple[object, ...]:
-    confirmed = [log["confirmed_s"] for log in member["logs"]]
-    heard_s = None if not confirmed or None in confirmed else max(confirmed)
-    behind_s = max((log["behind_s"] for log in member["logs"]), default=0.0)
-    status = f"{member['status']}, here" if member["here"] else member["status"]
-    roles = ", ".join(member["roles"])
-    heard = None if member["here"] or heard_s is None else _ago(heard_s)
-    return (member["name"], member["region"], roles, status, heard, _ago(behind_s) if behind_s else None)
+def _member(member: Member) -> tuple[object, ...]:
+    confirmed = [log.confirmed_s for log in member.logs]
+    known = [seconds for seconds in confirmed if seconds is not None]
+    heard_s = max(known) if known and len(known) == len(confirmed) else None
+    behind_s = max((log.behind_s for log in member.logs), default=0.0)
+    status = f"{member.status}, here" if member.here else member.status
+    roles = ", ".join(member.roles)
+    heard = None if member.here or heard_s is None else _ago(heard_s)
+    return (member.name, member.region, roles, status, heard, _ago(behind_s) if behind_s else None)
 
 
 def _ago(seconds: float) -> str:
@@ -102,16 +103,18 @@ def watch(session: Session, query: str, seconds: int | None) -> None:
     + marks a new row, ~ a changed one, - one that is gone. Begin the query with its key: otherwise a change is shown as
     a row that is gone and a new one. With --json each line is an event.
     """
+    import msgspec
+
     shown = _Watch(session)
     until = None if seconds is None else time.monotonic() + seconds
     failures = 0
     while True:
         left = None if until is None else max(0, round(until - time.monotonic()))
         try:
-            with session.client.subscribe(query, since=shown.since or None, seconds=left) as events:
+            with session.client.stream(calls.Subscribe(query=query, since=shown.since, seconds=left)) as events:
                 for event in events:
-                    if event.name == "error":
-                        shown.end(event.data)
+                    if event.event == "error":
+                        shown.end(msgspec.json.decode(event.data))
                     failures = 0
                     shown.take(event)
             return  # the time is up
@@ -133,29 +136,32 @@ class _Watch:
         self._columns: list[str] = []
         self._rows: list[list[Any]] = []
 
-    def take(self, event: Event) -> None:
+    def take(self, event: SubscriptionEvent) -> None:
+        import msgspec
+
+        data = msgspec.json.decode(event.data)
         self.began = True
-        if event.id is not None:
+        if event.id is not msgspec.UNSET:
             self.since = event.id
         if self._session.json:
-            output.line({"event": event.name, "data": event.data, "id": event.id})
+            output.line({"event": event.event, "data": data, "id": event.id or None})
             return
-        match event.name:
+        match event.event:
             case "columns":
-                self._columns, self._rows = event.data, []
+                self._columns, self._rows = data, []
             case "reset":
                 output.note("what changed meanwhile is not kept; everything again:")
             case "row":
-                self._rows.append(event.data["values"])
+                self._rows.append(data["values"])
             case "end":
                 output.table(self._columns, self._rows)
                 self._rows = []
             case "change":
-                output.say(f"{_SIGNS[event.data['kind']]} {'  '.join(map(output.cell, event.data['values']))}")
+                output.say(f"{_SIGNS[data['kind']]} {'  '.join(map(output.cell, data['values']))}")
 
     def end(self, error: Object) -> None:
         """An error that ended the stream. Raises `Unreachable` when it goes on, else `ApiError`."""
-        from hawker.client.api import ApiError
+        from hawker.client.client import ApiError
 
         details = error.get("details")
         hint = str(details.get("hint", "")) if isinstance(details, dict) else ""

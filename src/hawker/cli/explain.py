@@ -10,7 +10,7 @@ from itertools import zip_longest
 
 import click
 
-from hawker.cli import output
+from hawker.cli import calls, output
 from hawker.cli.params import machine_argument
 from hawker.cli.session import Session, app_of, label, market_command
 from hawker.model.market import Attempt, Decision, Offer, Reason, Refusal, Scored, Term
@@ -42,7 +42,7 @@ def explain(session: Session, machine: str, app: str | None) -> None:
     import msgspec
 
     found = session.machine(machine, app)
-    told = session.client.explain(app_of(found), found["id"])
+    told = session.client.send(calls.ExplainMachine(app_of(found), found.id))
     if session.json:
         output.data(told)
         return

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from hawker.cli import output
+from hawker.cli import calls, output
 from hawker.cli.groups import Ordered
 from hawker.cli.params import region_option, worker_argument, worker_option
 from hawker.cli.session import Object, Session, confirmed, market_command
 from hawker.errors import NotFound
+
+if TYPE_CHECKING:
+    from hawker.model.api import Run
 
 RUN_STATUSES = ("active", "parked", "done", "failed", "cancelled")
 _COUNTED = (("cpus_shared", "cpus"), ("cpus_dedicated", "dedicated"), ("machines", "machines"))
@@ -19,11 +24,11 @@ _MEASURED = (("memory_mib", "memory"), ("disk_mib", "disk"))
 @market_command
 def regions(session: Session) -> None:
     """List regions and the room they have."""
-    found = session.client.regions()
+    found = session.client.send(calls.ListRegions())
     if session.json:
         output.data(found)
     else:
-        rows = [(r["code"], r["name"], r["geo_region"] or None, r["capacity"]) for r in found["Regions"]]
+        rows = [(r.code, r.name, r.geo_region or None, r.capacity) for r in found.Regions]
         output.table(("region", "place", "continent", "room for shared-cpu-1x"), rows)
     if silent := session.silent():
         output.note(f"these workers did not answer, their room is not counted: {', '.join(silent)}")
@@ -51,7 +56,7 @@ def list_(session: Session, region: str | None) -> None:
 
 
 def _list(session: Session, region: str | None) -> None:
-    found = [w for w in session.client.workers() if region in (None, w["region"])]
+    found = [w for w in session.client.send(calls.ListWorkers()) if region in (None, w["region"])]
     if session.json:
         output.data(found)
         return
@@ -87,7 +92,7 @@ def _state(worker: Object) -> str:
 @market_command
 def cordon(session: Session, name: str) -> None:
     """Take a worker out of the market: it makes no offers. What runs there goes on."""
-    session.client.cordon_worker(name)
+    session.client.send(calls.CordonWorker(name))
     _show(session, name, "makes no more offers; what runs there goes on")
 
 
@@ -96,7 +101,7 @@ def cordon(session: Session, name: str) -> None:
 @market_command
 def uncordon(session: Session, name: str) -> None:
     """Put a worker back into the market."""
-    session.client.uncordon_worker(name)
+    session.client.send(calls.UncordonWorker(name))
     _show(session, name, "makes offers again")
 
 
@@ -111,7 +116,7 @@ def forget(session: Session, name: str, yes: bool) -> None:
     """
     confirmed(f"Give up worker {name} with all its machines, which may still run there?", yes=yes)
     with output.working(f"seeing that {name} does not answer"):
-        answer = session.client.forget_worker(name)
+        answer = session.client.send(calls.ForgetWorker(name))
     if session.json:
         output.data(answer)
     else:
@@ -120,7 +125,7 @@ def forget(session: Session, name: str, yes: bool) -> None:
 
 def _show(session: Session, name: str, sentence: str) -> None:
     if session.json:
-        output.data(next(w for w in session.client.workers() if w["name"] == name))
+        output.data(next(w for w in session.client.send(calls.ListWorkers()) if w["name"] == name))
     else:
         output.say(f"worker {name} {sentence}")
 
@@ -135,15 +140,16 @@ def runs(session: Session, worker: str | None, machine: str | None, statuses: tu
 
     With --status also runs that have ended.
     """
-    found = [r for r in session.client.runs(status=statuses, machine=machine) if worker in (None, r["worker"])]
+    listed = session.client.send(calls.ListRuns(status=statuses, machine=machine or ""))
+    found = [run for run in listed if worker in (None, run.worker)]
     silent = session.silent()
-    if worker and not found and all(w["name"] != worker for w in session.client.workers()):
+    if worker and not found and all(w["name"] != worker for w in session.client.send(calls.ListWorkers())):
         raise NotFound(f"no worker is called {worker}", hint="hawker workers lists them")
     if session.json:
         output.data(found)
     elif found:
         columns = ("run", "worker", "flow", "machine", "status", "step", "error")
-        output.table(columns, [[r["id"], *(r[name] or None for name in columns[1:])] for r in found])
+        output.table(columns, [[r.id, *(getattr(r, name) or None for name in columns[1:])] for r in found])
     else:
         output.note("no such runs" if statuses or machine or worker else "nothing is under way, and nothing is parked")
     if silent:
@@ -156,7 +162,7 @@ def runs(session: Session, worker: str | None, machine: str | None, statuses: tu
 def retry(session: Session, run: str) -> None:
     """Try the step again at which a run is parked. See: hawker workers runs."""
     with output.working(f"run {run}: trying its step again"):
-        after = session.client.retry_run(run)
+        after = session.client.send(calls.RetryRun(run))
     _show_run(session, after)
 
 
@@ -166,14 +172,14 @@ def retry(session: Session, run: str) -> None:
 def cancel(session: Session, run: str) -> None:
     """Give a run up. Its final step puts right what is half done."""
     with output.working(f"run {run}: ending it"):
-        after = session.client.cancel_run(run)
+        after = session.client.send(calls.CancelRun(run))
     _show_run(session, after)
 
 
-def _show_run(session: Session, run: Object) -> None:
+def _show_run(session: Session, run: Run) -> None:
     if session.json:
         output.data(run)
         return
-    at = f" at step {run['step']}" if run["step"] else ""
-    why = f": {run['error']}" if run["error"] else ""
-    output.say(f"run {run['id']} ({run['flow']} of machine {run['machine']}) is {run['status']}{at}{why}")
+    at = f" at step {run.step}" if run.step else ""
+    why = f": {run.error}" if run.error else ""
+    output.say(f"run {run.id} ({run.flow} of machine {run.machine}) is {run.status}{at}{why}")

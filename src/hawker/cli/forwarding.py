@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hawker.cli import output
+from hawker.cli import calls, output
 from hawker.cli.params import app_option, region_option
-from hawker.cli.session import Object, Session, about_app, app_of, label, market_command
+from hawker.cli.session import Session, about_app, app_of, label, market_command
 from hawker.errors import HawkerError, NotFound, PreconditionFailed, Refused, Unreachable
 
 if TYPE_CHECKING:
-    from hawker.client.api import Client
-    from hawker.client.lines import Pieces
+    from hawker.client.client import Client, Stream
+    from hawker.model.api import Machine
 
 PIECE_BYTES = 128 << 10
 BACKLOG = 128
@@ -56,7 +56,7 @@ def proxy(session: Session, ports: str, app: str | None, machine: str | None, re
 
     local, remote = ports_of(ports)
     chosen = Chosen(session, app, machine, region)
-    if local == remote and chosen.machine["hawker"]["driver"] == "process" and session.client.is_on_this_host():
+    if local == remote and chosen.machine.hawker.driver == "process" and session.client.is_on_this_host():
         raise Refused(  # a connection would come back to us, and be forwarded again, without end
             f"{label(chosen.machine)} is a process, so that its port {remote} is this host's own",
             hint=f"connect to port {remote} itself, or give another one such as 0:{remote}",
@@ -67,9 +67,9 @@ def proxy(session: Session, ports: str, app: str | None, machine: str | None, re
         shown = f"[{at[0]}]:{at[1]}" if ":" in at[0] else f"{at[0]}:{at[1]}"
         found = chosen.machine
         if session.json:
-            output.line({"address": at[0], "port": at[1], "machine": found["id"], "remote": remote})
+            output.line({"address": at[0], "port": at[1], "machine": found.id, "remote": remote})
         else:
-            output.say(f"{shown} leads to port {remote} of {label(found)} in {found['region']}; Ctrl-C ends")
+            output.say(f"{shown} leads to port {remote} of {label(found)} in {found.region}; Ctrl-C ends")
         sys.stdout.flush()
         Forwarding(sock, remote, chosen, session.another_client).go_on()
 
@@ -86,31 +86,31 @@ class Chosen:
         self._lock = threading.Lock()
         if machine:
             self.machine = session.machine(machine, app)
-            if self.machine["state"] != "started":
+            if self.machine.state != "started":
                 raise PreconditionFailed(
-                    f"{label(self.machine)} is {self.machine['state']}",
-                    hint=f"hawker machine start {self.machine['id']}",
+                    f"{label(self.machine)} is {self.machine.state}",
+                    hint=f"hawker machine start {self.machine.id}",
                 )
         elif app:
             self.machine = self._running()
         else:
             raise click.UsageError("give --app, or --machine")
 
-    def another(self, instead_of: Object) -> Object | None:
+    def another(self, instead_of: Machine) -> Machine | None:
         """Another machine, when that one does not run any more; None when there is none to choose."""
         if self._fixed:
             return None
         with self._lock:
-            if self.machine["id"] == instead_of["id"]:
+            if self.machine.id == instead_of.id:
                 self.machine = self._running()
             return self.machine
 
-    def _running(self) -> Object:
+    def _running(self) -> Machine:
         with about_app():
-            found, silent = self._session.machines(self._app, region=self._region)
-        running = [m for m in found if m["state"] == "started"]
+            found, silent = self._session.machines(self._app, region=self._region or "")
+        running = [m for m in found if m.state == "started"]
         if running:
-            return min(running, key=lambda m: (m["cordoned"], m["region"], m["id"]))
+            return min(running, key=lambda m: (m.cordoned, m.region, m.id))
         if silent:
             raise Unreachable(
                 f"no machine of app {self._app} runs on the workers that answered: {', '.join(silent)} did not"
@@ -118,7 +118,7 @@ class Chosen:
         where = f" in {self._region}" if self._region else ""
         if not found:
             raise NotFound(f"app {self._app} has no machines{where}", hint=f"hawker machine run --app {self._app} ...")
-        hint = f"hawker machine start {found[0]['id']}"
+        hint = f"hawker machine start {found[0].id}"
         raise PreconditionFailed(f"no machine of app {self._app}{where} runs", hint=hint)
 
 
@@ -187,7 +187,7 @@ class _Connection(threading.Thread):
         self._trouble: HawkerError | None = None
         self._complete = False
         self._broken = False
-        self._pieces: Pieces | None = None
+        self._pieces: Stream[bytes] | None = None
 
     def run(self) -> None:
         try:
@@ -217,7 +217,7 @@ class _Connection(threading.Thread):
     def _pass(self, client: Client) -> None:
         names = self._connect(client)
         try:
-            with client.read_session(*names) as pieces:
+            with client.stream(calls.ReadSession(*names)) as pieces:
                 self._pieces = pieces
                 if self._broken:
                     return
@@ -235,21 +235,25 @@ class _Connection(threading.Thread):
         finally:
             if not self._complete:
                 with contextlib.suppress(HawkerError):  # it ends by itself when nobody reads
-                    client.close_session(*names)
+                    client.send(calls.CloseSession(*names))
 
     def _connect(self, client: Client) -> tuple[str, str, str]:
-        from hawker.client.api import ApiError
+        from hawker.client.client import ApiError
 
         machine = self._chosen.machine
         try:
-            return app_of(machine), machine["id"], client.connect(app_of(machine), machine["id"], self._port)
+            return self._connected(client, machine)
         except ApiError as error:
             if error.status_code not in GONE or error.word == "not_connected":
                 raise
             other = self._chosen.another(machine)
             if other is None:
                 raise
-            return app_of(other), other["id"], client.connect(app_of(other), other["id"], self._port)
+            return self._connected(client, other)
+
+    def _connected(self, client: Client, machine: Machine) -> tuple[str, str, str]:
+        app = app_of(machine)
+        return app, machine.id, client.send(calls.Connect(app, machine.id, port=self._port)).id
 
     def _pass_on(self, client: Client, names: tuple[str, str, str]) -> None:
         while data := self._sock.recv(PIECE_BYTES):
@@ -258,11 +262,11 @@ class _Connection(threading.Thread):
             self._write(client, names, b"", end=True)
 
     def _write(self, client: Client, names: tuple[str, str, str], data: bytes, *, end: bool = False) -> None:
-        from hawker.client.api import ApiError
+        from hawker.client.client import ApiError
 
         while not self._broken:
             try:
-                client.write_session(*names, data, end=end)
+                client.send(calls.WriteSession(*names, data, end=end))
             except ApiError as error:
                 if error.status_code == SLOW_DOWN:  # the machine does not read, and nothing was taken
                     continue
@@ -271,7 +275,7 @@ class _Connection(threading.Thread):
                 raise
             return
 
-    def _pass_back(self, pieces: Pieces) -> None:
+    def _pass_back(self, pieces: Stream[bytes]) -> None:
         try:
             self._read(pieces)
         except HawkerError as error:
@@ -285,7 +289,7 @@ class _Connection(threading.Thread):
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RD)  # whoever waits there for more
 
-    def _read(self, pieces: Pieces) -> None:
+    def _read(self, pieces: Stream[bytes]) -> None:
         import msgspec
 
         from hawker.model import inside_api

@@ -8,15 +8,19 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import click
 
-from hawker.cli import output
+from hawker.cli import calls, output
 from hawker.cli.groups import Ordered
 from hawker.cli.params import region_option, worker_option
-from hawker.cli.session import Object, Session, confirmed, market_command
+from hawker.cli.session import Session, confirmed, market_command
 from hawker.errors import HawkerError, Invalid, NotFound
+
+if TYPE_CHECKING:
+    from hawker.model.image_api import BuildConfig, ImageEvent, ImageHere, ImageShown
+    from hawker.model.op import StreamRequest
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _SHORT = 19  # of a digest: "sha256:" and twelve digits tell images apart
@@ -37,7 +41,7 @@ def image() -> None:
 @market_command
 def list_(session: Session, worker: str | None, region: str | None) -> None:
     """List images and the workers that have them."""
-    found = session.client.images(worker=worker, region=region)
+    found = session.client.send(calls.ListImages(worker=worker or "", region=region or ""))
     if session.json:
         output.data(found)
     elif not found:
@@ -54,16 +58,16 @@ def list_(session: Session, worker: str | None, region: str | None) -> None:
 @market_command
 def show(session: Session, reference: str, worker: str | None, region: str | None) -> None:
     """Show what an image is made of and how its program is started."""
-    found = session.client.image(reference, worker=worker, region=region)
+    found = session.client.send(calls.ShowImage(image=reference, worker=worker or "", region=region or ""))
     if not found:
         raise _nowhere(reference, worker, region)
     if session.json:
         output.data(found)
         return
-    for number, digest in enumerate(dict.fromkeys(entry["digest"] for entry in found)):
+    for number, digest in enumerate(dict.fromkeys(entry.digest for entry in found)):
         if number:
             output.say("")
-        _show(digest, [entry for entry in found if entry["digest"] == digest])
+        _show(digest, [entry for entry in found if entry.digest == digest])
     _told_silent(session)
 
 
@@ -78,7 +82,7 @@ def pull(session: Session, reference: str, worker: str | None, region: str | Non
     On every worker that has the image, so that none goes on with an old meaning of its tag; where none has it, on the
     one that the market would choose. With --worker, there. Machines that run keep what they run.
     """
-    _follow(session, session.client.pull_image(reference, worker=worker, region=region), "has")
+    _follow(session, calls.PullImage(image=reference, worker=worker, region=region), "has")
 
 
 @image.command()
@@ -93,8 +97,7 @@ def prefetch(session: Session, reference: str, worker: str | None, region: str |
     On all of them; --region, --worker and --count narrow that down. It goes on after Ctrl-C. What a worker has already
     is not asked for again: `hawker image pull` does that.
     """
-    events = session.client.prefetch_image(reference, worker=worker, region=region, count=count)
-    _follow(session, events, "has")
+    _follow(session, calls.PrefetchImage(image=reference, worker=worker, region=region, count=count), "has")
 
 
 @image.command()
@@ -111,9 +114,9 @@ def remove(session: Session, reference: str, worker: str | None, region: str | N
     """
     where = f"from {worker}" if worker else f"from region {region}" if region else "from all workers"
     confirmed(f"Remove {reference} {where}?", yes=yes)
-    told = session.client.remove_image(reference, worker=worker, region=region)
-    gone = [entry["worker"] for entry in told if entry["removed"]]
-    kept = [entry for entry in told if entry.get("error")]
+    told = session.client.send(calls.RemoveImage(image=reference, worker=worker or "", region=region or ""))
+    gone = [entry.worker for entry in told if entry.removed]
+    kept = [entry for entry in told if entry.error]
     if not gone and not kept:
         raise _nowhere(reference, worker, region)
     if session.json:
@@ -123,7 +126,7 @@ def remove(session: Session, reference: str, worker: str | None, region: str | N
     _told_silent(session)
     if kept:
         raise HawkerError(
-            "; ".join(f"{entry['worker']} keeps it: {entry['error']}" for entry in kept), hint="hawker machine list"
+            "; ".join(f"{entry.worker} keeps it: {entry.error}" for entry in kept), hint="hawker machine list"
         )
 
 
@@ -141,8 +144,8 @@ def push(session: Session, reference: str, to: str | None, worker: str | None, u
     password = os.environ.get("HAWKER_REGISTRY_PASSWORD") if username else None
     if username and not password:
         raise Invalid("HAWKER_REGISTRY_PASSWORD", password, "set it to the password that goes with --username")
-    events = session.client.push_image(reference, to, worker=worker, username=username, password=password)
-    _follow(session, events, "has pushed", f" to {to}" if to else "")
+    push = calls.PushImage(image=reference, to=to, worker=worker, username=username, password=password)
+    _follow(session, push, "has pushed", f" to {to}" if to else "")
 
 
 @image.command("import")
@@ -160,7 +163,7 @@ def import_(session: Session, archive: Path, reference: str, worker: str | None,
     with archive.open("rb") if str(archive) != "-" else tempfile.TemporaryFile(prefix="hawker-") as file:
         if str(archive) == "-":  # an upload says its size first
             shutil.copyfileobj(sys.stdin.buffer, file)
-        _import(session, file, reference, "archive", worker, region, None)
+        _import(session, file, reference, "archive", worker, region)
 
 
 @image.command("build-from")
@@ -197,18 +200,19 @@ def build_from(
     """
     from hawker.cli.params import pairs
     from hawker.images.tree.pack import pack_directory
+    from hawker.model.image_api import BuildConfig
 
     pairs("env", env)
-    config = {
-        "entrypoint": list(how["entrypoint"]),
-        "cmd": list(how["cmd"]),
-        "env": list(env),
-        "user": how["user"],
-        "working_dir": how["workdir"],
-        "stop_signal": how["stop_signal"],
-        "exposed": [port if "/" in port else f"{port}/tcp" for port in how["expose"]],
-        "labels": pairs("label", labels),
-    }
+    config = BuildConfig(
+        entrypoint=list(how["entrypoint"]),
+        cmd=list(how["cmd"]),
+        env=list(env),
+        user=how["user"],
+        working_dir=how["workdir"],
+        stop_signal=how["stop_signal"],
+        exposed=[port if "/" in port else f"{port}/tcp" for port in how["expose"]],
+        labels=pairs("label", labels),
+    )
     with tempfile.TemporaryDirectory(prefix="hawker-") as place:
         packed = Path(place) / "files"
         with output.working(f"packing {directory}"):
@@ -224,69 +228,75 @@ def _import(
     session: Session,
     file: BinaryIO,
     reference: str,
-    kind: str,
+    kind: Literal["archive", "files"],
     worker: str | None,
     region: str | None,
-    config: Object | None,
+    config: BuildConfig | None = None,
 ) -> None:
-    from hawker.model.image_api import PART_BYTES
+    from hawker.model.image_api import PART_BYTES, BuildConfig
 
     client = session.client
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
-    begun = client.begin_upload(size, worker=worker, region=region)
-    upload, at = begun["upload"], begun["worker"]
+    begun = client.send(calls.BeginUpload(size=size, worker=worker, region=region))
+    upload, at = begun.upload, begun.worker
     try:
         with output.bars() as bar:
             offset = 0
             while piece := file.read(PART_BYTES):
-                offset = client.upload(upload, at, offset, piece)["offset"]
+                part = calls.Upload(upload=upload, worker=at, offset=offset, data=piece)
+                offset = client.send(part).offset
                 bar(f"to {at}", offset, size, "uploading")
     except BaseException:
-        client.drop_upload(upload, at)
+        client.send(calls.DropUpload(upload=upload, worker=at))
         raise
-    events = client.import_image(upload, at, reference, kind=kind, config=config)
-    for made in _follow(session, events, "has"):
+    made_of = config or BuildConfig()
+    importing = calls.ImportImage(upload=upload, worker=at, image=reference, kind=kind, config=made_of)
+    for made in _follow(session, importing, "has"):
         _note_other_meanings(session, made)
 
 
-def _note_other_meanings(session: Session, made: Object) -> None:
+def _note_other_meanings(session: Session, made: ImageHere) -> None:
     """No registry says what a name means here: a worker goes on with the image that it has under it."""
     others = [
-        entry["worker"]
-        for entry in session.client.images()
-        if entry["digest"] != made["digest"] and set(entry["names"]) & set(made["names"])
+        entry.worker
+        for entry in session.client.send(calls.ListImages())
+        if entry.digest != made.digest and set(entry.names) & set(made.names)
     ]
     if others:
-        name = made["names"][0]
+        name = made.names[0]
         output.note(f"{', '.join(others)}: still another image under this name, which machines there would get")
         output.note(f"  try: give each build a tag of its own, or hawker image remove {name} --worker {others[0]}")
 
 
-def _follow(session: Session, events: Any, verb: str, where: str = "") -> list[Object]:
+def _follow(session: Session, call: StreamRequest[ImageEvent], verb: str, where: str = "") -> list[ImageHere]:
     """Show progress until every worker has ended, then tell what came of it: it `verb` the image `where`. Raises when
     one failed."""
-    done: list[Object] = []
-    failed: list[Object] = []
-    with output.bars() as bar, events:
+    from msgspec.json import decode
+
+    from hawker.model.image_api import ImageFailed, ImageHere, ImageProgress
+
+    done: list[ImageHere] = []
+    failed: list[ImageFailed] = []
+    with session.client.stream(call) as events, output.bars() as bar:
         for event in events:
-            match event.name:
+            match event.event:
                 case "progress":
-                    told = event.data
-                    bar(told["worker"], told["done"], told["total"], told["doing"])
+                    told = decode(event.data, type=ImageProgress)
+                    bar(told.worker, told.done, told.total, told.doing)
                 case "done":
-                    done.append(event.data)
+                    done.append(decode(event.data, type=ImageHere))
                 case "error":
-                    failed.append(event.data)
+                    failed.append(decode(event.data, type=ImageFailed))
     if session.json:
         output.data(done)
     else:
         for entry in done:
-            name = entry["names"][0] if entry["names"] else entry["digest"]
-            image = f"{name} ({entry['digest'][:_SHORT]}, {size_text(entry['size'])})"
-            output.say(f"{entry['worker']} {verb} {image}{where}")
+            name = entry.names[0] if entry.names else entry.digest
+            image = f"{name} ({entry.digest[:_SHORT]}, {size_text(entry.size)})"
+            output.say(f"{entry.worker} {verb} {image}{where}")
     if failed:
-        raise HawkerError("; ".join(f"{f['worker']}: {f['error']}" for f in failed), hint=failed[0]["hint"])
+        raise HawkerError("; ".join(f"{f.worker}: {f.error}" for f in failed), hint=failed[0].hint)
     if not done:
         raise HawkerError("no worker took it", hint="hawker workers")
     return done
@@ -295,41 +305,41 @@ def _follow(session: Session, events: Any, verb: str, where: str = "") -> list[O
 # --- shown -----------------------------------------------------------------------------------------------------------
 
 
-def _rows(found: Iterable[Object]) -> Iterable[tuple[object, ...]]:
+def _rows(found: Iterable[ImageHere]) -> Iterable[tuple[object, ...]]:
     """A row for each image under each of its names, with all its workers."""
-    grouped: dict[tuple[str, str], list[Object]] = {}
+    grouped: dict[tuple[str, str], list[ImageHere]] = {}
     for entry in found:
-        for name in entry["names"] or ["<none>"]:
-            grouped.setdefault((name, entry["digest"]), []).append(entry)
+        for name in entry.names or ["<none>"]:
+            grouped.setdefault((name, entry.digest), []).append(entry)
     for (name, digest), entries in sorted(grouped.items()):
-        workers = ", ".join(entry["worker"] for entry in entries)
-        in_use = sum(entry["in_use"] for entry in entries)
-        yield name, digest[:_SHORT], size_text(entries[0]["size"]), in_use or None, workers
+        workers = ", ".join(entry.worker for entry in entries)
+        in_use = sum(entry.in_use for entry in entries)
+        yield name, digest[:_SHORT], size_text(entries[0].size), in_use or None, workers
 
 
-def _show(digest: str, entries: list[Object]) -> None:
-    made = entries[0]["image"]
-    config, platform = made["config"], made["platform"]
-    names = dict.fromkeys(name for entry in entries for name in entry["names"])
+def _show(digest: str, entries: list[ImageShown]) -> None:
+    made = entries[0].image
+    config, platform = made.config, made.platform
+    names = dict.fromkeys(name for entry in entries for name in entry.names)
     output.fields(
         [
             ("digest", digest),
             ("names", ", ".join(names) or "-"),
-            ("platform", "/".join(filter(None, (platform["os"], platform["architecture"], platform["variant"])))),
-            ("size", f"{size_text(entries[0]['size'])} in {len(made['layers'])} layers"),
-            ("workers", ", ".join(entry["worker"] for entry in entries)),
-            ("entrypoint", _words(config["entrypoint"])),
-            ("cmd", _words(config["cmd"])),
-            ("user", config["user"] or "root"),
-            ("directory", config["working_dir"] or "/"),
-            ("ports", ", ".join(config["exposed"]) or "-"),
-            ("stopped by", config["stop_signal"] or "SIGTERM"),
+            ("platform", "/".join(filter(None, (platform.os, platform.architecture, platform.variant)))),
+            ("size", f"{size_text(entries[0].size)} in {len(made.layers)} layers"),
+            ("workers", ", ".join(entry.worker for entry in entries)),
+            ("entrypoint", _words(config.entrypoint)),
+            ("cmd", _words(config.cmd)),
+            ("user", config.user or "root"),
+            ("directory", config.working_dir or "/"),
+            ("ports", ", ".join(config.exposed) or "-"),
+            ("stopped by", config.stop_signal or "SIGTERM"),
         ]
     )
-    for variable in config["env"]:
+    for variable in config.env:
         output.say(f"env         {variable}")
-    for layer in made["layers"]:
-        output.say(f"layer       {layer['digest']}  {size_text(layer['size'])}")
+    for layer in made.layers:
+        output.say(f"layer       {layer.digest}  {size_text(layer.size)}")
 
 
 def _words(words: Iterable[str]) -> str:

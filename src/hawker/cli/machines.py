@@ -6,11 +6,11 @@ print it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
-from hawker.cli import output
+from hawker.cli import calls, output
 from hawker.cli.groups import Ordered
 from hawker.cli.orders import clone, create, port_text, run, update
 from hawker.cli.params import app_option, machine_argument, quiet_option, region_option, timeout_option
@@ -27,6 +27,9 @@ from hawker.cli.session import (
     market_command,
 )
 from hawker.errors import DeadlineExceeded, HawkerError
+
+if TYPE_CHECKING:
+    from hawker.model.api import Machine
 
 WAITED_FOR = ("started", "stopped", "suspended", "destroyed", "failed", "settled")
 STATES = (  # those of `model/machine.py`, not imported for help
@@ -67,34 +70,31 @@ def list_(
 ) -> None:
     """List machines."""
     with output.working("listing machines"):
-        found, silent = session.machines(app, region=region, state=states or None, include_deleted=deleted)
+        found, silent = session.machines(app, region=region or "", state=states, include_deleted=deleted)
     if silent:
         output.note(f"these workers did not answer, their machines are not listed: {', '.join(silent)}")
     if session.json:
         output.data(found)
     elif quiet:
-        output.ids(m["id"] for m in found)
+        output.ids(m.id for m in found)
     elif not found:
         output.note("no such machines" if region or states else "no machines; hawker machine run orders one")
     else:
         columns = ("id", "name", "app", "state", "region", "worker", "size", "checks")
-        rows = [
-            (m["id"], m["name"], app_of(m), m["state"], m["region"], m["hawker"]["worker"], _size(m), _checks(m))
-            for m in found
-        ]
-        shown = len(columns) if any(m["checks"] for m in found) else len(columns) - 1
+        rows = [(m.id, m.name, app_of(m), m.state, m.region, m.hawker.worker, _size(m), _checks(m)) for m in found]
+        shown = len(columns) if any(m.checks for m in found) else len(columns) - 1
         output.table(columns[:shown], [row[:shown] for row in rows])
 
 
-def _size(m: Object) -> str:
-    guest = m["config"]["guest"]
+def _size(m: Machine) -> str:
+    guest = m.config["guest"]
     kind = "dedicated" if guest["cpu_kind"] == "performance" else "shared"
     return f"{guest['cpus']} {kind}, {guest['memory_mb']} MiB"
 
 
-def _checks(m: Object) -> str:
-    checks = m["checks"]
-    passing = sum(check["status"] == "passing" for check in checks)
+def _checks(m: Machine) -> str:
+    checks = m.checks
+    passing = sum(check.status == "passing" for check in checks)
     return f"{passing}/{len(checks)} passing" if checks else ""
 
 
@@ -107,41 +107,38 @@ def status(session: Session, machine: str, app: str | None) -> None:
     if session.json:
         output.data(found)
         return
-    config, placed = found["config"], found["hawker"]
+    config, placed = found.config, found.hawker
     output.fields(
         [
-            ("machine", found["id"]),
-            ("name", found["name"]),
-            ("app", placed["app"]),
-            ("state", found["state"] + (" (cordoned)" if found["cordoned"] else "")),
-            ("region", found["region"]),
-            ("worker", placed["worker"]),
+            ("machine", found.id),
+            ("name", found.name),
+            ("app", placed.app),
+            ("state", found.state + (" (cordoned)" if found.cordoned else "")),
+            ("region", found.region),
+            ("worker", placed.worker),
             ("size", _size(found)),
             ("image", config["image"]),
-            *([("digest", digest)] if (digest := found["image_ref"].get("digest")) else []),
-            ("runtime", placed["driver"]),
+            *([("digest", digest)] if (digest := found.image_ref.get("digest")) else []),
+            ("runtime", placed.driver),
             *[("service", service_text(service)) for service in config.get("services") or []],
-            *[("port", port_text(port)) for port in placed.get("ports", [])],
-            *([("checks", _checks(found))] if found["checks"] else []),
+            *[("port", port_text(port)) for port in placed.ports],
+            *([("checks", _checks(found))] if found.checks else []),
             ("command", _command(config)),
             ("restart", config["restart"]["policy"]),
             *[("metadata", f"{key}={value}") for key, value in (config.get("metadata") or {}).items()],
-            ("version", found["version"]),
-            ("created", found["created_at"]),
-            ("updated", found["updated_at"]),
-            ("because of", placed["cause"]),
+            ("version", found.version),
+            ("created", found.created_at),
+            ("updated", found.updated_at),
+            ("because of", placed.cause),
         ]
     )
-    if found["checks"]:
+    if found.checks:
         output.say("")
-        checks = [(check["name"], check["status"], check["updated_at"], check["output"]) for check in found["checks"]]
+        checks = [(check.name, check.status, check.updated_at, check.output) for check in found.checks]
         output.table(("check", "status", "since", ""), checks)
     output.say("")
     sources = {"flyd": "worker"}  # the API says it in the word that its clients know
-    rows = [
-        (_clock(e["timestamp"]), e["type"], e["status"], sources.get(e["source"], e["source"]), ending(e))
-        for e in found["events"]
-    ]
+    rows = [(_clock(e.timestamp), e.type, e.status, sources.get(e.source, e.source), ending(e)) for e in found.events]
     output.table(("time", "event", "state", "source", ""), rows[:EVENTS_SHOWN])
 
 
@@ -172,8 +169,8 @@ def start(session: Session, machine: str, app: str | None) -> None:
     """Start a machine at rest, or wake a suspended one."""
     found = session.machine(machine, app)
     with output.working(f"{label(found)}: starting"):
-        session.client.start(app_of(found), found["id"], wait=True)
-    session.show(session.client.machine(app_of(found), found["id"]), "is started")
+        session.client.send(calls.StartMachine(app_of(found), found.id, wait=True))
+    session.show(session.shown(found), "is started")
 
 
 @machine.command()
@@ -184,9 +181,9 @@ def start(session: Session, machine: str, app: str | None) -> None:
 def stop(session: Session, machine: str, app: str | None, signal: str | None, grace_s: float | None) -> None:
     """Stop a machine: a signal, a grace time, then kill."""
     found = session.machine(machine, app)
-    session.client.stop(app_of(found), found["id"], signal=signal, grace_s=grace_s)
+    session.client.send(calls.StopMachine(app_of(found), found.id, signal=signal, timeout=grace(grace_s) or None))
     after = session.wait(found, ["stopped", "destroyed", "failed"], LONGEST_STOP_S, "stopping")
-    session.show(after, f"is {after['state']}")
+    session.show(after, f"is {after.state}")
 
 
 @machine.command()
@@ -197,21 +194,27 @@ def stop(session: Session, machine: str, app: str | None, signal: str | None, gr
 def restart(session: Session, machine: str, app: str | None, grace_s: float | None, force: bool) -> None:
     """Stop and start a machine. It keeps its room meanwhile. One that is stopped is started."""
     found = session.machine(machine, app)
-    if found["state"] in ("stopped", "failed", "created"):
-        session.client.start(app_of(found), found["id"])
+    if found.state in ("stopped", "failed", "created"):
+        session.client.send(calls.StartMachine(app_of(found), found.id))
         session.show(_started(session, found, "starting"), "is started")
         return
-    session.client.restart(app_of(found), found["id"], grace_s=grace_s, force=force)
+    again = calls.RestartMachine(app_of(found), found.id, timeout=grace(grace_s), force_stop=force)
+    session.client.send(again)
     session.show(_started(session, found, "restarting"), "is started again")
 
 
-def _started(session: Session, machine: Object, doing: str) -> Object:
+def grace(seconds: float | None) -> str:
+    """A grace time as the API takes it; "" for its own."""
+    from hawker.model.values import format_duration
+
+    return "" if seconds is None else format_duration(seconds)
+
+
+def _started(session: Session, machine: Machine, doing: str) -> Machine:
     after = session.wait(machine, ["started", "stopped", "failed", "destroyed"], LONGEST_STOP_S, doing)
-    if after["state"] == "failed":
+    if after.state == "failed":
         why = failure_of(after)
-        raise HawkerError(
-            f"{label(after)} did not start{why and ': ' + why}", hint=f"hawker machine logs {after['id']}"
-        )
+        raise HawkerError(f"{label(after)} did not start{why and ': ' + why}", hint=f"hawker machine logs {after.id}")
     return after
 
 
@@ -221,9 +224,9 @@ def _started(session: Session, machine: Object, doing: str) -> Object:
 def suspend(session: Session, machine: str, app: str | None) -> None:
     """Freeze a running machine with its memory. `start` wakes it."""
     found = session.machine(machine, app)
-    session.client.suspend(app_of(found), found["id"])
+    session.client.send(calls.SuspendMachine(app_of(found), found.id))
     after = session.wait(found, ["suspended", "stopped", "failed"], SUSPEND_S, "suspending")
-    session.show(after, f"is {after['state']}")
+    session.show(after, f"is {after.state}")
 
 
 machine.add_command(update)
@@ -239,8 +242,8 @@ def wait(session: Session, machine: str, app: str | None, states: tuple[str, ...
     """Wait until a machine is in a state."""
     wanted = states or ("started",)
     after = session.wait(session.machine(machine, app), wanted, timeout_s, f"waiting for {' or '.join(wanted)}")
-    lasted = after["state"] in wanted or "settled" in wanted
-    session.show(after, f"is {after['state']}" if lasted else f"was {' or '.join(wanted)} and is {after['state']} now")
+    lasted = after.state in wanted or "settled" in wanted
+    session.show(after, f"is {after.state}" if lasted else f"was {' or '.join(wanted)} and is {after.state} now")
 
 
 @machine.command()
@@ -249,8 +252,8 @@ def wait(session: Session, machine: str, app: str | None, states: tuple[str, ...
 def cordon(session: Session, machine: str, app: str | None) -> None:
     """Take a machine out of traffic. It keeps running."""
     found = session.machine(machine, app)
-    session.client.cordon(app_of(found), found["id"])
-    session.show(session.client.machine(app_of(found), found["id"]), "is cordoned")
+    session.client.send(calls.CordonMachine(app_of(found), found.id))
+    session.show(session.shown(found), "is cordoned")
 
 
 @machine.command()
@@ -259,8 +262,8 @@ def cordon(session: Session, machine: str, app: str | None) -> None:
 def uncordon(session: Session, machine: str, app: str | None) -> None:
     """Put a machine back into traffic."""
     found = session.machine(machine, app)
-    session.client.uncordon(app_of(found), found["id"])
-    session.show(session.client.machine(app_of(found), found["id"]), "is in traffic")
+    session.client.send(calls.UncordonMachine(app_of(found), found.id))
+    session.show(session.shown(found), "is in traffic")
 
 
 @machine.command()
@@ -271,15 +274,15 @@ def uncordon(session: Session, machine: str, app: str | None) -> None:
 def destroy(session: Session, machine: str, app: str | None, force: bool, yes: bool) -> None:
     """Destroy a machine and everything of it."""
     found = session.machine(machine, app)
-    confirmed(f"Destroy {label(found)} of app {app_of(found)}, {found['state']}?", yes=yes or force)
+    confirmed(f"Destroy {label(found)} of app {app_of(found)}, {found.state}?", yes=yes or force)
     with output.working(f"{label(found)}: destroying"):
         try:
-            session.client.destroy(app_of(found), found["id"], force=force)
+            session.client.send(calls.DestroyMachine(app_of(found), found.id, force=force))
         except HawkerError as error:
             if getattr(error, "status_code", 0) == PRECONDITION_FAILED:  # the API's hint is for callers of the API
-                error.hint = f"hawker machine stop {found['id']} first, or give --force"
+                error.hint = f"hawker machine stop {found.id} first, or give --force"
             raise
-    session.show(session.client.machine(app_of(found), found["id"]), "is destroyed")
+    session.show(session.shown(found), "is destroyed")
 
 
 # --- inside ----------------------------------------------------------------------------------------------------------
@@ -322,7 +325,7 @@ SHELL = ("sh", "-c", "if command -v bash >/dev/null 2>&1; then exec bash; else e
 
 def _exec(
     session: Session,
-    found: Object,
+    found: Machine,
     command: tuple[str, ...],
     *,
     feed: bool,
@@ -330,12 +333,12 @@ def _exec(
     timeout_s: int | None = None,
 ) -> None:
     from hawker.cli.talking import talk
-    from hawker.client.api import ApiError
+    from hawker.client.client import ApiError
     from hawker.model.exec_output import as_text
 
     try:
         ended = talk(
-            session, app_of(found), found["id"], command, tty=tty, feed=feed, keep=session.json, timeout_s=timeout_s
+            session, app_of(found), found.id, command, tty=tty, feed=feed, keep=session.json, timeout_s=timeout_s
         )
     except ApiError as error:
         if error.word == "start_failed":
@@ -362,9 +365,9 @@ def resize(session: Session, machine: str, app: str | None, memory_mb: int | Non
     found = session.machine(machine, app)
     if memory_mb is None and cpus is None:
         raise click.UsageError("give --memory, --cpus or both")
-    wanted = memory_mb or found["config"]["guest"]["memory_mb"]
-    session.client.set_memory(app_of(found), found["id"], wanted, cpus=cpus)
-    after = session.client.machine(app_of(found), found["id"])
+    wanted = memory_mb or found.config["guest"]["memory_mb"]
+    session.client.send(calls.SetMemory(app_of(found), found.id, limit_mb=wanted, cpus=cpus))
+    after = session.shown(found)
     session.show(after, f"has {_size(after)}")
 
 
@@ -376,14 +379,11 @@ def resize(session: Session, machine: str, app: str | None, memory_mb: int | Non
 @market_command
 def logs(session: Session, machine: str, app: str | None, follow: bool, tail: int, timestamps: bool) -> None:
     """Print what a machine's program wrote. With --json an object a line."""
-    import msgspec
-
     found = session.machine(machine, app)
-    with session.client.logs(app_of(found), found["id"], tail=tail, follow=follow) as lines:
-        for raw in lines:
+    with session.client.stream(calls.FollowLogs(app_of(found), found.id, tail=tail, follow=follow)) as lines:
+        for line in lines:
             if session.json:
-                output.passed_on(raw.decode() + "\n")
+                output.line(line)
                 continue
-            line: dict[str, Any] = msgspec.json.decode(raw)
-            lead = f"{line['timestamp']} {line['stream']} " if timestamps else ""
-            output.logged(lead, line["message"])
+            lead = f"{line.timestamp} {line.stream} " if timestamps else ""
+            output.logged(lead, line.message)

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hawker.cli import output
+from hawker.cli import calls, output
 from hawker.cli.attached import attend
 from hawker.cli.params import app_option, machine_argument, pairs, region_option
 from hawker.cli.services import add_services, http_ports, service_options, url_of
-from hawker.cli.session import LONGEST_STOP_S, Object, Session, app_of, failure_of, label, market_command
+from hawker.cli.session import LONGEST_STOP_S, Object, Session, app_of, as_object, failure_of, label, market_command
 from hawker.errors import DeadlineExceeded, HawkerError, Invalid
+
+if TYPE_CHECKING:
+    from hawker.model.api import Machine
+    from hawker.model.services import Port
 
 HOST_IMAGE = "host"
 IMAGE_S = 86400.0
@@ -211,65 +215,66 @@ def _order(session: Session, given: dict[str, Any], *, skip_launch: bool, detach
     if given["auto_destroy"]:
         config["auto_destroy"] = True
         config.setdefault("restart", {"policy": "no"})  # it goes when it has ended, however it did
-    body = {
-        "config": config,
-        "name": given["name"],
-        "region": given["region"],
-        "skip_launch": skip_launch,
-        "replaces": given["replaces"],
-        "image_timeout": given.get("image_timeout"),
-    }
+    order = calls.CreateMachine(
+        given["app"],
+        config=config,
+        name=given["name"],
+        region=given["region"],
+        skip_launch=skip_launch,
+        replaces=given["replaces"],
+        image_timeout=given.get("image_timeout"),
+        key=given["key"] or "",
+    )
     attached = given["auto_destroy"] and not (skip_launch or detach or session.json)
-    body = {k: v for k, v in body.items() if v is not None}
-    _place(session, given["app"], body, key=given["key"], detach=detach, attached=attached)
+    _place(session, order, detach=detach, attached=attached)
 
 
-def _place(
-    session: Session, app: str, body: Object, *, key: str | None = None, detach: bool = False, attached: bool = False
-) -> None:
+def _place(session: Session, order: calls.CreateMachine, *, detach: bool = False, attached: bool = False) -> None:
     """Order, and show what came of it; `attached`: show its program's output instead, and end as the program does."""
-    where = body.get("region") or "any region"
-    launch = not body.get("skip_launch")
+    from msgspec.structs import replace
+
+    where = order.region or "any region"
+    launch = not order.skip_launch
     with output.working(f"ordering a machine in {where}"), _own_words():
         # An image may take longer to come than a call does to be answered.
-        fetches = body["config"].get("image") != HOST_IMAGE
-        machine = session.client.create_machine(app, body, key=key, wait=launch and not fetches and not detach)
+        fetches = order.config.get("image") != HOST_IMAGE
+        machine = session.client.send(replace(order, wait=launch and not fetches and not detach))
     header = session.client.answer_headers.get("server-timing", "")
-    image = machine["config"].get("image", HOST_IMAGE)
+    image = machine.config.get("image", HOST_IMAGE)
     if launch and fetches and not detach:
         ends = ["started", "stopped", "failed", "destroyed"]
         machine = session.wait(machine, ends, IMAGE_S, "getting its image", lambda: _meant(session, image))
     timings = _timings(header)
-    if launch and machine["state"] == "failed" and timings and (why := failure_of(machine)).startswith("image "):
+    if launch and machine.state == "failed" and timings and (why := failure_of(machine)).startswith("image "):
         # Its program never began, so nobody misses it.
-        session.client.destroy(app_of(machine), machine["id"], force=True)
+        session.client.send(calls.DestroyMachine(app_of(machine), machine.id, force=True))
         raise _without_image(session, image, f"nothing was ordered: {why}")
     if session.json:
-        output.data({**machine, "timings_ms": timings})
-    elif attached and machine["state"] != "failed" and timings:
+        output.data({**as_object(machine), "timings_ms": timings})
+    elif attached and machine.state != "failed" and timings:
         attend(session, machine)
     else:
         times = ", ".join(f"{name} {ms:.1f} ms" for name, ms in timings.items())
         output.fields(
             [
-                ("machine", machine["id"]),
-                ("name", machine["name"]),
-                ("region", machine["region"]),
-                ("worker", machine["hawker"]["worker"]),
-                ("state", machine["state"]),
-                *[("port", port_text(port)) for port in machine["hawker"].get("ports", [])],
-                *([("url", url)] if (url := _url(session, app, machine)) else []),
+                ("machine", machine.id),
+                ("name", machine.name),
+                ("region", machine.region),
+                ("worker", machine.hawker.worker),
+                ("state", machine.state),
+                *[("port", port_text(port)) for port in machine.hawker.ports],
+                *([("url", url)] if (url := _url(session, order.app_name, machine)) else []),
                 ("times", times or "none: an order with this key was filled before, and this is its machine"),
             ]
         )
-    if machine["state"] == "destroyed" and not timings:
+    if machine.state == "destroyed" and not timings:
         raise HawkerError(
             f"{label(machine)} was ordered with this key and is destroyed",
             hint="give another --key to order a new one",
         )
-    if launch and machine["state"] == "failed":
+    if launch and machine.state == "failed":
         why = failure_of(machine)
-        hints = [f"hawker machine update {machine['id']} -- COMMAND", f"hawker machine destroy {machine['id']}"]
+        hints = [f"hawker machine update {machine.id} -- COMMAND", f"hawker machine destroy {machine.id}"]
         if image != HOST_IMAGE:
             hints.insert(0, f"hawker image pull {image} tells at once whether workers get it")
         raise HawkerError(f"{label(machine)} did not start{why and ': ' + why}", hint="\n".join(hints))
@@ -280,7 +285,7 @@ def _meant(session: Session, image: str) -> str:
     from hawker.core.similar import similar_images
 
     with suppress(HawkerError):  # it only helps
-        found = similar_images(image, (name for each in session.client.images() for name in each["names"]))
+        found = similar_images(image, (name for each in session.client.send(calls.ListImages()) for name in each.names))
         if found:
             return f"no worker has {image}; there {'are' if len(found) > 1 else 'is'} {', '.join(found)}"
     return ""
@@ -295,12 +300,12 @@ def _without_image(session: Session, image: str, sentence: str) -> HawkerError:
     return kind(f"{sentence}; {meant}" if meant else sentence, hint=hint)
 
 
-def _url(session: Session, app: str, machine: Object) -> str:
+def _url(session: Session, app: str, machine: Machine) -> str:
     """Where users come to it, "" when nowhere."""
     if not http_ports([machine]):
         return ""
     with suppress(HawkerError):  # it is ordered, whatever becomes of this question
-        found = url_of(session.client.app(app), [machine])
+        found = url_of(session.client.send(calls.ShowApp(app)), [machine])
         return found if isinstance(found, str) else ""
     return ""
 
@@ -319,9 +324,9 @@ def _own_words() -> Iterator[None]:
         raise
 
 
-def port_text(port: Object) -> str:
+def port_text(port: Port) -> str:
     """A published port, as people read it."""
-    return f"{port['internal_port']}/{port['protocol']} is port {port['host_port']} of its worker's host"
+    return f"{port.internal_port}/{port.protocol} is port {port.host_port} of its worker's host"
 
 
 def _timings(header: str) -> dict[str, float]:
@@ -361,26 +366,31 @@ def update(
             "nothing to change: give an option, or a command after --; hawker machine restart only restarts it"
         )
     found = session.machine(machine, app)
-    config = configure({} if given["config"] else found["config"], command, given)
+    config = configure({} if given["config"] else found.config, command, given)
     if image:
         config["image"] = image
-    body = {"config": config, "current_version": found["version"], "skip_launch": skip_launch}
-    if image_timeout is not None:
-        body["image_timeout"] = image_timeout
+    change = calls.UpdateMachine(
+        app_of(found),
+        found.id,
+        config=config,
+        current_version=found.version,
+        skip_launch=skip_launch,
+        image_timeout=image_timeout,
+    )
     with _own_words():
-        taken = session.client.update_machine(app_of(found), found["id"], body)
+        taken = session.client.send(change)
     if detach:
-        session.show(taken, f"is being updated to version {taken['version']}")
+        session.show(taken, f"is being updated to version {taken.version}")
         return
     wanted = config.get("image", HOST_IMAGE)
     longest_s = LONGEST_STOP_S + IMAGE_S if wanted != HOST_IMAGE else LONGEST_STOP_S
     ends = ["started", "stopped", "failed"]
     after = session.wait(found, ends, longest_s, "updating", lambda: _meant(session, wanted))
-    if after["version"] != taken["version"]:
+    if after.version != taken.version:
         raise _without_image(session, wanted, f"{label(after)} runs on as it was: {failure_of(after)}")
-    if after["state"] == "failed" and found["state"] != "failed":
+    if after.state == "failed" and found.state != "failed":
         raise HawkerError(f"{label(after)} has its new configuration and did not start: {failure_of(after)}")
-    session.show(after, f"has version {after['version']} and is {after['state']}")
+    session.show(after, f"has version {after.version} and is {after.state}")
 
 
 @click.command()
@@ -405,7 +415,12 @@ def clone(
 ) -> None:
     """Order another machine with a machine's configuration."""
     found = session.machine(machine, app)
-    body = {"config": found["config"], "region": region or found["region"], "skip_launch": skip_launch}
-    body |= {"name": name} if name else {}
-    body |= {"image_timeout": image_timeout} if image_timeout is not None else {}
-    _place(session, to_app or app_of(found), body, detach=detach)
+    order = calls.CreateMachine(
+        to_app or app_of(found),
+        config=found.config,
+        name=name or None,
+        region=region or found.region,
+        skip_launch=skip_launch,
+        image_timeout=image_timeout,
+    )
+    _place(session, order, detach=detach)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import isfinite
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
+from hawker.cli import calls
 from hawker.errors import HawkerError, Invalid
+
+if TYPE_CHECKING:
+    from hawker.client.client import Client
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -90,36 +94,38 @@ def pairs(field: str, given: Sequence[str]) -> dict[str, str]:
 
 
 def _apps(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return _complete(ctx, incomplete, lambda client: [(a["name"], "") for a in client.apps()])
+    return _complete(ctx, incomplete, lambda client: [(a.name, "") for a in client.send(calls.ListApps()).apps])
 
 
 def _regions(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return _complete(ctx, incomplete, lambda client: [(r["code"], r["name"]) for r in client.regions()["Regions"]])
+    return _complete(
+        ctx, incomplete, lambda client: [(r.code, r.name) for r in client.send(calls.ListRegions()).Regions]
+    )
 
 
 def _workers(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return _complete(ctx, incomplete, lambda client: [(w["name"], "") for w in client.workers()])
+    return _complete(ctx, incomplete, lambda client: [(w["name"], "") for w in client.send(calls.ListWorkers())])
 
 
 def _machines(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    def find(client: Any) -> list[tuple[str, str]]:
+    def find(client: Client) -> list[tuple[str, str]]:
         app = ctx.params.get("app")
-        apps = [app] if app else [a["name"] for a in client.apps() if a["machine_count"]]
-        machines = [(name, m) for name in apps for m in client.machines(name)]
-        told = [(m["id"], f"{m['name']} of {name}, {m['state']}") for name, m in machines]
-        return told + [(m["name"], f"{m['id']} of {name}, {m['state']}") for name, m in machines]
+        apps = [app] if app else [a.name for a in client.send(calls.ListApps()).apps if a.machine_count]
+        machines = [(name, m) for name in apps for m in client.send(calls.ListMachines(name))]
+        told = [(m.id, f"{m.name} of {name}, {m.state}") for name, m in machines]
+        return told + [(m.name, f"{m.id} of {name}, {m.state}") for name, m in machines]
 
     return _complete(ctx, incomplete, find)
 
 
 def _complete(
-    ctx: click.Context, incomplete: str, find: Callable[[Any], list[tuple[str, str]]]
+    ctx: click.Context, incomplete: str, find: Callable[[Client], list[tuple[str, str]]]
 ) -> list[CompletionItem]:
     """What a market knows that begins as typed. Without a market that answers at once, nothing: the middle of a line is
     no place for an error."""
     import os
 
-    from hawker.client.api import Client
+    from hawker.client.client import Client
     from hawker.client.settings import find_settings
 
     try:

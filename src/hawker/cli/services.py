@@ -5,13 +5,16 @@ What is right and wrong in them is the market's to say, but for the form of `--p
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from hawker.cli.session import Object
 from hawker.errors import HawkerError, Invalid, NotFound, Refused
+
+if TYPE_CHECKING:
+    from hawker.model.api import App, Machine
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -190,11 +193,11 @@ def service_text(service: Object) -> str:
     return "; ".join(told)
 
 
-def http_ports(machines: list[Object]) -> dict[int, bool]:
+def http_ports(machines: Sequence[Machine]) -> dict[int, bool]:
     """The public ports at which machines speak HTTP, and whether by TLS; the first of ranges."""
     found: dict[int, bool] = {}
     for machine in machines:
-        for service in machine["config"].get("services") or []:
+        for service in machine.config.get("services") or []:
             for port in service.get("ports") or []:
                 handlers = port.get("handlers") or []
                 number = port.get("port") or port.get("start_port")
@@ -203,16 +206,16 @@ def http_ports(machines: list[Object]) -> dict[int, bool]:
     return found
 
 
-def url_of(app: Object, machines: list[Object]) -> str | HawkerError:
+def url_of(app: App, machines: Sequence[Machine]) -> str | HawkerError:
     """Where an app is served, or why that cannot be told."""
-    name, urls = app["name"], app.get("urls") or {}
+    name, urls = app.name, app.urls
     if not machines:
         return NotFound(f"app {name} has no machines", hint=f"hawker machine run --app {name} --port 80:8080 ...")
     speaking = http_ports(machines)
     if not speaking:
         return Refused(
             f"no machine of app {name} has a service that speaks HTTP",
-            hint=f"hawker machine update {machines[0]['id']} --port 80:8080\n"
+            hint=f"hawker machine update {machines[0].id} --port 80:8080\n"
             f"hawker proxy 8080 --app {name} leads to any port without one",
         )
     if not urls:

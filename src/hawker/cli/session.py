@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self
 
 import click
 
-from hawker.cli import output
+from hawker.cli import calls, output
 from hawker.cli.option_names import as_typed
 from hawker.errors import HawkerError, NotFound, Refused, Unreachable
 
 if TYPE_CHECKING:
-    from hawker.client.api import Client
+    from hawker.client.client import Client
+    from hawker.model.api import Event, Machine
 
 P = ParamSpec("P")
 Object = dict[str, Any]
@@ -57,7 +58,7 @@ class Session:
 
     def another_client(self) -> Client:
         """For another thread; whoever asked for it closes it."""
-        from hawker.client.api import Client
+        from hawker.client.client import Client
         from hawker.client.settings import coming_up, find_settings
 
         if not self._endpoint and coming_up(os.environ):
@@ -68,7 +69,7 @@ class Session:
         settings = find_settings(os.environ, self._endpoint, self._token)
         return Client(settings.endpoint, settings.token)
 
-    def machine(self, given: str, app: str | None = None) -> Object:
+    def machine(self, given: str, app: str | None = None) -> Machine:
         """The machine of an id, or of a name that only one has. `app` narrows the search for a name.
 
         Raises `NotFound`; `Refused` when nothing was given or several have the name; `Unreachable` when it may be on a
@@ -79,10 +80,10 @@ class Session:
         if not given.strip():
             raise Refused("no machine was given: the id or name is empty", hint="hawker machine list")
         if is_machine_id(given):
-            return self.client.find_machine(given)
+            return self.client.send(calls.FindMachine(given))
         with output.working(f"looking for {given}"):
             machines, silent = self.machines(app)
-        found = [m for m in machines if m["name"] == given]
+        found = [m for m in machines if m.name == given]
         if not found:
             where = f" in app {app}" if app else ""
             if silent:
@@ -94,16 +95,20 @@ class Session:
             hint = f"ids are in lower case: {given.lower()}" if lower else "hawker machine list"
             raise NotFound(f"no machine has the id or name {given}{where}", hint=hint)
         if len(found) > 1:
-            ids = ", ".join(f"{m['id']} ({app_of(m)})" for m in found)
+            ids = ", ".join(f"{m.id} ({app_of(m)})" for m in found)
             raise Refused(f"{len(found)} machines are called {given}", hint=f"give an id: {ids}")
         return found[0]
 
-    def machines(self, app: str | None = None, **filters: Any) -> tuple[list[Object], list[str]]:
+    def shown(self, machine: Machine) -> Machine:
+        """The machine as it is now."""
+        return self.client.send(calls.ShowMachine(app_of(machine), machine.id))
+
+    def machines(self, app: str | None = None, **filters: Any) -> tuple[list[Machine], list[str]]:
         """Machines of an app or of all, and the workers that did not answer, whose machines are not among them."""
-        found: list[Object] = []
+        found: list[Machine] = []
         silent: set[str] = set()
-        for name in [app] if app else [a["name"] for a in self.client.apps()]:
-            found += self.client.machines(name, **filters)
+        for name in [app] if app else [a.name for a in self.client.send(calls.ListApps()).apps]:
+            found += self.client.send(calls.ListMachines(name, **filters))
             silent.update(self.silent())
         return found, sorted(silent)
 
@@ -113,24 +118,25 @@ class Session:
 
     def wait(
         self,
-        machine: Object,
+        machine: Machine,
         states: Sequence[str],
         timeout_s: float,
         doing: str,
         also: Callable[[], str] = lambda: "",
-    ) -> Object:
+    ) -> Machine:
         """The machine once it is in one of `states`. What its worker tries again meanwhile is said, once for each
         reason, and first what `also` has to say. Raises `ApiError` with `status_code` 408 when the time is up."""
-        from hawker.client.api import ApiError
+        from hawker.client.client import ApiError
 
-        app, machine_id = app_of(machine), machine["id"]
+        app, machine_id = app_of(machine), machine.id
         deadline, said = monotonic() + timeout_s, ""
         with output.working(f"{label(machine)}: {doing}") as interject:
             while True:
                 left_s = deadline - monotonic()
                 try:
-                    self.client.wait(app, machine_id, states, timeout_s=max(1, min(WAIT_S, round(left_s))))
-                    return self.client.machine(app, machine_id)
+                    wait_s = max(1, min(WAIT_S, round(left_s)))
+                    self.client.send(calls.WaitForMachine(app, machine_id, state=list(states), timeout=wait_s))
+                    return self.shown(machine)
                 except ApiError as error:
                     if error.status_code != 408 or left_s <= WAIT_S:
                         raise
@@ -141,7 +147,7 @@ class Session:
                         interject(f"{label(machine)}: {why}; its worker tries again")
                         said = why
 
-    def show(self, machine: Object, sentence: str) -> None:
+    def show(self, machine: Machine, sentence: str) -> None:
         """The result of a command that changed a machine."""
         if self.json:
             output.data(machine)
@@ -185,24 +191,31 @@ def about_app() -> Iterator[None]:
         raise
 
 
-def app_of(machine: Object) -> str:
-    app: str = machine["hawker"]["app"]
-    return app
+def as_object(value: Any) -> Object:
+    """A reply as the JSON object that it came as."""
+    import msgspec
+
+    found: Object = msgspec.to_builtins(value)
+    return found
 
 
-def label(machine: Object) -> str:
+def app_of(machine: Machine) -> str:
+    return machine.hawker.app
+
+
+def label(machine: Machine) -> str:
     """How a machine is called in a sentence."""
-    return f"machine {machine['id']} ({machine['name']})"
+    return f"machine {machine.id} ({machine.name})"
 
 
-def failure_of(machine: Object) -> str:
+def failure_of(machine: Machine) -> str:
     """Why a machine failed, from its newest event that says so; "" when none does."""
-    return next((told for event in machine["events"] if (told := ending(event))), "")
+    return next((told for event in machine.events if (told := ending(event))), "")
 
 
-def ending(event: Object) -> str:
+def ending(event: Event) -> str:
     """How the program ended, or why it did not start; "" for an event that is about neither."""
-    ended = (event.get("request") or {}).get("exit_event")
+    ended = (event.request or {}).get("exit_event")
     if not ended:
         return ""
     how = f"signal {ended['signal']}" if ended["signal"] > 0 else f"exit status {ended['exit_code']}"

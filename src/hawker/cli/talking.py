@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hawker.cli import calls
 from hawker.errors import DeadlineExceeded, HawkerError, Unreachable
 from hawker.model import inside_api
 
 if TYPE_CHECKING:
     from hawker.cli.session import Session
-    from hawker.client.lines import Pieces
+    from hawker.client.client import Client, Stream
 
 _PIECE_BYTES = 32 << 10
 _ENDED, _RESIZED = b"e", b"r"
@@ -70,12 +71,15 @@ def talk(
     client = session.client
     columns, rows = _window()
     env = {"TERM": os.environ["TERM"]} if tty and os.environ.get("TERM") else {}
-    running = client.open_session(app, machine, command, tty=tty, columns=columns, rows=rows, env=env)
+    opened = client.send(
+        calls.OpenSession(app, machine, command=list(command), tty=tty, columns=columns, rows=rows, env=env)
+    )
+    running = opened.id
     done = False
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(ended_in_order())
-            pieces = stack.enter_context(client.read_session(app, machine, running))
+            pieces = stack.enter_context(client.stream(calls.ReadSession(app, machine, running)))
             wake_out, wake_in = os.pipe()
             stack.callback(os.close, wake_out)
             stack.callback(os.close, wake_in)
@@ -96,14 +100,11 @@ def talk(
     finally:
         if not done:
             with contextlib.suppress(HawkerError):  # it ends by itself when nobody reads
-                client.close_session(app, machine, running)
+                client.send(calls.CloseSession(app, machine, running))
 
 
 class _Talking:
-    def __init__(self, client: object, names: tuple[str, str, str], wake: int) -> None:
-        from hawker.client.api import Client
-
-        assert isinstance(client, Client)
+    def __init__(self, client: Client, names: tuple[str, str, str], wake: int) -> None:
         self._client = client
         self._names = names
         self._wake = wake
@@ -128,7 +129,7 @@ class _Talking:
                     return
                 if _RESIZED in told:
                     with contextlib.suppress(HawkerError):  # it has just ended
-                        self._client.resize_session(*self._names, *_window())
+                        self._client.send(calls.ResizeSession(*self._names, *_window()))
             if stdin in ready:
                 data = os.read(stdin, _PIECE_BYTES)
                 self._write(data, end=not data)
@@ -136,10 +137,10 @@ class _Talking:
                     poll.unregister(stdin)
 
     def _write(self, data: bytes, *, end: bool) -> None:
-        from hawker.client.api import ApiError
+        from hawker.client.client import ApiError
 
         try:
-            self._client.write_session(*self._names, data, end=end)
+            self._client.send(calls.WriteSession(*self._names, data, end=end))
         except ApiError as error:
             if error.status_code != 404:  # it has just ended: the reader hears of it
                 raise
@@ -148,7 +149,7 @@ class _Talking:
 class _Reader(threading.Thread):
     """Takes the frames as they come. Whatever ends it is told through `wake`."""
 
-    def __init__(self, pieces: Pieces, wake: int, keep: bool) -> None:
+    def __init__(self, pieces: Stream[bytes], wake: int, keep: bool) -> None:
         super().__init__(name="output of the command", daemon=True)
         self._pieces = pieces
         self._wake = wake

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from hawker.cli import output
+from hawker.cli import calls, output
 from hawker.cli.params import app_option
 from hawker.cli.services import url_of
 from hawker.cli.session import Object, Session, about_app, market_command
@@ -27,7 +27,7 @@ def _url(session: Session, app: str, path: str) -> str:
     if not path.startswith("/"):
         raise Invalid("--path", path, "begin it with a slash")
     with about_app():
-        found = url_of(session.client.app(app), session.machines(app)[0])
+        found = url_of(session.client.send(calls.ShowApp(app)), session.machines(app)[0])
     if isinstance(found, HawkerError):
         raise found
     return found.rstrip("/") + path

@@ -46,6 +46,14 @@ class ShowApp(OfApp[api.App], op=Op("Apps_show", "GET", APP, served="broker", al
     """Get an app; with a machine's id in its place that machine, as in the original article."""
 
 
+class FindMachine(
+    Request[api.Machine], op=Op("Article_show", "GET", "/v1/apps/{machine_id}", served="broker"), kw_only=False
+):
+    """Get a machine by its id alone, as in the original article: what `ShowApp` is with an id in the app's place."""
+
+    machine_id: str
+
+
 class DeleteApp(
     OfApp[api.Ok],
     op=Op("Apps_delete", "DELETE", APP, served="broker", success=202, refuses=(409, 412, 500)),

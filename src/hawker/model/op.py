@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, dataclass_transform
 import msgspec
 
 Served = Literal["broker", "worker", "any"]
-R = TypeVar("R")
+R = TypeVar("R", covariant=True)
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"

@@ -1,0 +1,19 @@
+"""The declared calls, for commands: `calls.StopMachine(...)`. They are imported when the first is made, so that no help
+waits for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hawker.model.app_calls import *  # noqa: F403
+    from hawker.model.fleet_calls import *  # noqa: F403
+    from hawker.model.image_api import *  # noqa: F403
+    from hawker.model.inside_api import *  # noqa: F403
+    from hawker.model.machine_calls import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> Any:
+        from hawker.model.calls import BY_NAME
+
+        return BY_NAME[name]
