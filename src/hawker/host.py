@@ -6,6 +6,7 @@ from the running event loop, which the simulator replaces too. Nothing else in H
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Callable
@@ -77,3 +78,9 @@ def live(listening: Listening | None = None) -> Host:
         listening=listening,
         steady_s=lambda: began_s + time.monotonic(),
     )
+
+
+def clock_s() -> float:
+    """The running loop's clock. Durations that are stored or decided by are measured with it: a simulation's is
+    virtual."""
+    return asyncio.get_running_loop().time()

@@ -22,7 +22,7 @@ from hawker.agent.settings import AgentSettings, BrokerRole, CatalogSettings, To
 from hawker.catalog.gossip.node import Node as Member
 from hawker.catalog.gossip.replica import Replica
 from hawker.client.connection import Peer
-from hawker.client.in_time import in_time
+from hawker.client.deadline import within
 from hawker.host import live
 from hawker.http.events import SEND_S, EventStream
 from hawker.model.catalog import LogId, Position
@@ -202,7 +202,7 @@ async def test_an_agent_that_stops_ends_its_streams_at_once_and_says_so(tmp_path
         closing = asyncio.create_task(reader.agent.close())
         last = await anext(events)
         assert (last["event"], json.loads(last["data"])["error"]) == ("error", "this agent stops")
-        async with in_time(2.0):  # less than a server waits for requests that go on
+        async with within(2.0):  # less than a server waits for requests that go on
             await closing
 
 

@@ -11,7 +11,7 @@ from tests.kit.waiting import eventually, until
 from tests.proxy.conftest import Stage
 from tests.proxy.test_tunnels import ASKED, shouting
 
-from hawker.client.in_time import in_time
+from hawker.client.deadline import within
 from hawker.proxy.embedded.plane import PATIENCE_S, EmbeddedPlane
 
 SOON_S = PATIENCE_S / 2
@@ -31,7 +31,7 @@ async def test_a_kept_connection_has_its_next_request_answered_and_is_told_to_be
     await until(lambda: stage.plane.context.retiring)
     answer = await user.ask("POST / | Content-Length: 1", b"x")
     assert (answer.status, answer["connection"]) == (200, "close")
-    async with in_time(SOON_S):
+    async with within(SOON_S):
         await retiring
 
 
@@ -63,7 +63,7 @@ async def test_new_connections_are_served_while_old_requests_have_their_time(sta
     assert not retiring.done()
     go.set()
     assert (await slow.answer()).body == b"hello"
-    async with in_time(SOON_S):
+    async with within(SOON_S):
         await retiring
 
 
@@ -85,7 +85,7 @@ async def test_who_was_let_in_last_is_answered_too(stage: Stage) -> None:
 
     await eventually(refuses, "no more connections are taken")
     assert (await late.ask("GET /")).status == 200
-    async with in_time(SOON_S):
+    async with within(SOON_S):
         await closing
 
 
@@ -99,5 +99,5 @@ async def test_tunnels_have_their_time_before_and_none_after_that(stage: Stage) 
     engine = await engine_of(stage)
     await engine.retire()
     assert len(engine.context.tunnels) == 1
-    async with in_time(SOON_S):
+    async with within(SOON_S):
         await engine.close()

@@ -13,7 +13,7 @@ import msgspec
 from hawker.broker.fleet import Fleet, WorkerAddress
 from hawker.catalog import apps
 from hawker.catalog.view import View
-from hawker.http.app import clock_s
+from hawker.host import clock_s
 from hawker.model.rows import AppRow
 
 HOLDERS_S = 2.0

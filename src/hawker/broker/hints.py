@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 
 from hawker.broker.directory import Directory
 from hawker.core.sketch import short
-from hawker.http.app import clock_s
+from hawker.host import clock_s
 from hawker.model.market import Offer, Parts
 from hawker.model.values import is_host_image
 

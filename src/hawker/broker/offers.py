@@ -9,9 +9,9 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from hawker.broker.fleet import WorkerLink
-from hawker.client.in_time import in_time
+from hawker.client.deadline import within
 from hawker.errors import Unreachable
-from hawker.http.app import clock_s
+from hawker.host import clock_s
 from hawker.model.guest import Resources, smaller
 from hawker.model.market import OFFERS_S, Ask, Failed, Offer, Order, Refusal, Reservation
 
@@ -27,7 +27,7 @@ async def book(links: Sequence[WorkerLink], ask: Ask) -> list[Offer | Refusal]:
     late = [answer for link, answer in asked if link.missed]
     try:
         with suppress(TimeoutError):
-            async with in_time(OFFERS_S):
+            async with within(OFFERS_S):
                 if first := prompt or late:
                     await asyncio.wait(first)
         if prompt and late:

@@ -35,8 +35,7 @@ from hawker.core.auction import (
 )
 from hawker.core.ranking import Policy
 from hawker.errors import Conflict, HawkerError, Unreachable
-from hawker.host import Host
-from hawker.http.app import clock_s
+from hawker.host import Host, clock_s
 from hawker.model.config import Config
 from hawker.model.market import Ask, ConfirmOrder, Failed, Offer, Order, Refusal
 from hawker.model.regions import expand

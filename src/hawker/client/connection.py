@@ -26,7 +26,7 @@ from typing import TypeVar
 
 import msgspec
 
-from hawker.client.in_time import in_time
+from hawker.client.deadline import within
 from hawker.client.stream import Stream, StreamConnection
 from hawker.client.wire import NO_HEADERS, PeerUnreachable, Stale, Wire
 
@@ -349,7 +349,7 @@ class Peer:
     ) -> _C:
         self._check_open(request)
         try:
-            async with in_time(min(deadline - loop.time(), self._connect_timeout_s)):
+            async with within(min(deadline - loop.time(), self._connect_timeout_s)):
                 _, connection = await loop.create_connection(make, self._host, self._port)
         except TimeoutError as error:
             raise PeerUnreachable(self.name, f"did not take a connection in time, for {request}", sent=False) from error

@@ -18,7 +18,7 @@ from typing import cast
 
 import httptools
 
-from hawker.client.in_time import PUT_OFF_MOST, more_s
+from hawker.client.deadline import EXTENSIONS_MOST, extension_s
 from hawker.errors import Unreachable
 
 HEAD_BYTES_MAX = 64 << 10
@@ -69,7 +69,7 @@ class Wire(asyncio.Protocol):
         self._surplus = False  # something follows the reply
         self._deadline: float | None = None
         self._timeout_s = 0.0
-        self._put_off = 0  # how many times the deadline was
+        self._extensions = 0  # how many times the deadline was extended
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -183,7 +183,7 @@ class Wire(asyncio.Protocol):
         self._wire_bytes = self._body_bytes = 0
         self._head_done = self._complete = self._surplus = False
         self._timeout_s = timeout_s
-        self._put_off = 0
+        self._extensions = 0
         if self._transport is None or self._transport.is_closing():
             self._sent = False
             self._break(f"closed the connection before {request} was written", stale=self._replies > 0)
@@ -235,8 +235,10 @@ class Wire(asyncio.Protocol):
             return
         if self._deadline > fired.when():  # a later request has moved it
             self._arm(self._deadline)
-        elif self._put_off < PUT_OFF_MOST and (more := more_s(self._loop.time() - self._deadline, self._timeout_s)):
-            self._put_off += 1
+        elif self._extensions < EXTENSIONS_MOST and (
+            more := extension_s(self._loop.time() - self._deadline, self._timeout_s)
+        ):
+            self._extensions += 1
             self._arm(self._loop.time() + more)
         else:
             part = "only part of its" if self._wire_bytes else "no"

@@ -7,7 +7,6 @@ Every request needs a bearer token but those for health and the OpenAPI document
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import Any
@@ -176,16 +175,6 @@ def path_of(request: Request) -> str:
     """The path asked for. `request.url` is made of the Host header, too, which is whatever its sender likes."""
     path: str = request.scope["path"]
     return path
-
-
-def clock_s() -> float:
-    """The running loop's clock: durations that are stored or decided by are virtual in a simulation."""
-    return asyncio.get_running_loop().time()
-
-
-def timed_ms(since: float) -> float:
-    """Milliseconds since a `clock_s`, to the microsecond."""
-    return round((clock_s() - since) * 1000, 3)
 
 
 def _authorization(request: Request) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Literal
 
-from hawker.client.in_time import in_time
+from hawker.client.deadline import within
 from hawker.proxy.apps.endpoints import Endpoint
 from hawker.proxy.backoff import Backoff
 from hawker.proxy.base import NO_UPSTREAMS, Address, Failure, Upstreams
@@ -106,7 +106,7 @@ class RemoteProxy:
         asking = asyncio.get_running_loop().create_task(answers(address, self._settings.hung_s))
         try:
             with suppress(TimeoutError):
-                async with in_time(self._settings.hung_s * ANSWER_PART):
+                async with within(self._settings.hung_s * ANSWER_PART):
                     await asyncio.shield(asking)
             if asking.done() and asking.result():
                 return
@@ -166,7 +166,7 @@ async def answers(address: Address, within_s: float) -> bool:
 async def said(address: Address, within_s: float) -> Literal["something", "nothing", "no"]:
     """The same; "no": it takes no connection, or none to answer anything."""
     try:
-        async with in_time(within_s):
+        async with within(within_s):
             reader, writer = await asyncio.open_connection(*address)
             try:
                 writer.write(b"GET / HTTP/1.1\r\nhost: backhaul\r\nconnection: close\r\n\r\n")

@@ -14,8 +14,7 @@ from functools import partial
 from hawker.core.life.phases import keeps_program, phase_of
 from hawker.core.life.wishes import MEETS, Way, Wish
 from hawker.errors import Conflict, DeadlineExceeded, NotFound
-from hawker.host import Host
-from hawker.http.app import clock_s
+from hawker.host import Host, clock_s
 from hawker.http.call import Call
 from hawker.http.handlers import Route, on
 from hawker.model import door
