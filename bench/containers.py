@@ -40,9 +40,11 @@ from hawker.model.app_calls import CreateApp
 from hawker.model.image import Image
 from hawker.model.image_api import BeginUpload, ImportImage, Upload
 from hawker.network.manager import Manager
-from hawker.worker.drivers.base import InstanceSpec, Limits, Network
+from hawker.supervisor.calls import ReleaseContainer
+from hawker.worker.drivers.base import Instance, InstanceSpec, Limits, Network
 from hawker.worker.drivers.container.driver import ContainerDriver
 from hawker.worker.drivers.container.runtimes import Host
+from hawker.worker.drivers.supervised import Made
 
 IMAGE = "bench.invalid/first:1"
 LIMITS = Limits(cpu_millis=1000, memory_mib=256)
@@ -245,11 +247,11 @@ class Ours:
         found = await self.images.ensure(spec.image)
         host = await self.host()
         assert host.runtime is not None
-        fields = self.driver._order(spec, found, host, host.runtime)
-        made = await self.driver.supervisor.call_once("make", **fields)
-        await self.driver._attach(spec, made["pid"])
+        request = self.driver._container_of(spec, found, host, host.runtime)
+        made = await self.driver.supervisor.call(request, Made, once=True)
+        await self.driver._attach(spec, made.pid)
         began = monotonic_ns()
-        await self.driver.supervisor.call_once("go", key=spec.key)
+        await self.driver.supervisor.call(ReleaseContainer(key=spec.key), Instance, once=True)
         times["prepared"].append(ms(began, await self._said(spec)))
         await self._end(spec)
 
@@ -316,16 +318,16 @@ class Bare:
     def _start(self, how: str, *, network: bool) -> tuple[str, dict[str, int], int]:
         spec = self._ours.spec(network=network)
         assert self._host.runtime is not None
-        order = self._ours.driver._order(spec, self._image, self._host, self._host.runtime)
+        request = self._ours.driver._container_of(spec, self._image, self._host, self._host.runtime)
         directory = str(self._home / "bare" / spec.machine)
-        config = order["config"].replace("@directory@", directory).replace("@group@", f"/hawker-bench-{os.getpid()}/c")
+        config = request.config.replace("@directory@", directory).replace("@group@", f"/hawker-bench-{os.getpid()}/c")
         ask = Request(
             directory=directory,
             config=config,
-            layers=order["layers"],
-            ids=order["ids"],
-            init=order["init"],
-            files=["text\n"] * len(order["files"]),
+            layers=list(request.layers),
+            ids=request.ids,
+            init=request.init,
+            files=["text\n"] * len(request.files),
             how=how,
             address=spec.network.address.replace("fdaa", "fdbe") if spec.network else "",
         )

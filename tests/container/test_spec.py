@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any, Literal
 
@@ -177,7 +178,7 @@ def test_crun_gets_the_filter_and_runc_the_list() -> None:
 
 
 def test_shared_cpus_weigh_and_dedicated_ones_are_also_a_bound() -> None:
-    shared, dedicated = resources(LIMITS), resources(msgspec.structs.replace(LIMITS, dedicated=True))
+    shared, dedicated = resources(LIMITS), resources(dataclasses.replace(LIMITS, dedicated=True))
     assert (shared["cpu"]["shares"], shared["cpu"].get("quota", -1)) == (256, -1)
     assert dedicated["cpu"] == {"shares": 256, "period": 100_000, "quota": 25_000}
     assert shared["memory"] == {"limit": 64 << 20, "swap": 64 << 20}

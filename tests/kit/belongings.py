@@ -18,8 +18,8 @@ from tests.kit.filters import filters
 
 from hawker.network import addresses, ruleset
 from hawker.supervisor.files import SHOWN
-from hawker.supervisor.gates import BLANK
 from hawker.supervisor.proc import MARKER, marker
+from hawker.supervisor.standby import BLANK
 
 DRIVERS = ("process", "container", "microvm")
 _NAMES = ("work", "logs", "old-logs", "run", "roots", "trash")

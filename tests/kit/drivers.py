@@ -12,10 +12,12 @@ from itertools import count
 from tests.kit.oci import Entry
 from tests.kit.waiting import eventually
 
+from hawker.supervisor import calls
 from hawker.worker.drivers.base import Exit, InstanceSpec, Limits, LogLine, Terminal
 from hawker.worker.drivers.driver import Driver, OpensTerminals, Resizes, Suspends, needed
 from hawker.worker.drivers.refusals import SupervisorLost
 from hawker.worker.drivers.supervised import SupervisedDriver
+from hawker.worker.drivers.versions import Peer
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
 AddImage = Callable[[str, Mapping[str, object], Sequence[Sequence[Entry]]], str]
@@ -96,8 +98,7 @@ class Opened:
     async def supervisor(self) -> int:
         """The pid of the shim that keeps the instances."""
         assert isinstance(self.driver, SupervisedDriver)
-        pid: int = (await self.driver.supervisor.call_once("hello"))["pid"]
-        return pid
+        return (await self.driver.supervisor.call(calls.Hello(), Peer)).pid
 
     async def replaced(self, old: int) -> bool:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import time
@@ -46,7 +47,7 @@ async def containers(tmp_path: Path) -> AsyncIterator[Opened]:
 
 
 def bounded(one: InstanceSpec, mib: int, operations: int = 0) -> InstanceSpec:
-    return replace(one, limits=replace(one.limits, disk_bytes=mib * MIB, disk_operations=operations))
+    return replace(one, limits=dataclasses.replace(one.limits, disk_bytes=mib * MIB, disk_operations=operations))
 
 
 @pytest.mark.parametrize("script", [DIRECT, LATER, READING], ids=["writing", "written later", "reading"])
@@ -94,7 +95,7 @@ async def test_a_microvm_is_held_back_by_its_hypervisor_once_it_has_used_up_its_
         assert isinstance(machines.driver, MicrovmDriver)
         await warmed(machines.driver, tmp_path / "driver", spec().limits)
         one = machines.shell(DIRECT.format("/f"))
-        await machines.driver.start(replace(one, limits=replace(one.limits, disk_bytes=MIB // 4)))
+        await machines.driver.start(replace(one, limits=dataclasses.replace(one.limits, disk_bytes=MIB // 4)))
         (socket,) = (tmp_path / "driver" / "vms").glob("*/qmp")
         hypervisor = await Qmp.connect(socket)
 

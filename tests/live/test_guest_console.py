@@ -19,7 +19,7 @@ from tests.kit.vms import prepared
 from tests.kit.waiting import eventually
 
 from hawker.init.build import COMPILERS, program
-from hawker.supervisor.words import last_words
+from hawker.supervisor.status_file import last_words
 from hawker.worker.drivers.base import StartFailed
 from hawker.worker.drivers.microvm import kernel, machine, qemu
 from hawker.worker.drivers.microvm.agent import Agent

@@ -8,6 +8,7 @@ holds the two together.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -177,7 +178,7 @@ def test_what_is_written_is_bounded(fort: Fort, path: str, most_mib: int) -> Non
 
 def test_a_flood_of_the_disk_is_held_to_what_the_machine_may_write_at_once_and_later(fort: Fort) -> None:
     spec = fort.spec("flood", "/later", "/now", root_mib=32)
-    spec = replace(spec, limits=replace(spec.limits, disk_bytes=2 << 20, disk_operations=500))
+    spec = replace(spec, limits=dataclasses.replace(spec.limits, disk_bytes=2 << 20, disk_operations=500))
     fort.start(spec)
     fort.says(spec, "floods /later")
     fort.says(spec, "floods /now")

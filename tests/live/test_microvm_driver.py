@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import os
 import signal
@@ -58,7 +59,7 @@ class TestMicrovms(Conformance, Telling, Talking, Imaged, Killed):
         one = driver.spec("sleep", "60")
         await driver.driver.start(one)
         with pytest.raises(NotSupported):
-            await driver.resizing.resize(one.key, replace(one.limits, memory_mib=256))
+            await driver.resizing.resize(one.key, dataclasses.replace(one.limits, memory_mib=256))
 
     async def test_after_a_reboot_nothing_runs_and_what_is_kept_is_there(self, driver: Opened) -> None:
         """A machine of its own has a memory of its own for what is on its way to the disk: what it has not synced is

@@ -23,29 +23,31 @@ from tests.live.conformance.kills import Killed, kernel
 from tests.live.test_container_driver import programs
 
 from hawker.init.place import shared
+from hawker.supervisor import calls
 from hawker.worker.drivers.base import Instance, InstanceSpec, Publish, Refused, StartFailed, UnknownInstance
 from hawker.worker.drivers.process import ProcessDriver
+from hawker.worker.drivers.versions import Peer
 
 
 def without_cgroups(directory: Path) -> ProcessDriver:
     return ProcessDriver(directory / "driver", cgroups=False)
 
 
-class Foreseeing(ProcessDriver):
+class Prespawning(ProcessDriver):
     """Asked as a worker asks it, which says what it will start before it may."""
 
     async def start(self, spec: InstanceSpec) -> Instance:
         if self._finding:
             await self._finding
-        await self.supervisor.call("hello")  # foreseen is only what a supervisor is there for
+        await self.supervisor.call(calls.Hello(), Peer)  # a start is prespawned only where a supervisor is there
         if self.prespawn(spec):
-            await self.supervisor.call("hello")
+            await self.supervisor.call(calls.Hello(), Peer)
             self.release_start(spec)
         return await super().start(spec)
 
 
 def with_cgroups(directory: Path) -> ProcessDriver:
-    return Foreseeing(directory / "driver", programs=shared())
+    return Prespawning(directory / "driver", programs=shared())
 
 
 @pytest.mark.full

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from hawker.supervisor.calls import Confined
 from hawker.worker.drivers.microvm import qemu
 from hawker.worker.drivers.microvm.kernel import Kernel
 from hawker.worker.drivers.microvm.qemu import Memory, Vm
@@ -67,25 +68,24 @@ def test_what_a_guest_reads_and_writes_is_bounded_over_all_its_disks() -> None:
 
 def test_a_machine_may_change_its_disk_and_no_file_that_others_have() -> None:
     bare = replace(VM, user=7, preload="/p/reading")
-    assert qemu.confined(bare) == {
-        "sockets": ["qmp", "agent"],
-        "tap": "",
-        "user": 7,
-        "shown": ["/k/vmlinux", "/k/initrd", "/d/image.erofs"],
-        "own": ["/m/disk"],
-        "devices": [],
-    }
-    assert qemu.confined(replace(bare, accelerator="kvm"))["devices"] == ["/dev/kvm"]
+    assert qemu.confined(bare) == Confined(
+        sockets=["qmp", "agent"],
+        user=7,
+        shown=["/k/vmlinux", "/k/initrd", "/d/image.erofs"],
+        own=["/m/disk"],
+        devices=[],
+    )
+    assert qemu.confined(replace(bare, accelerator="kvm")).devices == ["/dev/kvm"]
     restored = replace(bare, memory=Memory(file="/t/memory"))
-    assert qemu.confined(restored)["shown"][-2:] == ["/t/memory", "/p/reading"]
+    assert qemu.confined(restored).shown[-2:] == ["/t/memory", "/p/reading"]
     assert qemu.environment(restored)["HAWKER_READ_ONLY"] == "/t/memory"
     making = replace(bare, image="", disk="", memory=Memory(file="/t/memory", shared=True))
-    assert qemu.confined(making)["own"] == ["/t/memory"]
+    assert qemu.confined(making).own == ["/t/memory"]
     assert "LD_PRELOAD" not in qemu.environment(making)
 
 
 def test_without_a_user_of_its_own_it_sees_what_its_worker_sees() -> None:
-    assert qemu.confined(VM) == {"sockets": ["qmp", "agent"], "tap": ""}
+    assert qemu.confined(VM) == Confined(sockets=["qmp", "agent"])
 
 
 def test_a_path_may_hold_what_separates_options() -> None:
@@ -107,7 +107,7 @@ def test_a_template_has_disks_of_the_same_size_behind_which_there_is_nothing() -
 )
 def test_its_network_interface_is_made_for_it_and_ends_with_it(tap: str, netdev: list[str]) -> None:
     assert options(replace(VM, tap=tap), "netdev") == netdev
-    assert qemu.confined(replace(VM, tap=tap))["tap"] == tap.strip("-")
+    assert qemu.confined(replace(VM, tap=tap)).tap == tap.strip("-")
     assert line(tap=tap).count("virtio-net-device") == len(netdev)
 
 

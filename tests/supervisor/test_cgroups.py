@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawker.supervisor.cgroups import V2, Limits, find
+from hawker.supervisor.calls import Limits
+from hawker.supervisor.cgroups import V2, find
+from hawker.supervisor.wire import built
 
 LIMITS = Limits(cpu_millis=2000, memory_mib=256, dedicated=True, pids=100)
 FILES = """
@@ -108,8 +110,8 @@ def test_without_disks_no_file_of_them_is_touched(root: Path) -> None:
 
 def test_a_daemon_of_another_version_may_know_other_limits() -> None:
     asked = {"cpu_millis": 2000, "memory_mib": 256, "dedicated": True, "pids": 100}
-    assert Limits.of(asked) == LIMITS
-    assert Limits.of({**asked, "disk_bytes": 1, "from_tomorrow": 2}) == replace(LIMITS, disk_bytes=1)
+    assert built(Limits, asked) == LIMITS
+    assert built(Limits, {**asked, "disk_bytes": 1, "from_tomorrow": 2}) == replace(LIMITS, disk_bytes=1)
 
 
 @given(st.integers(0, 1 << 40))

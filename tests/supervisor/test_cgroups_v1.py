@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hawker.supervisor.cgroups import ROOT, V1, Limits, usable
+from hawker.supervisor.calls import Limits
+from hawker.supervisor.cgroups import ROOT, V1, usable
 
 pytestmark = [
     pytest.mark.root,

@@ -11,8 +11,10 @@ from pathlib import Path
 from tests.kit.waiting import eventually
 
 from hawker.init.place import shared
+from hawker.supervisor import calls
 from hawker.worker.drivers.base import Exit, InstanceSpec, Limits
 from hawker.worker.drivers.process import ProcessDriver
+from hawker.worker.drivers.versions import Peer
 
 LIVES = 10
 MESSAGES = 8
@@ -93,18 +95,18 @@ async def test_a_programs_life_is_eight_messages(tmp_path: Path) -> None:
     programs = shared() or tmp_path / "programs"
     first = ProcessDriver(tmp_path / "process", cgroups=False, programs=programs)
     await first.open(ends.put_nowait)
-    await first.supervisor.call("hello")
+    await first.supervisor.call(calls.Hello(), Peer)
     await first.close()
     async with relayed(tmp_path / "process") as relay:
         driver = ProcessDriver(tmp_path / "process", cgroups=False, programs=programs)
         await driver.open(ends.put_nowait)
-        await driver.supervisor.call("hello")
+        await driver.supervisor.call(calls.Hello(), Peer)
         try:
 
-            async def can_foresee() -> bool:
+            async def can_prespawn() -> bool:
                 return driver.prespawn(spec(0))
 
-            await eventually(can_foresee, "what waits for a program is compiled")
+            await eventually(can_prespawn, "what waits for a program is compiled")
             await live(driver, ends, 0)
             before = relay.messages
             for number in range(1, LIVES + 1):

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from hawker.supervisor.cgroups import ROOT, V1, Limits, usable
+from hawker.supervisor.calls import Inspect, Limits, Resize
+from hawker.supervisor.cgroups import ROOT, V1, usable
 from hawker.supervisor.disks import disks_of, hold_later_writes, is_loop, whole
-from hawker.supervisor.protocol import DISKS, features, understood
+from hawker.supervisor.protocol import DISKS, features, fields_of
 
 DEVICES = [os.makedev(*map(int, (path / "dev").read_text().split(":"))) for path in Path("/sys/block").iterdir()]
-LIMITS = {"cpu_millis": 1000, "memory_mib": 64, "dedicated": False, "pids": 100}
-OF_DISKS = {"disk_bytes": 1 << 20, "disk_operations": 500}
 
 
 def test_files_of_one_disk_have_it_once_and_those_in_memory_have_none(tmp_path: Path) -> None:
@@ -49,7 +48,8 @@ def test_a_group_from_before_there_were_limits_of_disks_goes_on(tmp_path: Path) 
     try:
         groups.attach("m", child.pid)
         assert groups.pids("m") == [child.pid]
-        groups.resize("m", Limits(cpu_millis=1000, memory_mib=128, dedicated=False, pids=100, **OF_DISKS))
+        limits = Limits(cpu_millis=1000, memory_mib=128, pids=100, disk_bytes=1 << 20, disk_operations=500)
+        groups.resize("m", limits)
         child.kill()
         child.wait()
     finally:
@@ -81,8 +81,10 @@ def test_a_machine_may_be_faster_than_what_the_host_lets_wait_for_its_disks(loop
 
 
 def test_a_supervisor_from_before_there_were_limits_of_disks_is_not_asked_for_them() -> None:
-    start = {"key": "a/b", "limits": {**LIMITS, **OF_DISKS}}
-    assert understood(start, []) == {"key": "a/b", "limits": LIMITS}
-    assert understood(start, features([])) == start
+    limits = Limits(cpu_millis=1000, memory_mib=64, pids=100, disk_bytes=1 << 20, disk_operations=500)
+    resize = Resize(key="a/b", limits=limits)
+    known = {"cpu_millis": 1000, "memory_mib": 64, "dedicated": False, "pids": 100}
+    assert fields_of(resize, []) == {"key": "a/b", "limits": known}
+    assert fields_of(resize, features([])) == {"key": "a/b", "limits": limits}
     assert DISKS in features([])
-    assert understood({"key": "a/b"}, []) == {"key": "a/b"}
+    assert fields_of(Inspect(key="a/b"), []) == {"key": "a/b"}

@@ -11,7 +11,8 @@ import pytest
 from tests.kit.waiting import wait_until
 
 from hawker.supervisor import proc
-from hawker.supervisor.cgroups import V2, Limits
+from hawker.supervisor.calls import Limits, Start
+from hawker.supervisor.cgroups import V2
 from hawker.supervisor.common import Common
 from hawker.supervisor.container import CONTAINER, Container
 from hawker.supervisor.files import Files, RecordFile
@@ -91,7 +92,7 @@ def test_a_program_that_cannot_be_recorded_does_not_run(tmp_path: Path) -> None:
     in_the_way.mkdir()
     mark = common.mark("m", KEY)
     with pytest.raises(CannotStart, match="cannot be recorded"):
-        start(key=KEY, machine="m", argv=["sleep", "60"], env={}, limits=LIMITS, common=common)
+        start(Start(key=KEY, machine="m", argv=["sleep", "60"], env={}, limits=LIMITS), common, None)
     wait_until(lambda: not [pid for pid in proc.everyone() if proc.marker(pid) == mark], "the program is gone")
     os.waitpid(-1, os.WNOHANG)
     assert os.listdir(tmp_path / "run") == ["01JD.launch.record"]

@@ -5,27 +5,30 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.kit.waiting import eventually
 
-from hawker.worker.drivers.base import Exit
+from hawker.supervisor import calls
+from hawker.worker.drivers.base import Exit, Instance, Process
 from hawker.worker.drivers.refusals import SupervisorLost
 from hawker.worker.drivers.supervisor import Supervisor
+from hawker.worker.drivers.versions import Peer
 
-LIMITS = {"cpu_millis": 100, "memory_mib": 64, "dedicated": False, "pids": 64}
+LIMITS = calls.Limits(cpu_millis=100, memory_mib=64, pids=64)
 KEY = "run/launch"
 
 
-async def run(supervisor: Supervisor, script: str, **fields: object) -> None:
+async def run(supervisor: Supervisor, script: str, **fields: Any) -> None:
     argv = ["sh", "-c", script]
     env = {"PATH": "/usr/bin:/bin"}
-    await supervisor.call("start", key=KEY, machine="m", argv=argv, env=env, limits=LIMITS, **fields)
+    await supervisor.call(calls.Start(key=KEY, machine="m", argv=argv, env=env, limits=LIMITS, **fields), Instance)
 
 
 async def how(supervisor: Supervisor) -> tuple[object, ...]:
-    ended = await supervisor.call("wait", key=KEY)
-    return ended["code"], ended["signal"], ended["oom_killed"], ended["error"]
+    ended = await supervisor.call(calls.Wait(key=KEY), Exit)
+    return ended.code, ended.signal, ended.oom_killed, ended.error
 
 
 @pytest.mark.parametrize(
@@ -89,8 +92,8 @@ async def test_a_name_that_is_no_text_is_shown_as_far_as_it_is_one(supervisor: S
     await run(supervisor, f"mkdir '{name}' && cd '{name}' && echo there && exec sleep 60")
 
     async def moved() -> bool:
-        [process] = await supervisor.call_once("processes", key=KEY)
-        return bool(process["directory"].endswith("/odd-?"))
+        [process] = await supervisor.call(calls.ListProcesses(key=KEY), list[Process], once=True)
+        return bool(process.directory.endswith("/odd-?"))
 
     await eventually(moved, "it is in the directory")
 
@@ -108,18 +111,18 @@ async def test_one_that_is_killed_before_it_says_is_known_to_be_killed(superviso
 async def test_what_it_says_is_not_lost_with_a_killed_supervisor(supervisor: Supervisor) -> None:
     script = """trap 'echo "{\\"code\\": 7}" >> /proc/$$/fd/{status}; exit 1' TERM; while :; do sleep 0.02; done"""
     await run(supervisor, script, status=True)
-    first = (await supervisor.call_once("hello"))["pid"]
+    first = (await supervisor.call(calls.Hello(), Peer)).pid
     os.kill(first, signal.SIGKILL)
 
     async def replaced() -> bool:
         try:
-            return bool((await supervisor.call_once("hello"))["pid"] != first)
+            return bool((await supervisor.call(calls.Hello(), Peer)).pid != first)
         except SupervisorLost:
             return False
 
     await eventually(replaced, "another supervisor serves")
-    ended = await supervisor.call("stop", key=KEY, signal=signal.SIGTERM, grace_s=10)
-    assert (ended["code"], ended["error"]) == (7, "")
+    ended = await supervisor.call(calls.Stop(key=KEY, signal=signal.SIGTERM, grace_s=10), Exit)
+    assert (ended.code, ended.error) == (7, "")
 
 
 async def test_a_program_runs_where_it_is_told_to(supervisor: Supervisor, tmp_path: Path) -> None:

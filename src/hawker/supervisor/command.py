@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from hawker.supervisor import proc
+from hawker.supervisor.calls import Converse, Execute
 from hawker.supervisor.common import KILL_AGAIN_S, Common
 from hawker.supervisor.instance import Instance
 from hawker.supervisor.loop import Timer
@@ -57,7 +58,7 @@ class _Beside:
 class Command(_Beside):
     """Answers with what it gave back. Killed at its time-out."""
 
-    def __init__(self, ask: Ask, instance: Instance, common: Common) -> None:
+    def __init__(self, request: Execute, ask: Ask, instance: Instance, common: Common) -> None:
         super().__init__(instance, common)
         self._ask = ask
         self._output: dict[int, bytearray] = {}
@@ -65,7 +66,7 @@ class Command(_Beside):
         self._over = False
         self._timer: Timer | None = None
         source = os.memfd_create("stdin")
-        os.write(source, base64.b64decode(ask["stdin"]))
+        os.write(source, base64.b64decode(request.stdin))
         os.lseek(source, 0, os.SEEK_SET)
         pairs = [_pipe() for _ in range(2)]
         for read, _ in pairs:
@@ -73,7 +74,7 @@ class Command(_Beside):
         self._output = {read: bytearray() for read, _ in pairs}
         ends = {0: source, 1: pairs[0][1], 2: pairs[1][1]}
         try:
-            instance.run_beside(Invocation(ask["argv"], ask["env"], ends), self._started)
+            instance.run_beside(Invocation(request.argv, request.env, ends), self._started)
         except (CannotStart, OSError, ValueError) as error:
             self._refuse(str(error))
         finally:
@@ -82,7 +83,7 @@ class Command(_Beside):
         for fd in self._output:
             common.loop.watch(fd, partial(self._ready, fd))
         if not self._over:
-            self._timer = common.loop.later(ask["timeout_s"], self._late)
+            self._timer = common.loop.later(request.timeout_s, self._late)
 
     def _started(self, pids: list[int], master: int, why: str) -> None:
         if pids:
@@ -140,20 +141,20 @@ class Conversation(_Beside):
     """Its connection is a command's alone: the other ends of its descriptors go over it with the answer, its end is
     told on it, and it is killed when the connection closes."""
 
-    def __init__(self, ask: Ask, instance: Instance, common: Common) -> None:
+    def __init__(self, request: Converse, ask: Ask, instance: Instance, common: Common) -> None:
         super().__init__(instance, common)
         self._ask = ask
         self._ours: list[int] = []
         ask.connection.on_close = self._kill
         theirs: dict[int, int] = {}
-        terminal = (ask["columns"], ask["rows"]) if ask["tty"] else None
+        terminal = (request.columns, request.rows) if request.tty else None
         if not terminal:
             (theirs[0], stdin), (stdout, theirs[1]), (stderr, theirs[2]) = (_pipe() for _ in range(3))
             self._ours = [stdin, stdout, stderr]
             for fd in self._ours:
                 os.set_blocking(fd, False)
         try:
-            instance.run_beside(Invocation(ask["argv"], ask["env"], theirs, terminal), self._started)
+            instance.run_beside(Invocation(request.argv, request.env, theirs, terminal), self._started)
         except (CannotStart, OSError, ValueError) as error:
             self._refuse(str(error))
         finally:

@@ -5,7 +5,7 @@ Everything a new supervisor needs to take over is in files: the record, appended
 pipes `out` and `err` (see `hawker.supervisor.files`).
 
 A program may itself know better than the kernel how it ended, or what ran inside it: one that is started with `status`
-gets a descriptor of a file to tell it by (see `hawker.supervisor.words`).
+gets a descriptor of a file to tell it by (see `hawker.supervisor.status_file`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from functools import partial
 from typing import Any
 
 from hawker.supervisor import proc
-from hawker.supervisor.cgroups import CannotResize, Groups, Limits
+from hawker.supervisor.calls import Limits
+from hawker.supervisor.cgroups import CannotResize, Groups
 from hawker.supervisor.files import Files, RecordFile
 from hawker.supervisor.output import MachineWriter, Pipe
 from hawker.supervisor.programs import CannotStart, Invocation, open_terminal, take_terminal, which
+from hawker.supervisor.status_file import STATUS, last_words
 from hawker.supervisor.users import become, give, refusal
-from hawker.supervisor.words import STATUS, last_words
 
 STREAMS = ("out", "err")
 PROCESS = "process"  # the kind

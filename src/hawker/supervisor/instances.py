@@ -13,7 +13,7 @@ from typing import Any
 
 from hawker.supervisor.common import KILL_AGAIN_MOST_S, KILL_AGAIN_S, Common
 from hawker.supervisor.instance import PROCESS, Instance
-from hawker.supervisor.words import BYTES_MAX, STATUS
+from hawker.supervisor.status_file import BYTES_MAX, STATUS
 
 REAPED_S = 5.0  # how long the status of a program that is not our child may take: its parent must reap it first
 

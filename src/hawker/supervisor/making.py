@@ -13,10 +13,10 @@ import contextlib
 import os
 import traceback
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from hawker.supervisor import mounts, proc
-from hawker.supervisor.cgroups import Limits
+from hawker.supervisor.calls import MakeContainer, MakeTree
 from hawker.supervisor.common import Common
 from hawker.supervisor.container import (
     ID,
@@ -35,34 +35,34 @@ from hawker.supervisor.instance import STREAMS, group_of
 from hawker.supervisor.loop import Timer
 from hawker.supervisor.output import Pipe
 from hawker.supervisor.roots import Root, Roots
-from hawker.supervisor.wire import Ask
-from hawker.supervisor.words import STATUS, words
+from hawker.supervisor.status_file import STATUS, words
+from hawker.supervisor.wire import Connection
 
 PLACE: Final = "@directory@"  # in the configuration, for the container's own directory
 GROUP: Final = "@group@"  # and for its control group
 STATUS_FD, GO_FD = 3, 4
 MADE_S: Final = 60.0  # how long the runtime may take
+R = TypeVar("R", bound=MakeContainer | MakeTree)
 
 
-class Making:
-    """`failed` is told the kind of error and why, once nothing is left of it."""
+class Making(Generic[R]):
+    """What is the same for a container of a runtime and for a tree with our init. `failed` is told the kind of error
+    and why, once nothing is left of it."""
 
-    def __init__(self, ask: Ask, common: Common, roots: Roots) -> None:
-        self.key: str = ask["key"]
-        self.machine: str = ask["machine"]
-        self.connection = ask.connection
+    def __init__(self, request: R, connection: Connection, common: Common, roots: Roots) -> None:
+        self.key = request.key
+        self.machine = request.machine
+        self.connection = connection
         self.common = common
         self.pid = 0
-        self._ask = ask
+        self._request = request
         self._roots = roots
         self._path = common.files.instance(self.key)
         self._directory = directory_of(self._path)
         self._group = group_of(self.machine, self.key)
-        self._runtime: str = ask.get("runtime", "")
-        wanted = ask["root"]
-        name = "kept" if wanted["persist"] else os.path.basename(self._path)
-        self._root = Root(self.machine, name, wanted["size_mib"])
-        first = ask.get("ids", ask.get("users", None))
+        name = "kept" if request.root.persist else os.path.basename(self._path)
+        self._root = Root(self.machine, name, request.root.size_mib)
+        first = request.users if isinstance(request, MakeTree) else request.ids
         self._ids = mounts.IdMap(first) if first is not None else None
         self._disks: list[str] = []
         self._pipes: list[Pipe] = []
@@ -108,31 +108,17 @@ class Making:
 
     def _lay_out(self) -> None:
         """The container's directory, with everything mounted that it is made of."""
-        ask, directory = self._ask, self._directory
-        make_directory(directory, 0o700, self._ids)
-        for name in ("rootfs", "files", "state"):
-            make_directory(f"{directory}/{name}", 0o711)
-        for each in ask["files"]:
-            _write(f"{directory}/files/{each['name']}", base64.b64decode(each["content"]), each["mode"], each["owner"])
-        for number, (source, read_only) in enumerate(ask["mounts"]):
-            target = f"{directory}/mount-{number}"
-            if os.path.isdir(source):
-                os.mkdir(target)
-            else:
-                _write(target, b"", 0o600, 0)
-            mounts.bind(source, target, read_only=read_only, ids=self._ids)
-        if self._ids:  # the container's root may not go where ours may
-            _write(f"{directory}/init", b"", 0o600, 0)
-            mounts.bind(ask["init"], f"{directory}/init", read_only=True)
-        group = f"/{self.common.group_prefix}/{self._group}"
-        config = ask["config"].replace(GROUP, group).replace(PLACE, directory)
-        _write(f"{directory}/config.json", config.encode(), 0o600, 0)
-        own_disk = self._roots.mount(self._root, ask["layers"], f"{directory}/disk", f"{directory}/rootfs", self._ids)
-        self._disks = self._below(own_disk, [source for source, _ in ask["mounts"]])
+        raise NotImplementedError
+
+    def _spawn(self) -> None:
+        raise NotImplementedError
+
+    def _made_instance(self) -> Container:
+        raise NotImplementedError
 
     def _below(self, own_disk: str, mounted: Iterable[str]) -> list[str]:
         """The disks below everything that the machine sees."""
-        found = disks_of([self.common.directory, *self._ask["layers"], *mounted])
+        found = disks_of([self.common.directory, *self._request.layers, *mounted])
         return [*([own_disk] if own_disk else []), *found]
 
     def _open_ends(self) -> dict[int, int]:
@@ -142,7 +128,7 @@ class Making:
             for number, stream in enumerate(STREAMS, 1):
                 self._pipes.append(Pipe(f"{self._path}.{stream}", stream[0], self.key))
                 ends[number] = self._pipes[-1].open_for_child()
-                os.fchown(ends[number], self._ask["owner"], -1)  # so that it can be opened again as /dev/stdout
+                os.fchown(ends[number], self._request.owner, -1)  # so that it can be opened again as /dev/stdout
             status = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             ends[STATUS_FD] = os.open(self._path + STATUS, status, 0o600)
             ends[GO_FD], self._go = os.pipe2(os.O_CLOEXEC)
@@ -151,63 +137,6 @@ class Making:
                 os.close(fd)
             raise
         return ends
-
-    def _spawn(self) -> None:
-        ends = self._open_ends()
-        try:
-            directory = self._directory
-            command = ["run", "--detach", "--bundle", directory, "--pid-file", f"{directory}/pid"]
-            argv = runtime_argv(self._runtime, directory, f"{directory}/log", *command, "--preserve-fds", "2", ID)
-            env = {"PATH": os.defpath, proc.MARKER: self.common.mark(self.machine, self.key)}
-            self.common.children.expect(True)
-            try:
-                self._working = self.common.children.spawn(argv, env, ends, self._runtime_ended)
-            except OSError:
-                self.common.children.expect(False)
-                raise
-            self._patience = self.common.loop.later(MADE_S, self._late)
-        finally:
-            for fd in ends.values():
-                os.close(fd)
-
-    def _runtime_ended(self, status: int) -> None:
-        self._working = 0
-        if self._patience:
-            self._patience.cancel()
-        self.pid = read_pid(f"{self._directory}/pid")
-        if self.pid and status == 0:
-            self.common.children.watch(self.pid, self._ended)
-        self.common.children.expect(False)
-        if self._failure:
-            self._undo()
-        elif status < 0:
-            self.fail("RuntimeKilled", f"{os.path.basename(self._runtime)} was ended by signal {-status}")
-        elif status or not self.pid:
-            why = complaint(f"{self._directory}/log") or f"exit code {status}"
-            self.fail("StartFailed", f"{os.path.basename(self._runtime)}: {why}")
-        elif why := self._unlimited():
-            self.fail("StartFailed", why)
-        else:
-            self._made(self.pid)
-            self.common.loop.later(0, self._unmount)  # the kernel takes its time, and nobody has to wait for it
-
-    def _unlimited(self) -> str:
-        """Limit what a runtime does not: it has no word for what the kernel writes later. What went wrong, or ""."""
-        try:
-            if self.common.groups:
-                self.common.groups.limit_disks(self._group, Limits.of(self._ask["limits"]), self._disks)
-        except OSError as error:
-            return f"what the container reads and writes cannot be limited: {error}"
-        return ""
-
-    def _unmount(self) -> None:
-        """The container has its own mounts by now."""
-        with contextlib.suppress(OSError):  # it has ended, and its directory is gone
-            unmount_all(self._directory)
-
-    def _late(self) -> None:
-        if self._working:
-            self.fail("StartFailed", f"{os.path.basename(self._runtime)} made no container within {MADE_S:.0f} s")
 
     # --- letting go --------------------------------------------------------------------------------------------------
 
@@ -249,11 +178,6 @@ class Making:
         self.common.children.forget(self.pid)
         instance.status = self._status
         started(instance)
-
-    def _made_instance(self) -> Container:
-        note = self._ask["note"]
-        record = new_record(self.key, self.machine, self.pid, self._group, note, self._runtime, self._root)
-        return Container(record, self.common.files, self.common.mark(self.machine, self.key), self.common.groups)
 
     def _ended(self, status: int) -> None:
         """Its first process ended before it was an instance."""
@@ -307,6 +231,99 @@ class Making:
         if self._watch >= 0:
             self.common.writes.forget(self._watch)
             self._watch = -1
+
+
+class ContainerMaking(Making[MakeContainer]):
+    """A runtime makes it."""
+
+    def _lay_out(self) -> None:
+        request, directory = self._request, self._directory
+        make_directory(directory, 0o700, self._ids)
+        for name in ("rootfs", "files", "state"):
+            make_directory(f"{directory}/{name}", 0o711)
+        for each in request.files:
+            _write(f"{directory}/files/{each.name}", base64.b64decode(each.content), each.mode, each.owner)
+        for number, (source, read_only) in enumerate(request.mounts):
+            target = f"{directory}/mount-{number}"
+            if os.path.isdir(source):
+                os.mkdir(target)
+            else:
+                _write(target, b"", 0o600, 0)
+            mounts.bind(source, target, read_only=read_only, ids=self._ids)
+        if self._ids:  # the container's root may not go where ours may
+            _write(f"{directory}/init", b"", 0o600, 0)
+            mounts.bind(request.init, f"{directory}/init", read_only=True)
+        group = f"/{self.common.group_prefix}/{self._group}"
+        config = request.config.replace(GROUP, group).replace(PLACE, directory)
+        _write(f"{directory}/config.json", config.encode(), 0o600, 0)
+        own_disk = self._roots.mount(self._root, request.layers, f"{directory}/disk", f"{directory}/rootfs", self._ids)
+        self._disks = self._below(own_disk, [source for source, _ in request.mounts])
+
+    def _spawn(self) -> None:
+        ends = self._open_ends()
+        try:
+            directory = self._directory
+            command = ["run", "--detach", "--bundle", directory, "--pid-file", f"{directory}/pid"]
+            argv = runtime_argv(
+                self._request.runtime, directory, f"{directory}/log", *command, "--preserve-fds", "2", ID
+            )
+            env = {"PATH": os.defpath, proc.MARKER: self.common.mark(self.machine, self.key)}
+            self.common.children.expect(True)
+            try:
+                self._working = self.common.children.spawn(argv, env, ends, self._runtime_ended)
+            except OSError:
+                self.common.children.expect(False)
+                raise
+            self._patience = self.common.loop.later(MADE_S, self._late)
+        finally:
+            for fd in ends.values():
+                os.close(fd)
+
+    def _runtime_ended(self, status: int) -> None:
+        self._working = 0
+        if self._patience:
+            self._patience.cancel()
+        self.pid = read_pid(f"{self._directory}/pid")
+        if self.pid and status == 0:
+            self.common.children.watch(self.pid, self._ended)
+        self.common.children.expect(False)
+        if self._failure:
+            self._undo()
+        elif status < 0:
+            self.fail("RuntimeKilled", f"{os.path.basename(self._request.runtime)} was ended by signal {-status}")
+        elif status or not self.pid:
+            why = complaint(f"{self._directory}/log") or f"exit code {status}"
+            self.fail("StartFailed", f"{os.path.basename(self._request.runtime)}: {why}")
+        elif why := self._unlimited():
+            self.fail("StartFailed", why)
+        else:
+            self._made(self.pid)
+            self.common.loop.later(0, self._unmount)  # the kernel takes its time, and nobody has to wait for it
+
+    def _unlimited(self) -> str:
+        """Limit what a runtime does not: it has no word for what the kernel writes later. What went wrong, or ""."""
+        try:
+            if self.common.groups:
+                self.common.groups.limit_disks(self._group, self._request.limits, self._disks)
+        except OSError as error:
+            return f"what the container reads and writes cannot be limited: {error}"
+        return ""
+
+    def _unmount(self) -> None:
+        """The container has its own mounts by now."""
+        with contextlib.suppress(OSError):  # it has ended, and its directory is gone
+            unmount_all(self._directory)
+
+    def _late(self) -> None:
+        if self._working:
+            self.fail(
+                "StartFailed", f"{os.path.basename(self._request.runtime)} made no container within {MADE_S:.0f} s"
+            )
+
+    def _made_instance(self) -> Container:
+        note = dict(self._request.note)
+        record = new_record(self.key, self.machine, self.pid, self._group, note, self._request.runtime, self._root)
+        return Container(record, self.common.files, self.common.mark(self.machine, self.key), self.common.groups)
 
 
 def make_directory(path: str, mode: int, ids: mounts.IdMap | None = None) -> None:

@@ -13,25 +13,25 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, assert_never
 
-from hawker.supervisor.cgroups import CannotResize, Limits
+from hawker.supervisor import calls
+from hawker.supervisor.calls import Request
+from hawker.supervisor.cgroups import CannotResize
 from hawker.supervisor.command import Command, Conversation
 from hawker.supervisor.common import Common
 from hawker.supervisor.confined import Confinement
-from hawker.supervisor.foreseen import Foreseen
+from hawker.supervisor.container_set import Containers
 from hawker.supervisor.instance import Instance, group_of
 from hawker.supervisor.instances import Exit, Instances
-from hawker.supervisor.kinds import Containers
+from hawker.supervisor.prespawning import Prespawning
 from hawker.supervisor.programs import CannotStart
 from hawker.supervisor.protocol import HINDERED, PROTOCOL, features
 from hawker.supervisor.starting import start
 from hawker.supervisor.taking_over import one_that_runs, take_over
-from hawker.supervisor.wire import Ask, Connection, Refused, listen
-
-_T = TypeVar("_T")
+from hawker.supervisor.wire import Ask, Connection, Refused, UnknownCall, listen, request_of
 
 IDLE_S = 5.0
 _PR_SET_CHILD_SUBREAPER = 36
@@ -51,7 +51,9 @@ class Server:
         self._children = self._common.children
         self._instances = Instances(self._common, self._tell_exit, self._tell_log)
         self._containers = Containers(self._common, self._instances.register) if "--mounts" in options else None
-        self._foreseen = Foreseen(self._common, self._instances.register, lambda key: key in self._instances.by_key)
+        self._prespawning = Prespawning(
+            self._common, self._instances.register, lambda key: key in self._instances.by_key
+        )
         self._connections: list[Connection] = []
         self._idle_since = time.monotonic()
         self._stopping = False
@@ -67,7 +69,7 @@ class Server:
         self._loop.watch(listener.fileno(), lambda mask: self._accept(listener))
         while not self._done():
             self._loop.turn()
-        self._foreseen.forsake(every=True)
+        self._prespawning.forsake(every=True)
         with contextlib.suppress(FileNotFoundError):
             os.unlink("socket")
         self._common.trash.close()
@@ -77,8 +79,8 @@ class Server:
 
     def _done(self) -> bool:
         self._connections = [c for c in self._connections if c.open]
-        self._foreseen.forsake(every=self._stopping)
-        if self._foreseen.busy:
+        self._prespawning.forsake(every=self._stopping)
+        if self._prespawning.busy:
             return False
         if self._containers:
             self._containers.forsake()
@@ -98,14 +100,13 @@ class Server:
             self._connections.append(Connection(self._loop, sock, self._handle))
 
     def _handle(self, ask: Ask) -> None:
-        """Answer one request, now or when what it waits for has happened."""
+        """Reply to one request, now or when what it waits for has happened."""
         try:
-            operation = getattr(self, f"_op_{ask['op']}", None)
-            if operation is None:
-                raise Refused("NotSupported", f"a supervisor of protocol {PROTOCOL} knows no order {ask['op']!r}")
-            value = operation(ask)
+            value = self._reply(request_of(ask.message), ask)
             if value is not _LATER:
                 ask.answer(value)
+        except UnknownCall as error:
+            ask.refuse("NotSupported", f"a supervisor of protocol {PROTOCOL} knows no call {str(error)!r}")
         except Refused as error:
             ask.refuse(error.kind, str(error))
         except OSError as error:
@@ -113,9 +114,69 @@ class Server:
         except Exception as error:
             ask.refuse("Failed", f"{type(error).__name__}: {error}")
 
-    # --- operations --------------------------------------------------------------------------------------------------
+    def _reply(self, request: Request, ask: Ask) -> Any:
+        """What to answer at once, or `_LATER`."""
+        match request:
+            case calls.Hello():
+                return self._hello()
+            case calls.ListInstances():
+                return [i.shown() for i in self._instances.by_key.values()]
+            case calls.ShutDown():
+                return self._shut_down(request)
+            case calls.Start():
+                return self._start(request)
+            case calls.KeepStandby():
+                if not self._stopping:
+                    self._prespawning.keep(request, ask.connection)
+                return _LATER
+            case calls.Prespawn():
+                return self._prespawn(request, ask)
+            case calls.MakeContainer() | calls.MakeTree():
+                return self._make(request, ask)
+            case calls.ReleaseContainer():
+                self._containers_here().release(request, ask)
+                return _LATER
+            case calls.DiscardContainer():
+                self._containers_here().discard(request, ask)
+                return _LATER
+            case calls.Inspect():
+                return self._get(request.key).shown()
+            case calls.Wait():
+                return self._wait(self._get(request.key), ask)
+            case calls.Stop():
+                return self._stop(request, ask)
+            case calls.Destroy():
+                return self._destroy(request, ask)
+            case calls.Signal():
+                if not self._running(request.key).signal_main(request.signal):
+                    raise Refused("UnknownInstance", f"{request.key} has ended")
+            case calls.Suspend():
+                self._running(request.key).freeze(True)
+            case calls.Resume():
+                self._running(request.key).freeze(False)
+            case calls.Resize():
+                self._resize(request)
+            case calls.ReadStats():
+                return self._running(request.key).stats()
+            case calls.ListProcesses():
+                return self._running(request.key).describe()
+            case calls.Execute():
+                Command(request, ask, self._running(request.key), self._common)
+                return _LATER
+            case calls.Converse():
+                Conversation(request, ask, self._running(request.key), self._common)
+                return _LATER
+            case calls.Purge():
+                self._purge(request.machine)
+            case calls.Follow():
+                ask.connection.following.add(request.machine)
+            case calls.Unfollow():
+                ask.connection.following.discard(request.machine)
+            case _:
+                assert_never(request)
+        return None
 
-    def _op_hello(self, ask: Ask) -> Any:
+    def _hello(self) -> Any:
         return {
             "pid": os.getpid(),
             "protocol": PROTOCOL,
@@ -124,74 +185,44 @@ class Server:
             "instances": [i.shown() for i in self._instances.by_key.values()],
         }
 
-    def _op_start(self, ask: Ask) -> Any:
-        key = ask["key"]
-        if key not in self._instances.by_key:
+    def _start(self, request: calls.Start) -> Any:
+        if request.key not in self._instances.by_key:
             if self._stopping:
                 raise Refused("StartFailed", "the host is shutting down")
-            self._instances.register(self._started(lambda: self._foreseen.take(ask) or self._start(ask), ask))
-        return self._instances.by_key[key].shown()
+            with self._refusing(request):
+                self._instances.register(self._prespawning.take(request) or self._spawned(request))
+        return self._instances.by_key[request.key].shown()
 
-    def _op_keep(self, ask: Ask) -> Any:
-        """Have what `foresee` needs ready before it is asked for."""
-        if not self._stopping:
-            self._foreseen.keep(ask)
-        return _LATER
-
-    def _op_foresee(self, ask: Ask) -> Any:
-        """Prepare a `start` that will be asked for, as far as it leaves nothing. Nobody waits for an answer."""
-        with contextlib.suppress(Refused):
+    def _prespawn(self, request: calls.Prespawn, ask: Ask) -> Any:
+        with contextlib.suppress(Refused), self._refusing(request.start):
             if not self._stopping:
-                self._started(lambda: self._foreseen.add(ask), ask)
+                self._prespawning.add(request, ask.connection)
         return _LATER
 
-    def _started(self, start: Callable[[], _T], ask: Ask) -> _T:
+    @contextlib.contextmanager
+    def _refusing(self, request: calls.Start) -> Iterator[None]:
+        """A program that cannot be started leaves no control group."""
         try:
-            return start()
+            yield
         except CannotStart as error:
-            self._common.remove_group(group_of(ask["machine"], ask["key"]))
+            self._common.remove_group(group_of(request.machine, request.key))
             raise Refused("StartFailed", str(error)) from error
 
-    def _start(self, ask: Ask) -> Instance:
+    def _spawned(self, request: calls.Start) -> Instance:
+        confinement = None
+        if request.confined:
+            most_mib = request.limits.memory_mib  # what it writes of its own is its state, when it is suspended
+            scratch = f"{self._directory}/empty"
+            confinement = Confinement(**vars(request.confined), scratch=scratch, most_mib=most_mib)
         with self._common.host_mounts():
-            return start(
-                key=ask["key"],
-                machine=ask["machine"],
-                argv=ask["argv"],
-                env=ask["env"],
-                limits=Limits.of(ask["limits"]),
-                common=self._common,
-                cwd=ask.get("cwd", ""),
-                users=ask.get("users", None),
-                status=ask.get("status", False),
-                confinement=self._confinement(ask),
-                note=ask.get("note", {}),
-            )
+            return start(request, self._common, confinement)
 
-    def _confinement(self, ask: Ask) -> Confinement | None:
-        wanted = ask.get("confined", None)
-        if not wanted:
-            return None
-        most_mib = Limits.of(ask["limits"]).memory_mib  # what it writes of its own is its state, when it is suspended
-        return Confinement(**wanted, scratch=f"{self._directory}/empty", most_mib=most_mib)
-
-    def _op_make(self, ask: Ask) -> Any:
-        """Make a container and hold it: its first process's pid, or the instance where it is there already."""
-        if instance := self._instances.by_key.get(ask["key"]):
+    def _make(self, request: calls.MakeContainer | calls.MakeTree, ask: Ask) -> Any:
+        if instance := self._instances.by_key.get(request.key):
             return {"instance": instance.shown()}
         if self._stopping:
             raise Refused("StartFailed", "the host is shutting down")
-        self._containers_here().make(ask)
-        return _LATER
-
-    def _op_go(self, ask: Ask) -> Any:
-        """Let a container's program start."""
-        self._containers_here().go(ask)
-        return _LATER
-
-    def _op_unmake(self, ask: Ask) -> Any:
-        """Remove a container that was not let go."""
-        self._containers_here().unmake(ask)
+        self._containers_here().make(request, ask)
         return _LATER
 
     def _containers_here(self) -> Containers:
@@ -199,41 +230,34 @@ class Server:
             raise Refused("StartFailed", "this supervisor was started without mounts")
         return self._containers
 
-    def _op_list(self, ask: Ask) -> Any:
-        return [i.shown() for i in self._instances.by_key.values()]
-
-    def _op_inspect(self, ask: Ask) -> Any:
-        return self._get(ask).shown()
-
-    def _op_wait(self, ask: Ask) -> Any:
-        instance = self._get(ask)
+    def _wait(self, instance: Instance, ask: Ask) -> Any:
         if instance.exit is not None:
             return instance.exit
         self._instances.when_ended(instance, ask.answer)
         return _LATER
 
-    def _op_stop(self, ask: Ask) -> Any:
-        instance = self._get(ask)
-        if instance.exit is not None:
-            return instance.exit
-        self._instances.when_ended(instance, ask.answer)
-        if instance.suspended or ask["grace_s"] <= 0:
+    def _stop(self, request: calls.Stop, ask: Ask) -> Any:
+        instance = self._get(request.key)
+        answer = self._wait(instance, ask)
+        if answer is not _LATER:
+            return answer
+        if instance.suspended or request.grace_s <= 0:
             self._instances.kill(instance)
         else:
-            instance.signal_main(ask["signal"])
-            self._loop.later(ask["grace_s"], lambda: self._instances.kill(instance))
+            instance.signal_main(request.signal)
+            self._loop.later(request.grace_s, lambda: self._instances.kill(instance))
         return _LATER
 
-    def _op_destroy(self, ask: Ask) -> Any:
-        self._foreseen.drop(ask["key"])
-        instance = self._instances.by_key.get(ask["key"])
+    def _destroy(self, request: calls.Destroy, ask: Ask) -> Any:
+        self._prespawning.drop(request.key)
+        instance = self._instances.by_key.get(request.key)
         if instance is None:
             return None
         if instance.exit is not None:
             self._instances.forget(instance)
             return None
-        if not ask["force"]:
-            raise Refused("InstanceRunning", f"{instance.record.key} still runs")
+        if not request.force:
+            raise Refused("InstanceRunning", f"{request.key} still runs")
 
         def ended(exit_: Exit) -> None:
             try:
@@ -247,57 +271,22 @@ class Server:
         self._instances.kill(instance)
         return _LATER
 
-    def _op_purge(self, ask: Ask) -> Any:
-        machine = ask["machine"]
+    def _resize(self, request: calls.Resize) -> None:
+        try:
+            self._running(request.key).resize(request.limits)
+        except CannotResize as error:
+            raise Refused("Refused", str(error)) from error
+
+    def _purge(self, machine: str) -> None:
         if not any(i.record.machine == machine for i in self._instances.by_key.values()):
             self._common.trash.discard(self._files.work(machine))
             self._files.purge_log(machine)
             if self._containers:
                 self._containers.roots.purge(machine)
-        return None
 
-    def _op_signal(self, ask: Ask) -> Any:
-        instance = self._running(ask)
-        if not instance.signal_main(ask["signal"]):
-            raise Refused("UnknownInstance", f"{instance.record.key} has ended")
-        return None
-
-    def _op_suspend(self, ask: Ask) -> Any:
-        self._running(ask).freeze(True)
-
-    def _op_resume(self, ask: Ask) -> Any:
-        self._running(ask).freeze(False)
-
-    def _op_stats(self, ask: Ask) -> Any:
-        return self._running(ask).stats()
-
-    def _op_processes(self, ask: Ask) -> Any:
-        return self._running(ask).describe()
-
-    def _op_resize(self, ask: Ask) -> Any:
-        try:
-            self._running(ask).resize(Limits.of(ask["limits"]))
-        except CannotResize as error:
-            raise Refused("Refused", str(error)) from error
-
-    def _op_exec(self, ask: Ask) -> Any:
-        Command(ask, self._running(ask), self._common)
-        return _LATER
-
-    def _op_converse(self, ask: Ask) -> Any:
-        Conversation(ask, self._running(ask), self._common)
-        return _LATER
-
-    def _op_follow(self, ask: Ask) -> Any:
-        ask.connection.following.add(ask["machine"])
-
-    def _op_unfollow(self, ask: Ask) -> Any:
-        ask.connection.following.discard(ask["machine"])
-
-    def _op_shutdown(self, ask: Ask) -> Any:
-        """Stop everything, answer, and end."""
+    def _shut_down(self, request: calls.ShutDown) -> None:
         self._stopping = True
-        self._foreseen.forsake(every=True)
+        self._prespawning.forsake(every=True)
         if self._containers:
             self._containers.forsake(every=True)
         for instance in self._instances.running:
@@ -305,8 +294,7 @@ class Server:
                 self._instances.kill(instance)
             else:
                 instance.signal_main(signal.SIGTERM)
-                self._loop.later(ask["grace_s"], partial(self._instances.kill, instance))
-        return None
+                self._loop.later(request.grace_s, partial(self._instances.kill, instance))
 
     # --- what the daemon hears by itself ------------------------------------------------------------------------------
 
@@ -321,16 +309,16 @@ class Server:
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
-    def _get(self, ask: Ask) -> Instance:
-        instance = self._instances.by_key.get(ask["key"])
+    def _get(self, key: str) -> Instance:
+        instance = self._instances.by_key.get(key)
         if instance is None:
-            raise Refused("UnknownInstance", f"no instance {ask['key']}")
+            raise Refused("UnknownInstance", f"no instance {key}")
         return instance
 
-    def _running(self, ask: Ask) -> Instance:
-        instance = self._get(ask)
+    def _running(self, key: str) -> Instance:
+        instance = self._get(key)
         if instance.exit is not None or instance.main_ended:
-            raise Refused("UnknownInstance", f"{ask['key']} has ended")
+            raise Refused("UnknownInstance", f"{key} has ended")
         return instance
 
 

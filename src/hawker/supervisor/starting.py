@@ -1,7 +1,7 @@
-"""How a program comes to run: with its pipes, in its group; at once, or as a process that waits at a gate.
+"""How a program comes to run: with its pipes, in its control group; at once, or prespawned behind a start gate.
 
-What waits has its record already: whoever takes over after a supervisor that was killed tells by its pipe's name
-whether it was let go (`hawker.supervisor.gates`), and then has what runs as if the order had been carried out.
+A prespawned process has its record already. After a supervisor was killed, the next one tells by the name of the gate's
+pipe whether the process was released (`hawker.supervisor.standby`); a released one counts as started.
 """
 
 from __future__ import annotations
@@ -9,46 +9,32 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hawker.supervisor import proc
-from hawker.supervisor.cgroups import Limits
+from hawker.supervisor.calls import Start
 from hawker.supervisor.common import Common
 from hawker.supervisor.confined import Confinement
 from hawker.supervisor.disks import disks_of
-from hawker.supervisor.gates import Gate, Gone
 from hawker.supervisor.instance import STREAMS, Instance, Record, group_of, remove_empty
 from hawker.supervisor.output import Pipe
 from hawker.supervisor.programs import CannotStart, Launch, spawn, which
-from hawker.supervisor.protocol import RELEASE
+from hawker.supervisor.protocol import GATE
+from hawker.supervisor.standby import Gone, StartGate
+from hawker.supervisor.status_file import STATUS
 from hawker.supervisor.users import give, refusal
-from hawker.supervisor.words import STATUS
 
 
-def start(
-    *,
-    key: str,
-    machine: str,
-    argv: Sequence[str],
-    env: Mapping[str, str],
-    limits: Limits,
-    common: Common,
-    cwd: str = "",
-    users: int | None = None,
-    status: bool = False,
-    confinement: Confinement | None = None,
-    note: dict[str, Any] | None = None,
-) -> Instance:
-    """Spawn, in the machine's working directory unless `cwd` says where, as a user of its own among those from `users`
-    on. Raises `CannotStart`. `note` is kept.
+def start(request: Start, common: Common, confinement: Confinement | None) -> Instance:
+    """Spawn the program. Raises `CannotStart`.
 
-    With `status`, `{status}` in its arguments becomes the number of the descriptor to tell its end by, and so do the
-    names of what it is handed with a `confinement`. What tells its end is our own program, which runs the machine's as
-    its user, `{user}`.
+    With a `confinement`, the names of what it hands over stand for their descriptors in the arguments, as `{status}`
+    does. A program that tells its end is our own: it runs the machine's as its user, `{user}`.
     """
-    program = which(argv[0], env.get("PATH", os.defpath))
-    making = _Making(key, machine, common, users)
+    argv, cwd, status = list(request.argv), request.cwd, request.status
+    program = which(argv[0], request.env.get("PATH", os.defpath))
+    making = _Making(request, common)
     ends: list[int] = []
     inherited: dict[str, int] = {}
     with making.or_nothing(argv[0]):
@@ -65,11 +51,11 @@ def start(
             numbers = inherited if making.user is None else {**inherited, "user": making.user}
             own = argv.index("--") if "--" in argv else len(argv)  # what follows is another program's
             argv = [_numbered(word, numbers) if n < own else word for n, word in enumerate(argv)]
-            making.group(limits, cwd)
+            making.group()
             launch = Launch(
                 program,
                 argv,
-                making.environment(env),
+                making.environment(),
                 cwd=cwd or making.place,
                 output=(ends[0], ends[1]),
                 kept=list(inherited.values()),
@@ -82,58 +68,46 @@ def start(
             for fd in ends:
                 os.close(fd)
     now = proc.stat(pid)
-    instance = making.instance(pid, now.start if now else 0, status=status, note=note or {})
+    instance = making.instance(pid, now.start if now else 0, status=status)
     instance.begin()
     return instance
 
 
-def wait_in_front(
-    gate: Gate,
-    *,
-    key: str,
-    machine: str,
-    argv: Sequence[str],
-    env: Mapping[str, str],
-    limits: Limits,
-    common: Common,
-    cwd: str = "",
-    users: int | None = None,
-    note: dict[str, Any] | None = None,
-) -> Instance:
-    """Have what waits at a gate be ready to become this program. It is recorded as that: let it go, or `forsake` it.
-    Raises `CannotStart`, and `Gone`."""
-    program = which(argv[0], env.get("PATH", os.defpath))
-    making = _Making(key, machine, common, users)
-    with making.or_nothing(argv[0]):
+def prespawn(request: Start, gate: StartGate, common: Common) -> Instance:
+    """Have a standby process be ready to become this program. It is recorded as that: open its gate, or `forsake` the
+    instance. Raises `CannotStart`, and `Gone`."""
+    program = which(request.argv[0], request.env.get("PATH", os.defpath))
+    making = _Making(request, common)
+    with making.or_nothing(request.argv[0]):
         making.pipe()
-        making.group(limits, cwd)
-        instance = making.instance(gate.pid, gate.start_ticks, waits=True, fresh=making.fresh, note=note or {})
+        making.group()
+        instance = making.instance(gate.pid, gate.start_ticks, waits=True, fresh=making.fresh)
         instance.write_down()
-        where, user = cwd or making.place, making.user
-        launch = Launch(program, argv, making.environment(env), cwd=where, output=(-1, -1), user=user)
+        where, user = request.cwd or making.place, making.user
+        launch = Launch(program, request.argv, making.environment(), cwd=where, output=(-1, -1), user=user)
         entrances = common.groups.entrances(making.name) if common.groups else ()
-        gate.tell(launch, [pipe.path for pipe in making.pipes], entrances, making.path + RELEASE)
+        gate.tell(launch, [pipe.path for pipe in making.pipes], entrances, making.path + GATE)
     return instance
 
 
 class _Making:
     """What a program finds when it begins."""
 
-    def __init__(self, key: str, machine: str, common: Common, users: int | None) -> None:
-        files = common.files
+    def __init__(self, request: Start, common: Common) -> None:
+        key, machine, files = request.key, request.machine, common.files
         self.path, self.work = files.instance(key), files.work(machine)
         self.place = files.work(machine)
         self.name = group_of(machine, key) if common.groups else ""
         self.pipes: list[Pipe] = []
         self.fresh = False
         self.user: int | None = None
-        self._key, self._machine, self._users = key, machine, users
+        self._request = request
         self._common = common
         self._mark = common.mark(machine, key)
         self._instance: Instance | None = None
 
-    def environment(self, env: Mapping[str, str]) -> dict[str, str]:
-        return {**env, proc.MARKER: self._mark}
+    def environment(self) -> dict[str, str]:
+        return {**self._request.env, proc.MARKER: self._mark}
 
     @contextlib.contextmanager
     def or_nothing(self, program: str) -> Iterator[None]:
@@ -158,26 +132,28 @@ class _Making:
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.work, 0o700)
             self.fresh = True
-        if self._users is not None:
-            self.user = self._common.files.owners.of(self._machine, self._users)
-            self.place = self._common.place(self._machine, self.user)
+        if self._request.users is not None:
+            self.user = self._common.files.owners.of(self._request.machine, self._request.users)
+            self.place = self._common.place(self._request.machine, self.user)
         for stream in STREAMS:
-            self.pipes.append(Pipe(f"{self.path}.{stream}", stream[0], self._key))
+            self.pipes.append(Pipe(f"{self.path}.{stream}", stream[0], self._request.key))
         give((pipe.fd for pipe in self.pipes), self.user)
 
-    def group(self, limits: Limits, cwd: str) -> None:
+    def group(self) -> None:
         if self._common.groups:
-            self._common.groups.create(self.name, limits, disks_of({self.work, cwd or self.work}))
+            disks = disks_of({self.work, self._request.cwd or self.work})
+            self._common.groups.create(self.name, self._request.limits, disks)
 
     def instance(self, pid: int, start_ticks: int, **more: Any) -> Instance:
         record = Record(
-            key=self._key,
-            machine=self._machine,
+            key=self._request.key,
+            machine=self._request.machine,
             pid=pid,
             start_ticks=start_ticks,
             started_at_ms=int(time.time() * 1000),
             group=self.name,
             user=self.user,
+            note=dict(self._request.note),
             **more,
         )
         instance = self._instance = self._common.instance(record)

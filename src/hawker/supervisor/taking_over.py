@@ -15,11 +15,11 @@ from typing import Final
 
 from hawker.supervisor import proc
 from hawker.supervisor.common import Common
+from hawker.supervisor.container_set import Containers
 from hawker.supervisor.files import RECORD, RecordFile
 from hawker.supervisor.instance import Instance, Record, remove_empty
-from hawker.supervisor.kinds import Containers
-from hawker.supervisor.protocol import RELEASE
-from hawker.supervisor.words import STATUS, words
+from hawker.supervisor.protocol import GATE
+from hawker.supervisor.status_file import STATUS, words
 
 ENDED_S: Final = 5.0  # how long a killed process may take
 
@@ -57,7 +57,7 @@ def _recorded(path: str, common: Common, containers: Containers | None) -> Insta
         print(f"{path}: {error}", file=sys.stderr)
         RecordFile(path).remove()
         return None
-    if record.waits and os.path.exists(path + RELEASE):  # nobody let it go, and it has ended with who would have
+    if record.waits and os.path.exists(path + GATE):  # nobody let it go, and it has ended with who would have
         if record.fresh:
             remove_empty(common.files.work(record.machine))
         RecordFile(path).remove()

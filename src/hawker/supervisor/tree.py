@@ -16,15 +16,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from hawker.supervisor import inside, mounts, proc
-from hawker.supervisor.cgroups import Limits
+from hawker.supervisor import in_tree, mounts, proc
+from hawker.supervisor.calls import MakeTree
 from hawker.supervisor.common import Common
 from hawker.supervisor.container import Container, new_record
 from hawker.supervisor.instance import Beside, Instance
 from hawker.supervisor.making import GO_FD, STATUS_FD, Making, make_directory
 from hawker.supervisor.programs import Invocation, open_terminal
+from hawker.supervisor.status_file import STATUS, words
 from hawker.supervisor.users import give
-from hawker.supervisor.words import STATUS, words
 
 TREE: Final = "tree"
 USERS_FD: Final = 5
@@ -128,47 +128,46 @@ class _Told:
             self._lines += os.read(self.fd, 8192).splitlines()
 
 
-class TreeMaking(Making):
-    """Asked for with `init` and `options` for it, `argv`, `env`, `cwd` and `user` instead of a runtime and its
-    configuration. `users` is the first of the host's that the users of the image are."""
+class TreeMaking(Making[MakeTree]):
+    """Our init makes it."""
 
     def _lay_out(self) -> None:
-        ask, rootfs = self._ask, f"{self._directory}/rootfs"
+        request, rootfs = self._request, f"{self._directory}/rootfs"
         for path in (self._directory, rootfs):
             make_directory(path, 0o700)
-        owner = ask["users"]
-        own_disk = self._roots.mount(self._root, ask["layers"], f"{self._directory}/disk", rootfs, self._ids)
-        self._disks = self._below(own_disk, [mount["source"] for mount in ask["mounts"]])
+        owner = request.users
+        own_disk = self._roots.mount(self._root, request.layers, f"{self._directory}/disk", rootfs, self._ids)
+        self._disks = self._below(own_disk, [mount.source for mount in request.mounts])
         root = os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for path in ("/proc", "/sys", "/dev"):
                 with _at(root, path, owner) as target:
                     _bind_whole(path, target)
-            for mount in ask["mounts"]:
-                with _at(root, mount["path"], owner) as target:
-                    mounts.bind(mount["source"], target, read_only=mount["read_only"], ids=self._ids)
-            for tmpfs in ask["tmpfs"]:
-                with _at(root, tmpfs["path"], owner) as target:
-                    mounts.mount_tmpfs(target, size_bytes=tmpfs["size_mib"] << 20, mode=0o1777)
-            for each in ask["files"]:
-                inside.write(root, each["path"], base64.b64decode(each["content"]), each["mode"], owner)
+            for mount in request.mounts:
+                with _at(root, mount.path, owner) as target:
+                    mounts.bind(mount.source, target, read_only=mount.read_only, ids=self._ids)
+            for tmpfs in request.tmpfs:
+                with _at(root, tmpfs.path, owner) as target:
+                    mounts.mount_tmpfs(target, size_bytes=tmpfs.size_mib << 20, mode=0o1777)
+            for each in request.files:
+                in_tree.write(root, each.path, base64.b64decode(each.content), each.mode, owner)
         finally:
             os.close(root)
-        if ask["read_only"]:
+        if request.read_only:
             flags = ctypes.c_ulong(_MS_REMOUNT | _MS_BIND | mounts.MS_RDONLY | mounts.MS_NODEV)
             _check(_libc.mount(None, os.fsencode(rootfs), None, flags, None), f"{rootfs} cannot be made read-only")
 
     def _spawn(self) -> None:
-        ask, groups = self._ask, self.common.groups
+        request, groups = self._request, self.common.groups
         ends = self._open_ends()
         try:
-            argv = init_argv(ask["init"], f"{self._directory}/rootfs", ask["cwd"], ask["user"], ask["argv"])
-            argv[1:1] = ["--go-fd", str(GO_FD), *_users(ask["users"]), *ask.get("options", ())]
+            argv = init_argv(request.init, f"{self._directory}/rootfs", request.cwd, request.user, request.argv)
+            argv[1:1] = ["--go-fd", str(GO_FD), *_users(request.users), *request.options]
             assert self._ids
             ends[USERS_FD] = mounts.user_namespace(self._ids)
-            env = {**ask["env"], proc.MARKER: self.common.mark(self.machine, self.key)}
+            env = {**request.env, proc.MARKER: self.common.mark(self.machine, self.key)}
             if groups:
-                groups.create(self._group, Limits.of(ask["limits"]), self._disks)
+                groups.create(self._group, request.limits, self._disks)
             with groups.entered(self._group) if groups else contextlib.nullcontext():
                 self.pid = self.common.children.spawn(argv, env, ends, self._ended)
         finally:
@@ -177,11 +176,11 @@ class TreeMaking(Making):
         self.common.loop.later(0, lambda: self._made(self.pid))
 
     def _made_instance(self) -> Container:
-        ask = self._ask
+        request = self._request
         group = self._group if self.common.groups else ""
-        made_of = {name: ask[name] for name in ("init", "cwd", "user")}
-        record = new_record(self.key, self.machine, self.pid, group, ask["note"], "", self._root, TREE, made_of)
-        record = replace(record, user=ask["owner"])
+        made_of = {"init": request.init, "cwd": request.cwd, "user": request.user}
+        record = new_record(self.key, self.machine, self.pid, group, dict(request.note), "", self._root, TREE, made_of)
+        record = replace(record, user=request.owner)
         tree = Tree(record, self.common.files, self.common.mark(self.machine, self.key), self.common.groups)
         tree.common = self.common
         return tree
@@ -200,7 +199,7 @@ def _users(first: int) -> list[str]:
 @contextlib.contextmanager
 def _at(root: int, path: str, owner: int) -> Any:
     """The place of a path in the tree, by a name that leads nowhere else."""
-    fd = inside.directory(root, path, owner)
+    fd = in_tree.directory(root, path, owner)
     try:
         yield f"/proc/self/fd/{fd}"
     finally:

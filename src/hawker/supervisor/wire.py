@@ -1,18 +1,21 @@
 """The supervisor's side of the socket: a JSON object a line.
 
-Requests are `{"id", "op", ...}`, answers `{"id", "ok"}` or `{"id", "error", "message"}`, and events `{"event": "exit" |
-"log", ...}`.
+Requests are `{"id", "op", ...}` (`hawker.supervisor.calls`), answers `{"id", "ok"}` or `{"id", "error", "message"}`,
+and events `{"event": "exit" | "log", ...}`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import socket
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import cache
+from typing import Any, Final, get_args, get_type_hints
 
+from hawker.supervisor.calls import Request
 from hawker.supervisor.loop import READ, WRITE, Loop
 
 OUTBOX_BYTES_MAX = 64 << 20
@@ -27,27 +30,22 @@ class Refused(Exception):
 
 
 class Ask:
-    """A request. `answer` may be called later, once."""
+    """A request on its way. `answer` may be called later, once."""
 
     def __init__(self, connection: Connection, message: Mapping[str, Any]) -> None:
         self.connection = connection
-        self._message = message
-
-    def __getitem__(self, field: str) -> Any:
-        return self._message[field]
-
-    def get(self, field: str, default: Any) -> Any:
-        return self._message.get(field, default)
+        self.message = message
+        self._id = message["id"]
 
     def answer(self, value: Any) -> None:
-        self.connection.send({"id": self["id"], "ok": value})
+        self.connection.send({"id": self._id, "ok": value})
 
     def answer_with(self, fds: list[int]) -> None:
         """With descriptors. Only as the first on its connection: nothing may be waiting to be sent."""
-        self.connection.send_with({"id": self["id"], "ok": len(fds)}, fds)
+        self.connection.send_with({"id": self._id, "ok": len(fds)}, fds)
 
     def refuse(self, kind: str, message: str) -> None:
-        self.connection.send({"id": self["id"], "error": kind, "message": message})
+        self.connection.send({"id": self._id, "error": kind, "message": message})
 
 
 class Connection:
@@ -144,3 +142,43 @@ def listen(directory: str) -> socket.socket:
     listener.listen(16)
     os.rename("socket.new", "socket")
     return listener
+
+
+_REQUESTS: Final[Mapping[tuple[str, str], type[Request]]] = {
+    (request.op, getattr(request, "kind", "")): request for request in get_args(Request)
+}
+
+
+class UnknownCall(ValueError):
+    """A request whose `op` this supervisor does not know."""
+
+
+def request_of(message: Mapping[str, Any]) -> Request:
+    """Raises `UnknownCall`, and TypeError for a request that lacks a field."""
+    kind = _REQUESTS.get((message["op"], message.get("kind", "")))
+    if kind is None:
+        raise UnknownCall(message["op"])
+    request: Request = built(kind, message)
+    return request
+
+
+def built(kind: Any, fields: Mapping[str, Any]) -> Any:
+    """A struct from JSON, without the fields that it does not know."""
+    known, parts = _fields(kind)
+    return kind(**{name: _part(parts.get(name), value) for name, value in fields.items() if name in known})
+
+
+def _part(kind: Any, value: Any) -> Any:
+    if kind is None or value is None:
+        return value
+    return [built(kind, each) for each in value] if isinstance(value, list) else built(kind, value)
+
+
+@cache
+def _fields(kind: Any) -> tuple[frozenset[str], Mapping[str, Any]]:
+    """The names of a struct's fields, and the structs that they are made of."""
+    hints = get_type_hints(kind)
+    parts = {
+        name: each for name, hint in hints.items() for each in (hint, *get_args(hint)) if dataclasses.is_dataclass(each)
+    }
+    return frozenset(field.name for field in dataclasses.fields(kind)), parts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import signal
 
 import pytest
@@ -168,20 +169,22 @@ class Limited:
         one = driver.shell(f"trap '{use}' USR1; echo up; while :; do sleep 0.02; done")
         pid = (await driver.driver.start(one)).pid
         await driver.says(one.machine, "up")
-        await driver.resizing.resize(one.key, replace(one.limits, memory_mib=256))
+        await driver.resizing.resize(one.key, dataclasses.replace(one.limits, memory_mib=256))
         await driver.driver.signal(one.key, signal.SIGUSR1)
         await driver.says(one.machine, "had 0")
-        await driver.resizing.resize(one.key, replace(one.limits, memory_mib=64))
+        await driver.resizing.resize(one.key, dataclasses.replace(one.limits, memory_mib=64))
         await driver.driver.signal(one.key, signal.SIGUSR1)
         await driver.says(one.machine, "had 137")
         assert (await driver.driver.inspect(one.key)).pid == pid
 
     async def test_memory_is_not_made_less_than_is_in_use(self, driver: Opened) -> None:
         one = driver.shell("x=$(head -c 24000000 /dev/zero | tr '\\0' a); echo up; sleep 60; :")
-        one = replace(one, limits=replace(one.limits, memory_mib=200))
+        one = replace(one, limits=dataclasses.replace(one.limits, memory_mib=200))
         await driver.driver.start(one)
         await driver.says(one.machine, "up")
         with pytest.raises(Refused, match="16 MiB"):
-            await driver.resizing.resize(one.key, replace(one.limits, memory_mib=16))
-        await driver.resizing.resize(one.key, replace(one.limits, memory_mib=150, cpu_millis=500, dedicated=True))
+            await driver.resizing.resize(one.key, dataclasses.replace(one.limits, memory_mib=16))
+        await driver.resizing.resize(
+            one.key, dataclasses.replace(one.limits, memory_mib=150, cpu_millis=500, dedicated=True)
+        )
         assert (await driver.driver.inspect(one.key)).exit is None

@@ -11,11 +11,11 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from hawker.supervisor.cgroups.base import CannotResize, Groups, Limits
+from hawker.supervisor.cgroups.base import CannotResize, Groups
 from hawker.supervisor.cgroups.v1 import V1
 from hawker.supervisor.cgroups.v2 import V2
 
-__all__ = ["ROOT", "V1", "V2", "CannotResize", "Groups", "Limits", "find", "usable"]
+__all__ = ["ROOT", "V1", "V2", "CannotResize", "Groups", "find", "usable"]
 
 ROOT = Path("/sys/fs/cgroup")
 

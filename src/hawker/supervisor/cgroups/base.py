@@ -3,37 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from collections.abc import Collection
+from typing import Protocol
 
-_OPERATIONS_A_WEIGHT = 40  # of the disk: the smallest machine has the kernel's own default, 100
-
-
-@dataclass(frozen=True)
-class Limits:
-    """An instance's limits; see `hawker.worker.drivers.base.Limits`."""
-
-    cpu_millis: int
-    memory_mib: int
-    dedicated: bool
-    pids: int
-    disk_bytes: int = 0
-    disk_operations: int = 0
-
-    @classmethod
-    def of(cls, asked: Mapping[str, Any]) -> Limits:
-        """What a daemon asks for. One of another version may know other limits: an older one has no word of the last
-        ones, and what a newer one knows besides is not held here."""
-        return cls(**{name: asked[name] for name in _LIMITS if name in asked})
-
-    @property
-    def disk_weight(self) -> int:
-        """A machine's part of a disk that many want, 1 to 1000."""
-        return min(1000, max(1, self.disk_operations // _OPERATIONS_A_WEIGHT))
-
-
-_LIMITS = tuple(field.name for field in fields(Limits))
+from hawker.supervisor.calls import Limits
 
 
 class CannotResize(Exception):

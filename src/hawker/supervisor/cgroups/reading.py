@@ -7,7 +7,8 @@ import errno
 import os
 from collections.abc import Iterator
 
-from hawker.supervisor.cgroups.base import CannotResize, Limits
+from hawker.supervisor.calls import Limits
+from hawker.supervisor.cgroups.base import CannotResize
 
 
 def check_use(limits: Limits, usage: int, stat: str) -> None:

@@ -7,7 +7,8 @@ import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from hawker.supervisor.cgroups.base import ANY_SPEED, Limits
+from hawker.supervisor.calls import Limits
+from hawker.supervisor.cgroups.base import ANY_SPEED
 from hawker.supervisor.cgroups.reading import check_use, directories, field, no_such_disk, own_groups, pids_in, read
 from hawker.supervisor.disks import write
 

@@ -12,18 +12,7 @@ import msgspec
 
 from hawker.model.fingerprint import Capabilities as Capabilities
 from hawker.model.fingerprint import Fingerprint as Fingerprint
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Kernel limits of one instance. `cpu_millis` 1000 is one cpu; `dedicated` caps at it, shared only weighs by it.
-    `disk_bytes` and `disk_operations` may be read a second, and again as much written; 0 is without bound."""
-
-    cpu_millis: int
-    memory_mib: int
-    dedicated: bool = False
-    pids: int = 4096
-    disk_bytes: int = 0
-    disk_operations: int = 0
+from hawker.supervisor.calls import Limits as Limits
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,12 +11,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from hawker.errors import Unreachable
 from hawker.images.base import ImageSource
@@ -24,6 +22,16 @@ from hawker.init.build import NoCompiler, program
 from hawker.model.image import Image
 from hawker.network.holders import holder, is_free
 from hawker.supervisor import cgroups as groups
+from hawker.supervisor.calls import (
+    DiscardContainer,
+    FileAt,
+    MakeTree,
+    MountAt,
+    ReleaseContainer,
+    RootLayer,
+    Start,
+    TmpfsAt,
+)
 from hawker.supervisor.mounts import IdMap
 from hawker.supervisor.programs import CannotStart, which
 from hawker.worker.drivers.base import (
@@ -40,7 +48,7 @@ from hawker.worker.drivers.container.command import NoCommand, resolve, terminal
 from hawker.worker.drivers.container.users import UnknownUser, User, resolve_user
 from hawker.worker.drivers.driver import Abilities, StartRelease
 from hawker.worker.drivers.refusals import SupervisorLost
-from hawker.worker.drivers.supervised import SupervisedDriver
+from hawker.worker.drivers.supervised import Made, SupervisedDriver
 from hawker.worker.drivers.supervisor import Supervisor
 from hawker.worker.drivers.users import NoUsers, Users
 
@@ -49,6 +57,7 @@ HOST: Final = "host"
 OF_THE_HOST: Final = "programs of the host"
 """In the place of a machine: whose users all machines of the image `host` share out, one each (`supervisor.users`)."""
 _TRIES: Final = 3
+PRESPAWNED_MAX: Final = 1024
 
 
 class ProcessDriver(SupervisedDriver):
@@ -86,10 +95,13 @@ class ProcessDriver(SupervisedDriver):
         self._shared = programs
         self._finding: asyncio.Task[None] | None = None
         self._released: set[str] = set()  # keys whose start has still to be asked for
+        self._prespawned: dict[str, tuple[InstanceSpec, Start]] = {}  # by key
 
     async def open(self, on_exit: Callable[[Exit], None]) -> None:
         if self._shared is not None:
-            self._finding = asyncio.get_running_loop().create_task(self._find_hold(self._shared), name="find hold")
+            self._finding = asyncio.get_running_loop().create_task(
+                self._find_standby(self._shared), name="find standby"
+            )
         await super().open(on_exit)
 
     async def close(self) -> None:
@@ -97,10 +109,10 @@ class ProcessDriver(SupervisedDriver):
             await self._finding
         await super().close()
 
-    async def _find_hold(self, programs: Path) -> None:
+    async def _find_standby(self, programs: Path) -> None:
         """Without a compiler programs start a little later than they might."""
         with suppress(NoCompiler, OSError):
-            self.supervisor.keep(str(await asyncio.to_thread(program, "hold", programs)))
+            self.supervisor.keep_standby(str(await asyncio.to_thread(program, "standby", programs)))
 
     async def fingerprint(self) -> Fingerprint:
         limited = bool(self._kind)
@@ -129,28 +141,36 @@ class ProcessDriver(SupervisedDriver):
         if spec.image != HOST:
             async with self.alone(spec.key):
                 return await self._start_from_image(spec)
-        argv, env = list(spec.argv), dict(spec.env)
-        if spec.tty:
-            argv, env = await self._with_terminal(spec)
-        return msgspec.convert(await self.supervisor.call("start", **self._order(spec, argv, env)), Instance)
+        before, request = self._prespawned.pop(spec.key, (None, None))
+        if request is None or before != spec:
+            argv, env = await self._with_terminal(spec) if spec.tty else (spec.argv, spec.env)
+            request = self._start_of(spec, argv, env)
+        return await self.supervisor.call(request, Instance)
 
     def prespawn(self, spec: InstanceSpec) -> bool:
         """Have the supervisor make the process, which takes longest of a start."""
         if spec.image != HOST or spec.tty:
             return False
         try:
-            return self.supervisor.prespawn(**self._order(spec, list(spec.argv), dict(spec.env)))
+            request = self._start_of(spec, spec.argv, spec.env)
         except (StartFailed, OSError, Unreachable):  # the start meets the same, and tells
             return False
+        if not self.supervisor.prespawn(request):
+            return False
+        if len(self._prespawned) >= PRESPAWNED_MAX:
+            self._prespawned.clear()  # their starts did not come
+        self._prespawned[spec.key] = spec, request
+        return True
 
     def release_start(self, spec: InstanceSpec) -> StartRelease:
         if not all(is_free(port.protocol, port.host_port) for port in spec.listens):
             return "no"
         self._released.add(spec.key)
-        return "now" if self.supervisor.release(spec.key) else "soon"  # the supervisor is not so far yet
+        return "now" if self.supervisor.release_start(spec.key) else "soon"  # the supervisor is not so far yet
 
     async def destroy(self, key: str, *, force: bool = False) -> None:
         self._released.discard(key)
+        self._prespawned.pop(key, None)
         await super().destroy(key, force=force)
 
     async def purge(self, machine: str) -> None:
@@ -163,18 +183,18 @@ class ProcessDriver(SupervisedDriver):
         places = (self.supervisor.directory / "roots" / machine, self.supervisor.directory / "trash")
         return any(place.is_dir() and any(place.iterdir()) for place in places)
 
-    def _order(self, spec: InstanceSpec, argv: list[str], env: dict[str, str]) -> dict[str, Any]:
-        """The fields of the order for a program of the host."""
-        return {
-            "key": spec.key,
-            "machine": spec.machine,
-            "argv": argv,
-            "env": env,
-            "limits": msgspec.to_builtins(spec.limits),
-            "users": self._first_user(OF_THE_HOST) if self._own_users else None,
-            "status": spec.tty,
-            "note": dict(spec.note),
-        }
+    def _start_of(self, spec: InstanceSpec, argv: Sequence[str], env: Mapping[str, str]) -> Start:
+        """The start of a program of the host."""
+        return Start(
+            key=spec.key,
+            machine=spec.machine,
+            argv=argv,
+            env=env,
+            limits=spec.limits,
+            users=self._first_user(OF_THE_HOST) if self._own_users else None,
+            status=spec.tty,
+            note=spec.note,
+        )
 
     def _first_user(self, machine: str) -> int | None:
         try:
@@ -216,25 +236,24 @@ class ProcessDriver(SupervisedDriver):
         image = await images.ensure(spec.image)
         try:
             init = await asyncio.to_thread(program, "container", self._programs)
-            fields = order(spec, image, images.layers(image), init, IdMap(self._first_user(spec.machine) or 0))
+            request = tree_of(spec, image, images.layers(image), init, IdMap(self._first_user(spec.machine) or 0))
         except (NoCompiler, NoCommand, UnknownUser) as error:
             raise StartFailed(str(error)) from error
         for attempt in range(1, _TRIES + 1):
             try:
-                made = await self.supervisor.call_once("make", **fields)
-                shown = made["instance"] if "instance" in made else await self._go(spec.key)
-                return msgspec.convert(shown, Instance)
+                made = await self.supervisor.call(request, Made, once=True)
+                return made.instance or await self._release_made(spec.key)
             except (SupervisorLost, UnknownInstance):
                 if attempt == _TRIES:
                     raise
         raise AssertionError
 
-    async def _go(self, key: str) -> Any:
+    async def _release_made(self, key: str) -> Instance:
         try:
-            return await self.supervisor.call_once("go", key=key)
+            return await self.supervisor.call(ReleaseContainer(key=key), Instance, once=True)
         except asyncio.CancelledError:
             with suppress(UnknownInstance, SupervisorLost):
-                await asyncio.shield(self.supervisor.call_once("unmake", key=key))
+                await asyncio.shield(self.supervisor.call(DiscardContainer(key=key), once=True))
             raise
 
     def _sources(self, image: str) -> ImageSource:
@@ -244,8 +263,8 @@ class ProcessDriver(SupervisedDriver):
         return self._images
 
 
-def order(spec: InstanceSpec, image: Image, layers: Sequence[Path], init: Path, ids: IdMap) -> dict[str, Any]:
-    """What the supervisor is asked to make. Raises `NoCommand`, `UnknownUser`."""
+def tree_of(spec: InstanceSpec, image: Image, layers: Sequence[Path], init: Path, ids: IdMap) -> MakeTree:
+    """What the supervisor is asked to make of an image. Raises `NoCommand`, `UnknownUser`."""
     user: User = resolve_user(layers, spec.user or image.config.user)
     command = resolve(spec, image.config, home=user.home)
     groups = ",".join(str(number) for number in (user.gid, *user.groups))
@@ -253,30 +272,29 @@ def order(spec: InstanceSpec, image: Image, layers: Sequence[Path], init: Path, 
         owner, *_ = map(ids.outside, (user.uid, user.gid, *user.groups))
     except ValueError as error:
         raise UnknownUser(f"user {spec.user or image.config.user!r}: {error}") from error
-    return {
-        "kind": "tree",
-        "key": spec.key,
-        "machine": spec.machine,
-        "init": str(init),
-        "options": terminal_options(spec),
-        "argv": list(command.argv),
-        "env": command.env,
-        "cwd": command.cwd,
-        "user": f"{user.uid}:{groups}",
-        "owner": owner,
-        "layers": [str(path) for path in layers],
-        "root": {"persist": spec.root.persist, "size_mib": spec.root.size_mib},
-        "read_only": spec.root.read_only,
-        "users": ids.base,
-        "mounts": [{"source": m.source, "path": m.path, "read_only": m.read_only} for m in spec.mounts],
-        "tmpfs": [{"path": tmpfs.path, "size_mib": tmpfs.size_mib} for tmpfs in spec.tmpfs],
-        "files": [
-            {"path": file.path, "content": base64.b64encode(file.content).decode(), "mode": file.mode}
+    return MakeTree(
+        key=spec.key,
+        machine=spec.machine,
+        init=str(init),
+        options=terminal_options(spec),
+        argv=command.argv,
+        env=command.env,
+        cwd=command.cwd,
+        user=f"{user.uid}:{groups}",
+        owner=owner,
+        layers=[str(path) for path in layers],
+        root=RootLayer(persist=spec.root.persist, size_mib=spec.root.size_mib),
+        read_only=spec.root.read_only,
+        users=ids.base,
+        mounts=[MountAt(source=m.source, path=m.path, read_only=m.read_only) for m in spec.mounts],
+        tmpfs=[TmpfsAt(path=tmpfs.path, size_mib=tmpfs.size_mib) for tmpfs in spec.tmpfs],
+        files=[
+            FileAt(path=file.path, content=base64.b64encode(file.content).decode(), mode=file.mode)
             for file in (*_resolver(), *spec.files)
         ],
-        "limits": msgspec.to_builtins(spec.limits),
-        "note": dict(spec.note),
-    }
+        limits=spec.limits,
+        note=spec.note,
+    )
 
 
 def _resolver() -> list[File]:

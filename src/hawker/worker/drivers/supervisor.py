@@ -17,23 +17,37 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, TypeVar, overload
 
 import msgspec
 
 from hawker.errors import Unreachable
 from hawker.supervisor import old_logs
-from hawker.supervisor.protocol import FORESEES, release_of
+from hawker.supervisor.calls import (
+    Follow,
+    Hello,
+    KeepStandby,
+    ListInstances,
+    Prespawn,
+    Request,
+    ShutDown,
+    Start,
+    Unfollow,
+    Wait,
+)
+from hawker.supervisor.protocol import PRESPAWN, gate_of
 from hawker.telemetry import get_logger
 from hawker.worker.drivers.base import Exit, LogLine
 from hawker.worker.drivers.logs import follow_lines, tail_lines
 from hawker.worker.drivers.refusals import SupervisorLost
-from hawker.worker.drivers.versions import Peer, is_empty
+from hawker.worker.drivers.versions import Peer, runs_nothing
 from hawker.worker.drivers.wire import Wire
 
 CONNECT_S = 10.0
 RECONNECT_S = 1.0
 FORGET_S = 60.0
+T = TypeVar("T")
 
 
 class Supervisor:
@@ -50,7 +64,8 @@ class Supervisor:
         self._followers: dict[str, set[asyncio.Event]] = {}
         self._child = 0  # the supervisor that was started last
         self._replacing: asyncio.Task[None] | None = None
-        self._hold = ""
+        self._standby = ""  # the file that standby processes run
+        self._outdated = False  # the supervisor is of another version
         self._forgetting: asyncio.Task[None] | None = None
 
     async def open(self, on_exit: Callable[[Exit], None]) -> None:
@@ -89,41 +104,46 @@ class Supervisor:
         socket, run = f"{self.directory}/socket", f"{self.directory}/run"
         return not (os.path.exists(socket) or os.path.islink(run) or _any_inside(run))
 
-    @property
-    def _foreseeing(self) -> Wire | None:
-        wire = self._wire
-        return wire if wire and wire.peer and FORESEES in wire.peer.features else None
+    @overload
+    async def call(self, request: Request, *, once: bool = False) -> None: ...
 
-    async def call(self, op: str, **fields: Any) -> Any:
-        """Ask the supervisor; when it dies in the middle, ask the next one."""
+    @overload
+    async def call(self, request: Request, reply: type[T], *, once: bool = False) -> T: ...
+
+    async def call(self, request: Request, reply: Any = NoneType, *, once: bool = False) -> Any:
+        """Ask the supervisor; when it dies in the middle, ask the next one. With `once`, for a call whose effects must
+        not be repeated, raise `SupervisorLost` then, and when this was closed meanwhile."""
         while True:
-            wire = await self._connected()
+            if once and self._closed:
+                raise SupervisorLost()
+            wire = self._wire or await self._connected()
             try:
-                return await wire.call(op, **fields)
+                return msgspec.convert(await wire.call(request), reply)
             except SupervisorLost:
-                if self._closed:
+                if once or self._closed:
                     raise
                 await asyncio.sleep(0)  # a socket that closes in this turn is told to `_lost` in the next
 
-    def keep(self, hold: str) -> None:
-        """Have processes ready for what will be foreseen; `hold` is their file."""
-        self._hold = hold
-        if wire := self._foreseeing:
-            wire.tell("keep", hold=hold)
+    def keep_standby(self, program: str) -> None:
+        """Have standby processes ready, which run this file."""
+        self._standby = program
+        wire = self._wire
+        if wire and wire.peer and PRESPAWN in wire.peer.features:
+            wire.tell(KeepStandby(program=program))
 
-    def prespawn(self, **fields: Any) -> bool:
-        """Say that a start like this will be asked for. False where no supervisor is there that knows what to do about
-        that, and nothing waits to be foreseen."""
-        wire = self._foreseeing
-        if not wire or not self._hold:
+    def prespawn(self, start: Start) -> bool:
+        """Say that this start will be asked for. False where no supervisor is there that can prepare it, or no standby
+        processes are kept."""
+        wire = self._wire
+        if not (self._standby and wire and wire.peer and PRESPAWN in wire.peer.features):
             return False
-        wire.tell("foresee", hold=self._hold, **fields)
+        wire.tell(Prespawn(standby=self._standby, start=start))
         return True
 
-    def release(self, key: str) -> bool:
-        """Let what was foreseen run, by our own hand. False: it does not wait, or not yet, and is to be started."""
+    def release_start(self, key: str) -> bool:
+        """Open the start gate of a prespawned program ourselves. False: nothing waits there, or not yet."""
         try:
-            pipe = os.open(release_of(str(self.directory), key), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            pipe = os.open(gate_of(str(self.directory), key), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return False
         try:
@@ -151,13 +171,6 @@ class Supervisor:
             os.close(fd)
         return sock
 
-    async def call_once(self, op: str, **fields: Any) -> Any:
-        """Ask what may have effects that must not be repeated. Raises `SupervisorLost` when it dies in the middle, or
-        this was closed meanwhile."""
-        if self._closed:
-            raise SupervisorLost()
-        return await (await self._connected()).call(op, **fields)
-
     async def logs(self, machine: str, *, tail: int, follow: bool) -> AsyncIterator[LogLine]:
         """See `Driver.logs`."""
         path = self.directory / "logs" / machine
@@ -171,7 +184,7 @@ class Supervisor:
         wakeup = asyncio.Event()
         self._followers.setdefault(machine, set()).add(wakeup)
         try:
-            await self.call("follow", machine=machine)
+            await self.call(Follow(machine=machine))
             wakeup.set()  # something may have come between the tail and the subscription
             async for line in follow_lines(path, position, wakeup):
                 yield line
@@ -182,7 +195,7 @@ class Supervisor:
                 del self._followers[machine]
                 if self._wire:
                     with contextlib.suppress(SupervisorLost):
-                        await self._wire.call("unfollow", machine=machine)
+                        await self._wire.call(Unfollow(machine=machine))
 
     async def shut_down(self, *, grace_s: float) -> None:
         """Stop every instance and the supervisor."""
@@ -191,10 +204,10 @@ class Supervisor:
         wire = await self._connected()
         self._closed = True
         with contextlib.suppress(SupervisorLost):
-            running = [i["key"] for i in await wire.call("list") if not i["exit"]]
-            ends = [asyncio.ensure_future(wire.call("wait", key=key)) for key in running]
+            running = [i["key"] for i in await wire.call(ListInstances()) if not i["exit"]]
+            ends = [asyncio.ensure_future(wire.call(Wait(key=key))) for key in running]
             try:
-                await wire.call("shutdown", grace_s=grace_s)
+                await wire.call(ShutDown(grace_s=grace_s))
             finally:
                 await asyncio.gather(*ends, return_exceptions=True)
         await _gone(self.directory, self._child)
@@ -230,16 +243,16 @@ class Supervisor:
                         self._spawn()
                         wire = await self._dial_soon()
                     try:
-                        hello = await wire.call("hello")
-                        peer = msgspec.convert(hello, Peer)
-                        if peer.outdated(self._options) and is_empty(hello) and not replaced:
+                        peer = msgspec.convert(await wire.call(Hello()), Peer)
+                        self._outdated = peer.outdated(self._options)
+                        if self._outdated and runs_nothing(peer.instances) and not replaced:
                             await wire.close()
                             wire, replaced = None, True
                             await peer.end()
                             continue
                         wire.peer = peer
                         for machine, wakeups in list(self._followers.items()):
-                            await wire.call("follow", machine=machine)
+                            await wire.call(Follow(machine=machine))
                             for wakeup in wakeups:
                                 wakeup.set()  # for what came while nobody told
                     except SupervisorLost:  # it was on its way out
@@ -254,9 +267,9 @@ class Supervisor:
         finally:
             self._connecting = None
         self._wire = wire
-        if self._hold:
-            self.keep(self._hold)
-        for shown in hello["instances"]:
+        if self._standby:
+            self.keep_standby(self._standby)
+        for shown in peer.instances:
             if shown["exit"]:
                 self._ended(shown["exit"])
         return wire
@@ -311,14 +324,14 @@ class Supervisor:
 
     def _replace_once_empty(self) -> None:
         wire = self._wire
-        if not (wire and wire.peer and wire.peer.outdated(self._options)) or self._closed:
+        if wire is None or not self._outdated or self._closed:
             return
         if self._replacing is None or self._replacing.done():
             self._replacing = asyncio.get_running_loop().create_task(self._replace(wire), name="replace supervisor")
 
     async def _replace(self, wire: Wire) -> None:
         with contextlib.suppress(SupervisorLost):
-            if wire.peer and is_empty({"instances": await wire.call("list")}):
+            if wire.peer and runs_nothing(await wire.call(ListInstances())):
                 await wire.peer.end()
 
     def _ended(self, told: Any) -> None:

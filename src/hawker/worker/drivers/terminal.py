@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import json
 import os
 import socket
 import struct
 import termios
-from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
 import msgspec
 
+from hawker.supervisor.calls import Converse
 from hawker.worker.drivers.refusals import SupervisorLost, told
+from hawker.worker.drivers.wire import encoded
 
 READ_BYTES = 64 * 1024
 _LINE_BYTES_MAX = 64 * 1024
@@ -30,13 +30,13 @@ class _Dials(Protocol):
     async def dial(self) -> socket.socket: ...
 
 
-async def converse(supervisor: _Dials, fields: Mapping[str, Any]) -> Conversation:
-    """Start a command as the supervisor's `converse` takes it."""
+async def converse(supervisor: _Dials, request: Converse) -> Conversation:
+    """Start a command on a connection of its own."""
     sock = await supervisor.dial()
     fds: list[int] = []
     try:
         loop = asyncio.get_running_loop()
-        await loop.sock_sendall(sock, json.dumps({"id": 0, "op": "converse", **fields}).encode() + b"\n")
+        await loop.sock_sendall(sock, encoded(0, request, None))
         answer, rest = await _answer(sock, fds)
         if "error" in answer:
             raise told(answer)

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from hawker.supervisor.calls import MakeContainer, MakeTree, Request, Start
 from hawker.supervisor.protocol import PROTOCOL, features, needed
 from hawker.worker.drivers.base import StartFailed
 
@@ -28,15 +29,16 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     protocol: int = 0
     features: frozenset[str] = frozenset()
+    instances: Sequence[Mapping[str, Any]] = ()
 
     def outdated(self, options: Sequence[str]) -> bool:
         """Whether one that was started now, with these options, could do more, or means other things."""
         return self.protocol != PROTOCOL or not self.features.issuperset(features(options))
 
-    def check(self, order: str, fields: Mapping[str, Any]) -> None:
-        """Raises `StartFailed` for an order that it does not understand. What concerns machines that run it does."""
-        lacking = needed(order, fields) - self.features
-        if order in ("start", "make") and self.protocol not in (0, PROTOCOL):
+    def check(self, request: Request) -> None:
+        """Raises `StartFailed` for a call that it does not understand. It understands those about machines that run."""
+        lacking = needed(request) - self.features
+        if isinstance(request, Start | MakeContainer | MakeTree) and self.protocol not in (0, PROTOCOL):
             lacking.add(f"protocol {PROTOCOL}")
         if lacking:
             raise StartFailed(
@@ -65,6 +67,6 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
             os.close(pidfd)
 
 
-def is_empty(hello: Mapping[str, Any]) -> bool:
-    """Whether nothing runs under the supervisor that says this."""
-    return all(shown["exit"] for shown in hello["instances"])
+def runs_nothing(instances: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether nothing runs under the supervisor that has these instances."""
+    return all(shown["exit"] for shown in instances)

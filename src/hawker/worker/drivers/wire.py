@@ -11,7 +11,8 @@ from typing import Any, cast
 
 import msgspec
 
-from hawker.supervisor.protocol import understood
+from hawker.supervisor.calls import Request
+from hawker.supervisor.protocol import fields_of
 from hawker.worker.drivers.refusals import SupervisorLost, told
 from hawker.worker.drivers.versions import Peer
 
@@ -53,27 +54,25 @@ class Wire(asyncio.Protocol):
             self._gone.set_result(None)
         self._on_lost(self)
 
-    async def call(self, op: str, **fields: Any) -> Any:
+    async def call(self, request: Request) -> Any:
         if self._transport is None or self._transport.is_closing():
             raise SupervisorLost()
         if self.peer:
-            self.peer.check(op, fields)
-            fields = understood(fields, self.peer.features)
+            self.peer.check(request)
         number = next(self._numbers)
         future = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
-        self._transport.write(_line({"id": number, "op": op, **fields}))
+        self._transport.write(encoded(number, request, self.peer))
         try:
             return await future
         finally:
             self._waiting.pop(number, None)
 
-    def tell(self, op: str, **fields: Any) -> None:
-        """What nobody waits for the answer of."""
+    def tell(self, request: Request) -> None:
+        """Send a request that has no reply."""
         assert self.peer is not None  # its hello was waited for
         if self._transport is not None and not self._transport.is_closing():
-            fields = understood(fields, self.peer.features)
-            self._transport.write(_line({"id": next(self._numbers), "op": op, **fields}))
+            self._transport.write(encoded(next(self._numbers), request, self.peer))
 
     async def close(self) -> None:
         """Returns once the socket is closed."""
@@ -82,8 +81,10 @@ class Wire(asyncio.Protocol):
             await asyncio.shield(self._gone)
 
 
-def _line(message: dict[str, Any]) -> bytes:
+def encoded(number: int, request: Request, peer: Peer | None) -> bytes:
+    fields = fields_of(request, peer.features) if peer else vars(request)
+    message = {"id": number, "op": request.op, **fields}
     try:
         return msgspec.json.encode(message) + b"\n"
     except UnicodeEncodeError:  # words that are no text, as a command line may have them
-        return json.dumps(message).encode() + b"\n"
+        return json.dumps(message, default=vars).encode() + b"\n"

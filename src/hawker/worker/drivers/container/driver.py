@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -22,6 +22,7 @@ from hawker.images.base import ImageSource
 from hawker.model.guest import ROOT_DISK_MIB
 from hawker.model.image import Image
 from hawker.network.base import HostNetwork, NetworkError
+from hawker.supervisor.calls import DiscardContainer, MakeContainer, NamedFile, ReleaseContainer, RootLayer
 from hawker.supervisor.making import GROUP, PLACE
 from hawker.supervisor.mounts import IdMap
 from hawker.supervisor.roots import can_bound
@@ -41,7 +42,7 @@ from hawker.worker.drivers.container.users import UnknownUser, User, resolve_use
 from hawker.worker.drivers.driver import Abilities
 from hawker.worker.drivers.networks import hosts, must_publish, resolv_conf, wanted_of
 from hawker.worker.drivers.refusals import RuntimeKilled, SupervisorLost
-from hawker.worker.drivers.supervised import SupervisedDriver
+from hawker.worker.drivers.supervised import Made, SupervisedDriver
 from hawker.worker.drivers.supervisor import Supervisor
 from hawker.worker.drivers.users import COUNT, FIRST, MANY, NoUsers, Users
 
@@ -163,11 +164,11 @@ class ContainerDriver(SupervisedDriver):
         if host.runtime is None:
             raise StartFailed(host.problem)
         image = await self._images.ensure(spec.image)
-        fields = self._order(spec, image, host, host.runtime)
+        request = self._container_of(spec, image, host, host.runtime)
         killed = False
         for attempt in range(1, TRIES + 1):
             try:
-                return await self._make_and_go(spec, fields)
+                return await self._make_and_release(spec, request)
             except RuntimeKilled as error:
                 killed = True
                 if attempt == TRIES:
@@ -180,19 +181,18 @@ class ContainerDriver(SupervisedDriver):
                     raise
         raise AssertionError
 
-    async def _make_and_go(self, spec: InstanceSpec, fields: Mapping[str, Any]) -> Instance:
+    async def _make_and_release(self, spec: InstanceSpec, request: MakeContainer) -> Instance:
         try:
-            made = await self.supervisor.call_once("make", **fields)
+            made = await self.supervisor.call(request, Made, once=True)
         except asyncio.CancelledError:  # the supervisor would make it all the same, and let it wait
             await asyncio.shield(self._give_up(spec))
             raise
-        if "instance" in made:  # let go before its supervisor was lost
-            instance = msgspec.convert(made["instance"], Instance)
-            await self._attach_running(spec, instance)
-            return instance
+        if made.instance:  # it was released before its supervisor was lost
+            await self._attach_running(spec, made.instance)
+            return made.instance
         try:
-            await self._attach(spec, made["pid"])
-            return msgspec.convert(await self.supervisor.call_once("go", key=spec.key), Instance)
+            await self._attach(spec, made.pid)
+            return await self.supervisor.call(ReleaseContainer(key=spec.key), Instance, once=True)
         except BaseException as error:
             was_there = await asyncio.shield(self._give_up(spec))
             if isinstance(error, NetworkError):
@@ -215,7 +215,7 @@ class ContainerDriver(SupervisedDriver):
         was_there = False
         try:
             with suppress(UnknownInstance, SupervisorLost):
-                await self.supervisor.call_once("unmake", key=spec.key)
+                await self.supervisor.call(DiscardContainer(key=spec.key), once=True)
                 was_there = True
         finally:
             if self._network and spec.network:
@@ -223,7 +223,7 @@ class ContainerDriver(SupervisedDriver):
                 self._connected.pop(spec.key, None)
         return was_there
 
-    def _order(self, spec: InstanceSpec, image: Image, host: Host, runtime: Runtime) -> dict[str, Any]:
+    def _container_of(self, spec: InstanceSpec, image: Image, host: Host, runtime: Runtime) -> MakeContainer:
         """What the supervisor is asked to make."""
         if spec.root.size_mib and os.geteuid() != 0:
             raise StartFailed(
@@ -243,29 +243,24 @@ class ContainerDriver(SupervisedDriver):
         except (UnknownUser, NoCommand, BadSpec) as error:
             raise StartFailed(str(error)) from error
         outside = ids.outside if ids else int
-        return {
-            "key": spec.key,
-            "machine": spec.machine,
-            "runtime": runtime.path,
-            "init": host.init,
-            "config": msgspec.json.encode(config).decode(),
-            "layers": [str(path) for path in layers],
-            "root": {"persist": spec.root.persist, "size_mib": spec.root.size_mib or self._root_mib},
-            "ids": ids.base if ids else None,
-            "mounts": [(source, False) for source in sources(spec)],  # the configuration says which are read-only
-            "files": [
-                {
-                    "name": str(number),
-                    "content": base64.b64encode(content).decode(),
-                    "mode": mode,
-                    "owner": outside(0),
-                }
+        return MakeContainer(
+            key=spec.key,
+            machine=spec.machine,
+            runtime=runtime.path,
+            init=host.init,
+            config=msgspec.json.encode(config).decode(),
+            layers=[str(path) for path in layers],
+            root=RootLayer(persist=spec.root.persist, size_mib=spec.root.size_mib or self._root_mib),
+            ids=ids.base if ids else None,
+            mounts=[(source, False) for source in sources(spec)],  # the configuration says which are read-only
+            files=[
+                NamedFile(name=str(number), content=base64.b64encode(content).decode(), mode=mode, owner=outside(0))
                 for number, (content, mode) in enumerate(files.values())
             ],
-            "owner": outside(user.uid),
-            "limits": msgspec.to_builtins(spec.limits),
-            "note": dict(spec.note),
-        }
+            owner=outside(user.uid),
+            limits=spec.limits,
+            note=spec.note,
+        )
 
     def _config(
         self,

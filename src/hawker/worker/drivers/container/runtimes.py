@@ -23,13 +23,15 @@ import msgspec
 from hawker.init.build import NoCompiler, program
 from hawker.model.image import ImageConfig
 from hawker.supervisor import cgroups, ordinary
+from hawker.supervisor.calls import Destroy, MakeContainer, Purge, ReleaseContainer, RootLayer
 from hawker.supervisor.making import GO_FD, GROUP, PLACE
 from hawker.supervisor.mounts import IdMap
-from hawker.worker.drivers.base import InstanceSpec, Limits, StartFailed
+from hawker.worker.drivers.base import Instance, InstanceSpec, Limits, StartFailed
 from hawker.worker.drivers.container.command import Command, resolve, terminal_options
 from hawker.worker.drivers.container.spec import INIT, Place, runtime_spec
 from hawker.worker.drivers.container.users import User
 from hawker.worker.drivers.refusals import RuntimeKilled
+from hawker.worker.drivers.supervised import Made
 from hawker.worker.drivers.supervisor import Supervisor
 
 Name = Literal["crun", "runc"]
@@ -144,29 +146,28 @@ async def _try(supervisor: Supervisor, host: Host, runtime: Runtime) -> str:
     config = configuration(host, runtime, spec, resolve(spec, ImageConfig()), User(), place, ids)
     tree = supervisor.directory.absolute() / "tree"
     tree.mkdir(parents=True, exist_ok=True)
-    fields: dict[str, Any] = {
-        "key": key,
-        "machine": PROBE,
-        "runtime": runtime.path,
-        "init": host.init,
-        "config": msgspec.json.encode(config).decode(),
-        "layers": [str(tree)],  # to see that one can be shown with other owners
-        "root": {"persist": False, "size_mib": 0},
-        "ids": ids.base if ids else None,
-        "mounts": [],
-        "files": [],
-        "owner": ids.base if ids else 0,
-        "limits": msgspec.to_builtins(limits),
-        "note": {},
-    }
-    await supervisor.call("destroy", key=key, force=True)  # one that a killed daemon left
+    request = MakeContainer(
+        key=key,
+        machine=PROBE,
+        runtime=runtime.path,
+        init=host.init,
+        config=msgspec.json.encode(config).decode(),
+        layers=[str(tree)],  # to see that one can be shown with other owners
+        root=RootLayer(),
+        ids=ids.base if ids else None,
+        mounts=[],
+        files=[],
+        owner=ids.base if ids else 0,
+        limits=limits,
+    )
+    await supervisor.call(Destroy(key=key, force=True))  # one that a killed daemon left
     try:
-        await supervisor.call_once("make", **fields)
-        await supervisor.call_once("go", key=key)
+        await supervisor.call(request, Made, once=True)
+        await supervisor.call(ReleaseContainer(key=key), Instance, once=True)
     except (StartFailed, RuntimeKilled) as error:
         return str(error)
-    await supervisor.call("destroy", key=key, force=True)
-    await supervisor.call("purge", machine=PROBE)
+    await supervisor.call(Destroy(key=key, force=True))
+    await supervisor.call(Purge(machine=PROBE))
     return ""
 
 

@@ -8,9 +8,9 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
-import msgspec
 from msgspec.structs import replace
 
+from hawker.supervisor.calls import Inspect, Purge, Stop
 from hawker.worker.drivers.base import (
     Capabilities,
     ExecResult,
@@ -151,7 +151,7 @@ class MicrovmDriver(Machines):
         guest = self._find(key)
         if guest.record.suspended or guest.record.exit:
             return self._shown(guest, None)
-        return self._shown(guest, msgspec.convert(await self.supervisor.call("inspect", key=key), Instance))
+        return self._shown(guest, await self.supervisor.call(Inspect(key=key), Instance))
 
     async def wait(self, key: str) -> Exit:
         return await asyncio.shield(self._find(key).ended)
@@ -206,7 +206,7 @@ class MicrovmDriver(Machines):
                     await (await guest.agent()).signal(signal)
                 return await asyncio.shield(guest.ended)
         with contextlib.suppress(UnknownInstance):
-            await self.supervisor.call("stop", key=key, signal=9, grace_s=0)
+            await self.supervisor.call(Stop(key=key, signal=9, grace_s=0), Exit)
         return await asyncio.shield(guest.ended)
 
     def _end_suspended(self, guest: Guest) -> Exit:
@@ -234,7 +234,7 @@ class MicrovmDriver(Machines):
             return
         self._records.purge(machine)
         if not self.supervisor.unused:
-            await self.supervisor.call("purge", machine=machine)
+            await self.supervisor.call(Purge(machine=machine))
         if self._users:
             self._users.release(machine)
 

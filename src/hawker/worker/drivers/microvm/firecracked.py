@@ -25,11 +25,11 @@ import stat
 import struct
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
-from hawker.supervisor.words import last_words
+from hawker.supervisor.calls import Confined
+from hawker.supervisor.status_file import last_words
 from hawker.worker.drivers.base import Exit
 from hawker.worker.drivers.microvm import firecracker
 from hawker.worker.drivers.microvm.firecracker import AGENT_PORT, FirecrackerError, Jail, Snapshot
@@ -95,7 +95,7 @@ class Firecracker:
             make_tap(vm.tap, jailed.uid, jailed.gid)
         return [*firecracker.jailed(vm.jailer, vm.binary, jailed), "--level", "Error"]
 
-    def confined(self, vm: Vm) -> dict[str, Any] | None:
+    def confined(self, vm: Vm) -> Confined | None:
         return None
 
     def dial(self, vm: Vm, directory: Path) -> Dial:

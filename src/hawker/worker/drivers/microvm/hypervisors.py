@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
+from hawker.supervisor.calls import Destroy, ListInstances, Purge, Start
 from hawker.telemetry import get_logger
 from hawker.worker.drivers.base import Instance, Limits
 from hawker.worker.drivers.microvm import firecracked, qemu, templates
@@ -52,11 +53,11 @@ class Hypervisors:
         """What the supervisor has, by key."""
         if self.supervisor.unused:
             return {}
-        return {i.key: i for i in msgspec.convert(await self.supervisor.call("list"), list[Instance])}
+        return {i.key: i for i in await self.supervisor.call(ListInstances(), list[Instance])}
 
     async def destroy(self, key: str) -> None:
         if not self.supervisor.unused:
-            await self.supervisor.call("destroy", key=key, force=True)
+            await self.supervisor.call(Destroy(key=key, force=True))
 
     async def start(self, key: str, machine: str, vm: Vm, limits: Limits, directory: Path) -> Instance:
         """Start one, or find the one that was started by this key. Raises `StartFailed`,
@@ -67,19 +68,18 @@ class Hypervisors:
             raise HypervisorError(f"its hypervisor's files cannot be made ready: {error}") from error
         # It bounds the guest's disks itself: its own group would also slow down a machine's way to disk and back.
         memory_mib = vm.memory_mib + qemu.OVERHEAD_MIB[vm.accelerator]
-        around = replace(limits, memory_mib=memory_mib, pids=64 + vm.cpus, disk_bytes=0, disk_operations=0)
-        shown = await self.supervisor.call(
-            "start",
+        around = dataclasses.replace(limits, memory_mib=memory_mib, pids=64 + vm.cpus, disk_bytes=0, disk_operations=0)
+        request = Start(
             key=key,
             machine=machine,
             argv=argv,
             env=qemu.environment(vm) if vm.vmm == "qemu" else {"PATH": os.defpath},
-            limits=msgspec.to_builtins(around),
+            limits=around,
             cwd=str(directory if vm.vmm == "qemu" else firecracked.place(vm, directory)),
             status=vm.output and vm.vmm == "qemu",
-            **({"confined": confined} if (confined := of(vm).confined(vm)) else {}),
+            confined=of(vm).confined(vm),
         )
-        return msgspec.convert(shown, Instance)
+        return await self.supervisor.call(request, Instance)
 
     # --- state -------------------------------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class Hypervisors:
         finally:
             with contextlib.suppress(HypervisorError):
                 await self.destroy(key)
-                await self.supervisor.call("purge", machine=MAKING)
+                await self.supervisor.call(Purge(machine=MAKING))
 
 
 def _sync(path: Path) -> None:

@@ -21,6 +21,7 @@ from hawker.errors import Unreachable
 from hawker.host import Host
 from hawker.images.base import ImageSource
 from hawker.network.base import HostNetwork, NetworkError
+from hawker.supervisor.calls import Stop
 from hawker.telemetry import get_logger
 from hawker.worker.drivers.base import (
     Exit,
@@ -189,7 +190,7 @@ class Machines(SupervisedDriver):
         guest.acknowledged = False
         with contextlib.suppress(UnknownInstance, TimeoutError):
             async with asyncio.timeout(ANSWER_S):
-                await self.supervisor.call("stop", key=guest.record.key, signal=9, grace_s=0)
+                await self.supervisor.call(Stop(key=guest.record.key, signal=9, grace_s=0), Exit)
                 await asyncio.shield(guest.ended)
         await self._hypervisors.destroy(guest.record.key)
         guest.start_over()

@@ -23,6 +23,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from hawker.supervisor.calls import Confined
 from hawker.worker.drivers.microvm.agent import dial
 from hawker.worker.drivers.microvm.disk import DEVICE_BYTES
 from hawker.worker.drivers.microvm.kernel import Kernel
@@ -120,19 +121,20 @@ def command(vm: Vm) -> list[str]:
     return argv
 
 
-def confined(vm: Vm) -> dict[str, Any]:
-    """What it may do and gets, see `hawker.supervisor.confined.Confinement`."""
-    given: dict[str, Any] = {"sockets": ["qmp", "agent"], "tap": "" if vm.tap == "-" else vm.tap}
+def confined(vm: Vm) -> Confined:
+    """What the hypervisor may do and gets."""
+    sockets, tap = ["qmp", "agent"], "" if vm.tap == "-" else vm.tap
     if not vm.user:
-        return given
+        return Confined(sockets=sockets, tap=tap)
     own = [vm.disk, vm.memory.file if vm.memory.shared else ""]
-    shown = [*reads(vm), vm.preload if _copies(vm) else ""]
-    return given | {
-        "user": vm.user,
-        "shown": list(filter(None, shown)),
-        "own": list(filter(None, own)),
-        "devices": [KVM] if vm.accelerator == "kvm" else [],
-    }
+    return Confined(
+        user=vm.user,
+        shown=list(filter(None, [*reads(vm), vm.preload if _copies(vm) else ""])),
+        own=list(filter(None, own)),
+        devices=[KVM] if vm.accelerator == "kvm" else [],
+        sockets=sockets,
+        tap=tap,
+    )
 
 
 def reads(vm: Vm) -> list[str]:

@@ -10,8 +10,9 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from hawker.supervisor.calls import Confined
 from hawker.worker.drivers.base import Exit
 from hawker.worker.drivers.microvm import qemu
 from hawker.worker.drivers.microvm.agent import dial
@@ -32,7 +33,7 @@ class Hypervisor(Protocol):
         """Make the files that one needs that is about to be started, remove those of one before it; its command
         line."""
 
-    def confined(self, vm: Vm) -> dict[str, Any] | None:
+    def confined(self, vm: Vm) -> Confined | None:
         """As the supervisor takes it. None: it confines itself."""
 
     def dial(self, vm: Vm, directory: Path) -> Dial:
@@ -66,7 +67,7 @@ class Qemu:
                 os.chown(vm.disk, vm.user, vm.user)
         return qemu.command(vm)
 
-    def confined(self, vm: Vm) -> dict[str, Any] | None:
+    def confined(self, vm: Vm) -> Confined | None:
         return qemu.confined(vm)
 
     def dial(self, vm: Vm, directory: Path) -> Dial:

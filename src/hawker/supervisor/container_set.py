@@ -5,11 +5,13 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
+from hawker.supervisor.calls import DiscardContainer, MakeContainer, MakeTree, ReleaseContainer
 from hawker.supervisor.common import Common
 from hawker.supervisor.container import CONTAINER, Container, clear_directory
 from hawker.supervisor.instance import Instance, Record
-from hawker.supervisor.making import Making
+from hawker.supervisor.making import ContainerMaking, Making
 from hawker.supervisor.roots import Roots
 from hawker.supervisor.tree import TREE, Tree, TreeMaking
 from hawker.supervisor.wire import Ask, Refused
@@ -24,22 +26,26 @@ class Containers:
         self._common = common
         self._register = register
         self.roots = Roots(common.directory, common.children, common.trash)
-        self._makings: dict[str, Making] = {}
+        self._makings: dict[str, Making[Any]] = {}
 
     @property
     def busy(self) -> bool:
         """Whether something is on its way."""
         return bool(self._makings)
 
-    def make(self, ask: Ask) -> None:
-        making = (TreeMaking if ask.get("kind", CONTAINER) == TREE else Making)(ask, self._common, self.roots)
+    def make(self, request: MakeContainer | MakeTree, ask: Ask) -> None:
+        making: Making[Any]
+        if isinstance(request, MakeTree):
+            making = TreeMaking(request, ask.connection, self._common, self.roots)
+        else:
+            making = ContainerMaking(request, ask.connection, self._common, self.roots)
         if making.key in self._makings:
             raise Refused("Refused", f"{making.key} is being made")
         self._makings[making.key] = making
         making.begin(lambda pid: ask.answer({"pid": pid}), partial(self._failed, making, ask))
 
-    def go(self, ask: Ask) -> None:
-        making = self._get(ask)
+    def release(self, request: ReleaseContainer, ask: Ask) -> None:
+        making = self._get(request.key)
 
         def started(container: Container) -> None:
             del self._makings[making.key]
@@ -48,8 +54,8 @@ class Containers:
 
         making.go(started, partial(self._failed, making, ask))
 
-    def unmake(self, ask: Ask) -> None:
-        making = self._get(ask)
+    def discard(self, request: DiscardContainer, ask: Ask) -> None:
+        making = self._get(request.key)
 
         def gone(kind: str, why: str) -> None:
             del self._makings[making.key]
@@ -58,7 +64,7 @@ class Containers:
         making.end(gone)
 
     def forsake(self, *, every: bool = False) -> None:
-        """Remove those whose daemon is gone: nobody will let them go."""
+        """Remove those whose daemon is gone: nobody will release them."""
         for making in list(self._makings.values()):
             if every or not making.connection.open:
                 making.end(partial(self._failed, making, None))
@@ -85,13 +91,13 @@ class Containers:
                     traceback.print_exc()
         self.roots.keep_only(container.root for container in running)
 
-    def _get(self, ask: Ask) -> Making:
-        making = self._makings.get(ask["key"])
+    def _get(self, key: str) -> Making[Any]:
+        making = self._makings.get(key)
         if making is None:
-            raise Refused("UnknownInstance", f"{ask['key']} is not being made")
+            raise Refused("UnknownInstance", f"{key} is not being made")
         return making
 
-    def _failed(self, making: Making, ask: Ask | None, kind: str, why: str) -> None:
+    def _failed(self, making: Making[Any], ask: Ask | None, kind: str, why: str) -> None:
         self._makings.pop(making.key, None)
         if ask:
             ask.refuse(kind, why)

@@ -1,7 +1,8 @@
-"""Processes that wait in front of a program (`hawker/init/hold.c`): made before anybody knows for which.
+"""Standby processes (`hawker/init/standby.c`): they are made before anybody knows which program each will become.
 
-To make a process takes longer than all else of a start, and what it is to become can be said later. So a few are kept
-that have been told nothing yet. Each ends with us, and with whoever it is kept for.
+Making a process takes longer than all the rest of a start, and what it is to become can be said later. So the
+supervisor keeps a few that have been told nothing yet. Each ends with the supervisor, and with the daemon that it is
+kept for.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from hawker.supervisor import proc
 from hawker.supervisor.common import Common
 from hawker.supervisor.loop import Timer
 from hawker.supervisor.programs import CannotStart, Launch, spawn
-from hawker.supervisor.protocol import RELEASE
+from hawker.supervisor.protocol import GATE
 
 KEPT: Final = 4
 AGAIN_S: Final = 0.02
@@ -36,12 +37,12 @@ class Gone(Exception):
     """What waited has ended."""
 
 
-class Gate:
-    """One such process. It is told what to become, once, and then let become it, or not: by the first byte that
-    anybody writes into the pipe at `name`."""
+class StartGate:
+    """One such process and the gate it waits at. It is told once what to become; the first byte that anybody writes
+    into the pipe at `name` then lets it become that, or end."""
 
-    def __init__(self, hold: str, path: str, mark: str) -> None:
-        """`hold` is its file, `path` a name for its pipe. Raises OSError."""
+    def __init__(self, program: str, path: str, mark: str) -> None:
+        """`program` is its file, `path` a name for its pipe. Raises OSError."""
         self.name = path
         self._ends: list[int] = []
         os.mkfifo(path, 0o600)
@@ -52,8 +53,8 @@ class Gate:
             self._said, say = os.pipe2(os.O_CLOEXEC)
             self._ends += [self._said, say]
             null = self._opened(os.devnull, os.O_RDWR)
-            argv, env = [hold, str(wait), str(say)], {proc.MARKER: mark}
-            self.pid = spawn(Launch(hold, argv, env, cwd="/", output=(null, null), kept=[wait, say]))
+            argv, env = [program, str(wait), str(say)], {proc.MARKER: mark}
+            self.pid = spawn(Launch(program, argv, env, cwd="/", output=(null, null), kept=[wait, say]))
         except BaseException:
             self.close()
             raise
@@ -87,14 +88,15 @@ class Gate:
         self.name = name
 
     def open(self) -> None:
-        """Let it become the program, unless somebody has already done so, or `shut` it. Raises `Gone`."""
+        """Release it to become the program, unless somebody has done so already, or has `shut` the gate. Raises
+        `Gone`."""
         try:
             os.write(self._tell, b"g")
         except BrokenPipeError as error:
             raise Gone from error
 
     def shut(self) -> None:
-        """Have it end, unless somebody has let it go before."""
+        """Have it end, unless somebody has released it before."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self._tell, b"x")
 
@@ -116,35 +118,35 @@ class Gate:
             os.unlink(self.name)
 
 
-class Gates:
-    """Some that have been told nothing. `keep` a file of what waits to have them made."""
+class StandbyProcesses:
+    """Standby processes that have been told nothing yet. `keep` the file that they run to have them made."""
 
     def __init__(self, common: Common) -> None:
         self._common = common
-        self._hold = ""
-        self._blank: list[Gate] = []
+        self._program = ""
+        self._blank: list[StartGate] = []
         self._numbers = count()
         self._mark = common.mark(BLANK, "")
         self._timer: Timer | None = None
         self._due_s = 0.0
 
-    def keep(self, hold: str) -> None:
+    def keep(self, program: str) -> None:
         """From now on, until `keep` of ""."""
-        if hold != self._hold:
-            self._hold = hold
+        if program != self._program:
+            self._program = program
             self.clear()
-            if hold:
+            if program:
                 self._fill_at(time.monotonic() + AGAIN_S)
 
-    def take(self, hold: str) -> Gate:
+    def take(self, program: str) -> StartGate:
         """Raises `CannotStart`."""
-        if hold == self._hold:
+        if program == self._program:
             gate = self._blank.pop() if self._blank else None
             self._soon()
             if gate is not None:
                 return gate
         try:
-            return self._made(hold)
+            return self._made(program)
         except OSError as error:
             raise CannotStart(f"no process can wait for a program: {error}") from error
 
@@ -156,10 +158,10 @@ class Gates:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(gate.pid, signal.SIGKILL)  # not reaped yet: it is watched
 
-    def _made(self, hold: str) -> Gate:
-        path = self._common.files.instance(f"{BLANK}/{next(self._numbers)}") + RELEASE
+    def _made(self, program: str) -> StartGate:
+        path = self._common.files.instance(f"{BLANK}/{next(self._numbers)}") + GATE
         with self._common.host_mounts():
-            return Gate(hold, path, self._mark)
+            return StartGate(program, path, self._mark)
 
     def _soon(self) -> None:
         """One was taken, or is gone."""
@@ -177,15 +179,15 @@ class Gates:
 
     def _fill(self) -> None:
         self._timer = None
-        if not self._hold or len(self._blank) >= KEPT:
+        if not self._program or len(self._blank) >= KEPT:
             return
         with contextlib.suppress(OSError):  # then they are made when they are needed, or not
-            gate = self._made(self._hold)
+            gate = self._made(self._program)
             self._common.children.watch(gate.pid, lambda status: self._ended(gate))
             self._blank.insert(0, gate)
             self._fill_at(time.monotonic())
 
-    def _ended(self, gate: Gate) -> None:
+    def _ended(self, gate: StartGate) -> None:
         """Somebody killed it."""
         if gate in self._blank:
             self._blank.remove(gate)
