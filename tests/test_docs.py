@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,17 @@ def test_the_machine_states_page_shows_the_table_of_the_code() -> None:
 
 def test_the_machine_states_page_shows_the_tables_of_a_machines_life() -> None:
     assert (DOCS / "machine-states.md").read_text().endswith(f"{life()}\n"), f"end docs/machine-states.md so:\n{life()}"
+
+
+def test_the_picture_of_the_architecture_has_the_layers_that_the_linter_holds() -> None:
+    page = (DOCS / "architecture.md").read_text()
+    drawn = re.search(r"```\n(sim -> .*?)\n```", page, re.DOTALL)
+    assert drawn
+    [rooms, *_] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    assert rooms["containers"] == ["hawker"]
+    assert re.split(r"\s+->\s+", drawn[1]) == rooms["layers"]
+    for room in re.findall(r"\w+", " ".join(rooms["layers"])):
+        assert f"**{room}**" in page, f"docs/architecture.md says what {room} is"
 
 
 def test_the_glossary_names_each_term_once_in_order() -> None:
