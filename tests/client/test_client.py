@@ -21,28 +21,32 @@ from hawker.errors import Invalid, Unreachable
 from hawker.model.op import BYTES, EVENTS, NDJSON, Op, Request, StreamRequest
 
 
-class Get(Request[Any], op=Op("Get", "GET", "/v1/{name}"), kw_only=False):
+class Get(Request[Any], kw_only=False):
+    op = Op("Get", "GET", "/v1/{name}")
+
     name: str = "x"
     b: bool = False
 
 
-class Post(Request[Any], op=Op("Post", "POST", "/v1/{name}", query=("wait",), headers={"key": "x-y"}), kw_only=False):
+class Post(Request[Any], kw_only=False):
+    op = Op("Post", "POST", "/v1/{name}", query=("wait",), headers={"key": "x-y"})
+
     name: str = "x"
     é: int = 1
     wait: bool = False
     key: str = ""
 
 
-class Repeat(Request[Any], op=Op("Repeat", "POST", "/v1/again", idempotent=True)):
-    pass
+class Repeat(Request[Any]):
+    op = Op("Repeat", "POST", "/v1/again", idempotent=True)
 
 
 class Known(msgspec.Struct):
     at: int
 
 
-class Typed(Request[Known], op=Op("Typed", "GET", "/v1/known")):
-    pass
+class Typed(Request[Known]):
+    op = Op("Typed", "GET", "/v1/known")
 
 
 class Line(msgspec.Struct):
@@ -55,16 +59,16 @@ class Event(msgspec.Struct):
     id: str | UnsetType = UNSET
 
 
-class FollowLines(StreamRequest[Line], op=Op("Lines", "GET", "/v1/lines", media=NDJSON)):
-    pass
+class FollowLines(StreamRequest[Line]):
+    op = Op("Lines", "GET", "/v1/lines", media=NDJSON)
 
 
-class FollowEvents(StreamRequest[Event], op=Op("Events", "GET", "/v1/events", media=EVENTS)):
-    pass
+class FollowEvents(StreamRequest[Event]):
+    op = Op("Events", "GET", "/v1/events", media=EVENTS)
 
 
-class FollowBytes(StreamRequest[bytes], op=Op("Bytes", "GET", "/v1/bytes", media=BYTES, quiet_s=0.05)):
-    pass
+class FollowBytes(StreamRequest[bytes]):
+    op = Op("Bytes", "GET", "/v1/bytes", media=BYTES, quiet_s=0.05)
 
 
 class Both:

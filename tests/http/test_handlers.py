@@ -22,16 +22,22 @@ CLIENT = {"authorization": "Bearer c"}
 AS_AGENT = {"authorization": "Bearer a"}
 
 
-class Double(Request[int], op=Op("Double", "POST", "/v1/double/{name}", success=201)):
+class Double(Request[int]):
+    op = Op("Double", "POST", "/v1/double/{name}", success=201)
+
     name: str
     number: int
 
 
-class Ask(Request[int], op=Op("Ask", "POST", "/v1/market/ask", callers="agents", batch=True)):
+class Ask(Request[int]):
+    op = Op("Ask", "POST", "/v1/market/ask", callers="agents", batch=True)
+
     number: int
 
 
-class Pass(Request[Any], op=Op("Pass", "GET", "/v1/pass/{name}")):
+class Pass(Request[Any]):
+    op = Op("Pass", "GET", "/v1/pass/{name}")
+
     name: str
 
 

@@ -31,10 +31,12 @@ ASK = Ask(app="web", region="ord", image="host", resources=Resources(cpus_shared
 APP = AppRow(name="web", id="web", org="o", network="n", number=1, created_at_ms=0, stamp_ms=0)
 
 
-class Anything(Request[dict[str, Any]], op=Op("Anything", "GET", "/", deadline_s=CALL_S)): ...
+class Anything(Request[dict[str, Any]]):
+    op = Op("Anything", "GET", "/", deadline_s=CALL_S)
 
 
-class Quick(Request[dict[str, Any]], op=Op("Quick", "GET", "/quick", deadline_s=CALL_S)): ...
+class Quick(Request[dict[str, Any]]):
+    op = Op("Quick", "GET", "/quick", deadline_s=CALL_S)
 
 
 async def never(call: Call) -> None:

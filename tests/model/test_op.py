@@ -26,12 +26,14 @@ class OfThing(Request[Any], kw_only=False):
     thing: str
 
 
-class Find(OfThing, op=Op("Things_find", "GET", "/v1/apps/{app}/things/{thing}", headers={"nonce": "x-nonce"})):
+class Find(OfThing):
     """Find
     a thing.
 
     Wherever it is.
     """
+
+    op = Op("Things_find", "GET", "/v1/apps/{app}/things/{thing}", headers={"nonce": "x-nonce"})
 
     deep: bool = False
     limit: Annotated[int, Meta(ge=1, le=50)] = 20
@@ -41,7 +43,9 @@ class Find(OfThing, op=Op("Things_find", "GET", "/v1/apps/{app}/things/{thing}",
     nonce: str = ""
 
 
-class Change(Request[Done], op=Op("Things_change", "POST", "/v1/things/{thing}", query=("wait",), either=("ttl",))):
+class Change(Request[Done]):
+    op = Op("Things_change", "POST", "/v1/things/{thing}", query=("wait",), either=("ttl",))
+
     thing: str
     config: dict[str, Any]
     signal: str | int | None = None
@@ -49,19 +53,25 @@ class Change(Request[Done], op=Op("Things_change", "POST", "/v1/things/{thing}",
     wait: bool = False
 
 
-class Send(Request[None], op=Op("Things_send", "PUT", "/v1/things/{thing}", query=("offset",), raw="data")):
+class Send(Request[None]):
+    op = Op("Things_send", "PUT", "/v1/things/{thing}", query=("offset",), raw="data")
+
     thing: str
     offset: Annotated[int, Meta(ge=0)]
     data: bytes
 
 
-class Wanted(Request[Done | None], op=Op("offers", "POST", "/v1/market/offers", callers="agents", batch=True)):
+class Wanted(Request[Done | None]):
+    op = Op("offers", "POST", "/v1/market/offers", callers="agents", batch=True)
+
     app: str
     size: Annotated[int, Meta(ge=1)] = 1
 
 
-class Follow(StreamRequest[Done], op=Op("Things_follow", "GET", "/v1/follow", media=BYTES)):
+class Follow(StreamRequest[Done]):
     """Follow all."""
+
+    op = Op("Things_follow", "GET", "/v1/follow", media=BYTES)
 
 
 def received(kind: type[Declared[Any]], sent: Encoded) -> Any:
@@ -182,8 +192,8 @@ def test_a_declaration_says_its_reply_and_what_it_is_for() -> None:
 
 
 def test_a_declaration_that_names_a_field_it_lacks_is_refused() -> None:
-    class Wrong(Request[None], op=Op("Wrong", "GET", "/v1/{thing}")):
-        pass
+    class Wrong(Request[None]):
+        op = Op("Wrong", "GET", "/v1/{thing}")
 
     with pytest.raises(TypeError, match="Wrong has no field thing"):
         encode(Wrong())

@@ -11,16 +11,18 @@ from hawker.model.call_bases import APP, START_S, OfApp, WaitStart
 from hawker.model.op import Op, Request
 
 
-class ListApps(Request[api.Apps], op=Op("Apps_list", "GET", "/v1/apps", served="broker")):
+class ListApps(Request[api.Apps]):
     """List an organisation's apps."""
 
+    op = Op("Apps_list", "GET", "/v1/apps", served="broker")
     org_slug: Annotated[str, Meta(description="all when absent")] = ""
     app_role: str = ""
 
 
-class CreateApp(
-    Request[api.App],
-    op=Op(
+class CreateApp(Request[api.App]):
+    """Create an app."""
+
+    op = Op(
         "Apps_create",
         "POST",
         "/v1/apps",
@@ -29,10 +31,7 @@ class CreateApp(
         refuses=(409, 422, 500),
         query=("wait",),
         example={"app_name": "shop", "org_slug": "personal"},
-    ),
-):
-    """Create an app."""
-
+    )
     app_name: str | None = None
     name: str | None = None
     org_slug: str | None = None
@@ -42,50 +41,45 @@ class CreateApp(
     wait: bool = False
 
 
-class ShowApp(OfApp[api.App], op=Op("Apps_show", "GET", APP, served="broker", also=api.Machine)):
+class ShowApp(OfApp[api.App]):
     """Get an app; with a machine's id in its place that machine, as in the original article."""
 
+    op = Op("Apps_show", "GET", APP, served="broker", also=api.Machine)
 
-class FindMachine(
-    Request[api.Machine], op=Op("Article_show", "GET", "/v1/apps/{machine_id}", served="broker"), kw_only=False
-):
+
+class FindMachine(Request[api.Machine], kw_only=False):
     """Get a machine by its id alone, as in the original article: what `ShowApp` is with an id in the app's place."""
 
+    op = Op("Article_show", "GET", "/v1/apps/{machine_id}", served="broker")
     machine_id: str
 
 
-class DeleteApp(
-    OfApp[api.Ok],
-    op=Op("Apps_delete", "DELETE", APP, served="broker", success=202, refuses=(409, 412, 500)),
-):
+class DeleteApp(OfApp[api.Ok]):
     """Delete an app and its machines; with a machine's id in its place that, as in the original article."""
 
+    op = Op("Apps_delete", "DELETE", APP, served="broker", success=202, refuses=(409, 412, 500))
     force: Annotated[bool, Meta(description="also machines that somebody has leased")] = False
 
 
-class StartById(
-    Request[api.Started],
-    op=Op(
+class StartById(Request[api.Started], kw_only=False):
+    """Start a machine by its id alone, as in the original article."""
+
+    op = Op(
         "Article_start",
         "POST",
         "/v1/apps/{machine_id}/start",
         query=("wait",),
         refuses=(408, 409, 412, 422),
         deadline_s=START_S,
-    ),
-    kw_only=False,
-):
-    """Start a machine by its id alone, as in the original article."""
-
+    )
     machine_id: str
     wait: WaitStart = False
 
 
-class StopById(
-    Request[api.Ok], op=Op("Article_stop", "POST", "/v1/apps/{machine_id}/stop", refuses=(409, 412)), kw_only=False
-):
+class StopById(Request[api.Ok], kw_only=False):
     """Stop a machine by its id alone, as in the original article."""
 
+    op = Op("Article_stop", "POST", "/v1/apps/{machine_id}/stop", refuses=(409, 412))
     machine_id: str
     signal: str | int | None = None
     timeout: str | int | None = None

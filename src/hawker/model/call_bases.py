@@ -15,9 +15,6 @@ MACHINES = f"{APP}/machines"
 MACHINE = f"{MACHINES}/{{machine_id}}"
 
 NONCE = "fly-machine-lease-nonce"
-GUARDED = {"nonce": NONCE}
-"""The header that shows a machine's lease."""
-
 START_S = 90.0
 """So long a call may take that waits until a machine has started, for which the server takes a minute."""
 
@@ -47,6 +44,7 @@ class OfMachine(Request[R], Generic[R], kw_only=False):
 class OfLeasedMachine(OfMachine[R], Generic[R]):
     """Base of the calls that a machine's lease guards: who holds it shows its nonce."""
 
+    common_headers = {"nonce": NONCE}
     nonce: str = ""
 
 

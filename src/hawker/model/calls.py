@@ -19,12 +19,16 @@ from hawker.model.op import Declared, Op, Request
 from hawker.model.unbuilt_calls import UNBUILT_CALLS
 
 
-class ShowOpenApi(Request[dict[str, Any]], op=Op("OpenAPI", "GET", "/openapi.json", served="broker")):
+class ShowOpenApi(Request[dict[str, Any]]):
     """This document."""
 
+    op = Op("OpenAPI", "GET", "/openapi.json", served="broker")
 
-class ShowHealth(Request[api.Health], op=Op("Health", "GET", "/health", served="any", refuses=(503,))):
+
+class ShowHealth(Request[api.Health]):
     """Whether this agent should get traffic."""
+
+    op = Op("Health", "GET", "/health", served="any", refuses=(503,))
 
 
 CALLS: tuple[type[Declared[Any]], ...] = (

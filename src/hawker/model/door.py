@@ -44,13 +44,11 @@ class Awake(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-class Wake(
-    Request[Awake],
-    op=Op("Door_wake", "POST", "/v1/door/wake", callers="agents", idempotent=True, deadline_s=WAKE_S + 5.0),
-):
+class Wake(Request[Awake]):
     """Have a machine run. `request` is the id of the one that waits for it, for the cause; `why` its other part.
     `trace` is that request's W3C traceparent."""
 
+    op = Op("Door_wake", "POST", "/v1/door/wake", callers="agents", idempotent=True, deadline_s=WAKE_S + 5.0)
     app: str
     machine: str
     request: str = ""
@@ -64,12 +62,11 @@ class Resting(msgspec.Struct, frozen=True, kw_only=True):
     state: State
 
 
-class Rest(
-    Request[Resting], op=Op("Door_rest", "POST", "/v1/door/rest", callers="agents", idempotent=True, deadline_s=10.0)
-):
+class Rest(Request[Resting]):
     """Stop an idle machine, or suspend it; where its driver cannot suspend, it is stopped. `instance`, when given, is
     the one that was seen idle: a later one runs on."""
 
+    op = Op("Door_rest", "POST", "/v1/door/rest", callers="agents", idempotent=True, deadline_s=10.0)
     app: str
     machine: str
     how: Literal["stop", "suspend"] = "stop"

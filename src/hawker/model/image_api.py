@@ -105,40 +105,39 @@ Region = Annotated[str, Meta(description="only this region")]
 AtWorker = Annotated[str, Meta(description="the worker that the upload is at")]
 
 
-class ListImages(
-    Request[list[ImageHere]], op=Op("Images_list", "GET", _IMAGES, refuses=(404, 412, 500), extension=True)
-):
+class ListImages(Request[list[ImageHere]]):
     """List the images that workers have."""
 
+    op = Op("Images_list", "GET", _IMAGES, refuses=(404, 412, 500), extension=True)
     worker: Worker = ""
     region: Region = ""
 
 
-class RemoveImage(
-    Request[list[ImageRemoved]],
-    op=Op("Images_remove", "DELETE", _IMAGES, refuses=(404, 409, 412, 500), extension=True),
-):
+class RemoveImage(Request[list[ImageRemoved]]):
     """Remove an image from every worker that has it; one that machines need is kept and says so."""
 
+    op = Op("Images_remove", "DELETE", _IMAGES, refuses=(404, 409, 412, 500), extension=True)
     image: ImageName
     worker: Worker = ""
     region: Region = ""
 
 
-class ShowImage(
-    Request[list[ImageShown]],
-    op=Op("Images_show", "GET", f"{_IMAGES}/show", refuses=(404, 412, 500), extension=True),
-):
+class ShowImage(Request[list[ImageShown]]):
     """Show what an image is made of, on every worker that has it."""
 
+    op = Op("Images_show", "GET", f"{_IMAGES}/show", refuses=(404, 412, 500), extension=True)
     image: ImageName
     worker: Worker = ""
     region: Region = ""
 
 
-class PullImage(
-    StreamRequest[ImageEvent],
-    op=Op(
+class PullImage(StreamRequest[ImageEvent]):
+    """Ask the registry again what a name means: on the workers that have the image, or on one; its progress.
+
+    `worker` and `region` narrow it down. One worker asks when none has the image.
+    """
+
+    op = Op(
         "Images_pull",
         "POST",
         f"{_IMAGES}/pull",
@@ -147,21 +146,19 @@ class PullImage(
         refuses=(404, 412, 429, 500),
         extension=True,
         example={"image": "docker.io/library/nginx:1.29"},
-    ),
-):
-    """Ask the registry again what a name means: on the workers that have the image, or on one; its progress.
-
-    `worker` and `region` narrow it down. One worker asks when none has the image.
-    """
-
+    )
     image: Name
     worker: str | None = None
     region: str | None = None
 
 
-class PrefetchImage(
-    StreamRequest[ImageEvent],
-    op=Op(
+class PrefetchImage(StreamRequest[ImageEvent]):
+    """Have an image on workers before machines need it; its progress. Goes on when nobody listens any more.
+
+    It comes to every worker that lacks it, or to `count` of each region. What a worker has already stays what it is.
+    """
+
+    op = Op(
         "Images_prefetch",
         "POST",
         f"{_IMAGES}/prefetch",
@@ -170,22 +167,21 @@ class PrefetchImage(
         refuses=(404, 412, 429, 500),
         extension=True,
         example={"image": "docker.io/library/nginx:1.29", "region": "mad", "count": 2},
-    ),
-):
-    """Have an image on workers before machines need it; its progress. Goes on when nobody listens any more.
-
-    It comes to every worker that lacks it, or to `count` of each region. What a worker has already stays what it is.
-    """
-
+    )
     image: Name
     worker: str | None = None
     region: str | None = None
     count: Annotated[int, Meta(ge=1, le=10_000)] | None = None
 
 
-class PushImage(
-    StreamRequest[ImageEvent],
-    op=Op(
+class PushImage(StreamRequest[ImageEvent]):
+    """Copy an image from a worker that has it to a registry; its progress.
+
+    It gets the name `to`, or its own. `username` and `password` go to that registry and are kept nowhere; without them
+    its configured ones are used.
+    """
+
+    op = Op(
         "Images_push",
         "POST",
         f"{_IMAGES}/push",
@@ -194,14 +190,7 @@ class PushImage(
         refuses=(404, 412, 429, 500),
         extension=True,
         example={"image": "shop:1", "to": "registry.example/shop:1"},
-    ),
-):
-    """Copy an image from a worker that has it to a registry; its progress.
-
-    It gets the name `to`, or its own. `username` and `password` go to that registry and are kept nowhere; without them
-    its configured ones are used.
-    """
-
+    )
     image: Name
     to: Name | None = None
     worker: str | None = None
@@ -209,9 +198,13 @@ class PushImage(
     password: str | None = None
 
 
-class BeginUpload(
-    Request[Uploading],
-    op=Op(
+class BeginUpload(Request[Uploading]):
+    """Begin to upload an archive or files to a worker: the one named, or one with room.
+
+    `size` counts the bytes in all.
+    """
+
+    op = Op(
         "Images_begin_upload",
         "POST",
         f"{_IMAGES}/uploads",
@@ -219,21 +212,19 @@ class BeginUpload(
         refuses=(404, 409, 412, 429, 500),
         extension=True,
         example={"size": 10485760},
-    ),
-):
-    """Begin to upload an archive or files to a worker: the one named, or one with room.
-
-    `size` counts the bytes in all.
-    """
-
+    )
     size: Annotated[int, Meta(ge=0)]
     worker: str | None = None
     region: str | None = None
 
 
-class Upload(
-    Request[Uploading],
-    op=Op(
+class Upload(Request[Uploading]):
+    """Send the next bytes of an upload, at most 16 MiB; answers how many are there.
+
+    The same bytes may be sent again.
+    """
+
+    op = Op(
         "Images_upload",
         "PUT",
         _UPLOAD,
@@ -241,29 +232,29 @@ class Upload(
         raw="data",
         refuses=(404, 409, 412, 500),
         extension=True,
-    ),
-):
-    """Send the next bytes of an upload, at most 16 MiB; answers how many are there.
-
-    The same bytes may be sent again.
-    """
-
+    )
     upload: str
     worker: AtWorker
     offset: Annotated[int, Meta(ge=0, description="where these bytes go")]
     data: bytes
 
 
-class DropUpload(Request[Ok], op=Op("Images_drop_upload", "DELETE", _UPLOAD, refuses=(404, 412, 500), extension=True)):
+class DropUpload(Request[Ok]):
     """Give an upload up."""
 
+    op = Op("Images_drop_upload", "DELETE", _UPLOAD, refuses=(404, 412, 500), extension=True)
     upload: str
     worker: AtWorker
 
 
-class ImportImage(
-    StreamRequest[ImageEvent],
-    op=Op(
+class ImportImage(StreamRequest[ImageEvent]):
+    """Make an image of an upload that is complete, under a name; its progress.
+
+    `archive` is an image as `docker save`, `podman save` and `skopeo` write it, `files` a tar of its files, which
+    become one layer with `config`. The upload is gone then, also after an error.
+    """
+
+    op = Op(
         "Images_import",
         "POST",
         f"{_IMAGES}/import",
@@ -272,14 +263,7 @@ class ImportImage(
         refuses=(404, 409, 412, 422, 429, 500),
         extension=True,
         example={"upload": "01K0EXAMPLE", "image": "shop:1", "kind": "archive"},
-    ),
-):
-    """Make an image of an upload that is complete, under a name; its progress.
-
-    `archive` is an image as `docker save`, `podman save` and `skopeo` write it, `files` a tar of its files, which
-    become one layer with `config`. The upload is gone then, also after an error.
-    """
-
+    )
     upload: Annotated[str, Meta(min_length=1, max_length=64)]
     image: Name
     kind: Literal["archive", "files"] = "archive"
@@ -310,14 +294,13 @@ class Named(Body, frozen=True):
     digest: str = ""
 
 
-class NameImage(Request[Named], op=Op("Images_name", "GET", "/v1/images/names", callers="agents", idempotent=True)):
+class NameImage(Request[Named]):
+    op = Op("Images_name", "GET", "/v1/images/names", callers="agents", idempotent=True)
     image: str
 
 
-class ReadBlob(
-    StreamRequest[bytes],
-    op=Op("Images_blob", "GET", "/v1/images/blobs/{digest}", callers="agents", idempotent=True, media=BYTES),
-):
+class ReadBlob(StreamRequest[bytes]):
     """Read a manifest, a configuration or a layer, from the offset of a Range header on."""
 
+    op = Op("Images_blob", "GET", "/v1/images/blobs/{digest}", callers="agents", idempotent=True, media=BYTES)
     digest: str

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from hawker.model.api import Body, Ok
-from hawker.model.call_bases import GUARDED, MACHINE, OfLeasedMachine, OfMachine, StreamOfMachine
+from hawker.model.call_bases import MACHINE, OfLeasedMachine, OfMachine, StreamOfMachine
 from hawker.model.op import BYTES, Op
 
 AWAY_S = 30.0
@@ -76,46 +76,37 @@ _SESSIONS = f"{MACHINE}/exec/sessions"
 _SESSION = f"{_SESSIONS}/{{session_id}}"
 
 
-class ShowMemory(OfMachine[Memory], op=Op("Machines_show_memory", "GET", f"{MACHINE}/memory", refuses=(412,))):
+class ShowMemory(OfMachine[Memory]):
     """Get a machine's memory limit and what of it is free."""
 
+    op = Op("Machines_show_memory", "GET", f"{MACHINE}/memory", refuses=(412,))
 
-class SetMemory(
-    OfLeasedMachine[Memory],
-    op=Op(
-        "Machines_set_memory",
-        "PUT",
-        f"{MACHINE}/memory",
-        headers=GUARDED,
-        refuses=(409, 412, 422),
-        example={"limit_mb": 512},
-    ),
-):
+
+class SetMemory(OfLeasedMachine[Memory]):
     """Change a machine's memory, and its cpus, while it runs: refused when there is no room or it uses more.
 
     `cpus` is ours.
     """
 
+    op = Op("Machines_set_memory", "PUT", f"{MACHINE}/memory", refuses=(409, 412, 422), example={"limit_mb": 512})
     limit_mb: Annotated[int, Meta(ge=1)]
     cpus: Annotated[int, Meta(ge=1)] | None = None
 
 
-class OpenSession(
-    OfMachine[Session],
-    op=Op(
+class OpenSession(OfMachine[Session]):
+    """Start a command beside a machine's program, to talk to it.
+
+    `env` is added to the program's. The command is killed when nobody reads what it writes for half a minute.
+    """
+
+    op = Op(
         "Machines_open_session",
         "POST",
         _SESSIONS,
         refuses=(412, 422, 429),
         extension=True,
         example={"command": ["sh"], "tty": True},
-    ),
-):
-    """Start a command beside a machine's program, to talk to it.
-
-    `env` is added to the program's. The command is killed when nobody reads what it writes for half a minute.
-    """
-
+    )
     command: Annotated[list[str], Meta(min_length=1)]
     tty: bool = False
     columns: Columns = 80
@@ -123,38 +114,27 @@ class OpenSession(
     env: dict[str, str] = {}
 
 
-class Connect(
-    OfMachine[Session],
-    op=Op("Machines_connect", "POST", f"{MACHINE}/connections", refuses=(412, 429), extension=True),
-):
+class Connect(OfMachine[Session]):
     """Connect to a TCP port of a machine, whether or not a service names it: what it gives is a session.
 
     `port` is the one that the machine's program sees.
     """
 
+    op = Op("Machines_connect", "POST", f"{MACHINE}/connections", refuses=(412, 429), extension=True)
     port: Annotated[int, Meta(ge=1, le=65535)]
 
 
-class ReadSession(
-    StreamOfMachine[bytes],
-    op=Op(
-        "Machines_read_session",
-        "GET",
-        f"{_SESSION}/output",
-        media=BYTES,
-        quiet_s=3 * QUIET_S + 5,
-        extension=True,
-    ),
-    kw_only=False,
-):
+class ReadSession(StreamOfMachine[bytes], kw_only=False):
     """What the command or connection gives, as it comes, up to its end, in frames."""
 
+    op = Op("Machines_read_session", "GET", f"{_SESSION}/output", media=BYTES, quiet_s=3 * QUIET_S + 5, extension=True)
     session_id: str
 
 
-class WriteSession(
-    OfMachine[Ok],
-    op=Op(
+class WriteSession(OfMachine[Ok], kw_only=False):
+    """Give the command or connection input."""
+
+    op = Op(
         "Machines_write_session",
         "POST",
         f"{_SESSION}/input",
@@ -162,29 +142,25 @@ class WriteSession(
         raw="data",
         refuses=(429,),
         extension=True,
-    ),
-    kw_only=False,
-):
-    """Give the command or connection input."""
-
+    )
     session_id: str
     data: bytes
     end: Annotated[bool, Meta(description="this is the last of it")] = False
 
 
-class ResizeSession(
-    OfMachine[Ok], op=Op("Machines_resize_session", "POST", f"{_SESSION}/resize", extension=True), kw_only=False
-):
+class ResizeSession(OfMachine[Ok], kw_only=False):
     """Tell the command the size of its terminal."""
 
+    op = Op("Machines_resize_session", "POST", f"{_SESSION}/resize", extension=True)
     session_id: str
     columns: Columns
     rows: Columns
 
 
-class CloseSession(OfMachine[Ok], op=Op("Machines_close_session", "DELETE", _SESSION, extension=True), kw_only=False):
+class CloseSession(OfMachine[Ok], kw_only=False):
     """Kill the command or break off the connection, if it is still there, and forget it."""
 
+    op = Op("Machines_close_session", "DELETE", _SESSION, extension=True)
     session_id: str
 
 

@@ -129,10 +129,11 @@ def _op(name: str, method: str, path: str, *, batch: bool = False, deadline_s: f
     )
 
 
-class Ask(Request[Offer | Refusal | Failed], op=_op("offers", "POST", "/offers", batch=True, deadline_s=OFFERS_S)):
+class Ask(Request[Offer | Refusal | Failed]):
     """Ask for an offer. `runtime` names the driver that is to run the machine, "" the one that is usual for the image.
     `parts`, where the broker knows them, let a worker say what it lacks of an image that it does not know itself."""
 
+    op = _op("offers", "POST", "/offers", batch=True, deadline_s=OFFERS_S)
     app: str
     region: str
     image: str
@@ -141,10 +142,11 @@ class Ask(Request[Offer | Refusal | Failed], op=_op("offers", "POST", "/offers",
     parts: Parts | None = None
 
 
-class Order(Request[Reservation | Refusal | Failed], op=_op("reserve", "POST", "/reserve", batch=True, deadline_s=1.5)):
+class Order(Request[Reservation | Refusal | Failed]):
     """Reserve on one worker. The order is complete: the worker needs nothing else to make the machine when it is
     confirmed."""
 
+    op = _op("reserve", "POST", "/reserve", batch=True, deadline_s=1.5)
     key: str  # names the order; the same key is the same reservation
     app: str
     region: str
@@ -224,9 +226,10 @@ class Confirmed(msgspec.Struct, frozen=True, kw_only=True):
     error: dict[str, Any] | None = None
 
 
-class ConfirmOrder(Request[Confirmed], op=_op("confirm", "POST", "/confirm", batch=True)):
+class ConfirmOrder(Request[Confirmed]):
     """Turn a reservation into a machine. With `wait` the answer comes once the machine has started or failed to."""
 
+    op = _op("confirm", "POST", "/confirm", batch=True)
     key: str
     app: AppRow
     decision: Decision | None = None
@@ -240,9 +243,10 @@ class Released(msgspec.Struct, frozen=True, kw_only=True):
     machine: str = ""
 
 
-class ReleaseOrder(Request[Released], op=_op("release", "POST", "/release")):
+class ReleaseOrder(Request[Released]):
     """Give up an order for good. With `undo` a machine that was made of it is destroyed."""
 
+    op = _op("release", "POST", "/release")
     key: str
     cause: str
     undo: bool = False
@@ -254,14 +258,16 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True):
     fate: str
 
 
-class FindFate(Request[Fate], op=_op("fate", "POST", "/fate")):
+class FindFate(Request[Fate]):
+    op = _op("fate", "POST", "/fate")
     key: str
 
 
-class ClaimKey(Request[ClaimRow | None], op=_op("claim", "POST", "/claim")):
+class ClaimKey(Request[ClaimRow | None]):
     """Claim a client's idempotency key for an order, unless another order has it; a claim of the order `replaces` may
     be replaced. The answer is the claim in force. Without `order` this only looks for it."""
 
+    op = _op("claim", "POST", "/claim")
     id: str
     worker: str = ""
     order: str = ""
@@ -278,16 +284,18 @@ class AppKept(msgspec.Struct, frozen=True, kw_only=True):
     machines: int
 
 
-class ListAppsKept(Request[list[AppKept]], op=_op("apps", "GET", "/apps")):
+class ListAppsKept(Request[list[AppKept]]):
     """`name`: only this app."""
 
+    op = _op("apps", "GET", "/apps")
     name: str = ""
 
 
-class KeepApp(Request[AppRow], op=_op("keep_app", "POST", "/apps")):
+class KeepApp(Request[AppRow]):
     """Keep an app's row if its stamp is newer than the one that is there; with `if_absent` an app of this name that is
     there stays as it is. The answer is the row that is there afterwards."""
 
+    op = _op("keep_app", "POST", "/apps")
     app: AppRow
     if_absent: bool = False
 
@@ -299,7 +307,8 @@ class Located(msgspec.Struct, frozen=True):
     generation: int = 1
 
 
-class LocateMachine(Request[Located], op=_op("locate", "GET", "/machines/{machine_id}")):
+class LocateMachine(Request[Located]):
+    op = _op("locate", "GET", "/machines/{machine_id}")
     machine_id: str
 
 
@@ -313,9 +322,10 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
 
 
-class SeekMachine(Request[Seen], op=_op("seen", "GET", "/seen/{machine_id}")):
+class SeekMachine(Request[Seen]):
     """Ask which worker of the region has a machine, as far as the catalog knows: of use when that one is silent."""
 
+    op = _op("seen", "GET", "/seen/{machine_id}")
     machine_id: str
 
 
@@ -335,11 +345,12 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     parked_runs: int
 
 
-class DescribeWorker(Request[WorkerStatus], op=_op("worker", "GET", "/worker")):
-    pass
+class DescribeWorker(Request[WorkerStatus]):
+    op = _op("worker", "GET", "/worker")
 
 
-class SetCordon(Request[WorkerRow], op=_op("cordon", "POST", "/cordon")):
+class SetCordon(Request[WorkerRow]):
+    op = _op("cordon", "POST", "/cordon")
     cordoned: bool
 
 
@@ -347,9 +358,10 @@ class Done(msgspec.Struct, frozen=True):
     """It is done; there is nothing to tell."""
 
 
-class TellGone(Request[Done], op=_op("forget", "POST", "/forget")):
+class TellGone(Request[Done]):
     """Tell the catalog that another worker, `name`, is gone for good."""
 
+    op = _op("forget", "POST", "/forget")
     name: str
 
 
@@ -358,7 +370,8 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[list[Any]]
 
 
-class Query(Request[Rows], op=_op("sql", "POST", "/sql")):
+class Query(Request[Rows]):
     """Read the worker's own database."""
 
+    op = _op("sql", "POST", "/sql")
     query: str

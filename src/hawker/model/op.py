@@ -1,8 +1,9 @@
 """How a call is declared: once, as the struct of its request.
 
-    class StopMachine(OfMachine[Ok], op=Op("Machines_stop", "POST", f"{MACHINE}/stop", refuses=(409, 412))):
+    class StopMachine(OfMachine[Ok]):
         \"\"\"Stop a machine.\"\"\"
 
+        op = Op("Machines_stop", "POST", f"{MACHINE}/stop", refuses=(409, 412))
         signal: str | int | None = None
 
 Everything else follows from that: the route and what it reads (`model/request_codec.py`), the OpenAPI document, the
@@ -75,21 +76,19 @@ class Op(msgspec.Struct, frozen=True):
 
 
 class _Declaring(msgspec.StructMeta):
-    """Takes `op` beside the options of a struct. Fields are given by name, but where a class says `kw_only=False`."""
+    """Fields are given by name, but where a class says `kw_only=False`."""
 
-    def __new__(
-        mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], *, op: Op | None = None, **options: Any
-    ) -> Any:
-        if op is not None:
-            namespace["op"] = op
+    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
         return super().__new__(mcls, name, bases, namespace, **{"frozen": True, "kw_only": True, **options})
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(msgspec.field,))
 class Declared(msgspec.Struct, Generic[R], metaclass=_Declaring):
-    """Base of requests. `R` is the reply, or what a stream is made of."""
+    """Base of requests. `R` is the reply, or what a stream is made of. `common_headers` gives fields of a base their
+    header, as `op.headers` does."""
 
     op: ClassVar[Op]
+    common_headers: ClassVar[dict[str, str]] = {}
 
 
 class Request(Declared[R], Generic[R]):

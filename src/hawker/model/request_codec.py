@@ -58,7 +58,8 @@ class Shape(NamedTuple):
 def shape_of(kind: type[Declared[Any]]) -> Shape:
     op = kind.op
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
-    named = {*op.in_path, *op.query, *op.headers, *filter(None, [op.raw])}
+    headers = {**kind.common_headers, **op.headers}
+    named = {*op.in_path, *op.query, *headers, *filter(None, [op.raw])}
     if strange := named - set(fields):
         raise TypeError(f"{kind.__name__} has no field {', '.join(sorted(strange))}")
     rest = [name for name in fields if name not in named]
@@ -73,7 +74,7 @@ def shape_of(kind: type[Declared[Any]]) -> Shape:
         body = msgspec.defstruct(kind.__name__, parts, frozen=True, kw_only=True, omit_defaults=True)
         body.__doc__ = kind.__doc__
     query = tuple(_query_field(fields[name]) for name in in_query)
-    return Shape(op.in_path, query, tuple(op.headers.items()), body, tuple(rest))
+    return Shape(op.in_path, query, tuple(headers.items()), body, tuple(rest))
 
 
 def encode(request: Declared[Any]) -> Encoded:

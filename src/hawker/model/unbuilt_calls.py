@@ -31,47 +31,47 @@ class Certificates(Body, frozen=True):
     next_cursor: str = ""
 
 
-class ListVolumes(OfApp[list[dict[str, Any]]], op=Op("Volumes_list", "GET", f"{APP}/volumes", served="broker")):
+class ListVolumes(OfApp[list[dict[str, Any]]]):
     """List an app's volumes: none, they are not built yet."""
 
+    op = Op("Volumes_list", "GET", f"{APP}/volumes", served="broker")
     summary: bool = False
 
 
-class ListSnapshots(
-    OfApp[list[dict[str, Any]]],
-    op=Op("Volumes_list_snapshots", "GET", f"{APP}/volumes/{{volume_id}}/snapshots", served="broker"),
-):
+class ListSnapshots(OfApp[list[dict[str, Any]]]):
     """List a volume's snapshots: none, they are not built yet."""
 
+    op = Op("Volumes_list_snapshots", "GET", f"{APP}/volumes/{{volume_id}}/snapshots", served="broker")
     volume_id: str
 
 
-class ListSecrets(OfApp[Secrets], op=Op("Secrets_list", "GET", f"{APP}/secrets", served="broker")):
+class ListSecrets(OfApp[Secrets]):
     """List an app's secrets: none, they are not built yet."""
 
+    op = Op("Secrets_list", "GET", f"{APP}/secrets", served="broker")
     min_version: str = ""
     version: str = ""
     show_secrets: bool = False
 
 
-class ListSecretKeys(OfApp[SecretKeys], op=Op("Secretkeys_list", "GET", f"{APP}/secretkeys", served="broker")):
+class ListSecretKeys(OfApp[SecretKeys]):
     """List an app's secret keys: none, they are not built yet."""
 
+    op = Op("Secretkeys_list", "GET", f"{APP}/secretkeys", served="broker")
     min_version: str = ""
     types: str = ""
 
 
-class ListAddresses(
-    OfApp[Assignments], op=Op("App_IPAssignments_list", "GET", f"{APP}/ip_assignments", served="broker")
-):
+class ListAddresses(OfApp[Assignments]):
     """List an app's addresses: none, they are not built yet."""
 
+    op = Op("App_IPAssignments_list", "GET", f"{APP}/ip_assignments", served="broker")
 
-class ListCertificates(
-    OfApp[Certificates], op=Op("App_Certificates_list", "GET", f"{APP}/certificates", served="broker")
-):
+
+class ListCertificates(OfApp[Certificates]):
     """List an app's certificates: none, they are not built yet."""
 
+    op = Op("App_Certificates_list", "GET", f"{APP}/certificates", served="broker")
     filter: str = ""
     cursor: str = ""
     limit: int | None = None

@@ -34,8 +34,10 @@ class Shown(msgspec.Struct):
     state: str
 
 
-class Switch(Request[Shown], op=Op("Lights_switch", "POST", "/v1/lights/{light_id}/switch", refuses=(409,))):
+class Switch(Request[Shown]):
     """Switch a light on or off."""
+
+    op = Op("Lights_switch", "POST", "/v1/lights/{light_id}/switch", refuses=(409,))
 
     light_id: str
     wish: State
