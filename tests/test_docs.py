@@ -60,6 +60,23 @@ def test_the_glossary_names_each_term_once_in_order() -> None:
     assert terms == sorted(set(terms))
 
 
+def test_words_of_modules_names_are_in_the_glossary_or_plain() -> None:
+    """`tests/plain_words` has the words that a reader knows: the field's, the system's, and everyday ones."""
+    terms = re.findall(r"^\*\*(.+?)\*\*", (DOCS / "glossary.md").read_text(), re.MULTILINE)
+    known = {stem(word) for word in re.findall(r"[a-z]+", " ".join(terms).lower())}
+    known |= {stem(word) for word in (ROOT / "tests/plain_words").read_text().split()}
+    modules = [path.relative_to(ROOT / "src/hawker").with_suffix("") for path in (ROOT / "src/hawker").rglob("*.py")]
+    words = {word: str(module) for module in modules for word in re.findall(r"[a-z]{3,}", str(module))}
+    unknown = {word: module for word, module in words.items() if stem(word) not in known}
+    assert unknown == {}, "define the word in docs/glossary.md, or, if everybody knows it, add it to tests/plain_words"
+
+
+def stem(word: str) -> str:
+    """Without its ending, so that `drains`, `drained` and `draining` are one word."""
+    root = re.sub(r"(ings?|ed|ers?|es|s|ship|e)$", "", word)
+    return root if len(root) > 2 else word
+
+
 def test_decisions_are_numbered_without_gaps_and_have_the_four_sections() -> None:
     template, *decisions = sorted((DOCS / "decisions").glob("*.md"))
     sections = re.findall(r"^## .*", template.read_text(), re.MULTILINE)
