@@ -23,8 +23,8 @@ from tests.kit.registry import free_port
 from tests.kit.waiting import eventually
 
 from hawker.agent.agent import Agent
-from hawker.agent.outfit import Outfit
 from hawker.agent.settings import AgentSettings, BrokerRole, CatalogSettings, TokenSettings, WorkerRole
+from hawker.agent.worker_parts import WorkerParts
 from hawker.client.client import AsyncClient
 from hawker.host import Host, live
 from hawker.images.service import Images
@@ -96,13 +96,13 @@ async def market(
     broker_port = free_port()
     found: dict[str, Images] = {}
 
-    async def outfit(settings: AgentSettings, role: WorkerRole, host: Host) -> Outfit:
+    async def parts(settings: AgentSettings, role: WorkerRole, host: Host) -> WorkerParts:
         stack = AsyncExitStack()
         opened = await Images.open(settings.directory / "images", settings.images, host)
         stack.push_async_callback(opened.close)
         found[settings.name] = opened
         world = World(host, {PROGRAM: Program()})
-        return Outfit(ImageDriver(world, opened).for_all(), opened, None, stack)
+        return WorkerParts(ImageDriver(world, opened).for_all(), opened, None, stack)
 
     def settings(name: str, port: int, join: list[str], **roles: Any) -> AgentSettings:
         return AgentSettings(
@@ -126,7 +126,7 @@ async def market(
             role = WorkerRole(listen=f"127.0.0.1:{port}", capacity=asdict(ROOM))
             todo.append(settings(name, port, join, worker=role))
         for each in todo:
-            agent = Agent(each, live(), make_outfit=outfit)
+            agent = Agent(each, live(), make_worker_parts=parts)
             await agent.open()
             agents[each.name] = agent
             stack.push_async_callback(agent.close)

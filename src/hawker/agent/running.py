@@ -20,7 +20,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn, TypeVar
 
-from hawker.agent import outfit, restart
+from hawker.agent import restart, worker_parts
 from hawker.agent.agent import Agent
 from hawker.agent.service_manager import ServiceManager
 from hawker.agent.settings import AgentSettings
@@ -207,7 +207,12 @@ class _Life:
 
 
 ROLES = {
-    "catalog": ("hawker.catalog.read.api", "hawker.catalog.engines", "cryptography.hazmat.primitives.ciphers.aead"),
+    "catalog": (
+        "hawker.catalog.read.api",
+        "hawker.catalog.engines",
+        "hawker.model.calls",
+        "cryptography.hazmat.primitives.ciphers.aead",
+    ),
     "worker": ("hawker.worker.daemon", "hawker.worker.drivers.driver_set", "hawker.worker.lock"),
     "broker": ("hawker.broker.api", "hawker.broker.directory"),
     "proxy": ("hawker.proxy.service",),
@@ -226,7 +231,7 @@ def load(settings: AgentSettings) -> None:
 
     engines.load(settings.catalog.engine)
     if settings.worker:
-        outfit.load(settings.worker)
+        worker_parts.load(settings.worker)
 
 
 def check(settings: AgentSettings, held: Collection[Address] | None = None) -> None:

@@ -120,6 +120,8 @@ class Broker:
     async def close(self) -> None:
         await self._orders.releases.close()
         await self._fleet.close()
+        if self._directory:
+            self._directory.close()
 
     # --- machines ----------------------------------------------------------------------------------------------------
 

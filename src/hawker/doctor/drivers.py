@@ -9,8 +9,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from hawker.agent.outfit import live_outfit
 from hawker.agent.settings import AgentSettings, TokenSettings, WorkerRole
+from hawker.agent.worker_parts import live_worker_parts
 from hawker.doctor.findings import Finding, of_driver
 from hawker.errors import Unreachable
 from hawker.host import live
@@ -24,15 +24,15 @@ async def drivers(settings: AgentSettings | None) -> list[Finding]:
         own = AgentSettings(
             name="doctor", region="doctor", directory=Path(place), tokens=TokenSettings(cluster=""), worker=role
         )
-        outfit = await live_outfit(replace(settings, directory=Path(place)) if settings else own, role, live())
+        parts = await live_worker_parts(replace(settings, directory=Path(place)) if settings else own, role, live())
         try:
             with suppress(Unreachable):  # not one of them can be opened; each says why
-                await outfit.drivers.open(lambda ended: None)
-            found = [of_driver(fingerprint) for _, fingerprint in sorted((await outfit.drivers.fingerprints()).items())]
-            await outfit.drivers.stop_all(grace_s=0)
-            await outfit.drivers.close()
+                await parts.drivers.open(lambda ended: None)
+            found = [of_driver(fingerprint) for _, fingerprint in sorted((await parts.drivers.fingerprints()).items())]
+            await parts.drivers.stop_all(grace_s=0)
+            await parts.drivers.close()
         finally:
-            await outfit.close()
+            await parts.close()
     return found
 
 

@@ -110,6 +110,10 @@ class Server:
             for connection in list(state.connections):
                 connection.transport.abort()
 
+    def answer(self, app: ASGIApp) -> None:
+        """From the next request on, of any connection, `app` answers."""
+        self._config.loaded_app = app
+
     def protocol(self) -> HttpToolsProtocol:
         """What serves one connection. A test may give it a transport of its own."""
         return _Protocol(self._config, self._state, self.limits)
@@ -203,6 +207,7 @@ class _Protocol(HttpToolsProtocol):
             raise ValueError(self._problem)  # answered by `send_400_response` (RFC 9112, section 3.2)
         self._in_head = False
         self._awaited()
+        self.app = self.config.loaded_app
         super().on_headers_complete()
         self.cycle.transport = self._answer  # type: ignore[assignment]  # all that a cycle asks of a transport
 

@@ -22,10 +22,11 @@ from hawker.http.handlers import Route, on
 from hawker.model import api
 from hawker.model.fleet_calls import ListMembers, RunSql, Subscribe
 from hawker.model.op import Declared
+from hawker.services import Service
 from hawker.telemetry import Metrics
 
 
-class CatalogApi:
+class CatalogApi(Service):
     """One member's. `routes` are for the application of each of the agent's roles; `close` before those stop
     serving, since it ends the streams that never end by themselves."""
 

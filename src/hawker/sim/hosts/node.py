@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hawker.agent.agent import Agent
-from hawker.agent.outfit import Outfit
 from hawker.agent.settings import AgentSettings, WorkerRole
+from hawker.agent.worker_parts import WorkerParts
 from hawker.catalog.base import Catalog, Site
 from hawker.catalog.engines import GOSSIP
 from hawker.catalog.gossip.node import Node as Member
@@ -114,7 +114,6 @@ class Node:
             self.clock.wall_s, rng, self.disk.name, steady_s=self.clock.steady(), sockets=SimSockets()
         )
         agent = self._make(self.settings, host, self)
-        agent.recover = self.recover
         try:
             await agent.open()
         except Exception as error:  # the process ends with a traceback
@@ -184,9 +183,9 @@ class Node:
 def the_agent(settings: AgentSettings, host: Host, node: Node) -> Agent:
     """The live agent over a simulated host."""
 
-    async def outfit(settings: AgentSettings, role: WorkerRole, host: Host) -> Outfit:
+    async def parts(settings: AgentSettings, role: WorkerRole, host: Host) -> WorkerParts:
         driver = FakeDriver(node.world)
-        return Outfit(driver.for_all(), driver.images)
+        return WorkerParts(driver.for_all(), driver.images)
 
     def catalog(site: Site) -> Catalog:
         node.member = Member(site)
@@ -195,9 +194,10 @@ def the_agent(settings: AgentSettings, host: Host, node: Node) -> Agent:
     return Agent(
         settings,
         host,
-        make_outfit=outfit,
+        make_worker_parts=parts,
         make_catalog=catalog if settings.catalog.engine == GOSSIP else None,
         bind=lambda address: host_port("listen", address),
+        recover=node.recover,
     )
 
 

@@ -21,6 +21,7 @@ from hawker.host import Host
 from hawker.model.config import PROCESS
 from hawker.network.base import NetworkError
 from hawker.plugins import installed
+from hawker.services import Service
 from hawker.telemetry import get_logger
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ class Site:
 
 
 @dataclass
-class Outfit:
-    """`close` it after the worker, which opens and closes the driver itself."""
+class WorkerParts(Service):
+    """They are open when they are made. They close after the worker, which opens and closes the drivers itself."""
 
     drivers: DriverSet
     images: ImageSource | None = None
@@ -74,10 +75,10 @@ class Outfit:
         await self.stack.aclose()
 
 
-MakeOutfit = Callable[[AgentSettings, WorkerRole, Host], Awaitable[Outfit]]
+MakeWorkerParts = Callable[[AgentSettings, WorkerRole, Host], Awaitable[WorkerParts]]
 
 
-async def live_outfit(settings: AgentSettings, role: WorkerRole, host: Host) -> Outfit:
+async def live_worker_parts(settings: AgentSettings, role: WorkerRole, host: Host) -> WorkerParts:
     """The real ones. Raises `Invalid` for a driver that does not exist or does not take its settings."""
     from hawker.init.place import shared
     from hawker.worker.drivers.driver_set import DriverOff, DriverSet
@@ -111,7 +112,7 @@ async def live_outfit(settings: AgentSettings, role: WorkerRole, host: Host) -> 
         if PROCESS not in names and not role.drivers:
             drivers[PROCESS] = cast("Driver", Absent(PROCESS, _UNASKED, DriverOff))
         remove = partial(_remove, network, settings.name) if network else None
-        return Outfit(DriverSet(drivers), images, network, stack.pop_all(), remove)
+        return WorkerParts(DriverSet(drivers), images, network, stack.pop_all(), remove)
     raise AssertionError("an exit stack lets nothing through")
 
 
@@ -182,29 +183,40 @@ async def _remove(network: Manager, worker: str) -> None:
         _logger.warning("network.not_removed", worker=worker, why=str(error), cause="agent stop")
 
 
-async def open_resolver(
-    stack: AsyncExitStack, network: HostNetwork, view: View, settings: AgentSettings, host: Host
-) -> None:
-    """Answer machines that ask for names. Where it cannot be, they run without."""
-    from hawker.network.resolver import Resolver
-    from hawker.network.zone import Zone
+class Resolving(Service):
+    """Answers machines that ask for names. Where that cannot be, they run without."""
 
-    def forwarder() -> Forwarder:
+    def __init__(self, network: HostNetwork, view: View, settings: AgentSettings, host: Host) -> None:
+        self._network = network
+        self._view = view
+        self._settings = settings
+        self._host = host
+        self._stack = AsyncExitStack()
+
+    async def open(self) -> None:
+        from hawker.network.resolver import Resolver
+        from hawker.network.zone import Zone
+
+        zone = Zone(self._view, self._settings.region)
+        resolver = Resolver(self._network.own, zone.network, self._forwarder, self._host.rng)
+        try:
+            await resolver.open()
+        except OSError as error:
+            zone.close()
+            name = self._settings.name
+            _logger.error("resolver.not_opened", worker=name, why=str(error), cause="agent start")
+            return
+        self._stack.callback(zone.close)
+        self._stack.push_async_callback(resolver.close)
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+    def _forwarder(self) -> Forwarder:
         from hawker.network.forward import Forwarder, Upstream
 
-        upstreams = [Upstream(address) for address in settings.worker.network.resolvers] if settings.worker else []
-        return Forwarder(host.rng, upstreams)
-
-    zone = Zone(view, settings.region)
-    resolver = Resolver(network.own, zone.network, forwarder, host.rng)
-    try:
-        await resolver.open()
-    except OSError as error:
-        zone.close()
-        _logger.error("resolver.not_opened", worker=settings.name, why=str(error), cause="agent start")
-        return
-    stack.callback(zone.close)
-    stack.push_async_callback(resolver.close)
+        role = self._settings.worker
+        return Forwarder(self._host.rng, [Upstream(address) for address in (role.network.resolvers if role else [])])
 
 
 def _make(name: str, site: Site) -> Driver:
