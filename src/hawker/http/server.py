@@ -59,6 +59,7 @@ class Server:
         self._host = host
         self._config = Config(
             app,
+            interface="asgi3",
             http="httptools",
             ws="none",
             loop="asyncio",
