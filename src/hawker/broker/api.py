@@ -200,7 +200,7 @@ class Broker:
         found = [
             views.app_view(app.row, app.machines, self._urls)
             for app in apps
-            if org in ("", app.row.org) and role in ("", app.row.role)
+            if org in (None, app.row.org) and role in ("", app.row.role)
         ]
         return _without(silent, api.Apps(total_apps=len(found), apps=found))
 

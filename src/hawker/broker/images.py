@@ -120,7 +120,7 @@ class ImageRelay:
     def _asked(
         self, request: image_api.ListImages | image_api.ShowImage | image_api.RemoveImage
     ) -> Sequence[WorkerLink]:
-        return self._scope(request.worker or None, request.region or None)
+        return self._scope(request.worker, request.region)
 
     def _scope(self, worker: str | None, region: str | None) -> Sequence[WorkerLink]:
         """Raises `NotFound`."""

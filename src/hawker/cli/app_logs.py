@@ -66,7 +66,7 @@ def logs(session: Session, app: str, region: str | None, follow: bool, tail: int
     each line is an object.
     """
     with about_app():
-        found, silent = session.machines(app, region=region or "")
+        found, silent = session.machines(app, region=region)
     if silent:
         output.note(f"these workers did not answer, their machines are not followed: {', '.join(silent)}")
     if not found and not follow:
@@ -128,7 +128,7 @@ class _Merging:
             if monotonic() < look_at:
                 continue
             try:
-                for machine in self._session.machines(app, region=region or "")[0]:
+                for machine in self._session.machines(app, region=region)[0]:
                     self.add(machine, NEW_TAIL)
             except HawkerError as error:
                 if getattr(error, "status_code", 500) < 500:  # else the broker is away for a while

@@ -28,7 +28,7 @@ def apps() -> None:
 @market_command
 def create(session: Session, name: str, org: str) -> None:
     """Create an app: a name to order machines for."""
-    app = session.client.send(calls.CreateApp(app_name=name, org_slug=org))
+    app = session.send(calls.CreateApp(app_name=name, org_slug=org))
     if session.json:
         output.data(app)
     else:
@@ -41,7 +41,7 @@ def create(session: Session, name: str, org: str) -> None:
 @market_command
 def list_(session: Session, org: str | None, quiet: bool) -> None:
     """List apps."""
-    found = session.client.send(calls.ListApps(org_slug=org or "")).apps
+    found = session.send(calls.ListApps(org_slug=org)).apps
     if session.json:
         output.data(found)
     elif quiet:
@@ -75,7 +75,7 @@ def show(session: Session, app: str) -> None:
     if is_machine_id(app):  # the API would show the machine
         raise NotFound(f"no app is called {app}: that is a machine's id", hint=f"hawker machine status {app}")
     with about_app():
-        found = session.client.send(calls.ShowApp(app))
+        found = session.send(calls.ShowApp(app))
         machines, silent = session.machines(app)
     url = url_of(found, machines)
     if session.json:
@@ -111,12 +111,10 @@ def destroy(session: Session, app: str, force: bool, yes: bool) -> None:
         raise NotFound(f"no app is called {app}: that is a machine's id", hint=f"hawker machine destroy {app}")
     confirmed(f"Destroy app {app}" + (" and all its machines?" if force else "?"), yes=yes or force)
     with output.working(f"destroying app {app}"), about_app():
-        if not force and (
-            count := session.client.send(calls.ShowApp(app)).machine_count
-        ):  # which the API would destroy, too
+        if not force and (count := session.send(calls.ShowApp(app)).machine_count):  # which the API would destroy, too
             hint = f"hawker apps destroy {app} --force destroys them too"
             raise Conflict(f"app {app} still has machines: {count}", hint=hint)
-        session.client.send(calls.DeleteApp(app, force=force))
+        session.send(calls.DeleteApp(app, force=force))
     if session.json:
         output.data({"ok": True})
     else:

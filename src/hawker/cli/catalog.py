@@ -37,15 +37,15 @@ def sql(session: Session, query: str, worker: str | None, on_workers: bool) -> N
     if worker or on_workers:
         _ask_workers(session, query, worker)
         return
-    answer = session.client.send(calls.RunSql(query=query))
+    answer = session.send(calls.RunSql(query=query))
     _show(session, answer)
 
 
 def _ask_workers(session: Session, query: str, worker: str | None) -> None:
     with output.working("asking the workers"):
-        answer = session.client.send(calls.RunSql(query=query, worker=worker, on="workers"))
+        answer = session.send(calls.RunSql(query=query, worker=worker, on="workers"))
         silent = answer.unreachable or []
-        asked = [worker] if worker or not silent else [w["name"] for w in session.client.send(calls.ListWorkers())]
+        asked = [worker] if worker or not silent else [w["name"] for w in session.send(calls.ListWorkers())]
     if silent and len(silent) == len(asked):
         raise Unreachable(
             "no worker answered" if worker is None else f"worker {worker} did not answer", hint="hawker workers"
@@ -70,7 +70,7 @@ def members(session: Session) -> None:
     heard: how long ago this node last had everything that the member published. behind: for how long it has known that
     something is missing.
     """
-    found = session.client.send(calls.ListMembers())
+    found = session.send(calls.ListMembers())
     if session.json:
         output.data(found)
         return
@@ -111,7 +111,7 @@ def watch(session: Session, query: str, seconds: int | None) -> None:
     while True:
         left = None if until is None else max(0, round(until - time.monotonic()))
         try:
-            with session.client.stream(calls.Subscribe(query=query, since=shown.since, seconds=left)) as events:
+            with session.stream(calls.Subscribe(query=query, since=shown.since, seconds=left)) as events:
                 for event in events:
                     if event.event == "error":
                         shown.end(msgspec.json.decode(event.data))

@@ -42,7 +42,7 @@ def explain(session: Session, machine: str, app: str | None) -> None:
     import msgspec
 
     found = session.machine(machine, app)
-    told = session.client.send(calls.ExplainMachine(app_of(found), found.id))
+    told = session.send(calls.ExplainMachine(app_of(found), found.id))
     if session.json:
         output.data(told)
         return

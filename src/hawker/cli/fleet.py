@@ -24,7 +24,7 @@ _MEASURED = (("memory_mib", "memory"), ("disk_mib", "disk"))
 @market_command
 def regions(session: Session) -> None:
     """List regions and the room they have."""
-    found = session.client.send(calls.ListRegions())
+    found = session.send(calls.ListRegions())
     if session.json:
         output.data(found)
     else:
@@ -56,7 +56,7 @@ def list_(session: Session, region: str | None) -> None:
 
 
 def _list(session: Session, region: str | None) -> None:
-    found = [w for w in session.client.send(calls.ListWorkers()) if region in (None, w["region"])]
+    found = [w for w in session.send(calls.ListWorkers()) if region in (None, w["region"])]
     if session.json:
         output.data(found)
         return
@@ -92,7 +92,7 @@ def _state(worker: Object) -> str:
 @market_command
 def cordon(session: Session, name: str) -> None:
     """Take a worker out of the market: it makes no offers. What runs there goes on."""
-    session.client.send(calls.CordonWorker(name))
+    session.send(calls.CordonWorker(name))
     _show(session, name, "makes no more offers; what runs there goes on")
 
 
@@ -101,7 +101,7 @@ def cordon(session: Session, name: str) -> None:
 @market_command
 def uncordon(session: Session, name: str) -> None:
     """Put a worker back into the market."""
-    session.client.send(calls.UncordonWorker(name))
+    session.send(calls.UncordonWorker(name))
     _show(session, name, "makes offers again")
 
 
@@ -116,7 +116,7 @@ def forget(session: Session, name: str, yes: bool) -> None:
     """
     confirmed(f"Give up worker {name} with all its machines, which may still run there?", yes=yes)
     with output.working(f"seeing that {name} does not answer"):
-        answer = session.client.send(calls.ForgetWorker(name))
+        answer = session.send(calls.ForgetWorker(name))
     if session.json:
         output.data(answer)
     else:
@@ -125,7 +125,7 @@ def forget(session: Session, name: str, yes: bool) -> None:
 
 def _show(session: Session, name: str, sentence: str) -> None:
     if session.json:
-        output.data(next(w for w in session.client.send(calls.ListWorkers()) if w["name"] == name))
+        output.data(next(w for w in session.send(calls.ListWorkers()) if w["name"] == name))
     else:
         output.say(f"worker {name} {sentence}")
 
@@ -140,10 +140,10 @@ def runs(session: Session, worker: str | None, machine: str | None, statuses: tu
 
     With --status also runs that have ended.
     """
-    listed = session.client.send(calls.ListRuns(status=statuses, machine=machine or ""))
+    listed = session.send(calls.ListRuns(status=statuses, machine=machine))
     found = [run for run in listed if worker in (None, run.worker)]
     silent = session.silent()
-    if worker and not found and all(w["name"] != worker for w in session.client.send(calls.ListWorkers())):
+    if worker and not found and all(w["name"] != worker for w in session.send(calls.ListWorkers())):
         raise NotFound(f"no worker is called {worker}", hint="hawker workers lists them")
     if session.json:
         output.data(found)
@@ -162,7 +162,7 @@ def runs(session: Session, worker: str | None, machine: str | None, statuses: tu
 def retry(session: Session, run: str) -> None:
     """Try the step again at which a run is parked. See: hawker workers runs."""
     with output.working(f"run {run}: trying its step again"):
-        after = session.client.send(calls.RetryRun(run))
+        after = session.send(calls.RetryRun(run))
     _show_run(session, after)
 
 
@@ -172,7 +172,7 @@ def retry(session: Session, run: str) -> None:
 def cancel(session: Session, run: str) -> None:
     """Give a run up. Its final step puts right what is half done."""
     with output.working(f"run {run}: ending it"):
-        after = session.client.send(calls.CancelRun(run))
+        after = session.send(calls.CancelRun(run))
     _show_run(session, after)
 
 

@@ -107,7 +107,7 @@ class Chosen:
 
     def _running(self) -> Machine:
         with about_app():
-            found, silent = self._session.machines(self._app, region=self._region or "")
+            found, silent = self._session.machines(self._app, region=self._region)
         running = [m for m in found if m.state == "started"]
         if running:
             return min(running, key=lambda m: (m.cordoned, m.region, m.id))

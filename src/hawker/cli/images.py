@@ -41,7 +41,7 @@ def image() -> None:
 @market_command
 def list_(session: Session, worker: str | None, region: str | None) -> None:
     """List images and the workers that have them."""
-    found = session.client.send(calls.ListImages(worker=worker or "", region=region or ""))
+    found = session.send(calls.ListImages(worker=worker, region=region))
     if session.json:
         output.data(found)
     elif not found:
@@ -58,7 +58,7 @@ def list_(session: Session, worker: str | None, region: str | None) -> None:
 @market_command
 def show(session: Session, reference: str, worker: str | None, region: str | None) -> None:
     """Show what an image is made of and how its program is started."""
-    found = session.client.send(calls.ShowImage(image=reference, worker=worker or "", region=region or ""))
+    found = session.send(calls.ShowImage(image=reference, worker=worker, region=region))
     if not found:
         raise _nowhere(reference, worker, region)
     if session.json:
@@ -114,7 +114,7 @@ def remove(session: Session, reference: str, worker: str | None, region: str | N
     """
     where = f"from {worker}" if worker else f"from region {region}" if region else "from all workers"
     confirmed(f"Remove {reference} {where}?", yes=yes)
-    told = session.client.send(calls.RemoveImage(image=reference, worker=worker or "", region=region or ""))
+    told = session.send(calls.RemoveImage(image=reference, worker=worker, region=region))
     gone = [entry.worker for entry in told if entry.removed]
     kept = [entry for entry in told if entry.error]
     if not gone and not kept:
@@ -260,7 +260,7 @@ def _note_other_meanings(session: Session, made: ImageHere) -> None:
     """No registry says what a name means here: a worker goes on with the image that it has under it."""
     others = [
         entry.worker
-        for entry in session.client.send(calls.ListImages())
+        for entry in session.send(calls.ListImages())
         if entry.digest != made.digest and set(entry.names) & set(made.names)
     ]
     if others:
@@ -278,7 +278,7 @@ def _follow(session: Session, call: StreamRequest[ImageEvent], verb: str, where:
 
     done: list[ImageHere] = []
     failed: list[ImageFailed] = []
-    with session.client.stream(call) as events, output.bars() as bar:
+    with session.stream(call) as events, output.bars() as bar:
         for event in events:
             match event.event:
                 case "progress":

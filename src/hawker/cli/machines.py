@@ -70,7 +70,7 @@ def list_(
 ) -> None:
     """List machines."""
     with output.working("listing machines"):
-        found, silent = session.machines(app, region=region or "", state=states, include_deleted=deleted)
+        found, silent = session.machines(app, region=region, state=states, include_deleted=deleted)
     if silent:
         output.note(f"these workers did not answer, their machines are not listed: {', '.join(silent)}")
     if session.json:
@@ -169,7 +169,7 @@ def start(session: Session, machine: str, app: str | None) -> None:
     """Start a machine at rest, or wake a suspended one."""
     found = session.machine(machine, app)
     with output.working(f"{label(found)}: starting"):
-        session.client.send(calls.StartMachine(app_of(found), found.id, wait=True))
+        session.send(calls.StartMachine(app_of(found), found.id, wait=True))
     session.show(session.shown(found), "is started")
 
 
@@ -181,7 +181,7 @@ def start(session: Session, machine: str, app: str | None) -> None:
 def stop(session: Session, machine: str, app: str | None, signal: str | None, grace_s: float | None) -> None:
     """Stop a machine: a signal, a grace time, then kill."""
     found = session.machine(machine, app)
-    session.client.send(calls.StopMachine(app_of(found), found.id, signal=signal, timeout=grace(grace_s) or None))
+    session.send(calls.StopMachine(app_of(found), found.id, signal=signal, timeout=grace(grace_s) or None))
     after = session.wait(found, ["stopped", "destroyed", "failed"], LONGEST_STOP_S, "stopping")
     session.show(after, f"is {after.state}")
 
@@ -195,11 +195,11 @@ def restart(session: Session, machine: str, app: str | None, grace_s: float | No
     """Stop and start a machine. It keeps its room meanwhile. One that is stopped is started."""
     found = session.machine(machine, app)
     if found.state in ("stopped", "failed", "created"):
-        session.client.send(calls.StartMachine(app_of(found), found.id))
+        session.send(calls.StartMachine(app_of(found), found.id))
         session.show(_started(session, found, "starting"), "is started")
         return
     again = calls.RestartMachine(app_of(found), found.id, timeout=grace(grace_s), force_stop=force)
-    session.client.send(again)
+    session.send(again)
     session.show(_started(session, found, "restarting"), "is started again")
 
 
@@ -224,7 +224,7 @@ def _started(session: Session, machine: Machine, doing: str) -> Machine:
 def suspend(session: Session, machine: str, app: str | None) -> None:
     """Freeze a running machine with its memory. `start` wakes it."""
     found = session.machine(machine, app)
-    session.client.send(calls.SuspendMachine(app_of(found), found.id))
+    session.send(calls.SuspendMachine(app_of(found), found.id))
     after = session.wait(found, ["suspended", "stopped", "failed"], SUSPEND_S, "suspending")
     session.show(after, f"is {after.state}")
 
@@ -252,7 +252,7 @@ def wait(session: Session, machine: str, app: str | None, states: tuple[str, ...
 def cordon(session: Session, machine: str, app: str | None) -> None:
     """Take a machine out of traffic. It keeps running."""
     found = session.machine(machine, app)
-    session.client.send(calls.CordonMachine(app_of(found), found.id))
+    session.send(calls.CordonMachine(app_of(found), found.id))
     session.show(session.shown(found), "is cordoned")
 
 
@@ -262,7 +262,7 @@ def cordon(session: Session, machine: str, app: str | None) -> None:
 def uncordon(session: Session, machine: str, app: str | None) -> None:
     """Put a machine back into traffic."""
     found = session.machine(machine, app)
-    session.client.send(calls.UncordonMachine(app_of(found), found.id))
+    session.send(calls.UncordonMachine(app_of(found), found.id))
     session.show(session.shown(found), "is in traffic")
 
 
@@ -277,7 +277,7 @@ def destroy(session: Session, machine: str, app: str | None, force: bool, yes: b
     confirmed(f"Destroy {label(found)} of app {app_of(found)}, {found.state}?", yes=yes or force)
     with output.working(f"{label(found)}: destroying"):
         try:
-            session.client.send(calls.DestroyMachine(app_of(found), found.id, force=force))
+            session.send(calls.DestroyMachine(app_of(found), found.id, force=force))
         except HawkerError as error:
             if getattr(error, "status_code", 0) == PRECONDITION_FAILED:  # the API's hint is for callers of the API
                 error.hint = f"hawker machine stop {found.id} first, or give --force"
@@ -366,7 +366,7 @@ def resize(session: Session, machine: str, app: str | None, memory_mb: int | Non
     if memory_mb is None and cpus is None:
         raise click.UsageError("give --memory, --cpus or both")
     wanted = memory_mb or found.config["guest"]["memory_mb"]
-    session.client.send(calls.SetMemory(app_of(found), found.id, limit_mb=wanted, cpus=cpus))
+    session.send(calls.SetMemory(app_of(found), found.id, limit_mb=wanted, cpus=cpus))
     after = session.shown(found)
     session.show(after, f"has {_size(after)}")
 
@@ -380,7 +380,7 @@ def resize(session: Session, machine: str, app: str | None, memory_mb: int | Non
 def logs(session: Session, machine: str, app: str | None, follow: bool, tail: int, timestamps: bool) -> None:
     """Print what a machine's program wrote. With --json an object a line."""
     found = session.machine(machine, app)
-    with session.client.stream(calls.FollowLogs(app_of(found), found.id, tail=tail, follow=follow)) as lines:
+    with session.stream(calls.FollowLogs(app_of(found), found.id, tail=tail, follow=follow)) as lines:
         for line in lines:
             if session.json:
                 output.line(line)

@@ -238,7 +238,7 @@ def _place(session: Session, order: calls.CreateMachine, *, detach: bool = False
     with output.working(f"ordering a machine in {where}"), _own_words():
         # An image may take longer to come than a call does to be answered.
         fetches = order.config.get("image") != HOST_IMAGE
-        machine = session.client.send(replace(order, wait=launch and not fetches and not detach))
+        machine = session.send(replace(order, wait=launch and not fetches and not detach))
     header = session.client.answer_headers.get("server-timing", "")
     image = machine.config.get("image", HOST_IMAGE)
     if launch and fetches and not detach:
@@ -247,7 +247,7 @@ def _place(session: Session, order: calls.CreateMachine, *, detach: bool = False
     timings = _timings(header)
     if launch and machine.state == "failed" and timings and (why := failure_of(machine)).startswith("image "):
         # Its program never began, so nobody misses it.
-        session.client.send(calls.DestroyMachine(app_of(machine), machine.id, force=True))
+        session.send(calls.DestroyMachine(app_of(machine), machine.id, force=True))
         raise _without_image(session, image, f"nothing was ordered: {why}")
     if session.json:
         output.data({**as_object(machine), "timings_ms": timings})
@@ -285,7 +285,7 @@ def _meant(session: Session, image: str) -> str:
     from hawker.core.similar import similar_images
 
     with suppress(HawkerError):  # it only helps
-        found = similar_images(image, (name for each in session.client.send(calls.ListImages()) for name in each.names))
+        found = similar_images(image, (name for each in session.send(calls.ListImages()) for name in each.names))
         if found:
             return f"no worker has {image}; there {'are' if len(found) > 1 else 'is'} {', '.join(found)}"
     return ""
@@ -305,7 +305,7 @@ def _url(session: Session, app: str, machine: Machine) -> str:
     if not http_ports([machine]):
         return ""
     with suppress(HawkerError):  # it is ordered, whatever becomes of this question
-        found = url_of(session.client.send(calls.ShowApp(app)), [machine])
+        found = url_of(session.send(calls.ShowApp(app)), [machine])
         return found if isinstance(found, str) else ""
     return ""
 
@@ -378,7 +378,7 @@ def update(
         image_timeout=image_timeout,
     )
     with _own_words():
-        taken = session.client.send(change)
+        taken = session.send(change)
     if detach:
         session.show(taken, f"is being updated to version {taken.version}")
         return

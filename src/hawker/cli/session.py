@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic, sleep
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 import click
 
@@ -22,10 +22,12 @@ from hawker.cli.option_names import as_typed
 from hawker.errors import HawkerError, NotFound, Refused, Unreachable
 
 if TYPE_CHECKING:
-    from hawker.client.client import Client
+    from hawker.client.client import Client, Stream
     from hawker.model.api import Event, Machine
+    from hawker.model.op import Request, StreamRequest
 
 P = ParamSpec("P")
+R = TypeVar("R")
 Object = dict[str, Any]
 
 SILENT = "hawker-unreachable-workers"  # the header in which a list names who did not answer
@@ -56,6 +58,12 @@ class Session:
     def client(self) -> Client:
         return self.another_client()
 
+    def send(self, request: Request[R]) -> R:
+        return self.client.send(request)
+
+    def stream(self, request: StreamRequest[R]) -> Stream[R]:
+        return self.client.stream(request)
+
     def another_client(self) -> Client:
         """For another thread; whoever asked for it closes it."""
         from hawker.client.client import Client
@@ -80,7 +88,7 @@ class Session:
         if not given.strip():
             raise Refused("no machine was given: the id or name is empty", hint="hawker machine list")
         if is_machine_id(given):
-            return self.client.send(calls.FindMachine(given))
+            return self.send(calls.FindMachine(given))
         with output.working(f"looking for {given}"):
             machines, silent = self.machines(app)
         found = [m for m in machines if m.name == given]
@@ -101,14 +109,14 @@ class Session:
 
     def shown(self, machine: Machine) -> Machine:
         """The machine as it is now."""
-        return self.client.send(calls.ShowMachine(app_of(machine), machine.id))
+        return self.send(calls.ShowMachine(app_of(machine), machine.id))
 
     def machines(self, app: str | None = None, **filters: Any) -> tuple[list[Machine], list[str]]:
         """Machines of an app or of all, and the workers that did not answer, whose machines are not among them."""
         found: list[Machine] = []
         silent: set[str] = set()
-        for name in [app] if app else [a.name for a in self.client.send(calls.ListApps()).apps]:
-            found += self.client.send(calls.ListMachines(name, **filters))
+        for name in [app] if app else [a.name for a in self.send(calls.ListApps()).apps]:
+            found += self.send(calls.ListMachines(name, **filters))
             silent.update(self.silent())
         return found, sorted(silent)
 
@@ -135,7 +143,7 @@ class Session:
                 left_s = deadline - monotonic()
                 try:
                     wait_s = max(1, min(WAIT_S, round(left_s)))
-                    self.client.send(calls.WaitForMachine(app, machine_id, state=list(states), timeout=wait_s))
+                    self.send(calls.WaitForMachine(app, machine_id, state=list(states), timeout=wait_s))
                     return self.shown(machine)
                 except ApiError as error:
                     if error.status_code != 408 or left_s <= WAIT_S:

@@ -27,7 +27,7 @@ def _url(session: Session, app: str, path: str) -> str:
     if not path.startswith("/"):
         raise Invalid("--path", path, "begin it with a slash")
     with about_app():
-        found = url_of(session.client.send(calls.ShowApp(app)), session.machines(app)[0])
+        found = url_of(session.send(calls.ShowApp(app)), session.machines(app)[0])
     if isinstance(found, HawkerError):
         raise found
     return found.rstrip("/") + path

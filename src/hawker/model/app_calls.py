@@ -15,7 +15,7 @@ class ListApps(Request[api.Apps]):
     """List an organisation's apps."""
 
     op = Op("Apps_list", "GET", "/v1/apps", served="broker")
-    org_slug: Annotated[str, Meta(description="all when absent")] = ""
+    org_slug: Annotated[str | None, Meta(description="all when absent")] = None
     app_role: str = ""
 
 

@@ -74,7 +74,7 @@ class ListRuns(Request[list[api.Run]]):
     status: Annotated[
         tuple[str, ...], Meta(description="active, parked, done, failed, cancelled, separated by commas")
     ] = ()
-    machine: Annotated[str, Meta(description="only this machine's")] = ""
+    machine: Annotated[str | None, Meta(description="only this machine's")] = None
     limit: Annotated[int, Meta(ge=1, le=1000, description="of each worker")] = 100
 
 

@@ -100,8 +100,8 @@ _IMAGES = "/v1/hawker/images"
 _UPLOAD = f"{_IMAGES}/uploads/{{upload}}"
 
 ImageName = Annotated[str, Meta(min_length=1, description="a reference or a digest")]
-Worker = Annotated[str, Meta(description="only this worker")]
-Region = Annotated[str, Meta(description="only this region")]
+Worker = Annotated[str | None, Meta(description="only this worker")]
+Region = Annotated[str | None, Meta(description="only this region")]
 AtWorker = Annotated[str, Meta(description="the worker that the upload is at")]
 
 
@@ -109,8 +109,8 @@ class ListImages(Request[list[ImageHere]]):
     """List the images that workers have."""
 
     op = Op("Images_list", "GET", _IMAGES, refuses=(404, 412, 500), extension=True)
-    worker: Worker = ""
-    region: Region = ""
+    worker: Worker = None
+    region: Region = None
 
 
 class RemoveImage(Request[list[ImageRemoved]]):
@@ -118,8 +118,8 @@ class RemoveImage(Request[list[ImageRemoved]]):
 
     op = Op("Images_remove", "DELETE", _IMAGES, refuses=(404, 409, 412, 500), extension=True)
     image: ImageName
-    worker: Worker = ""
-    region: Region = ""
+    worker: Worker = None
+    region: Region = None
 
 
 class ShowImage(Request[list[ImageShown]]):
@@ -127,8 +127,8 @@ class ShowImage(Request[list[ImageShown]]):
 
     op = Op("Images_show", "GET", f"{_IMAGES}/show", refuses=(404, 412, 500), extension=True)
     image: ImageName
-    worker: Worker = ""
-    region: Region = ""
+    worker: Worker = None
+    region: Region = None
 
 
 class PullImage(StreamRequest[ImageEvent]):

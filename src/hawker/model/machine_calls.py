@@ -72,7 +72,7 @@ class ListMachines(OfApp[list[api.Machine]]):
     op = Op("Machines_list", "GET", MACHINES, served="broker")
     include_deleted: Annotated[bool, Meta(description="also destroyed machines")] = False
     include_leases: Annotated[bool, Meta(description="with each machine's lease")] = False
-    region: str = ""
+    region: str | None = None
     state: Annotated[tuple[str, ...], Meta(description="states, separated by commas")] = ()
     summary: Annotated[
         bool, Meta(description="without the configuration's details; accepted, the whole machine is given")

@@ -105,7 +105,7 @@ class MachineApi:
             for row in rows
             if not (hidden and row.state is State.destroyed)
             and (not states or row.state in states)
-            and request.region in ("", row.region)
+            and request.region in (None, row.region)
             and request.metadata.items() <= check_config(row.config).metadata.items()
         ]
 
