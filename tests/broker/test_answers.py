@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.kit.sim_worker import machine_config, order
 
 from hawker.broker.api import Broker
 from hawker.broker.apps import Apps, KnownApp
@@ -37,19 +38,7 @@ ROW = AppRow(name="web", id="web", org="personal", network="default", number=7, 
 
 
 def wanting(**more: Any) -> Wanted:
-    return Wanted(
-        app="web",
-        name="",
-        region="ord",
-        config=check_config({"image": "host", "init": {"exec": ["sleep", "1"]}}),
-        skip_launch=False,
-        cordoned=False,
-        lease_ttl_s=0,
-        owner="tester",
-        request="req",
-        trace="",
-        **more,
-    )
+    return Wanted(order=order(""), config=check_config(machine_config()), **more)
 
 
 class Says:

@@ -190,20 +190,8 @@ async def test_who_ordered_what_no_worker_takes_is_told_field_value_and_remedy(t
         fleet = Fleet([], "token")
         fleet.links = {"ord-1": link}
         orders = Orders(fleet, worker.host, SpreadPolicy(), Metrics())
-        config = check_config(machine_config())
-        good = Wanted(
-            app=APP.name,
-            name="one",
-            region=REGION,
-            config=config,
-            skip_launch=False,
-            cordoned=False,
-            lease_ttl_s=0,
-            owner="tester",
-            request="req",
-            trace="",
-        )
-        odd = replace(good, name="two", config=replace(config, raw=NEWER))
+        good = Wanted(order=order("one"), config=check_config(machine_config()))
+        odd = replace(good, order=replace(order("two"), config=NEWER))
         filled, refused = await together(partial(orders.place, good), partial(orders.place, odd))
         assert filled.worker == "ord-1"
         assert isinstance(refused, Refused)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from tests.kit.sim_worker import APP, REGION, SimWorker, a_worker, machine_config
+from tests.kit.sim_worker import APP, REGION, SimWorker, a_worker, machine_config, order
 from tests.kit.virtual_time import virtual_time
 
 from hawker.broker.fleet import Fleet, WorkerLink
@@ -129,20 +129,7 @@ async def orders_over(worker: SimWorker, link: Link) -> Orders:
 
 
 def wanted(key: str) -> Wanted:
-    config = check_config(machine_config())
-    return Wanted(
-        app=APP.name,
-        name="",
-        region=REGION,
-        config=config,
-        skip_launch=False,
-        cordoned=False,
-        lease_ttl_s=0,
-        owner="tester",
-        request="req",
-        trace="",
-        key=key,
-    )
+    return Wanted(order=order(""), config=check_config(machine_config()), key=key)
 
 
 LOST = PeerUnreachable("ord-1", "did not answer", sent=True)

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from msgspec.structs import replace
 from tests.broker.test_batches import ASKED_MOST, linked
 from tests.kit.counting import counting_syncs
-from tests.kit.sim_worker import APP, REGION, a_worker, machine_config
+from tests.kit.sim_worker import a_worker, machine_config, order
 
 from hawker.broker.fleet import Fleet
 from hawker.broker.orders import Orders, Wanted
@@ -23,18 +24,8 @@ MESSAGES = ["/v1/market/offers", "/v1/market/reserve", "/v1/market/confirm"]
 
 
 def wanted(name: str, *, skip_launch: bool) -> Wanted:
-    return Wanted(
-        app=APP.name,
-        name=name,
-        region=REGION,
-        config=check_config(machine_config()),
-        skip_launch=skip_launch,
-        cordoned=False,
-        lease_ttl_s=0,
-        owner="tester",
-        request=name,
-        trace="",
-    )
+    asked = replace(order(name), name=name, skip_launch=skip_launch)
+    return Wanted(order=asked, config=check_config(machine_config()))
 
 
 class Cost(NamedTuple):

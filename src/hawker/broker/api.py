@@ -22,13 +22,13 @@ from hawker.broker.hints import ImageHints
 from hawker.broker.images import ImageRelay
 from hawker.broker.names import machine_name
 from hawker.broker.orders import Orders, Wanted
-from hawker.broker.passing import Passing, by, query_of, target_of
+from hawker.broker.passing import Passing, answer, by, query_of, target_of
 from hawker.broker.replacing import Replacing
 from hawker.catalog.read.api import CATALOG_CALLS, CatalogApi, check_sql, health, no_catalog
 from hawker.core.ranking import Policy
 from hawker.errors import Conflict, Invalid, NameTaken, NotBuilt, NotFound, Refused, Unreachable
 from hawker.host import Host
-from hawker.http.app import Handler, Serving, Tokens, reply
+from hawker.http.app import Handler, Serving, Tokens
 from hawker.http.call import Call
 from hawker.http.handlers import on, unread
 from hawker.http.image_calls import image_routes
@@ -41,7 +41,7 @@ from hawker.model.calls import ShowHealth, ShowOpenApi
 from hawker.model.config import accept_config
 from hawker.model.guest import RESOURCES, Guest, Resources, check_guest
 from hawker.model.machine_calls import CreateMachine, ListMachines
-from hawker.model.market import Ask, DescribeWorker, LocateMachine, Offer, Query, SetCordon, TellGone
+from hawker.model.market import Ask, DescribeWorker, LocateMachine, Offer, Order, Query, SetCordon, TellGone
 from hawker.model.regions import expand, place
 from hawker.model.request_codec import Encoded
 from hawker.model.unbuilt_calls import UNBUILT_CALLS, empty
@@ -51,7 +51,6 @@ from hawker.telemetry import METRICS_CONTENT_TYPE, Metrics
 KEY_CHARACTERS_MAX = 255
 BUILDER_ROLE = "remote-docker-builder"
 FORGET_S = 2.0
-SILENT = "hawker-unreachable-workers"
 
 
 class Broker:
@@ -134,30 +133,34 @@ class Broker:
         if key and body.replaces:
             remedy = "leave it out: of the orders that replace a machine with one generation one is filled in any case"
             raise Invalid("Idempotency-Key", key, remedy)
-        wanted = Wanted(
+        name = check_label("name", body.name) if body.name else machine_name(self._host.rng)
+        config = accept_config(body.config)
+        order = Order(
+            key="",
             app=body.app_name,
-            name=check_label("name", body.name) if body.name else machine_name(self._host.rng),
             region=body.region or "any",
-            config=accept_config(body.config),
+            name=name,
+            config=config.raw,
+            resources=config.resources(),
             skip_launch=bool(body.skip_launch),
             cordoned=bool(body.skip_service_registration),
             lease_ttl_s=body.lease_ttl or 0,
             owner=call.owner,
             request=call.id,
             trace=call.trace,
-            key=key,
-            claimant=call.owner,
-            wait=body.wait and not body.skip_launch,
-            replaces=body.replaces or "",
             image_timeout_s=body.image_timeout or 0,
+        )
+        wait = body.wait and not body.skip_launch
+        wanted = Wanted(
+            order=order, config=config, key=key, claimant=call.owner, wait=wait, replaces=body.replaces or ""
         )
         if wanted.replaces:
             wanted = await self._replacing.resolve(wanted, named=bool(body.name), placed=bool(body.region))
         if body.name and not key and not body.replaces:  # with a key it may be the machine that this order has made
-            self._refuse_taken(wanted.app, body.name)
+            self._refuse_taken(body.app_name, body.name)
         fill = await self._orders.place(wanted)
-        if wanted.machine:
-            self._passing.remember(wanted.machine, fill.worker)
+        if wanted.order.machine:
+            self._passing.remember(wanted.order.machine, fill.worker)
         response = Response(fill.machine, media_type="application/json")
         if fill.timings_ms:
             timing = ", ".join(f"{name};dur={ms:g}" for name, ms in fill.timings_ms.items())
@@ -179,7 +182,7 @@ class Broker:
         machines, silent = await self._lists(call)
         if not machines:
             await self._apps.get(name)
-        return _without(silent, machines)
+        return answer(machines, silent)
 
     async def _lists(self, call: Call) -> tuple[list[msgspec.Raw], list[str]]:
         """What every worker lists under this path, and who did not answer. Raises what a worker that answered
@@ -202,7 +205,7 @@ class Broker:
             for app in apps
             if org in (None, app.row.org) and role in ("", app.row.role)
         ]
-        return _without(silent, api.Apps(total_apps=len(found), apps=found))
+        return answer(api.Apps(total_apps=len(found), apps=found), silent)
 
     async def create_app(self, call: Call, body: CreateApp) -> Any:
         name = body.name or body.app_name
@@ -273,7 +276,7 @@ class Broker:
             for code, capacity in room.items()
         ]
         nearest = regions[0] if shown else ""
-        return _without(unreachable(errors), api.Regions(Regions=shown, Nearest=nearest))
+        return answer(api.Regions(Regions=shown, Nearest=nearest), unreachable(errors))
 
     async def placements(self, call: Call, body: calls.FindRoom) -> Any:
         if body.volume_name or body.volume_size_bytes:
@@ -292,7 +295,7 @@ class Broker:
             left = None if left is None else left - count
             if count:
                 found.append(api.PlacementRegion(region=region, count=count, concurrency=count))
-        return _without(silent, api.PlacementReply(regions=found))
+        return answer(api.PlacementReply(regions=found), silent)
 
     async def workers(self, call: Call) -> Any:
         """Every worker that is known; one that does not answer says so."""
@@ -346,7 +349,7 @@ class Broker:
 
     async def runs(self, call: Call) -> Any:
         entries, silent = await self._lists(call)
-        return _without(silent, entries)
+        return answer(entries, silent)
 
     async def sql(self, call: Call, body: calls.RunSql) -> Any:
         """A query on this node's replica of the catalog; or the same on every worker or one, each row led by the
@@ -380,14 +383,6 @@ class Broker:
 def _openapi() -> bytes:
     """Made when it is first asked for: 10 ms, which no start of an agent needs to wait."""
     return msgspec.json.encode(document())
-
-
-def _without(silent: list[str], value: Any) -> Response:
-    """An answer made of what the workers said; those that said nothing are named in a header of ours."""
-    response = reply(value)
-    if silent:
-        response.headers[SILENT] = ", ".join(silent)
-    return response
 
 
 def _fits(free: Resources, wanted: Resources) -> int:

@@ -17,7 +17,7 @@ from hawker.client.batching import Batcher
 from hawker.client.connection import Peer, Response
 from hawker.client.wire import PeerUnreachable
 from hawker.core import rendezvous, silence
-from hawker.errors import HawkerError, Invalid, Misdirected, Unreachable
+from hawker.errors import HawkerError, Invalid, Misdirected, NotFound, Unreachable
 from hawker.http.app import WORKER
 from hawker.model.market import CALL_S
 from hawker.model.op import Request, reply_of
@@ -288,6 +288,14 @@ async def gather_named(calls: Mapping[str, Awaitable[T]]) -> tuple[dict[str, T],
     return answers, errors
 
 
-def unreachable(errors: dict[str, HawkerError]) -> list[str]:
+def unreachable(errors: Mapping[str, HawkerError]) -> list[str]:
     """The workers whose answer is missing."""
     return sorted(name for name, error in errors.items() if isinstance(error, Unreachable))
+
+
+def not_found(what: str, errors: Mapping[str, HawkerError], name: str, hint: str = "") -> HawkerError:
+    """The error for what no worker has that answered. One that did not answer may have it."""
+    if silent := unreachable(errors):
+        text = f"{what} not found on the workers that answered, and {', '.join(silent)} did not answer"
+        return Unreachable(text, hint="try again when they are back")
+    return NotFound(f"{what} not found: {name}", hint=hint)

@@ -9,8 +9,8 @@ come.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from hawker.broker.fleet import Fleet, PeerError, WorkerLink, ask_each, check_meant, gather_named, unreachable
 from hawker.broker.offers import book
-from hawker.broker.passing import Passing, by, query_of
+from hawker.broker.passing import Passing, answer, by, query_of
 from hawker.client.connection import Response as PeerResponse
 from hawker.core.ranking import Policy
 from hawker.errors import Conflict, HawkerError, Invalid, NotFound, PreconditionFailed, Unreachable
@@ -32,7 +32,6 @@ from hawker.model.op import StreamRequest
 from hawker.model.request_codec import Encoded, encode
 from hawker.telemetry import get_logger
 
-SILENT = "hawker-unreachable-workers"
 LOOK_S = 5.0
 HEAD_S = 30.0
 WAITING_MOST = 64
@@ -63,12 +62,12 @@ class ImageRelay:
         if not any(answers.values()):
             for error in kept.values():
                 raise error
-        told = [entry for answer in answers.values() for entry in answer]
+        told = [entry for entries in answers.values() for entry in entries]
         told += [
             msgspec.Raw(_encode(image_api.ImageRemoved(worker=name, removed=False, error=error.message)))
             for name, error in kept.items()
         ]
-        return _listed(told, errors)
+        return answer(told, unreachable(errors))
 
     async def pull(self, call: Call, request: image_api.PullImage) -> Any:
         links = self._scope(request.worker, request.region)
@@ -182,7 +181,7 @@ class ImageRelay:
     async def _gathered(self, call: Call, links: Sequence[WorkerLink]) -> Response:
         """Lists as one."""
         answers, errors = await self._ask(call, links)
-        return _listed([entry for answer in answers.values() for entry in answer], errors)
+        return answer([entry for entries in answers.values() for entry in entries], unreachable(errors))
 
     async def _ask(
         self, call: Call, links: Sequence[WorkerLink]
@@ -200,69 +199,48 @@ class ImageRelay:
         self, call: Call, links: Sequence[WorkerLink], request: StreamRequest[image_api.ImageEvent]
     ) -> EventStream:
         """What the workers tell. What a single one refuses is refused here; of several each has its say."""
-        _, path, sent, body = encode(request)
-        headers = {**sent, **by(call)}
+        sent = encode(request)
+        sent = sent._replace(headers={**sent.headers, **by(call)})
         if len(links) > 1:
-            return EventStream(_merged(links, path, body, headers))
-        stack = AsyncExitStack()
-        try:
-            chunks = await stack.enter_async_context(_opened(links[0], path, body, headers))
-        except BaseException:
-            await stack.aclose()
-            raise
-        return EventStream(_alone(links[0], stack, chunks))
+            return EventStream(_merged(links, sent))
+        events = _told(links[0], sent)
+        await anext(events)
+        return EventStream(events)
 
 
-def _listed(entries: Sequence[msgspec.Raw], errors: dict[str, HawkerError]) -> Response:
-    response = Response(_encode(entries), media_type="application/json")
-    if silent := unreachable(errors):
-        response.headers[SILENT] = ", ".join(silent)
-    return response
-
-
-@asynccontextmanager
-async def _opened(
-    link: WorkerLink, path: str, body: bytes, headers: dict[str, str]
-) -> AsyncIterator[AsyncIterator[bytes]]:
-    """A worker's stream of events. Raises what it refuses."""
-    async with link.peer.stream("POST", path, body=body, headers=headers, timeout_s=HEAD_S) as stream:
-        if stream.status != 200:
-            whole = b"".join([chunk async for chunk in stream.chunks])
-            check_meant(link.name, stream.status)
-            raise PeerError(PeerResponse(stream.status, stream.headers, whole))
-        yield stream.chunks
-
-
-async def _whole(link: WorkerLink, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Events and signs of life, each whole. A worker that breaks off before its last word gets one."""
-    rest, ended = b"", False
+async def _told(link: WorkerLink, sent: Encoded) -> AsyncGenerator[bytes, None]:
+    """A worker's events and signs of life, each whole, after an empty one when it has taken the call. Raises what it
+    refuses. A worker that breaks off before its last word gets one."""
+    rest, taken, ended = b"", False, False
     try:
-        async for chunk in chunks:
-            *events, rest = (rest + chunk).split(b"\n\n")
-            for each in events:
-                ended = ended or each.startswith((b"event: done", b"event: error"))
-                yield each + b"\n\n"
+        async with link.peer.stream(
+            sent.method, sent.target, body=sent.body, headers=sent.headers, timeout_s=HEAD_S
+        ) as stream:
+            if stream.status != 200:
+                whole = b"".join([chunk async for chunk in stream.chunks])
+                check_meant(link.name, stream.status)
+                raise PeerError(PeerResponse(stream.status, stream.headers, whole))
+            taken = True
+            yield b""
+            async for chunk in stream.chunks:
+                *events, rest = (rest + chunk).split(b"\n\n")
+                for each in events:
+                    ended = ended or each.startswith((b"event: done", b"event: error"))
+                    yield each + b"\n\n"
         if not ended:
             raise Unreachable(f"{link.name} broke off before the end", hint="what it was about may go on there")
     except HawkerError as error:
+        if not taken:
+            raise
         if not ended:
             yield event("error", failed(link.name, error))
 
 
-async def _alone(link: WorkerLink, stack: AsyncExitStack, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    async with stack:
-        async for each in _whole(link, chunks):
-            yield each
-
-
-async def _merged(
-    links: Sequence[WorkerLink], path: str, body: bytes, headers: dict[str, str]
-) -> AsyncGenerator[bytes, None]:
+async def _merged(links: Sequence[WorkerLink], sent: Encoded) -> AsyncGenerator[bytes, None]:
     """The events of all workers as they come, until each has ended."""
     waiting: asyncio.Queue[bytes | None] = asyncio.Queue(WAITING_MOST)
     loop = asyncio.get_running_loop()
-    follow = {f"images {link.name}": _follow(link, path, body, headers, waiting) for link in links}
-    tasks = [loop.create_task(coroutine, name=name) for name, coroutine in follow.items()]
+    tasks = [loop.create_task(_follow(link, sent, waiting), name=f"images {link.name}") for link in links]
     left = len(tasks)
     try:
         while left:
@@ -277,13 +255,12 @@ async def _merged(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _follow(
-    link: WorkerLink, path: str, body: bytes, headers: dict[str, str], to: asyncio.Queue[bytes | None]
-) -> None:
+async def _follow(link: WorkerLink, sent: Encoded, to: asyncio.Queue[bytes | None]) -> None:
     try:
-        async with _opened(link, path, body, headers) as chunks:
-            async for each in _whole(link, chunks):
-                await to.put(each)
+        async with aclosing(_told(link, sent)) as events:
+            async for each in events:
+                if each:
+                    await to.put(each)
     except HawkerError as error:
         await to.put(event("error", failed(link.name, error)))
     except Exception as error:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from random import Random
 
 import msgspec
+from msgspec.structs import replace
 
 from hawker.broker.apps import Apps
 from hawker.broker.claims import Claimed, Claims
@@ -49,30 +50,20 @@ LAPSED = "lapsed"
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """An order as the client wrote it, checked. `key` is its idempotency key, "" for none, which belongs to `claimant`.
+    """An order as the client wrote it, checked. The auction gives `order` its key and its region. `key` is the client's
+    idempotency key, "" for none, which belongs to `claimant`. With `wait` the client waits for the machine's start.
 
-    `replaces` is the machine it is to take the place of. `machine`, `generation` and `silent`, the worker that has it,
-    are what `broker.replacing` made of that.
+    `replaces` is the machine whose place it is to take; `silent`, the worker that has that machine, is what
+    `broker.replacing` has found out.
     """
 
-    app: str
-    name: str
-    region: str
+    order: Order
     config: Config
-    skip_launch: bool
-    cordoned: bool
-    lease_ttl_s: int
-    owner: str
-    request: str
-    trace: str
     key: str = ""
     claimant: str = ""
     wait: bool = False
     replaces: str = ""
-    machine: str = ""
-    generation: int = 1
     silent: str = ""
-    image_timeout_s: int = 0
 
 
 class Fill(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,18 +106,18 @@ class Orders:
         began_s = clock_s()
         replaces = ""
         if wanted.key:
-            known = await self._claims.look(wanted.claimant, wanted.app, wanted.key, without=wanted.silent)
+            known = await self._claims.look(wanted.claimant, wanted.order.app, wanted.key, without=wanted.silent)
             if known.machine:
                 return Fill(machine=known.machine, worker=known.worker, timings_ms={})
             replaces = known.order
         refusals: list[Refusal] = []
         offered = False
-        regions = expand(wanted.region, self._fleet.regions())
+        regions = expand(wanted.order.region, self._fleet.regions())
         for region in regions:
             auction = self._auction(wanted, region, began_s)
             fill = await self._fill(auction, wanted, region, replaces)
             outcome = "filled" if fill else "refused"
-            self._metrics.orders.labels(region, outcome).inc(exemplar=exemplar(auction.order, wanted.request))
+            self._metrics.orders.labels(region, outcome).inc(exemplar=exemplar(auction.order, wanted.order.request))
             self._metrics.order_seconds.labels(region, outcome).observe(clock_s() - began_s)
             if fill:
                 return fill
@@ -134,18 +125,18 @@ class Orders:
             refusals += auction.refusals()
         if (error := not_taken(refusals)) is not None:
             raise error
-        if not offered and newest_app([], self._apps.known(wanted.app)) is None:
+        if not offered and newest_app([], self._apps.known(wanted.order.app)) is None:
             # An app that is not there is the first thing to tell.
             with suppress(Unreachable):
-                await self._apps.get(wanted.app)
-        raise no_capacity(wanted.region, wanted.config.guest, regions, refusals)
+                await self._apps.get(wanted.order.app)
+        raise no_capacity(wanted.order.region, wanted.config.guest, regions, refusals)
 
     def _auction(self, wanted: Wanted, region: str, began_s: float) -> Auction:
         seed = self._host.rng.getrandbits(32)
         return Auction(
-            wanted.app,
+            wanted.order.app,
             region,
-            wanted.config.resources(),
+            wanted.order.resources,
             self._policy,
             seed=seed,
             rng=Random(seed),
@@ -161,10 +152,10 @@ class Orders:
         image, hints = wanted.config.image, self._hints
         holders = hints.holders(region, image) if len(links) > FANOUT else ()
         ask = Ask(
-            app=wanted.app,
+            app=wanted.order.app,
             region=region,
             image=image,
-            resources=wanted.config.resources(),
+            resources=wanted.order.resources,
             runtime=wanted.config.runtime,
             parts=hints.parts(image),
         )
@@ -172,10 +163,10 @@ class Orders:
         answers = await book([links[name] for name in asked], ask)
         hints.heard(image, [answer for answer in answers if isinstance(answer, Offer)])
         todo = auction.answered([self._bookings.correct(answer, asked_s) for answer in answers], clock_s())
-        app = newest_app(auction.offers, self._apps.known(wanted.app))
+        app = newest_app(auction.offers, self._apps.known(wanted.order.app))
         if auction.offers and app is None:
             # The app was made a moment ago and may not be in this catalog yet. The worker that decides its name knows.
-            app = (await self._apps.get(wanted.app)).row
+            app = (await self._apps.get(wanted.order.app)).row
         return await self._carry_out(auction, todo, wanted, app, replaces)
 
     async def _carry_out(
@@ -213,24 +204,7 @@ class Orders:
     ) -> list[Instruction]:
         if link is None:  # the catalog has dropped it since it made its offer
             return auction.unanswered(step, clock_s(), sent=False)
-        config = wanted.config
-        order = Order(
-            key=step.order,
-            app=wanted.app,
-            region=auction.region,
-            name=wanted.name,
-            config=config.raw,
-            resources=config.resources(),
-            skip_launch=wanted.skip_launch,
-            cordoned=wanted.cordoned,
-            lease_ttl_s=wanted.lease_ttl_s,
-            owner=wanted.owner,
-            request=wanted.request,
-            trace=wanted.trace,
-            machine=wanted.machine,
-            generation=wanted.generation,
-            image_timeout_s=wanted.image_timeout_s,
-        )
+        order = replace(wanted.order, key=step.order, region=auction.region)
         try:
             answer = await self._bookings.reserve(link, order)
         except HawkerError as error:
@@ -247,7 +221,7 @@ class Orders:
 
     async def _claim(self, auction: Auction, step: Claim, wanted: Wanted, replaces: str) -> list[Instruction]:
         """With a client's key, only the order that holds the claim may be confirmed."""
-        key = wanted.claimant, wanted.app, wanted.key
+        key = wanted.claimant, wanted.order.app, wanted.key
         claimed = await self._claims.take(*key, step.worker, step.order, replaces, without=wanted.silent)
         return auction.claimed(step, clock_s()) if claimed is Claimed.ours else auction.not_claimed(step)
 

@@ -7,7 +7,7 @@ wrong costs one more round. Logs that are followed are passed on line by line.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any
@@ -16,9 +16,9 @@ from urllib.parse import quote
 from starlette.responses import Response, StreamingResponse
 
 from hawker.broker.directory import Directory
-from hawker.broker.fleet import Fleet, WorkerLink, check_meant, unreachable
+from hawker.broker.fleet import Fleet, WorkerLink, check_meant, not_found
 from hawker.errors import NotFound, Unreachable
-from hawker.http.app import OWNER, REQUEST_ID
+from hawker.http.app import OWNER, REQUEST_ID, reply
 from hawker.http.call import Call
 from hawker.http.handlers import Route, unread
 from hawker.model.calls import CALLS
@@ -61,12 +61,7 @@ class Passing:
             name = max(found, key=lambda name: (found[name].generation, name))
             self.remember(machine, name)
             return links[name]
-        if silent := unreachable(errors):
-            raise Unreachable(
-                f"machine not found on the workers that answered, and {', '.join(silent)} did not answer",
-                hint="try again when they are back",
-            )
-        raise NotFound(f"machine not found: {machine}")
+        raise not_found("machine", errors, machine)
 
     async def run_call(self, call: Call) -> Response:
         """The handler of the calls of one run. Which worker's it is is asked each time: few ever ask."""
@@ -75,12 +70,7 @@ class Passing:
         found, errors = await self._fleet.ask_all(ShowRun(run_id=run), MARKET_CALL_S)
         for name in found:
             return await self.send(links[name], call)
-        if silent := unreachable(errors):
-            raise Unreachable(
-                f"run not found on the workers that answered, and {', '.join(silent)} did not answer",
-                hint="try again when they are back",
-            )
-        raise NotFound(f"run not found: {run}", hint="hawker workers runs")
+        raise not_found("run", errors, run, hint="hawker workers runs")
 
     def routes(self) -> tuple[Route, ...]:
         """What is about one machine, and one run."""
@@ -180,3 +170,11 @@ def _headers(call: Call) -> dict[str, str]:
 def by(call: Call) -> dict[str, str]:
     """The headers that tell a worker who makes a call that a broker makes for somebody."""
     return {REQUEST_ID: call.id, OWNER: call.owner}
+
+
+def answer(value: Any, silent: Sequence[str]) -> Response:
+    """An answer made of what the workers said. A header of ours names those that said nothing."""
+    response = reply(value)
+    if silent:
+        response.headers["hawker-unreachable-workers"] = ", ".join(silent)
+    return response

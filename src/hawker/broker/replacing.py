@@ -36,7 +36,7 @@ class Replacing:
         if not is_machine_id(machine):
             raise Invalid("replaces", machine, "give a machine's id: 14 hexadecimal digits")
         seen = await self._seen(machine)
-        if seen.app != wanted.app:
+        if seen.app != wanted.order.app:
             raise NotFound(f"machine not found: {machine}")
         link = self._fleet.links.get(seen.worker)
         if link is None:  # it may be well: this broker has begun a moment ago, or the worker has just been given up
@@ -54,16 +54,15 @@ class Replacing:
                 details={"worker": seen.worker, "generation": seen.generation},
             )
         generation = seen.generation + 1
-        return replace(
-            wanted,
+        order = replace(
+            wanted.order,
             machine=machine,
             generation=generation,
-            name=wanted.name if named else seen.name,
-            region=wanted.region if placed else seen.region,
-            key=f"generation {generation} of {machine}",
-            claimant="",
-            silent=seen.worker,
+            name=wanted.order.name if named else seen.name,
+            region=wanted.order.region if placed else seen.region,
         )
+        key = f"generation {generation} of {machine}"
+        return replace(wanted, order=order, key=key, claimant="", silent=seen.worker)
 
     async def _seen(self, machine: str) -> Seen:
         """The newest that any worker knows."""
