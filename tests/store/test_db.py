@@ -11,6 +11,7 @@ from typing import Any
 import apsw
 import pytest
 from tests.kit.counting import counting
+from tests.kit.virtual_time import virtual_host, virtual_time
 from tests.kit.waiting import until
 from tests.store.leases import HOST, held_up, lease, leased, logged, refused, slowed, taking
 
@@ -110,6 +111,18 @@ async def test_calls_after_a_commit_run_once_it_is_on_disk_and_before_the_answer
 
     await asyncio.gather(submit(change), submit(never), return_exceptions=True)
     assert order == ["after commit of m", "answered"]
+
+
+@virtual_time
+async def test_a_change_that_is_not_to_be_made_before_a_time_lets_others_go_ahead(path: Path) -> None:
+    store = Store.open(path, virtual_host())
+    loop = asyncio.get_running_loop()
+    at = loop.time() + 0.003
+    waits = asyncio.ensure_future(store.submit(lambda tx: loop.time(), not_before_s=at))
+    assert await store.submit(lambda tx: loop.time()) < at
+    assert await waits == at
+    assert await store.submit(lambda tx: loop.time(), not_before_s=at) == at  # it is past: nothing waits
+    await store.close()
 
 
 async def test_a_call_after_a_commit_that_raises_is_reported_and_everyone_is_answered(store: Store) -> None:

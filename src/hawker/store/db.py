@@ -145,12 +145,15 @@ class Store:
         """Whether a commit is under way beside the event loop."""
         return self._committing is not None
 
-    async def submit(self, change: Callable[[Tx], T]) -> T:
-        """Run `change` in the next commit and return what it returned, once that is on disk.
+    async def submit(self, change: Callable[[Tx], T], *, not_before_s: float = 0.0) -> T:
+        """Run `change` in the next commit and return what it returned, once that is on disk. With `not_before_s`, by
+        the event loop's clock, the change waits for that time first, and other commits go ahead of it.
 
         Raises what `change` raises and `DiskFull`: then nothing of it is kept. Any other `StoreError`, and a cancel,
         leave open whether it was.
         """
+        if not_before_s and (left_s := not_before_s - asyncio.get_running_loop().time()) > 0:
+            await asyncio.sleep(left_s)
         if self._closed:
             raise StoreError("the database is closed")
         if self.failed:

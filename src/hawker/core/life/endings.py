@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from hawker.core.life.phases import RUNS_ON
+from hawker.core.life.phases import fetches_beside
 from hawker.core.life.wishes import LAUNCHING, Plan
 from hawker.model.machine import State
 from hawker.model.rows import Desired, RunRow
@@ -68,7 +68,7 @@ def undo(run: RunRow, *, launched: bool) -> tuple[Undo, ...]:
     if launched:
         return ()
     cannot = set()
-    if RUNS_ON not in run.args or "prepare" in run.outputs:
+    if not fetches_beside(run.steps) or "prepare" in run.outputs:
         cannot.add(Undo.keep_program)
     if "launch" not in run.steps:
         cannot.add(Undo.remove_new)
@@ -184,13 +184,16 @@ class Correction(StrEnum):
     thaw = "thaw its program"
 
 
+FOUND: Mapping[State, tuple[Correction, Correction, Correction]] = {
+    State.started: (Correction.ended, Correction.nothing, Correction.thaw),
+    State.suspended: (Correction.ended, Correction.freeze, Correction.nothing),
+    State.suspending: (Correction.ended, Correction.nothing, Correction.nothing),
+}
+"""What to do by the state of a machine whose row names a program, where that program is gone, runs, or is frozen. In
+another state a run holds the machine, and finds out by itself."""
+
+
 def found(state: State, *, there: bool, frozen: bool) -> Correction:
-    """`there`: its driver has the program, which runs, `frozen` or not, or has ended (the driver tells that itself). A
-    machine that a run holds is left to the run."""
-    if state not in (State.started, State.suspended, State.suspending):
-        return Correction.nothing
-    if not there:
-        return Correction.ended
-    if state is State.suspending or frozen == (state is State.suspended):
-        return Correction.nothing
-    return Correction.freeze if state is State.suspended else Correction.thaw
+    """`there`: its driver has the program, which runs, `frozen` or not, or has ended (the driver tells that itself)."""
+    gone, runs, is_frozen = FOUND.get(state, (Correction.nothing,) * 3)
+    return gone if not there else is_frozen if frozen else runs

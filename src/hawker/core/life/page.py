@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hawker.core.life.endings import CANCELLED, DESTROYED, DONE, FAILED, RESTARTED, STOPPED, UNDOES
+from hawker.core.life.endings import CANCELLED, DESTROYED, DONE, FAILED, FOUND, RESTARTED, STOPPED, UNDOES
 from hawker.core.life.phases import Phase
 from hawker.core.life.wishes import BEGINS, MEETS, UPDATES, Plan, Wish
 from hawker.model.machine import State
@@ -26,6 +26,11 @@ def page() -> str:
             "What is done when a program ends by itself",
             ["the machine is to be", "steps", "states on the way"],
             ([meant, *_of(plan)] for meant, plan in _ENDED.items()),
+        ),
+        (
+            "What a worker that starts does about a machine that has a program by its row",
+            ["the machine is", "the program is gone", "it runs", "it is frozen"],
+            ([str(state), *(one.value for one in FOUND[state])] for state in FOUND),
         ),
         ("What is undone when a run ends early", ["run", "undone, in this order"], _undone()),
         ("Where a run leaves its machine", ["run", "states"], _done()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 from hawker.model.rows import RunRow
@@ -33,12 +34,15 @@ ONLY_WAITS = frozenset({Phase.fetching, Phase.fetching_beside, Phase.fetching_to
 
 FETCHES = frozenset({Phase.fetching, Phase.fetching_beside, Phase.fetching_to_rest})
 
-RUNS_ON = "before"
-"""The argument of an update that gets its image while the old program runs: what that program is."""
+
+def fetches_beside(steps: Sequence[str]) -> bool:
+    """Whether a run with these steps fetches its image while the old program runs: then there is something to go back
+    to."""
+    return tuple(steps[:2]) == ("prepare", "stop")
 
 
 def phase_of(run: RunRow | None) -> Phase:
-    """Of the run that holds a machine, or of none."""
+    """The phase of the run that holds a machine; `free` for None."""
     if run is None:
         return Phase.free
     if run.status == "parked":
@@ -47,7 +51,7 @@ def phase_of(run: RunRow | None) -> Phase:
     match ahead[0]:
         case "backoff":
             return Phase.backing_off
-        case "prepare" if RUNS_ON in run.args:
+        case "prepare" if fetches_beside(run.steps):
             return Phase.fetching_beside
         case "prepare":
             return Phase.fetching if "launch" in ahead else Phase.fetching_to_rest

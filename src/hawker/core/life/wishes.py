@@ -95,11 +95,6 @@ class Plan:
         """Whether it ends the program that the machine has."""
         return "stop" in self.steps
 
-    @property
-    def keeps_program(self) -> bool:
-        """Whether the program runs on while an image is fetched: then there is something to go back to."""
-        return self.steps[:2] == ("prepare", "stop")
-
     def of_host(self) -> Plan:
         """The same for a machine whose files are the host's: there is no image to prepare."""
         return replace(self, steps=tuple(step for step in self.steps if step != "prepare"))

@@ -21,9 +21,11 @@ Commit = Callable[[Tx, RunRow], Any]
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """An act succeeded. `commit` writes what follows from it, in the same transaction as the step's event."""
+    """An act succeeded. `commit` writes what follows from it, in the same transaction as the step's event. That
+    transaction is not begun before `not_before_s`, by the event loop's clock."""
 
     commit: Commit | None = None
+    not_before_s: float = 0.0
 
 
 Act = Callable[["StepContext"], Awaitable[Done]]

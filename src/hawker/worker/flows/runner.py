@@ -275,7 +275,7 @@ class Runner(Service):
         started = perf_counter()
         try:
             done = await step.act(context) if step.act and flow.needs_act(run) else Done(step.commit)
-            after = await self._keep(run, lambda tx, now: self._complete(tx, flow, now, done))
+            after = await self._keep(run, lambda tx, now: self._complete(tx, flow, now, done), done.not_before_s)
             outcome = "completed"
         except Abort as error:
             after = await self._abort(run, error.message)
@@ -341,7 +341,7 @@ class Runner(Service):
 
         return await self._keep(run, change)
 
-    async def _keep(self, run: RunRow, change: Callable[[Tx, RunRow], RunRow]) -> RunRow:
+    async def _keep(self, run: RunRow, change: Callable[[Tx, RunRow], RunRow], not_before_s: float = 0.0) -> RunRow:
         """Store an outcome. If the run was moved on meanwhile (a cancel), the outcome is dropped and that row wins.
 
         A full or failing disk is tried again until it takes the outcome: the effect has happened and must not be lost.
@@ -355,7 +355,7 @@ class Runner(Service):
 
         while True:
             try:
-                return await self._store.submit(guarded)
+                return await self._store.submit(guarded, not_before_s=not_before_s)
             except StoreError as error:
                 self._log("store.refused", run, why=error.message)
                 await asyncio.sleep(STORE_RETRY_S)

@@ -14,7 +14,7 @@ from hawker.images.base import ImageSource
 from hawker.model.config import check_config
 from hawker.model.guest import Guest
 from hawker.model.machine import State
-from hawker.model.rows import Before, LeaseRow, MachineRow, RunRow, VersionRow
+from hawker.model.rows import LeaseRow, MachineRow, RunRow, VersionRow
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.worker import ports
@@ -100,7 +100,8 @@ class Endings:
         """An update came to nothing while the old program ran on: the machine is what that program is. Metadata and a
         cordon that were set since stay."""
         row = get_machine(tx, run.resource)
-        before = row.before or msgspec.convert(run.args["before"], Before)
+        before = row.before
+        assert before is not None  # until its image is there
         resources = check_config(before.config).resources()
         changes = {**msgspec.structs.asdict(before), "resources": resources, "before": None}
         wanted, metadata = tx.get(VersionRow, row.version), row.config.get("metadata")

@@ -56,14 +56,15 @@ class Waiters(Protocol):
         """The start is durable and the program was released; the driver has still to say whether it runs. Returns when
         the driver may be asked."""
 
-    async def launched(self, run: str, instance: str) -> None:
-        """The program runs. Returns when that may be committed."""
+    def launched(self, run: str, instance: str) -> float:
+        """The program runs. Returns the time, by the event loop's clock, before which that is not committed."""
 
 
 class _Nobody:
     async def released(self, run: str, instance: str, release: StartRelease) -> None: ...
 
-    async def launched(self, run: str, instance: str) -> None: ...
+    def launched(self, run: str, instance: str) -> float:
+        return 0.0
 
 
 class _Prespawned:
@@ -149,7 +150,7 @@ class MachineFlows:
                 f"image {machine.config['image']}: {NOT_IN_TIME} {timeout_s:g} s{why and f': {why}'}"
             ) from error
         except (Unreachable, DiskFull) as error:
-            raise (Retry(error.message) if _fetches_first(context.run) else _tried(context, error.message)) from error
+            raise (Retry(error.message) if context.run.next == 0 else _tried(context, error.message)) from error
         found = self._images.find(reference) if self._images else None
         if found and self._images:
             self._images.hold(machine.id, found.digest)
@@ -170,7 +171,7 @@ class MachineFlows:
         waits, has its tries counted, and so much time for each."""
         length_ms = int(timeout_s * 1000)
         run = context.run
-        if not _fetches_first(run):
+        if run.next:  # it has done something before
             return timeout_s
         return deadlines.left_ms(run.started_at_ms + length_ms, length_ms, self._host.now_ms()) / 1000
 
@@ -238,7 +239,7 @@ class MachineFlows:
             raise Abort(str(error)) from error
         except (Unreachable, DiskFull, NetworkError) as error:
             raise _tried(context, str(error)) from error
-        await self._waiters.launched(context.run.id, instance.key)
+        not_before_s = self._waiters.launched(context.run.id, instance.key)
 
         def commit(tx: Tx, run: RunRow) -> None:
             row = get_machine(tx, run.resource)
@@ -256,7 +257,7 @@ class MachineFlows:
             )
             self._log.event(tx, row, "start", "started", run)
 
-        return Done(commit)
+        return Done(commit, not_before_s)
 
     async def _stop(self, context: StepContext) -> Done:
         args = context.run.args
@@ -319,14 +320,14 @@ class MachineFlows:
             await needed(self._endings.had(context.run).abilities.suspending, "resume").resume(key)
         except UnknownInstance as error:
             raise Abort("the suspended program is gone") from error
-        await self._waiters.launched(context.run.id, key)
+        not_before_s = self._waiters.launched(context.run.id, key)
 
         def commit(tx: Tx, run: RunRow) -> None:
             row = get_machine(tx, run.resource)
             row = self._log.move(tx, row, *endings.stepped("resume", row.state), cause=run.cause)
             self._log.event(tx, row, "start", row.state, run)
 
-        return Done(commit)
+        return Done(commit, not_before_s)
 
     async def _resize(self, context: StepContext) -> Done:
         guest = msgspec.convert(context.run.args["guest"], Guest)
@@ -375,10 +376,6 @@ def patient(act: Act) -> Act:
             raise Retry(error.message) from error
 
     return patiently
-
-
-def _fetches_first(run: RunRow) -> bool:
-    return run.steps[0] == "prepare"
 
 
 def _tried(context: StepContext, why: str) -> Abort | Retry:

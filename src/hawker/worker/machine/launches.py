@@ -10,8 +10,8 @@ from hawker.worker.drivers.driver import StartRelease
 from hawker.worker.flows.runner import Runner
 
 FIRST_S = 0.003
-"""So long the order of a program that was let go, and the commit of its start, let the request go before them that
-waits for it: a commit and what follows from it take a millisecond or two of this process's time."""
+"""After releasing a program, delay asking its driver and the start's commit by this long, so that the request waiting
+for it is sent first: a commit and what follows from it take a millisecond or two of this process's time."""
 
 
 class Launches:
@@ -32,12 +32,14 @@ class Launches:
         finally:
             del self._released[run]
 
-    async def launched(self, run: str, instance: str) -> None:
-        if waiting := self._waiting.pop(run, None):
-            for waiter, _ in waiting:
-                if not waiter.done():
-                    waiter.set_result(instance)
-            await asyncio.sleep(FIRST_S)
+    def launched(self, run: str, instance: str) -> float:
+        waiting = self._waiting.pop(run, None)
+        if waiting is None:
+            return 0.0
+        for waiter, _ in waiting:
+            if not waiter.done():
+                waiter.set_result(instance)
+        return asyncio.get_running_loop().time() + FIRST_S
 
     async def wait(self, run: str, runner: Runner, released: Callable[[str], None]) -> RunRow | str:
         """The instance once it runs, or the run once it has ended without one, or had one before this was asked.

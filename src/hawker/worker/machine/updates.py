@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from hawker.core import capacity
 from hawker.core.life import wishes
-from hawker.core.life.phases import RUNS_ON, Phase, phase_of
+from hawker.core.life.phases import Phase, fetches_beside, phase_of
 from hawker.core.life.wishes import Found, Wish
 from hawker.errors import Conflict, Invalid, NotBuilt
 from hawker.host import Host
@@ -89,8 +89,9 @@ class Updates:
                 has = check_config(before.config).resources()
             moves = args["driver"] != config.runtime
             plan = wishes.update(found, row.state, of_host=config.of_host, skip_launch=skip_launch, moves=moves)
-            if plan.keeps_program:
-                args[RUNS_ON] = before
+            beside = fetches_beside(plan.steps)
+            if beside:
+                args["before"] = before
                 overtaken = replaced.args.get("cordoned") if replaced and found is Found.updating else None
                 args["cordoned"] = overtaken if cordoned is None else cordoned
             if image_timeout_s:
@@ -105,7 +106,7 @@ class Updates:
                     "resources": wanted if found in (Found.at_rest, Found.waiting) else larger(has, wanted),
                     "driver": config.runtime,
                     "image_digest": "",
-                    "before": before if plan.keeps_program else None,
+                    "before": before if beside else None,
                     "ports": ports.assign(tx, self._log.ports, row.id, config, row.ports, self._log.holder),
                     "cordoned": row.cordoned if cordoned is None else cordoned,
                 }
@@ -154,7 +155,8 @@ class Updates:
 def _before(row: MachineRow, replaced: RunRow | None) -> Before:
     """What the program is that runs: of an update that this one takes the place of, its own."""
     if replaced and phase_of(replaced) is Phase.fetching_beside:
-        return row.before or msgspec.convert(replaced.args[RUNS_ON], Before)
+        assert row.before is not None  # as long as that one fetches
+        return row.before
     return Before(**{name: getattr(row, name) for name in Before.__struct_fields__})
 
 
