@@ -154,45 +154,32 @@ async def test_what_is_refused_in_a_backoff_leaves_the_machine_to_its_restart(wr
         await worker.at_rest(machine)
 
 
-@pytest.mark.parametrize("request_", ["restart", "start"])
 @virtual_time
-async def test_a_start_or_restart_in_a_backoff_happens_now(request_: str, tmp_path: Path) -> None:
+async def test_a_restart_in_a_backoff_happens_now(tmp_path: Path) -> None:
     async with a_crash_loop(tmp_path) as (worker, machine):
         worker.world.programs["fail"] = Program()  # what it lacked is there
         began = asyncio.get_running_loop().time()
-        await getattr(worker.machines, request_)(APP.name, machine, worker.request())
+        await worker.machines.restart(APP.name, machine, worker.request())
         await worker.at_rest(machine)
         assert asyncio.get_running_loop().time() - began < 0.01
         await asyncio.sleep(600)
         row = worker.machine(machine)
         assert (row.state, row.desired, row.restarts) == (State.started, "started", 0)
         assert programs(worker) == ["fail"]
-        assert worker.story(machine)[-3:] == ["exit stopped", f"{request_} starting", "start started"]
+        assert worker.story(machine)[-3:] == ["exit stopped", "restart starting", "start started"]
 
 
 @virtual_time
-async def test_a_suspend_in_a_backoff_waits_for_the_restart(tmp_path: Path) -> None:
-    async with a_crash_loop(tmp_path) as (worker, machine):
-        worker.world.programs["fail"] = Program()
-        await worker.machines.suspend(APP.name, machine, worker.request())
-        await worker.at_rest(machine)
-        assert worker.machine(machine).state is State.suspended
-
-
-@pytest.mark.parametrize("request_", ["restart", "stop"])
-@virtual_time
-async def test_a_request_while_a_crash_is_cleared_up_does_not_wait_for_the_backoff(
-    request_: str, tmp_path: Path
-) -> None:
+async def test_a_stop_while_a_crash_is_cleared_up_does_not_wait_for_the_backoff(tmp_path: Path) -> None:
     async with a_crash_loop(tmp_path) as (worker, machine):
         worker.world.delays["destroy"] = 2
         await worker.until(lambda: worker.machine(machine).restarts == 7)
         worker.world.programs["fail"] = Program()
         began = asyncio.get_running_loop().time()
-        await getattr(worker.machines, request_)(APP.name, machine, worker.request())
+        await worker.machines.stop(APP.name, machine, worker.request())
         await worker.at_rest(machine)
         assert asyncio.get_running_loop().time() - began < 6
-        assert worker.machine(machine).state is (State.stopped if request_ == "stop" else State.started)
+        assert worker.machine(machine).state is State.stopped
 
 
 @virtual_time
@@ -254,22 +241,13 @@ async def test_a_destroy_of_a_machine_that_runs_is_refused_with_a_remedy(tmp_pat
 # --- destroy by force ends whatever is going on ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("slow", ["start", "stop", "destroy", "suspend", "resume"])
 @virtual_time
-async def test_a_forced_destroy_ends_whatever_run_is_in_the_way(slow: str, tmp_path: Path) -> None:
+async def test_a_forced_destroy_ends_the_run_in_the_way(tmp_path: Path) -> None:
     async with a_worker(tmp_path, {"stubborn": Program(stops_in_s=None)}) as worker:
-        worker.world.programs["serve"] = Program(stops_in_s=None)
-        machine = await worker.run_machine()
-        if slow in ("start", "resume"):
-            await (worker.machines.suspend if slow == "resume" else worker.machines.stop)(
-                APP.name, machine, worker.request()
-            )
-            await worker.at_rest(machine)
-        worker.world.delays[slow] = 20
-        request = {"destroy": "stop", "resume": "start"}.get(slow, slow)
-        await getattr(worker.machines, request)(APP.name, machine, worker.request())
+        machine = await worker.run_machine(program="stubborn")
+        worker.world.delays["stop"] = 20
+        await worker.machines.stop(APP.name, machine, worker.request())
         await asyncio.sleep(6)
-        worker.world.delays.clear()
         await worker.machines.destroy(APP.name, machine, worker.request(), force=True)
         await worker.at_rest(machine)
         assert worker.machine(machine).state is State.destroyed
@@ -277,12 +255,11 @@ async def test_a_forced_destroy_ends_whatever_run_is_in_the_way(slow: str, tmp_p
         assert worker.wrong() == []
 
 
-@pytest.mark.parametrize("operation", ["start", "stop", "destroy"])
 @virtual_time
-async def test_a_forced_destroy_ends_a_parked_run(operation: str, tmp_path: Path) -> None:
+async def test_a_forced_destroy_ends_a_parked_run(tmp_path: Path) -> None:
     async with a_worker(tmp_path) as worker:
         machine = await worker.run_machine()
-        worker.world.faults[operation] = [Broken("look at this")]
+        worker.world.faults["start"] = [Broken("look at this")]
         await worker.machines.restart(APP.name, machine, worker.request())
         await worker.at_rest(machine)
         assert worker.runs(machine)[-1].status == "parked"

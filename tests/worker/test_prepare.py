@@ -333,15 +333,14 @@ async def test_an_update_that_waits_in_vain_after_a_loss_of_power_has_nothing_to
     await worker.close()
 
 
-@pytest.mark.parametrize("force", [False, True])
 @virtual_time
-async def test_an_image_on_its_way_keeps_nobody_waiting(force: bool, tmp_path: Path) -> None:
+async def test_an_image_on_its_way_keeps_nobody_waiting(tmp_path: Path) -> None:
     async with a_worker(tmp_path) as worker:
         worker.world.silent_images.add("app:1")
         began = asyncio.get_running_loop().time()
         stopped, gone = await worker.create("first", image="app:1"), await worker.create("second", image="app:1")
         await worker.machines.stop(APP.name, stopped, worker.request())
-        await worker.machines.destroy(APP.name, gone, worker.request(), force=force)
+        await worker.machines.destroy(APP.name, gone, worker.request())
         await worker.at_rest()
         assert worker.machine(stopped).state is State.stopped
         assert worker.machine(gone).state is State.destroyed
@@ -379,45 +378,25 @@ async def test_a_client_that_does_not_know_of_runtimes_changes_none(
         assert check_config(with_runtime(given, worker.machine(machine))).runtime == runtime
 
 
-async def on_its_way(worker: SimWorker, flow: str) -> str:
-    """A machine that such a run is about to start, once the silent image app:1 can be had."""
+async def on_its_way(worker: SimWorker) -> str:
+    """A machine that a restart is about to start, once the silent image app:1 can be had."""
+    machine = await worker.run_machine(image="app:1")
+    worker.world.images.clear()
     worker.world.silent_images.add("app:1")
-    if flow == "machine.create":
-        machine = await worker.create(image="app:1")
-    else:
-        worker.world.silent_images.clear()
-        machine = await worker.run_machine(image="app:1")
-        worker.world.images.clear()
-        worker.world.silent_images.add("app:1")
-        if flow == "machine.start":
-            await worker.machines.stop(APP.name, machine, worker.request())
-            await worker.at_rest()
-            await worker.machines.start(APP.name, machine, worker.request())
-        else:
-            await worker.machines.restart(APP.name, machine, worker.request())
+    await worker.machines.restart(APP.name, machine, worker.request())
     await asyncio.sleep(5)
     (run,) = [run for run in worker.runs(machine) if run.status == "active"]
-    assert (run.flow, run.steps[run.next]) == (flow, "prepare")
+    assert run.steps[run.next] == "prepare"
     return machine
 
 
-FETCHING = ["machine.create", "machine.start", "machine.restart"]
-
-
-@pytest.mark.parametrize("verb", ["start", "restart"])
-@pytest.mark.parametrize("flow", FETCHING)
 @virtual_time
-async def test_who_starts_a_machine_whose_image_is_on_its_way_is_answered_at_once(
-    flow: str, verb: str, tmp_path: Path
-) -> None:
+async def test_who_starts_a_machine_whose_image_is_on_its_way_is_answered_at_once(tmp_path: Path) -> None:
     async with a_worker(tmp_path) as worker:
-        machine = await on_its_way(worker, flow)
+        machine = await on_its_way(worker)
         starts = len(ran(worker))
         began = asyncio.get_running_loop().time()
-        if verb == "start":
-            _, run = await worker.machines.start(APP.name, machine, worker.request())
-        else:
-            run = await worker.machines.restart(APP.name, machine, worker.request())
+        _, run = await worker.machines.start(APP.name, machine, worker.request())
         assert asyncio.get_running_loop().time() - began < 1
         assert run == worker.runs(machine)[-1].id
         worker.world.silent_images.clear()
@@ -428,13 +407,10 @@ async def test_who_starts_a_machine_whose_image_is_on_its_way_is_answered_at_onc
 
 
 @pytest.mark.parametrize("skip_launch", [False, True])
-@pytest.mark.parametrize("flow", FETCHING)
 @virtual_time
-async def test_an_update_takes_the_place_of_an_image_that_is_on_its_way(
-    flow: str, skip_launch: bool, tmp_path: Path
-) -> None:
+async def test_an_update_takes_the_place_of_an_image_that_is_on_its_way(skip_launch: bool, tmp_path: Path) -> None:
     async with a_worker(tmp_path) as worker:
-        machine = await on_its_way(worker, flow)
+        machine = await on_its_way(worker)
         starts = len(ran(worker))
         began = asyncio.get_running_loop().time()
         config = check_config(machine_config(image="app:2"))
@@ -495,19 +471,6 @@ async def test_what_is_set_while_an_update_fetches_its_image_stays_whether_that_
             {"note": "third"},
             True,
         ]
-        assert worker.wrong() == []
-
-
-@virtual_time
-async def test_an_order_without_a_start_can_be_started_while_its_image_is_on_its_way(tmp_path: Path) -> None:
-    async with a_worker(tmp_path) as worker:
-        worker.world.silent_images.add("app:1")
-        machine = await worker.create(image="app:1", skip_launch=True)
-        await asyncio.sleep(5)
-        await worker.machines.start(APP.name, machine, worker.request())
-        worker.world.silent_images.clear()
-        await worker.at_rest()
-        assert worker.machine(machine).state is State.started
         assert worker.wrong() == []
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.kit.sim_worker import APP, SimWorker, a_worker, a_world
 from tests.kit.virtual_time import virtual_time
 
-from hawker.errors import Invalid, NotBuilt, PreconditionFailed
+from hawker.errors import Invalid, NotBuilt
 from hawker.model.config import check_config
 from hawker.model.guest import Resources
 from hawker.model.machine import State
@@ -101,16 +101,6 @@ async def test_the_size_it_has_is_given_without_a_run(tmp_path: Path) -> None:
         machine = await worker.run_machine()
         await resize(worker, machine, 256, 1)
         assert [run.flow for run in worker.runs(machine)] == ["machine.create"]
-
-
-@virtual_time
-async def test_a_frozen_machine_keeps_its_size(tmp_path: Path) -> None:
-    async with a_worker(tmp_path) as worker:
-        machine = await worker.run_machine()
-        await worker.machines.suspend(APP.name, machine, worker.request())
-        await worker.at_rest()
-        with pytest.raises(PreconditionFailed, match="unable to resize"):
-            await resize(worker, machine, 512)
 
 
 @pytest.mark.parametrize(
