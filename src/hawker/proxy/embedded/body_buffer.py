@@ -13,19 +13,18 @@ from hawker.proxy.embedded.uploads import Sender, Upload
 
 
 class BodyBuffer:
-    """`kept` are the pieces that came, `whole` says whether none is missing there, `sending` whether more is to come.
-    `upload` watches how fast the rest comes."""
+    """`kept` are the pieces that came, `whole` says whether none is missing there. `upload` watches how fast the rest
+    comes."""
 
-    __slots__ = ("_app", "_bytes", "_context", "kept", "sending", "trailers", "upload", "whole")
+    __slots__ = ("_app", "_bytes", "_context", "kept", "trailers", "upload", "whole")
 
-    def __init__(self, context: PlaneContext, *, sending: bool) -> None:
+    def __init__(self, context: PlaneContext) -> None:
         self._context = context
         self._app = ""  # that the bytes count for
         self._bytes = 0
         self.kept: list[bytes] = []
         self.trailers: Sequence[Header] = ()
         self.whole = True
-        self.sending = sending
         self.upload: Upload | None = None
 
     def watch(self, sender: Sender, app: str, *, sized: bool, awaited: bool) -> None:
@@ -51,7 +50,6 @@ class BodyBuffer:
 
     def end(self, trailers: Sequence[Header]) -> None:
         """All of it has come."""
-        self.sending = False
         self.trailers = trailers
         if self.upload is not None:
             self._context.uploads.drop(self.upload)

@@ -35,18 +35,19 @@ class Exchange:
 
     __slots__ = (
         *("_answered", "_body", "_connection", "_context", "_downstream", "_gzip", "_ingress", "_upstream"),
-        *("begun", "bytes", "first", "machine", "over", "request", "status"),
+        *("begun", "bytes", "first", "machine", "over", "sending", "status"),
     )
 
     def __init__(self, context: PlaneContext, downstream: Downstream, ingress: Ingress, request: RequestHead) -> None:
         self._context = context
         self._downstream = downstream
         self._ingress = ingress
-        self._body = BodyBuffer(context, sending=request.length > 0 or request.length == CHUNKED)
+        self._body = BodyBuffer(context)
         self._upstream = UpstreamRequest(context, self, ingress, request, self._body)
         self._connection: UpstreamConnection | UpstreamStream | None = None
         self._answered = False
         self._gzip: Gzip | None = None
+        self.sending = request.length > 0 or request.length == CHUNKED
         self.over = False
         self.begun = context.now()
         self.first = 0.0
@@ -56,22 +57,19 @@ class Exchange:
 
     @property
     def app(self) -> str:
-        return self._upstream.app
+        route = self._upstream.route
+        return "" if route is None else route.app
 
     @property
     def port(self) -> ServicePort | None:
         """The service's, once it is known."""
-        return self._upstream.port
-
-    @property
-    def sending(self) -> bool:
-        """Whether the request's body is not complete yet."""
-        return self._body.sending
+        route = self._upstream.route
+        return None if route is None else route.port
 
     # --- the downstream side -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        if self._body.sending and self._body.upload is None:
+        if self.sending and self._body.upload is None:
             request = self._upstream.request
             most = self._context.settings.replay_bytes
             # Who waits to be told to go on is told so by the machine.
@@ -94,6 +92,7 @@ class Exchange:
             connection.body(data)
 
     def body_end(self, trailers: Sequence[Header]) -> None:
+        self.sending = False
         self._body.end(trailers)
         if self._connection is not None:
             self._connection.body_end(trailers)
@@ -143,9 +142,10 @@ class Exchange:
     def interim(self, head: AnswerHead) -> None:
         ingress = self._ingress
         if head.status == 100:
-            passes = self._upstream.request.expects and (ingress.hears or self._body.sending)
+            passes = self._upstream.request.expects and (ingress.hears or self.sending)
         else:
             passes = ingress.hears
+            assert self._upstream.route is not None
             self._context.observer.hinted(self._upstream.route)
         if passes:
             self._downstream.interim(head.status, self._ingress.interim(head))
@@ -156,8 +156,11 @@ class Exchange:
         upstream = self._upstream
         self.first = self._context.now()
         self._answered = True
-        self._body.pass_on()
+        self._body.whole = False
+        if self._body.kept:
+            self._body.release()
         self.status = head.status
+        assert upstream.route is not None
         port = upstream.route.port
         lines = None
         if port.compress and self._ingress.edge and compressible(upstream.request, head):
@@ -236,13 +239,14 @@ class Exchange:
         upstream, body = self._upstream, self._body
         request, lease = upstream.request, upstream.lease
         assert lease is not None
+        assert upstream.route is not None
         idle_s = upstream.route.port.idle_timeout_s
         kept = body.kept
         if isinstance(connection, UpstreamStream):
             if kept:
                 self._sending_kept()
             self._connection = connection
-            trailers = None if body.sending else body.trailers
+            trailers = None if self.sending else body.trailers
             connection.ask(self, request.method, request.target, upstream.fields(lease), kept, trailers, idle_s)
             return
         if request.method == b"CONNECT" and not lease.headers:
@@ -252,7 +256,7 @@ class Exchange:
         chunked = request.length == CHUNKED
         if kept:
             data += b"".join(map(chunk, kept) if chunked else kept)
-        if chunked and not body.sending:
+        if chunked and not self.sending:
             data += last_chunk(body.trailers)
         if kept:
             self._sending_kept()
@@ -281,6 +285,7 @@ class Exchange:
 
     def _tunnel(self, client: tuple[asyncio.Transport, bytes], machine: asyncio.Transport, first: bytes) -> None:
         transport, early = client
+        assert self._upstream.route is not None
         port = self._upstream.route.port
         idle_s = port.idle_timeout_s
         if "http" not in port.handlers:
@@ -321,6 +326,7 @@ class Exchange:
         upstream = self._upstream
         lease, retry = upstream.lease, upstream.retry
         assert lease is not None
+        assert upstream.route is not None
         upgrade = head.upgrade if head.status == 101 else b""
         fields = self._ingress.back(head, upstream.route.port, upstream.request_id, lease, upgrade)
         if retry is not None and retry.timed:
@@ -343,7 +349,8 @@ class Exchange:
 
     def _finish(self) -> None:
         self.over = True
-        self._body.close()
+        if self._body.upload is not None or self._body.kept:
+            self._body.close()
         lease, self._upstream.lease = self._upstream.lease, None
         if lease is not None:
             lease.release()

@@ -18,7 +18,7 @@ from typing import Protocol
 from hawker.core.replay import BadReplay, read_json, replay_of
 from hawker.core.retrying import IDEMPOTENT, SENT_MOST, may_retry
 from hawker.core.tracing import PARENT_LENGTH, parent_of
-from hawker.proxy.base import ANY, Failure, Header, Lease, Refused, Route, ServicePort, Waiting
+from hawker.proxy.base import ANY, Failure, Header, Lease, Refused, Route, Waiting
 from hawker.proxy.embedded.body_buffer import BodyBuffer
 from hawker.proxy.embedded.context import PlaneContext
 from hawker.proxy.embedded.h2_pool import H2Pool
@@ -54,8 +54,8 @@ class UpstreamRequest:
     is for a machine that did not answer, `follow` for one that handed the request on."""
 
     __slots__ = (
-        *("_body", "_carrier", "_context", "_ingress", "_replaying", "_route", "_task"),
-        *("lease", "request", "request_id", "retry"),
+        *("_body", "_carrier", "_context", "_ingress", "_replaying", "_task"),
+        *("lease", "request", "request_id", "retry", "route"),
     )
 
     def __init__(
@@ -65,7 +65,7 @@ class UpstreamRequest:
         self._carrier = carrier
         self._ingress = ingress
         self._body = body
-        self._route: Route | None = None
+        self.route: Route | None = None
         self._task: asyncio.Task[None] | None = None
         self._replaying: Replaying | None = None
         self.request = request
@@ -73,34 +73,19 @@ class UpstreamRequest:
         self.lease: Lease | None = None
         self.retry: RetryState | None = None
 
-    @property
-    def app(self) -> str:
-        return "" if self._route is None else self._route.app
-
-    @property
-    def port(self) -> ServicePort | None:
-        """The service's, once it is known."""
-        return None if self._route is None else self._route.port
-
-    @property
-    def route(self) -> Route:
-        """For a request that has a lease."""
-        assert self._route is not None
-        return self._route
-
     def start(self) -> None:
         try:
             route = self._ingress.find(self.request)
             if route is None:
                 self._seek()
-            elif self._enter(route) and not self._body.awaited:
+            elif self._enter(route) and (self._body.upload is None or not self._body.awaited):
                 self._take(route)
         except Refused as refusal:
             self._carrier.deny(refusal)
 
     def _enter(self, route: Route) -> bool:
         """Where the request belongs is known. False: it is answered already. Raises `Refused`."""
-        self._route = route
+        self.route = route
         request = self.request
         host = self._ingress.redirects(request, route.port)
         if host:
@@ -143,7 +128,7 @@ class UpstreamRequest:
         within this call."""
         assert self._body.upload is not None
         self._body.upload.awaited = False
-        before = self._route
+        before = self.route
         if self._task is not None or before is None:  # its app is being loaded
             return
         if self._replaying is not None:
@@ -157,7 +142,7 @@ class UpstreamRequest:
                 self.retry.deadline = self._deadline()
             self._take(before)
         else:  # much may have changed since its head came
-            self._route = self.retry = None
+            self.route = self.retry = None
             self._seek()
 
     def _seek(self) -> None:
@@ -191,7 +176,7 @@ class UpstreamRequest:
     async def _found(self) -> UpstreamConnection | UpstreamStream | None:
         """A connection to a machine that takes the request; None: it is answered already, or its body is awaited.
         Raises `Refused`, `_NotThere`."""
-        route = self._route
+        route = self.route
         now = self._context.now
         begun = now()
         if route is None:
@@ -200,7 +185,7 @@ class UpstreamRequest:
                 return None
         if self.retry is not None and self.retry.app:
             app, self.retry.app = self.retry.app, ""
-            route = self._route = await self._context.router.other(route, app)
+            route = self.route = await self._context.router.other(route, app)
         retry = self.retry
         if retry is None:
             retry = self.retry = RetryState(self._deadline())
@@ -284,10 +269,11 @@ class UpstreamRequest:
     def fields(self, lease: Lease) -> list[Header]:
         """The request's fields as they go to the machine."""
         request, retry = self.request, self.retry
+        assert self.route is not None
         wishes = ANY if retry is None else retry.wishes
         fields = self._ingress.forward(request, self.request_id, lease, wishes, request.upgrade)
         if not (request.host or request.minor):  # HTTP/1.0 on a port that is one app's; the machine gets HTTP/1.1
-            fields.insert(0, (b"host", self.app.encode()))
+            fields.insert(0, (b"host", self.route.app.encode()))
         if retry is not None:
             fields += retry.added
         if lease.headers:
@@ -355,14 +341,14 @@ class UpstreamRequest:
                 return
             back = None if self._replaying is None else self._replaying.back(retry)
             if back is not None:
-                self.request, self._route, self.retry = back
+                self.request, self.route, self.retry = back
                 self._seek()
                 return
         self._carrier.deny(refusal)
 
     def follow(self, headers: list[Header], body: bytes | None) -> None:
         """A machine hands the request on, by a field or by JSON."""
-        lease, route = self.lease, self._route
+        lease, route = self.lease, self.route
         assert lease is not None
         assert route is not None
         timed = self.retry is not None and self.retry.timed
